@@ -1,0 +1,1 @@
+"""fkat_data feeds training loops: sharded, prefetched through shared memory, exact after a resume."""

@@ -1,0 +1,56 @@
+"""Checks of arguments at the door: each returns the value, or raises an error that names the argument."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from fkat_data.errors import ConfigurationError
+
+__all__ = ["boolean", "function", "integer"]
+
+
+def integer(argument: str, value: object, *, minimum: int | None = None, maximum: int | None = None) -> int:
+    """Return ``value`` as an int within ``minimum`` and ``maximum``, both inclusive.
+
+    Raises:
+        ConfigurationError: It is no integer (a bool is none), or out of range.
+    """
+    bounds = {
+        (False, False): "an integer",
+        (True, False): f"an integer of at least {minimum}",
+        (False, True): f"an integer of at most {maximum}",
+        (True, True): f"an integer from {minimum} to {maximum}",
+    }[(minimum is not None, maximum is not None)]
+    if isinstance(value, bool):
+        raise ConfigurationError(argument, value, bounds)
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]  # what is no integer raises, and that is the check
+    except TypeError:
+        raise ConfigurationError(argument, value, bounds) from None
+    if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
+        raise ConfigurationError(argument, value, bounds)
+    return number
+
+
+def boolean(argument: str, value: object) -> bool:
+    """Return ``value`` if it is True or False.
+
+    Raises:
+        ConfigurationError: It is neither: a string such as ``"false"`` would count as true.
+    """
+    if not isinstance(value, bool):
+        raise ConfigurationError(argument, value, "true or false")
+    return value
+
+
+def function(argument: str, value: object) -> Callable[..., Any]:
+    """Return ``value`` if it can be called.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    if not callable(value):
+        raise ConfigurationError(
+            argument, value, "something callable (in a Hydra config: a class or function with `_partial_: true`)"
+        )
+    return value

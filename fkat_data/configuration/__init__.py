@@ -1,0 +1,1 @@
+"""The Hydra side: resolvers for composed configurations."""

@@ -1,0 +1,1 @@
+"""Datasets that a DataLoaderFactory opens for a shard."""

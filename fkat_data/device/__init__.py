@@ -1,0 +1,1 @@
+"""Microbatches onto the device that the caller computes on."""

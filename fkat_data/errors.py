@@ -1,0 +1,181 @@
+"""Every error that the library raises, in one tree.
+
+::
+
+    FkatDataError
+      ConfigurationError (ValueError)       an argument or a configuration that cannot work
+      StateMismatchError (ValueError)       a saved state that belongs to another plan
+      StaleIteratorError (RuntimeError)     an iterator that a newer one, or a loaded state, has replaced
+      WorkerError                           a worker failed in a way that is not a user's own exception
+        WorkerDiedError                     its process is gone
+      MemoryLimitError (MemoryError)        shared memory would exceed the limit
+      ShardError                            a shard's data is at fault
+        ShardNotFoundError (FileNotFoundError)
+        ShardCorruptError
+
+A user's own exception is none of these: it arrives as itself, with notes that name shard and microbatch.
+
+Every error here is rebuilt from ``args``, so that it survives a pickle: it crosses processes.
+"""
+
+from typing import Any
+
+__all__ = [
+    "ConfigurationError",
+    "FkatDataError",
+    "MemoryLimitError",
+    "ShardCorruptError",
+    "ShardError",
+    "ShardNotFoundError",
+    "StaleIteratorError",
+    "StateMismatchError",
+    "WorkerDiedError",
+    "WorkerError",
+]
+
+_LONGEST_VALUE = 200
+
+
+def _shown(value: object) -> str:
+    text = value if isinstance(value, str) and value.startswith("<") else repr(value)
+    return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "…"
+
+
+class FkatDataError(Exception):
+    """Base of every error that the library raises."""
+
+
+class ConfigurationError(FkatDataError, ValueError):
+    """An argument or a configuration that cannot work, found at the earliest moment it can be known.
+
+    Args:
+        argument: Name of the argument, as the caller wrote it.
+        value: What was given.
+        expected: What would do.
+    """
+
+    def __init__(self, argument: str, value: object, expected: str) -> None:
+        self.argument = argument
+        self.value = _Shown(_shown(value)) if not isinstance(value, _Shown) else value
+        self.expected = expected
+        super().__init__(argument, self.value, expected)
+
+    def __str__(self) -> str:
+        return f"{self.argument} = {self.value}: expected {self.expected}"
+
+
+class StateMismatchError(FkatDataError, ValueError):
+    """A saved state that does not belong to the present plan.
+
+    Args:
+        field: The field of the state that differs.
+        saved: Its value in the state.
+        present: The value that this loader has.
+        hint: What to do about it.
+    """
+
+    def __init__(self, field: str, saved: object, present: object, hint: str = "") -> None:
+        self.field = field
+        self.saved = _Shown(_shown(saved)) if not isinstance(saved, _Shown) else saved
+        self.present = _Shown(_shown(present)) if not isinstance(present, _Shown) else present
+        self.hint = hint
+        super().__init__(field, self.saved, self.present, hint)
+
+    def __str__(self) -> str:
+        text = f"state field {self.field!r}: saved {self.saved}, present {self.present}"
+        return f"{text}; {self.hint}" if self.hint else text
+
+
+class StaleIteratorError(FkatDataError, RuntimeError):
+    """An iterator was asked for more after a newer one, a loaded state or ``close()`` had replaced it."""
+
+
+class WorkerError(FkatDataError):
+    """A worker failed in a way that cannot be told by the user's own exception."""
+
+
+class WorkerDiedError(WorkerError):
+    """A worker's process is gone.
+
+    Args:
+        pid: Its process id.
+        exit_code: As ``subprocess`` gives it: negative for a signal; ``None`` if it could not be learned.
+        shard: The shard it was producing.
+        epoch: The epoch of that shard.
+        microbatch_index: The first microbatch of the shard that was not received.
+    """
+
+    def __init__(self, pid: int, exit_code: int | None, shard: Any, epoch: int, microbatch_index: int) -> None:
+        self.pid = pid
+        self.exit_code = exit_code
+        self.shard = shard
+        self.epoch = epoch
+        self.microbatch_index = microbatch_index
+        super().__init__(pid, exit_code, shard, epoch, microbatch_index)
+
+    def __str__(self) -> str:
+        if self.exit_code is None:
+            end = "is gone"
+        elif self.exit_code < 0:
+            end = f"was killed by signal {-self.exit_code}"
+        else:
+            end = f"ended with exit code {self.exit_code}"
+        return (
+            f"worker {self.pid} {end} while producing microbatch {self.microbatch_index} "
+            f"of shard {_shown(self.shard)} in epoch {self.epoch}"
+        )
+
+
+class MemoryLimitError(FkatDataError, MemoryError):
+    """Shared memory would exceed the limit.
+
+    Args:
+        limit_bytes: The limit of one worker.
+        needed_bytes: What the next microbatch needs.
+        held_bytes: What is held and cannot be given back.
+        reason: Who holds it, and what would help.
+    """
+
+    def __init__(self, limit_bytes: int, needed_bytes: int, held_bytes: int, reason: str) -> None:
+        self.limit_bytes = limit_bytes
+        self.needed_bytes = needed_bytes
+        self.held_bytes = held_bytes
+        self.reason = reason
+        super().__init__(limit_bytes, needed_bytes, held_bytes, reason)
+
+    def __str__(self) -> str:
+        return (
+            f"the next microbatch needs {self.needed_bytes:,} bytes of shared memory, {self.held_bytes:,} of the "
+            f"worker's {self.limit_bytes:,} are held: {self.reason}"
+        )
+
+
+class ShardError(FkatDataError):
+    """A shard's data is at fault.
+
+    Args:
+        shard: The shard.
+        reason: What was expected and what was found.
+    """
+
+    def __init__(self, shard: Any, reason: str) -> None:
+        self.shard = shard
+        self.reason = reason
+        super().__init__(shard, reason)
+
+    def __str__(self) -> str:
+        return f"shard {_shown(self.shard)}: {self.reason}"
+
+
+class ShardNotFoundError(ShardError, FileNotFoundError):
+    """A shard does not exist."""
+
+
+class ShardCorruptError(ShardError):
+    """A shard's content contradicts what it says of itself."""
+
+
+class _Shown(str):
+    """A value as it is shown in a message: it prints without a second pair of quotes."""
+
+    __slots__ = ()

@@ -1,0 +1,1 @@
+"""The loader that users iterate, and the factory that they give it."""

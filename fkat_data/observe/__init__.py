@@ -1,0 +1,1 @@
+"""What the loader shows of itself: counts, times, named ranges."""

@@ -1,0 +1,1 @@
+"""What is produced next, and how far the caller is: values, no effects."""

@@ -1,0 +1,1 @@
+"""Shards and the order in which a rank gets them."""

@@ -1,0 +1,1 @@
+"""What runs where the data is made: a spawned process, or the caller's own thread."""
