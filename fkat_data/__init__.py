@@ -1,1 +1,46 @@
-"""fkat_data feeds training loops: sharded, prefetched through shared memory, exact after a resume."""
+"""fkat_data feeds training loops: sharded, prefetched through shared memory, exact after a resume.
+
+Everything that most users need is here; datasets, streaming and the Hydra side are subpackages of their own.
+"""
+
+from fkat_data.errors import (
+    ConfigurationError,
+    FkatDataError,
+    MemoryLimitError,
+    ShardCorruptError,
+    ShardError,
+    ShardNotFoundError,
+    StaleIteratorError,
+    StateMismatchError,
+    WorkerDiedError,
+    WorkerError,
+)
+from fkat_data.loader.factory import DataLoaderFactory
+from fkat_data.loader.sharded import ShardedDataLoader
+from fkat_data.observe.statistics import LoaderStatistics
+from fkat_data.samplers.base import ShardSampler
+from fkat_data.samplers.data_parallel import DistributedDataParallelShardSampler
+from fkat_data.samplers.listing import FsShardSampler
+from fkat_data.samplers.shuffled import ShuffledShardSampler
+from fkat_data.types import Shard
+
+__all__ = [
+    "ConfigurationError",
+    "DataLoaderFactory",
+    "DistributedDataParallelShardSampler",
+    "FkatDataError",
+    "FsShardSampler",
+    "LoaderStatistics",
+    "MemoryLimitError",
+    "Shard",
+    "ShardCorruptError",
+    "ShardError",
+    "ShardNotFoundError",
+    "ShardSampler",
+    "ShardedDataLoader",
+    "ShuffledShardSampler",
+    "StaleIteratorError",
+    "StateMismatchError",
+    "WorkerDiedError",
+    "WorkerError",
+]

@@ -11,7 +11,7 @@ class Position(NamedTuple):
     Attributes:
         epoch: Epochs delivered in full.
         shard: Shards of this epoch, in this rank's order, delivered in full.
-        microbatch: Microbatches of the shard at ``shard`` that were delivered.
+        microbatch: Microbatches of the shard at index ``shard`` that were delivered.
         step: Microbatches of this epoch that were delivered, over all its shards.
     """
 
@@ -24,19 +24,13 @@ class Position(NamedTuple):
         """Return the place after one more microbatch of the same shard."""
         return Position(self.epoch, self.shard, self.microbatch + 1, self.step + 1)
 
-    def after_shard(self, num_shards: int | None) -> "Position":
+    def after_shard(self, *, is_last_shard: bool) -> "Position":
         """Return the place after the current shard's end, in canonical form.
 
         After the last shard that is the start of the next epoch, so that no state describes an epoch with
         nothing left in it.
-
-        Args:
-            num_shards: Shards in this epoch; ``None`` where that is not known (yet).
         """
-        shard = self.shard + 1
-        if num_shards is not None and shard >= num_shards:
-            return self.after_epoch()
-        return Position(self.epoch, shard, 0, self.step)
+        return self.after_epoch() if is_last_shard else Position(self.epoch, self.shard + 1, 0, self.step)
 
     def after_epoch(self) -> "Position":
         """Return the start of the next epoch."""

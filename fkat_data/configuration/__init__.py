@@ -1,1 +1,14 @@
-"""The Hydra side: resolvers for composed configurations."""
+"""The Hydra side: ranks as resolvers, and errors that name the key of the configuration.
+
+::
+
+    from fkat_data.configuration import instantiate, register_resolvers
+
+    register_resolvers()                    # ${fkat.dp_rank:} and its like
+    loader = instantiate(config.loader)
+"""
+
+from fkat_data.configuration.instantiation import instantiate
+from fkat_data.configuration.resolvers import register_resolvers
+
+__all__ = ["instantiate", "register_resolvers"]

@@ -1,1 +1,18 @@
 """Shards and the order in which a rank gets them."""
+
+from fkat_data.samplers.base import ShardSampler, check_shards
+from fkat_data.samplers.data_parallel import DistributedDataParallelShardSampler
+from fkat_data.samplers.listing import FsShardSampler
+from fkat_data.samplers.sequence import SequenceShardSampler, as_shard_sampler, merge_uris
+from fkat_data.samplers.shuffled import ShuffledShardSampler
+
+__all__ = [
+    "DistributedDataParallelShardSampler",
+    "FsShardSampler",
+    "SequenceShardSampler",
+    "ShardSampler",
+    "ShuffledShardSampler",
+    "as_shard_sampler",
+    "check_shards",
+    "merge_uris",
+]

@@ -1,0 +1,119 @@
+"""Hydra's ``instantiate``, with errors that name the key and say what would do."""
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import hydra.utils
+from hydra.errors import InstantiationException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from fkat_data.errors import ConfigurationError, FkatDataError
+
+__all__ = ["instantiate"]
+
+_OF_HYDRA = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
+
+
+def instantiate(config: DictConfig | ListConfig | Mapping[str, Any]) -> Any:
+    """Return what a configuration describes: ``hydra.utils.instantiate`` with plain lists and dicts as arguments.
+
+    Every key of every node is checked first, of ``_partial_`` ones too: those would otherwise fail when they are
+    called, in a worker, later.
+
+    Args:
+        config: Nodes with ``_target_`` and the arguments of that class or function.
+
+    Raises:
+        ConfigurationError: A key is unknown, missing or has no value, or a target cannot be imported.
+        Exception: Whatever a target raised, as itself.
+    """
+    node = cast("DictConfig | ListConfig", config if OmegaConf.is_config(config) else OmegaConf.create(dict(config)))
+    _check(_resolved(node), "")
+    try:
+        return hydra.utils.instantiate(node, _convert_="all")
+    except InstantiationException as error:
+        cause = error.__cause__
+        if cause is None:
+            raise
+        # The last line of Hydra's message is the place in the configuration.
+        cause.add_note(f"in the configuration, {str(error).splitlines()[-1]}")
+        raise cause from cause.__cause__
+
+
+def _resolved(node: DictConfig | ListConfig) -> Any:
+    try:
+        return OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        ours = _ours_behind(error)
+        if ours is not None:
+            raise ours from error
+        key, reason = str(error.full_key), str(error.msg).splitlines()[0]
+        if isinstance(error, MissingMandatoryValue):
+            raise ConfigurationError(key, "<missing>", "a value, on the command line or in a file") from None
+        raise ConfigurationError(key, "<unresolved>", f"something that resolves: {reason}") from error
+
+
+def _ours_behind(error: BaseException | None) -> FkatDataError | None:
+    # What a resolver raises, OmegaConf wraps once for each level of the tree.
+    while error is not None and not isinstance(error, FkatDataError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _check(node: Any, place: str) -> None:
+    if isinstance(node, dict):
+        entries = cast("dict[str, Any]", node)
+        if "_target_" in entries:
+            _check_keys(entries, place)
+        if entries.get("_recursive_", True):
+            for key, value in entries.items():
+                _check(value, _below(place, key))
+    elif isinstance(node, list):
+        for index, item in enumerate(cast("list[Any]", node)):
+            _check(item, f"{place}[{index}]")
+
+
+def _check_keys(node: dict[str, Any], place: str) -> None:
+    target = node["_target_"]
+    try:
+        parameters = inspect.signature(_located(target, place)).parameters.values()
+    except ValueError:
+        return  # some of what is written in C does not say
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    by_name = [
+        parameter
+        for parameter in parameters
+        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL)
+    ]
+    names = [parameter.name for parameter in by_name]
+    for key in node.keys() - _OF_HYDRA - set(names):
+        close = difflib.get_close_matches(key, names, 1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise ConfigurationError(
+            _below(place, key), node[key], f"no such key{hint}: {target} takes {', '.join(names) or 'none'}"
+        )
+    if node.get("_partial_") or node.get("_args_"):
+        return
+    for parameter in by_name:
+        if parameter.default is parameter.empty and parameter.name not in node:
+            raise ConfigurationError(_below(place, parameter.name), "<missing>", f"a value, as {target} requires it")
+
+
+def _located(target: object, place: str) -> Callable[..., Any]:
+    if callable(target):
+        return target
+    try:
+        found = hydra.utils.get_object(str(target))
+    except (ImportError, ValueError, AttributeError) as error:
+        raise ConfigurationError(_below(place, "_target_"), target, f"something to import: {error}") from error
+    if not callable(found):
+        raise ConfigurationError(_below(place, "_target_"), target, "a class or a function")
+    return cast("Callable[..., Any]", found)
+
+
+def _below(place: str, key: str) -> str:
+    return f"{place}.{key}" if place else key

@@ -1,0 +1,33 @@
+"""The mover for microbatches that stay where they are: views of the memory that the worker wrote."""
+
+from typing import Any, Protocol
+
+__all__ = ["HostMover", "Mover"]
+
+
+class Mover(Protocol):
+    """Takes microbatches to where the caller computes.
+
+    ``begin`` is called when a microbatch has arrived, at times before the caller wants it; ``finish`` when it is
+    delivered.
+    """
+
+    def begin(self, microbatch: Any) -> Any:
+        """Start to move a microbatch; return what ``finish`` needs."""
+        ...
+
+    def finish(self, moving: Any) -> Any:
+        """Return the microbatch, where the caller may use it."""
+        ...
+
+
+class HostMover:
+    """Leaves a microbatch as it is."""
+
+    def begin(self, microbatch: Any) -> Any:
+        """Return the microbatch."""
+        return microbatch
+
+    def finish(self, moving: Any) -> Any:
+        """Return the microbatch."""
+        return moving

@@ -1,0 +1,121 @@
+"""Delivery: from what the prefetcher takes to what the caller receives, and the count of it."""
+
+import time
+from collections import deque
+from typing import Any
+
+from fkat_data.device.host import HostMover, Mover
+from fkat_data.loader.prefetch import Arrival, Prefetcher, ShardEnd
+from fkat_data.observe.profile import TrainerProfile
+from fkat_data.plan.cursor import Cursor
+from fkat_data.types import Microbatch
+
+__all__ = ["Delivery"]
+
+
+class Delivery:
+    """One iteration after the other: each microbatch is moved, handed over and counted.
+
+    Args:
+        prefetcher: Where microbatches come from.
+        cursor: Where they are counted.
+        mover: Takes them to their device.
+        profile: Told of waiting and moving.
+    """
+
+    def __init__(self, prefetcher: Prefetcher, cursor: Cursor, mover: Mover, profile: TrainerProfile) -> None:
+        self._prefetcher = prefetcher
+        self._cursor = cursor
+        self._profile = profile
+        # Two at most: one that the caller is about to get, and one on its way behind it.
+        self._ahead: deque[tuple[Arrival | ShardEnd, Mover, Any]] = deque()
+        self._failure: BaseException | None = None
+        self._began_mid_epoch = False
+        self._is_over = True
+        self._mover = mover
+        self.delivered = 0
+        self.delivered_bytes = 0
+        self.waited_s = 0.0
+
+    def begin(self) -> None:
+        """Begin an iteration where the cursor says."""
+        position = self._cursor.start()
+        self._ahead.clear()
+        self._failure = None
+        self._is_over = False
+        self._began_mid_epoch = position.shard > 0 or position.microbatch > 0
+        self._prefetcher.start(position)
+
+    def load_to(self, mover: Mover) -> None:
+        """Move what is not yet on its way by another mover."""
+        self._mover = mover
+
+    def stop(self) -> None:
+        """End the iteration; what was prefetched is dropped."""
+        self._ahead.clear()
+        self._is_over = True
+
+    def next(self) -> Microbatch:
+        """Return the epoch's next microbatch.
+
+        Raises:
+            StopIteration: Every microbatch of the epoch was delivered.
+            BaseException: The user's, again with every further call.
+        """
+        began_s = time.perf_counter()
+        while not self._is_over:
+            if self._failure is not None:
+                raise self._failure
+            with self._profile.range("wait"):
+                taken = self._ahead.popleft() if self._ahead else self._take(block=True)
+            if taken is None:
+                self._end_epoch()
+                continue
+            arrival, mover, moving = taken
+            if isinstance(arrival, ShardEnd):
+                self._cursor.pass_shard(is_last_shard=arrival.is_last_shard)
+                continue
+            microbatch = mover.finish(moving)
+            self.waited_s += time.perf_counter() - began_s
+            self.delivered += 1
+            self.delivered_bytes += arrival.size_bytes
+            self._began_mid_epoch = False
+            self._cursor.deliver(is_last_in_shard=arrival.is_last_in_shard, is_last_shard=arrival.is_last_shard)
+            if not isinstance(self._mover, HostMover):
+                self.load_ahead()
+            return microbatch
+        raise StopIteration
+
+    def load_ahead(self) -> None:
+        """Bring the next microbatch on its way to the device, if it has arrived; does not wait."""
+        if not self._ahead and not self._is_over and self._failure is None:
+            taken = self._take(block=False)
+            if taken is not None:
+                self._ahead.append(taken)
+
+    def _take(self, *, block: bool) -> tuple[Arrival | ShardEnd, Mover, Any] | None:
+        try:
+            arrival = self._prefetcher.take(block=block)
+        except MemoryError:
+            raise  # the caller may let go of something and go on
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                raise  # Ctrl-C while waiting is no failure of the shard
+            self._failure = error
+            if block:
+                raise
+            return None
+        if isinstance(arrival, Arrival):
+            with self._profile.range("move"):
+                return arrival, self._mover, self._mover.begin(arrival.microbatch)
+        return None if arrival is None else (arrival, self._mover, None)
+
+    def _end_epoch(self) -> None:
+        position = self._cursor.position
+        if position.shard or position.microbatch:  # a state that was taken at an end which the plan could not see
+            self._cursor.position = position.after_epoch()
+        if self._began_mid_epoch:
+            # Resumed where nothing was left: the caller gets the next epoch, not an empty one.
+            self.begin()
+        else:
+            self._is_over = True

@@ -1,0 +1,95 @@
+"""Named ranges: what the loader does, told to the user's profiler and to torch's.
+
+A user's profiler is any object with ``start(name)`` and ``stop(name)``. In a worker it works on a copy of its own:
+where it has a ``filename``, the worker's number is added, and at the worker's end ``describe()`` or ``summary()`` is
+called where the object has one. ``torch.profiler`` sees the same names wherever it records.
+"""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fkat_data.types import Profiler
+
+__all__ = ["TrainerProfile", "WorkerProfile"]
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = "ShardedDataLoader."
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+class TrainerProfile:
+    """The trainer's ranges: ``wait``, ``decode`` and ``move``.
+
+    Args:
+        profiler: Told of them, or None.
+    """
+
+    def __init__(self, profiler: Profiler | None) -> None:
+        self._profiler = profiler
+
+    def range(self, name: str) -> AbstractContextManager[None]:
+        """Return a context in which the named action runs; costs next to nothing while nobody profiles."""
+        if self._profiler is None and not torch.autograd._profiler_enabled():  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # has no public name
+            return _NOTHING
+        return self._range(_PREFIX + name)
+
+    @contextmanager
+    def _range(self, action: str) -> Iterator[None]:
+        with torch.profiler.record_function(action):
+            if self._profiler is not None:
+                self._profiler.start(action)
+            try:
+                yield
+            finally:
+                if self._profiler is not None:
+                    self._profiler.stop(action)
+
+
+class WorkerProfile:
+    """A worker's ranges: ``build``, ``produce`` and ``encode``, one at a time.
+
+    Args:
+        profiler: Told of them, or None; this process's own copy.
+        worker_index: The worker's number, for the names of files; None in the trainer's own process.
+    """
+
+    def __init__(self, profiler: Profiler | None, worker_index: int | None) -> None:
+        self._profiler = profiler
+        self._action = ""
+        if profiler is not None and worker_index is not None:
+            _use_own_file(profiler, worker_index)
+
+    def mark(self, name: str) -> None:
+        """Begin the named action; "" ends the one before."""
+        if self._profiler is None:
+            return
+        if self._action:
+            self._profiler.stop(self._action)
+        self._action = _PREFIX + name if name else ""
+        if self._action:
+            self._profiler.start(self._action)
+
+    def finish(self) -> None:
+        """Have the profiler write what it has to say."""
+        self.mark("")
+        describe = getattr(self._profiler, "describe", None)
+        summary = getattr(self._profiler, "summary", None)
+        if callable(describe):
+            describe()
+        elif callable(summary):
+            logger.info("%s", summary())
+
+
+def _use_own_file(profiler: Any, worker_index: int) -> None:
+    filename = getattr(profiler, "filename", None)
+    if isinstance(filename, (str, Path)) and filename:
+        path = Path(filename)
+        with contextlib.suppress(AttributeError):  # a read-only property: the profiler names its files itself
+            profiler.filename = type(filename)(path.with_name(f"{path.stem}-worker{worker_index}{path.suffix}"))

@@ -1,0 +1,187 @@
+"""The ordered work of a rank: which shard stands at a place, answered by a sampler."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, cast
+
+from fkat_data.errors import ConfigurationError
+from fkat_data.samplers.base import ShardSampler, check_shards
+from fkat_data.types import Shard, Stateful
+
+__all__ = ["PureShardPlan", "ReplayedShardPlan", "ShardPlan", "shard_plan"]
+
+
+def shard_plan(sampler: Any) -> "ShardPlan":
+    """Return the plan of a sampler: a ``ShardSampler``, or any iterable of shards.
+
+    Raises:
+        ConfigurationError: It is no iterable of shards, or a pure one without shards.
+    """
+    if isinstance(sampler, ShardSampler) and type(sampler).shards is not ShardSampler.shards:
+        return PureShardPlan(sampler.shards)
+    if isinstance(sampler, (list, tuple)):
+        shards = check_shards("shard_sampler", cast("Sequence[Any]", sampler))
+        return PureShardPlan(lambda _: shards)
+    if isinstance(sampler, (str, bytes)) or not isinstance(sampler, Iterable):
+        raise ConfigurationError("shard_sampler", sampler, "a ShardSampler, or an iterable of shards")
+    return ReplayedShardPlan(cast("Iterable[Any]", sampler))
+
+
+class ShardPlan(ABC):
+    """Which shard stands where. Answers hang on (epoch, index) alone."""
+
+    @abstractmethod
+    def shard(self, epoch: int, index: int) -> Shard | None:
+        """Return the shard at a place, or None past the epoch's end."""
+
+    @abstractmethod
+    def num_shards(self, epoch: int) -> int | None:
+        """Return the number of shards in an epoch, or None where it is not known."""
+
+    def digest(self, epoch: int) -> str | None:
+        """Return 16 hexadecimal digits that name the epoch's order, or None where it is not known beforehand."""
+        del epoch
+        return None
+
+    def sampler_state(self, epoch: int) -> dict[str, Any] | None:
+        """Return what a fresh process needs besides (epoch, index) to find the same order, or None if nothing."""
+        del epoch
+        return None
+
+    def load_sampler_state(self, epoch: int, state: dict[str, Any] | None) -> None:
+        """Take over what ``sampler_state`` gave for an epoch."""
+        del epoch, state
+
+    def is_last(self, epoch: int, index: int) -> bool:
+        """Return whether no shard follows the one at a place in its epoch."""
+        return self.shard(epoch, index + 1) is None
+
+
+class PureShardPlan(ShardPlan):
+    """The plan of a pure sampler.
+
+    Args:
+        shards: Gives an epoch's shards.
+
+    Raises:
+        ConfigurationError: The first epoch has none.
+    """
+
+    def __init__(self, shards: Callable[[int], Sequence[Shard]]) -> None:
+        self._of_epoch = shards
+        self._epoch = -1
+        self._shards: Sequence[Shard] = ()
+        self._digest = ""
+        self._go_to(0)
+
+    def shard(self, epoch: int, index: int) -> Shard | None:
+        """Return the shard at a place, or None past the epoch's end."""
+        self._go_to(epoch)
+        return self._shards[index] if index < len(self._shards) else None
+
+    def num_shards(self, epoch: int) -> int | None:
+        """Return the number of shards in an epoch."""
+        self._go_to(epoch)
+        return len(self._shards)
+
+    def digest(self, epoch: int) -> str | None:
+        """Return 16 hexadecimal digits that name the epoch's order."""
+        self._go_to(epoch)
+        if not self._digest:
+            digest = hashlib.blake2b(digest_size=8, person=b"fkat_data plan")
+            for shard in self._shards:
+                digest.update(repr(shard).encode())
+            self._digest = digest.hexdigest()
+        return self._digest
+
+    def _go_to(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            self._shards = check_shards("shard_sampler", self._of_epoch(epoch))
+            self._epoch, self._digest = epoch, ""
+
+
+class ReplayedShardPlan(ShardPlan):
+    """The plan of a user's own iterable, perhaps endless: an epoch is one ``iter`` over it, replayed by count.
+
+    An iterable with ``set_epoch`` is told the epoch. One with ``state_dict`` and ``load_state_dict`` is asked for
+    its state when an epoch begins, and gets it back where that epoch is resumed.
+
+    Args:
+        iterable: Gives the shards of one epoch each time it is iterated.
+    """
+
+    def __init__(self, iterable: Iterable[Any]) -> None:
+        self._iterable = iterable
+        self._epoch = -1
+        self._iterator: Iterator[Any] = iter(())
+        self._begin_state: dict[str, Any] | None = None
+        self._loaded: tuple[int, dict[str, Any]] | None = None
+        self._next_index = 0
+        self._recent: dict[int, Shard] = {}
+        self._num_shards: int | None = None
+
+    def shard(self, epoch: int, index: int) -> Shard | None:
+        """Return the shard at a place, or None past the epoch's end.
+
+        Raises:
+            ConfigurationError: What the iterable yields is no shard, or it can be read but once.
+        """
+        if epoch != self._epoch or (index < self._next_index and index not in self._recent):
+            self._begin(epoch)
+        if index in self._recent:
+            return self._recent[index]
+        for shard in islice(self._iterator, index + 1 - self._next_index):
+            self._recent[self._next_index] = check_shards("shard_sampler", [shard])[0]
+            self._next_index += 1
+        if index >= self._next_index:
+            self._end()
+            return None
+        # An endless sampler must not be kept whole: nothing asks for what lies far behind.
+        for old in [known for known in self._recent if known < index - _RECENT_SHARDS]:
+            del self._recent[old]
+        return self._recent[index]
+
+    def num_shards(self, epoch: int) -> int | None:
+        """Return the number of shards in an epoch once it has been read to its end."""
+        return self._num_shards if epoch == self._epoch else None
+
+    def sampler_state(self, epoch: int) -> dict[str, Any] | None:
+        """Return the state that the iterable had when the epoch began."""
+        if not isinstance(self._iterable, Stateful):
+            return None
+        if epoch != self._epoch:
+            self._begin(epoch)
+        return self._begin_state
+
+    def load_sampler_state(self, epoch: int, state: dict[str, Any] | None) -> None:
+        """Give the iterable its state back when the epoch is next begun."""
+        self._loaded = None if state is None else (epoch, state)
+        self._epoch = -1
+
+    def _begin(self, epoch: int) -> None:
+        if isinstance(self._iterable, Stateful):
+            if self._loaded is not None and self._loaded[0] == epoch:
+                self._iterable.load_state_dict(self._loaded[1])
+            elif epoch == self._epoch and self._begin_state is not None:
+                self._iterable.load_state_dict(self._begin_state)
+            self._begin_state = self._iterable.state_dict()
+        set_epoch = getattr(self._iterable, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+        self._iterator = iter(self._iterable)
+        self._epoch, self._next_index, self._num_shards = epoch, 0, None
+        self._recent.clear()
+
+    def _end(self) -> None:
+        if self._next_index == 0:
+            raise ConfigurationError(
+                "shard_sampler",
+                self._iterable,
+                f"shards in epoch {self._epoch}: it yielded none (an iterator can be read but once: give an iterable)",
+            )
+        self._num_shards = self._next_index
+
+
+_RECENT_SHARDS = 1024

@@ -1,0 +1,234 @@
+"""The saved form of positions: how it is written, read, and held against the present plan.
+
+A *rank state* is one rank's, of plain values that JSON can hold. A *state* is all ranks' together::
+
+    {
+        "version": 1,
+        "epoch": 2,                                    # the lowest of all ranks
+        "all_rank_indices": [tensor(0), tensor(1)],    # the last shard delivered in full; -1: none yet
+        "all_rank_microbatches": [3, 0],               # delivered of the shard after it
+        "all_rank_steps": [13, 16],                    # microbatches delivered in the epoch
+        "all_rank_epochs": [2, 2],
+        "all_rank_samplers": [None, None],             # states of users' own samplers; left out where there are none
+        "dp_size": 2,
+        "fingerprint": {"seed": 7, "all_rank_dp_ranks": [0, 1], "all_rank_num_shards": [4, 4],
+                        "all_rank_shards": ["9f3c…", "11ab…"]},
+    }
+
+Of these only ``all_rank_indices`` must be there; the others have the defaults that a start of epoch 0 gives them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from fkat_data.errors import StateMismatchError
+from fkat_data.position import Position
+
+__all__ = ["VERSION", "RankState", "merge", "read", "read_rank", "verify"]
+
+VERSION = 1
+
+
+class RankState(NamedTuple):
+    """One rank's place, and what tells whether it belongs to a plan. None: not known.
+
+    Attributes:
+        position: The place.
+        seed: The loader's seed.
+        dp_rank: The loader's data-parallel rank.
+        num_shards: Shards of the rank in the position's epoch.
+        shards: Digest of their order.
+        sampler: State of a user's own sampler at the epoch's begin.
+    """
+
+    position: Position
+    seed: int | None = None
+    dp_rank: int | None = None
+    num_shards: int | None = None
+    shards: str | None = None
+    sampler: dict[str, Any] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the rank state as plain values."""
+        epoch, shard, microbatch, step = self.position
+        state: dict[str, Any] = {
+            "version": VERSION,
+            "epoch": epoch,
+            "index": shard - 1,
+            "microbatch": microbatch,
+            "step": step,
+            "fingerprint": {
+                "seed": self.seed,
+                "dp_rank": self.dp_rank,
+                "num_shards": self.num_shards,
+                "shards": self.shards,
+            },
+        }
+        if self.sampler is not None:
+            state["sampler"] = self.sampler
+        return state
+
+
+def merge(ranks: Sequence[RankState]) -> dict[str, Any]:
+    """Return the state of all ranks, given in the order of their ranks.
+
+    Raises:
+        StateMismatchError: The ranks do not share one seed.
+    """
+    seed = ranks[0].seed
+    for rank in ranks:
+        if rank.seed != seed:
+            raise StateMismatchError("fingerprint.seed", seed, rank.seed, "every rank must be given the same seed")
+    positions = [rank.position for rank in ranks]
+    # Views of one storage: torch.save then writes one record for all of them.
+    indices = torch.tensor([position.shard - 1 for position in positions], dtype=torch.int)
+    state: dict[str, Any] = {
+        "version": VERSION,
+        "epoch": min(position.epoch for position in positions),
+        "all_rank_indices": list(indices.unbind()),
+        "all_rank_microbatches": [position.microbatch for position in positions],
+        "all_rank_steps": [position.step for position in positions],
+        "all_rank_epochs": [position.epoch for position in positions],
+        "dp_size": len(ranks),
+        "fingerprint": {
+            "seed": seed,
+            "all_rank_dp_ranks": [rank.dp_rank for rank in ranks],
+            "all_rank_num_shards": [rank.num_shards for rank in ranks],
+            "all_rank_shards": [rank.shards for rank in ranks],
+        },
+    }
+    if any(rank.sampler is not None for rank in ranks):
+        state["all_rank_samplers"] = [rank.sampler for rank in ranks]
+    return state
+
+
+def read(state: Mapping[str, Any]) -> list[RankState]:
+    """Return the ranks of a state, or the one rank of a rank state.
+
+    Raises:
+        StateMismatchError: It is no state: the field that shows it is named.
+    """
+    if not isinstance(state, Mapping):
+        raise StateMismatchError("state_dict", type(state).__name__, "a mapping")
+    if "all_rank_indices" not in state:
+        return [read_rank(state)]
+    _check_version(state)
+    indices = _items(state, "all_rank_indices", None)
+    if not indices:
+        raise StateMismatchError("all_rank_indices", [], "one index for each rank")
+    num_ranks = len(indices)
+    _check_equal("dp_size", state.get("dp_size", num_ranks), num_ranks)
+    epoch = _count(state.get("epoch", 0), "epoch")
+    columns = {
+        name: _items(state, f"all_rank_{name}", num_ranks, default)
+        for name, default in (("microbatches", 0), ("steps", None), ("epochs", epoch), ("samplers", None))
+    }
+    fingerprint = _mapping(state.get("fingerprint", {}), "fingerprint")
+    seed = fingerprint.get("seed")
+    dp_ranks, nums_shards, digests = (
+        _items(fingerprint, f"all_rank_{name}", num_ranks) for name in ("dp_ranks", "num_shards", "shards")
+    )
+    ranks: list[RankState] = []
+    for rank in range(num_ranks):
+        position = _position(
+            columns["epochs"][rank], indices[rank], columns["microbatches"][rank], columns["steps"][rank]
+        )
+        sampler = columns["samplers"][rank]
+        ranks.append(RankState(position, seed, dp_ranks[rank], nums_shards[rank], digests[rank], sampler))
+    return ranks
+
+
+def read_rank(state: Mapping[str, Any]) -> RankState:
+    """Return what ``RankState.as_dict`` wrote.
+
+    Raises:
+        StateMismatchError: It is no rank state: the field that shows it is named.
+    """
+    for field in ("version", "epoch", "index"):
+        if field not in state:
+            raise StateMismatchError(
+                field if field != "index" else "all_rank_indices", "<absent>", "<required>", _NO_STATE
+            )
+    _check_version(state)
+    fingerprint = _mapping(state.get("fingerprint", {}), "fingerprint")
+    position = _position(state["epoch"], state["index"], state.get("microbatch", 0), state.get("step"))
+    sampler = state.get("sampler")
+    return RankState(
+        position,
+        seed=fingerprint.get("seed"),
+        dp_rank=fingerprint.get("dp_rank"),
+        num_shards=fingerprint.get("num_shards"),
+        shards=fingerprint.get("shards"),
+        sampler=sampler,
+    )
+
+
+def verify(saved: RankState, present: RankState) -> None:
+    """Check that a saved rank state belongs to the present plan, as far as both say.
+
+    Raises:
+        StateMismatchError: It does not; the first field that differs is named.
+    """
+    for field, hint in (
+        ("seed", "give the loader the seed that the state was saved with"),
+        ("dp_rank", "load the state on the rank that saved it"),
+        ("num_shards", "the shards have changed since the state was saved"),
+        ("shards", "the shards, or their order, have changed since the state was saved"),
+    ):
+        was, now = getattr(saved, field), getattr(present, field)
+        if was is not None and now is not None and was != now:
+            raise StateMismatchError(f"fingerprint.{field}", was, now, hint)
+    if present.num_shards is not None and saved.position.shard > present.num_shards:
+        raise StateMismatchError("all_rank_indices", saved.position.shard - 1, f"<{present.num_shards} shards>")
+
+
+_NO_STATE = "this is no state of a ShardedDataLoader"
+
+
+def _check_version(state: Mapping[str, Any]) -> None:
+    version = state.get("version", VERSION)
+    if version != VERSION:
+        raise StateMismatchError("version", version, VERSION, "it was written by another version of fkat_data")
+
+
+def _check_equal(field: str, saved: object, present: object) -> None:
+    if saved != present:
+        raise StateMismatchError(field, saved, present)
+
+
+def _mapping(value: object, field: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise StateMismatchError(field, type(value).__name__, "<a mapping>", _NO_STATE)
+    return cast("Mapping[str, Any]", value)
+
+
+def _items(state: Mapping[str, Any], field: str, length: int | None, default: object = None) -> list[Any]:
+    value = state.get(field)
+    if value is None and length is not None:
+        return [default] * length
+    if isinstance(value, torch.Tensor) and value.dim() == 1:
+        value = value.tolist()
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        raise StateMismatchError(field, type(value).__name__, "<a list with an item for each rank>", _NO_STATE)
+    items = list(cast("Sequence[Any]", value))
+    if length is not None and len(items) != length:
+        raise StateMismatchError(field, f"<{len(items)} items>", f"<{length} ranks>", "the state is truncated")
+    return items
+
+
+def _count(value: object, field: str, minimum: int = 0) -> int:
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_floating_point():
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise StateMismatchError(field, value, f"<an integer of at least {minimum}>", _NO_STATE)
+    return value
+
+
+def _position(epoch: object, index: object, microbatch: object, step: object) -> Position:
+    microbatch = _count(microbatch, "all_rank_microbatches")
+    shard = _count(index, "all_rank_indices", minimum=-1) + 1
+    # A state that does not say its step was taken between shards by a loader that counted only those.
+    step = _count(step, "all_rank_steps") if step is not None else microbatch
+    return Position(_count(epoch, "all_rank_epochs"), shard, microbatch, step)

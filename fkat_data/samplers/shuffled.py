@@ -1,0 +1,59 @@
+"""Another order each epoch, computed and not drawn: no generator to save, the same on every rank."""
+
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+from fkat_data.arguments import integer
+from fkat_data.samplers.base import ShardSampler
+from fkat_data.samplers.sequence import as_shard_sampler
+from fkat_data.types import Shard
+
+__all__ = ["ShuffledShardSampler"]
+
+
+class ShuffledShardSampler(ShardSampler):
+    """The shards of another sampler, in another order each epoch.
+
+    The order depends on ``seed``, the epoch and the number of shards alone: every rank, process, platform and
+    version of Python gives the same one, and no random number generator is read or moved.
+
+    Around a ``DistributedDataParallelShardSampler`` it shuffles what one rank has; inside one, all shards, so that
+    each rank gets other shards each epoch.
+
+    Args:
+        sampler: A shard sampler, or any finite iterable of shards.
+        seed: Any integer.
+
+    Raises:
+        ConfigurationError: An argument is none of these.
+    """
+
+    def __init__(self, sampler: Iterable[Shard], seed: int = 0) -> None:
+        self._sampler = as_shard_sampler("sampler", sampler)
+        self._seed = integer("seed", seed)
+        self._last: tuple[int, Sequence[Shard]] | None = None
+
+    @property
+    def sampler(self) -> ShardSampler:
+        """The sampler whose shards are shuffled."""
+        return self._sampler
+
+    @property
+    def seed(self) -> int:
+        """The seed of every epoch's order."""
+        return self._seed
+
+    def shards(self, epoch: int) -> Sequence[Shard]:
+        """Return the shards of an epoch in its own order."""
+        last = self._last
+        if last is None or last[0] != epoch:
+            shards = self._sampler.shards(epoch)
+            last = self._last = (epoch, [shards[index] for index in _order(self._seed, epoch, len(shards))])
+        return last[1]
+
+
+def _order(seed: int, epoch: int, count: int) -> list[int]:
+    # Sorting by a keyed digest takes more time than a shuffle by a generator, but needs no generator whose
+    # algorithm has to stay the same for ever. In hexadecimal a seed of any size has a text.
+    key = blake2b(f"{seed:x}/{epoch:x}".encode(), person=b"fkat_data.shards").digest()
+    return sorted(range(count), key=lambda index: blake2b(index.to_bytes(8, "big"), key=key, digest_size=16).digest())

@@ -1,0 +1,217 @@
+"""The pipe between a trainer and a worker: framed messages and descriptors, both ways, over one socket.
+
+End of file means that the peer is gone. The trainer's sends never wait: what the socket does not take at once goes
+with the next call, so that two full directions cannot block each other. A worker's sends do wait.
+"""
+
+import array
+import contextlib
+import os
+import select
+import socket
+import struct
+import threading
+from collections import deque
+from typing import NamedTuple
+
+from fkat_data.errors import WorkerError
+
+__all__ = ["Channel", "ChannelClosed", "Frame"]
+
+_HEADER = struct.Struct("<IB")
+_BUFFER_BYTES = 1 << 18
+_ANCILLARY_BYTES = socket.CMSG_SPACE(16 * struct.calcsize("i"))
+
+
+class ChannelClosed(Exception):  # noqa: N818 - it is no error: it is how the other side says that it is gone
+    """The peer is gone, and everything that it sent was received."""
+
+
+class Frame(NamedTuple):
+    """A message: what kind it is, and its content."""
+
+    kind: int
+    body: bytes
+
+
+class Channel:
+    """One end of the pipe.
+
+    ``post`` may be called from any thread, also from a finaliser that runs in the middle of another ``post``.
+    Everything else belongs to one thread.
+
+    Args:
+        sock: A connected stream socket; the channel owns it.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._buffer = bytearray(_BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = 0
+        self._end = 0
+        self._ended = False
+        self._descriptors: deque[int] = deque()
+        self._outbox: deque[bytes] = deque()
+        self._unsent = b""
+        self._sending = threading.Lock()
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor."""
+        return self._socket.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether something posted still waits for room in the socket."""
+        return bool(self._unsent or self._outbox)
+
+    def send(self, kind: int, body: bytes, descriptor: int | None = None) -> None:
+        """Send a message, waiting for room.
+
+        Raises:
+            ChannelClosed: The peer is gone.
+        """
+        frame = _HEADER.pack(len(body), kind) + body
+        try:
+            if descriptor is None:
+                self._socket.sendall(frame)
+            else:
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+                sent = self._socket.sendmsg([frame], rights)
+                self._socket.sendall(frame[sent:])
+        except (BrokenPipeError, ConnectionResetError):
+            raise ChannelClosed from None
+
+    def post(self, kind: int, body: bytes) -> None:
+        """Send a message without waiting; what finds no room goes with the next call.
+
+        A peer that is gone is no error here: the next ``receive`` tells.
+        """
+        self._outbox.append(_HEADER.pack(len(body), kind) + body)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what was posted, as far as the socket takes it."""
+        # Whoever holds the lock looks into the outbox again after letting go, so nobody has to wait for it: neither
+        # another thread, nor a finaliser that runs inside this very call.
+        while self._outbox or self._unsent:
+            if not self._sending.acquire(blocking=False):
+                return
+            try:
+                if not self._send_some():
+                    return
+            finally:
+                self._sending.release()
+
+    def receive(self) -> Frame | None:
+        """Return the next message that has arrived, or None.
+
+        Raises:
+            ChannelClosed: The peer is gone and nothing is left.
+            WorkerError: A descriptor was lost, as this process has too many open files.
+        """
+        frame = self._parse()
+        if frame is None and not self._ended:
+            self._fill()
+            frame = self._parse()
+        if frame is None and self._ended:
+            raise ChannelClosed
+        return frame
+
+    def receive_buffered(self) -> Frame | None:
+        """Return the next message that came along with the last one, or None."""
+        return self._parse()
+
+    def is_readable(self) -> bool:
+        """Return whether the socket has something to receive, the end of the peer included."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def take_descriptor(self) -> int:
+        """Return the descriptor that came with the last message that carries one."""
+        return self._descriptors.popleft()
+
+    def wait(self, timeout_s: float | None, *others: int) -> None:
+        """Wait until something arrives here, or one of the other descriptors is readable."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN | (select.POLLOUT if self.has_unsent else 0))
+        for descriptor in others:
+            poll.register(descriptor, select.POLLIN)
+        poll.poll(None if timeout_s is None else max(0.0, timeout_s * 1000))
+        if self.has_unsent:
+            self.flush()
+
+    def close(self) -> None:
+        """Close this end; the peer receives end of file."""
+        self._outbox.clear()
+        self._unsent = b""
+        with contextlib.suppress(OSError):
+            # Reaches the peer even if a forked process still holds the descriptor.
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the descriptors without a word to the peer: for a forked child that inherited them."""
+        self._socket.close()
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+
+    def _send_some(self) -> bool:
+        """Send once; return whether the socket took all that was offered."""
+        offered = self._unsent
+        while self._outbox:
+            offered += self._outbox.popleft()
+        try:
+            sent = self._socket.send(offered, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            sent = len(offered)
+        self._unsent = offered[sent:]
+        return not self._unsent
+
+    def _parse(self) -> Frame | None:
+        available = self._end - self._start
+        if available < _HEADER.size:
+            return None
+        length, kind = _HEADER.unpack_from(self._buffer, self._start)
+        total = _HEADER.size + length
+        if available < total:
+            self._make_room(total)
+            return None
+        body_start = self._start + _HEADER.size
+        self._start += total
+        return Frame(kind, bytes(self._view[body_start : body_start + length]))
+
+    def _fill(self) -> None:
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._end == len(self._buffer):
+            self._make_room(self._end - self._start + _HEADER.size)
+        try:
+            received, ancillary, flags, _ = self._socket.recvmsg_into(
+                [self._view[self._end :]], _ANCILLARY_BYTES, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            received, ancillary, flags = 0, [], 0
+        for _, _, data in ancillary:
+            self._descriptors.extend(memoryview(data[: len(data) // 4 * 4]).cast("i"))
+        if flags & socket.MSG_CTRUNC:
+            raise WorkerError(
+                "a segment's descriptor did not arrive: this process has too many open files (see `ulimit -n`)"
+            )
+        if received == 0:
+            self._ended = True
+        self._end += received
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Move what is unread to the front of a buffer that holds at least ``size_bytes``."""
+        unread = bytes(self._view[self._start : self._end])
+        if size_bytes > len(self._buffer):
+            self._buffer = bytearray(size_bytes)
+            self._view = memoryview(self._buffer)
+        self._view[: len(unread)] = unread
+        self._start, self._end = 0, len(unread)

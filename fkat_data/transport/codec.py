@@ -1,0 +1,324 @@
+"""A microbatch as an envelope and parts: what has bytes leaves the pickle stream, the rest stays in it.
+
+``encode`` pickles with protocol 5. Dense CPU tensors and contiguous arrays become *parts*, memory to be copied
+once into a segment; everything else that pickles stays in the envelope. ``decode`` builds views of the memory that
+the parts were written to. Both are functions of values: no process, pipe or segment is known here.
+"""
+
+import ctypes
+import functools
+import io
+import pickle
+import struct
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import cloudpickle
+import numpy as np
+import torch
+
+__all__ = ["ALIGNMENT", "Encoded", "Part", "copied_size", "decode", "dumps", "encode", "layout", "loads", "write"]
+
+ALIGNMENT = 64
+"""Bytes that every part's offset is a multiple of: a cache line, and what vector instructions like."""
+
+_DTYPES = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
+_DTYPES = sorted(set(_DTYPES), key=str)
+_DTYPE_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+
+# Stands in the stream where a tensor's memory was; protocol 5 asks for something that exports a writable buffer.
+_PLACEHOLDER = bytearray(1)
+
+
+class Part(NamedTuple):
+    """Memory to be written beside the envelope.
+
+    Attributes:
+        size_bytes: Its length.
+        is_tensor: Whether ``decode`` hands it on as (base, offset) for a tensor, or as a memoryview.
+        address: Where it is, for a tensor.
+        owner: What keeps it there: the tensor, or the buffer itself.
+    """
+
+    size_bytes: int
+    is_tensor: bool
+    address: int
+    owner: Any
+
+
+class Encoded(NamedTuple):
+    """A microbatch, ready to be written.
+
+    Attributes:
+        envelope: The pickle stream without the parts.
+        parts: The parts, in the order in which the stream asks for them.
+    """
+
+    envelope: bytes
+    parts: list[Part]
+
+
+def encode(microbatch: Any) -> Encoded:
+    """Return the microbatch as an envelope and parts; the parts still lie in the microbatch's own memory.
+
+    Tensors that share memory share it after ``decode`` as well.
+
+    Raises:
+        Exception: Whatever the pickling of the microbatch raises.
+    """
+    stream = io.BytesIO()
+    pickler = _Pickler(stream)
+    pickler.dump(microbatch)
+    if _overlapping(pickler.parts):
+        stream = io.BytesIO()
+        pickler = _SharingPickler(stream, _spans(pickler.parts))
+        pickler.dump(microbatch)
+    return Encoded(stream.getvalue(), pickler.parts)
+
+
+def copied_size(sizes: list[int]) -> int:
+    """Return the bytes that parts of these sizes take together, each aligned."""
+    return sum(_aligned(size) for size in sizes)
+
+
+def layout(parts: list[Part]) -> bytes:
+    """Return what ``decode`` has to know of the parts: 8 bytes each."""
+    return struct.pack(
+        f"<{len(parts)}q", *(part.size_bytes if part.is_tensor else -1 - part.size_bytes for part in parts)
+    )
+
+
+def write(parts: list[Part], memory: memoryview, address: int, offset: int) -> None:
+    """Copy the parts, one after the other, to ``offset`` and on, each aligned.
+
+    Args:
+        parts: What to copy.
+        memory: Writable, large enough.
+        address: Where ``memory`` starts.
+        offset: Where in ``memory`` to begin; a multiple of ``ALIGNMENT``.
+    """
+    for part in parts:
+        size = part.size_bytes
+        if part.is_tensor:
+            ctypes.memmove(address + offset, part.address, size)
+        else:
+            memory[offset : offset + size] = part.owner
+        offset += _aligned(size)
+
+
+def decode(envelope: bytes | memoryview, sizes: tuple[int, ...], base: Any, offset: int) -> Any:
+    """Return the microbatch as views of ``base``.
+
+    Args:
+        envelope: What ``encode`` gave.
+        sizes: The parts' sizes as ``layout`` packed them: negative for a part that is no tensor.
+        base: Exports the memory that the parts were written to; every view keeps it alive.
+        offset: Where in it the first part lies.
+
+    Raises:
+        Exception: Whatever the unpickling raises.
+    """
+    return pickle.loads(envelope, buffers=_buffers(sizes, base, offset))
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle a value for the other process, classes and functions of the user's script included."""
+    encoded = io.BytesIO()
+    _InBandPickler(encoded).dump(value)
+    return encoded.getvalue()
+
+
+def loads(data: bytes | memoryview) -> Any:
+    """Return the value that ``dumps`` pickled."""
+    return pickle.loads(data)
+
+
+def _aligned(size: int) -> int:
+    return (size + ALIGNMENT - 1) & -ALIGNMENT
+
+
+def _buffers(sizes: tuple[int, ...], base: Any, offset: int) -> Iterator[Any]:
+    for size in sizes:
+        if size >= 0:
+            yield base, offset
+            offset += _aligned(size)
+        else:
+            length = -1 - size
+            yield memoryview(base)[offset : offset + length]
+            offset += _aligned(length)
+
+
+class _InBandPickler(pickle.Pickler):
+    """Ships by value what the other process cannot import: classes and functions of ``__main__`` and of functions."""
+
+    def __init__(self, file: io.BytesIO, **options: Any) -> None:
+        super().__init__(file, protocol=5, **options)
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (type, types.FunctionType)) and (
+            obj.__module__ == "__main__" or "<locals>" in obj.__qualname__ or obj.__qualname__ == "<lambda>"
+        ):
+            return _load_by_value, (_dump_by_value(obj),)
+        return NotImplemented
+
+
+@functools.lru_cache(maxsize=1024)
+def _dump_by_value(definition: Any) -> bytes:
+    return cloudpickle.dumps(definition)
+
+
+@functools.lru_cache(maxsize=1024)
+def _load_by_value(data: bytes) -> Any:
+    # cloudpickle knows a class that this process once shipped by its id: the caller gets its own class back.
+    return cloudpickle.loads(data)
+
+
+class _Pickler(_InBandPickler):
+    """Takes tensors and arrays out of the stream."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        self.parts: list[Part] = []
+        super().__init__(file, buffer_callback=self._take_buffer)
+
+    def _take_buffer(self, buffer: pickle.PickleBuffer) -> None:
+        memory = buffer.raw()
+        if memory.obj is not _PLACEHOLDER:
+            self.parts.append(Part(memory.nbytes, is_tensor=False, address=0, owner=memory))
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind is torch.Tensor:
+            return self._reduce_tensor(obj)
+        if kind is np.ndarray:
+            if obj.flags.forc or obj.dtype.hasobject:
+                return NotImplemented
+            return np.ascontiguousarray(obj).__reduce_ex__(5)
+        return super().reducer_override(obj)
+
+    def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
+        if not _has_plain_memory(tensor):
+            return NotImplemented
+        tensor, strides = _dense(tensor)
+        shape = tuple(tensor.shape)
+        numel = _span(shape, strides) if strides else tensor.numel()
+        code = _DTYPE_CODES[tensor.dtype]
+        if numel == 0:
+            return _rebuild_empty, (code, shape)
+        self.parts.append(Part(numel * tensor.itemsize, is_tensor=True, address=tensor.data_ptr(), owner=tensor))
+        return _rebuild, (pickle.PickleBuffer(_PLACEHOLDER), code, numel, shape, strides)
+
+
+class _SharingPickler(_Pickler):
+    """Ships overlapping tensors as views of one part, so that they still share memory afterwards."""
+
+    def __init__(self, file: io.BytesIO, spans: list[tuple[int, int, Any]]) -> None:
+        super().__init__(file)
+        self._spans = spans
+        # One object a span: the pickler's memo then makes one part of it, however many tensors view it.
+        self._shared: dict[int, _SharedMemory] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is _SharedMemory:
+            self.parts.append(Part(obj.size_bytes, is_tensor=True, address=obj.address, owner=obj.owner))
+            return _rebuild, (pickle.PickleBuffer(_PLACEHOLDER), _DTYPE_CODES[torch.uint8], obj.size_bytes, None, None)
+        return super().reducer_override(obj)
+
+    def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
+        if not _has_plain_memory(tensor) or tensor.numel() == 0:
+            return super()._reduce_tensor(tensor)
+        dense, strides = _dense(tensor)
+        address = dense.data_ptr()
+        for start, end, owner in self._spans:
+            if start <= address < end and dense is tensor:
+                shared = self._shared.setdefault(start, _SharedMemory(start, end - start, owner))
+                strides = strides or tensor.stride()
+                return _rebuild_view, (
+                    shared,
+                    _DTYPE_CODES[tensor.dtype],
+                    address - start,
+                    tuple(tensor.shape),
+                    tuple(strides),
+                )
+        return super()._reduce_tensor(tensor)
+
+
+class _SharedMemory(NamedTuple):
+    address: int
+    size_bytes: int
+    owner: Any
+
+
+def _has_plain_memory(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and not tensor.requires_grad
+        and not tensor.__dict__
+    )
+
+
+_Strides: TypeAlias = tuple[int, ...] | None
+
+
+def _dense(tensor: torch.Tensor) -> tuple[torch.Tensor, _Strides]:
+    """Return the tensor with memory worth copying, and its strides where they are not the usual ones."""
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.is_contiguous():
+        return tensor, None
+    strides = tensor.stride()
+    # A permuted or an expanded tensor spans no more memory than its elements: it keeps its strides.
+    if _span(tuple(tensor.shape), strides) <= tensor.numel():
+        return tensor, strides
+    return tensor.contiguous(), None
+
+
+def _span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Return the number of elements from the first to the last, both included."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def _overlapping(parts: list[Part]) -> bool:
+    if len(parts) < 2:
+        return False
+    ranges = sorted((part.address, part.address + part.size_bytes) for part in parts if part.is_tensor)
+    return any(start < end for (_, end), (start, _) in zip(ranges, ranges[1:], strict=False))
+
+
+def _spans(parts: list[Part]) -> list[tuple[int, int, Any]]:
+    """Return the unions of tensors that overlap: start address, end address, owners."""
+    spans: list[tuple[int, int, list[Any]]] = []
+    for part in sorted((part for part in parts if part.is_tensor), key=lambda part: part.address):
+        start, end = part.address, part.address + part.size_bytes
+        if spans and start < spans[-1][1]:
+            last_start, last_end, owners = spans[-1]
+            spans[-1] = (last_start, max(last_end, end), [*owners, part.owner])
+        else:
+            spans.append((start, end, [part.owner]))
+    return [span for span in spans if len(span[2]) > 1]
+
+
+def _rebuild(
+    source: tuple[Any, int], code: int, numel: int, shape: tuple[int, ...] | None, strides: _Strides
+) -> torch.Tensor:
+    base, offset = source
+    flat = torch.frombuffer(base, dtype=_DTYPES[code], count=numel, offset=offset)
+    if strides:
+        return flat.as_strided(shape, strides)
+    return flat if shape is None or len(shape) == 1 else flat.view(shape)
+
+
+def _rebuild_empty(code: int, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty(shape, dtype=_DTYPES[code])
+
+
+def _rebuild_view(
+    memory: torch.Tensor, code: int, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> torch.Tensor:
+    dtype = _DTYPES[code]
+    numel = _span(shape, strides)
+    return memory[offset : offset + numel * dtype.itemsize].view(dtype).as_strided(shape, strides)

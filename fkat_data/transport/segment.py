@@ -1,0 +1,215 @@
+"""Segments: pieces of anonymous shared memory that hold one microbatch at a time and are used again.
+
+A worker creates a segment, sends its descriptor once, and both sides map it once. What costs a loader is not the
+copy but the page faults of fresh memory: a mapping that is kept has none. Anonymous memory has no name, so nothing
+can be left behind, and it does not count against the size of /dev/shm.
+
+The worker's side is ``SegmentPool``. The trainer's is ``SegmentLeases``: a *lease* is a microbatch's hold on its
+segment, and ends when the last view of it dies, in whichever thread that happens.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fkat_data.errors import MemoryLimitError
+from fkat_data.transport.budget import available_bytes
+
+__all__ = ["Segment", "SegmentLeases", "SegmentPool", "anonymous_file", "rounded_size"]
+
+_SMALLEST = 1 << 16
+_MAP_FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def rounded_size(size_bytes: int) -> int:
+    """Return the size of the segment that holds ``size_bytes``: at most a quarter more, from few distinct values.
+
+    Microbatches of similar size then share segments.
+    """
+    if size_bytes <= _SMALLEST:
+        return _SMALLEST
+    step = 1 << max(12, (size_bytes - 1).bit_length() - 3)
+    return (size_bytes + step - 1) // step * step
+
+
+class Segment:
+    """A mapped piece of shared memory.
+
+    Attributes:
+        index: Its number among its worker's segments.
+        size_bytes: Its length.
+        array: The memory, as uint8[size_bytes].
+        view: The memory as a memoryview.
+        address: Where it is mapped.
+    """
+
+    def __init__(self, index: int, descriptor: int, size_bytes: int) -> None:
+        self.index = index
+        self.size_bytes = size_bytes
+        # The array keeps the mapping: the memory goes back to the kernel when its last view is gone.
+        self.array: Bytes = np.frombuffer(mmap.mmap(descriptor, size_bytes, _MAP_FLAGS), dtype=np.uint8)
+        self.view = memoryview(self.array)
+        self.address: int = self.array.ctypes.data
+
+
+class SegmentPool:
+    """The worker's segments: taken for a microbatch, given back by a credit, newest first while they are warm.
+
+    Args:
+        limit_bytes: What all of them may take together.
+        announce: Called with a new segment and its descriptor, which is closed afterwards.
+        retire: Called with the index of a segment that is dropped.
+    """
+
+    def __init__(
+        self, limit_bytes: int, announce: Callable[[Segment, int], None], retire: Callable[[int], None]
+    ) -> None:
+        self._limit_bytes = limit_bytes
+        self._announce = announce
+        self._retire = retire
+        self._segments: dict[int, Segment] = {}
+        self._free: list[Segment] = []
+        self._total_bytes = 0
+        self._next_index = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the segments that are not free."""
+        return self._total_bytes - sum(segment.size_bytes for segment in self._free)
+
+    def take(self, size_bytes: int) -> Segment | None:
+        """Return a segment of at least ``size_bytes``, or None while the limit leaves no room for one.
+
+        Raises:
+            MemoryLimitError: No segment of that size fits the limit or the machine, now or later.
+        """
+        if size_bytes > self._limit_bytes:
+            raise MemoryLimitError(
+                self._limit_bytes, size_bytes, 0, "raise memory_limit_bytes, or make smaller microbatches"
+            )
+        size_bytes = self.size_of(size_bytes)
+        for position in range(len(self._free) - 1, -1, -1):
+            # A segment much larger than what goes into it would be missed by a microbatch that needs it.
+            if size_bytes <= self._free[position].size_bytes <= 2 * size_bytes:
+                return self._free.pop(position)
+        while self._total_bytes + size_bytes > self._limit_bytes and self._free:
+            self._drop(self._free.pop(0))
+        if self._total_bytes + size_bytes > self._limit_bytes:
+            return None
+        return self._create(size_bytes)
+
+    def size_of(self, size_bytes: int) -> int:
+        """Return the size of the segment that ``size_bytes`` would get."""
+        return max(size_bytes, min(rounded_size(size_bytes), self._limit_bytes))
+
+    def give_back(self, index: int) -> None:
+        """Take the credit for a segment: nobody reads it any more."""
+        self._free.append(self._segments[index])
+
+    def _drop(self, segment: Segment) -> None:
+        del self._segments[segment.index]
+        self._total_bytes -= segment.size_bytes
+        self._retire(segment.index)
+
+    def _create(self, size_bytes: int) -> Segment:
+        descriptor = anonymous_file()
+        try:
+            _reserve(descriptor, size_bytes)
+            segment = Segment(self._next_index, descriptor, size_bytes)
+            self._next_index += 1
+            self._announce(segment, descriptor)
+        finally:
+            os.close(descriptor)
+        self._segments[segment.index] = segment
+        self._total_bytes += size_bytes
+        return segment
+
+
+class SegmentLeases:
+    """The trainer's side: the mapped segments of one worker, and who still looks at them.
+
+    Args:
+        release: Called with a segment's index when the last view of its microbatch is gone; on whichever thread
+            dropped it, so it must neither block nor take a lock that the caller may hold.
+    """
+
+    def __init__(self, release: Callable[[int], None]) -> None:
+        self._release = release
+        self._segments: dict[int, Segment] = {}
+        self._leases: dict[int, weakref.ref[Any]] = {}
+
+    @property
+    def num_leased(self) -> int:
+        """Segments whose microbatch is still alive."""
+        return len(self._leases)
+
+    @property
+    def leased_bytes(self) -> int:
+        """Bytes of those segments."""
+        return sum(self._segments[index].size_bytes for index in list(self._leases) if index in self._segments)
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of all mapped segments."""
+        return sum(segment.size_bytes for segment in self._segments.values())
+
+    def add(self, index: int, descriptor: int, size_bytes: int) -> None:
+        """Map a segment that the worker announced; closes the descriptor."""
+        try:
+            self._segments[index] = Segment(index, descriptor, size_bytes)
+        finally:
+            os.close(descriptor)
+
+    def remove(self, index: int) -> None:
+        """Forget a segment that the worker dropped."""
+        del self._segments[index]
+
+    def lease(self, index: int) -> Bytes:
+        """Return a segment's memory; the segment is released when the last view of what is returned dies."""
+        exporter = np.frombuffer(self._segments[index].view, dtype=np.uint8)
+        leases, release = self._leases, self._release
+
+        def end(_: weakref.ref[Any]) -> None:
+            del leases[index]
+            release(index)
+
+        leases[index] = weakref.ref(exporter, end)
+        return exporter
+
+    def clear(self) -> None:
+        """Forget all segments; memory that is still looked at stays mapped until its last view dies."""
+        self._leases.clear()
+        self._segments.clear()
+
+
+def anonymous_file() -> int:
+    """Return a descriptor of memory without a name; empty, sealable where the system knows seals."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("fkat_data", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with tempfile.TemporaryFile(dir="/dev/shm") as file:  # unlinked at birth  # noqa: S108 - shared memory is meant
+        return os.dup(file.fileno())
+
+
+def _reserve(descriptor: int, size_bytes: int) -> None:
+    """Give the file its size, with memory behind it: exhaustion is an error here, not a SIGBUS while writing."""
+    try:
+        os.posix_fallocate(descriptor, 0, size_bytes)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+            raise
+        raise MemoryLimitError(
+            available_bytes(), size_bytes, 0, f"the machine has no more shared memory ({os.strerror(error.errno)})"
+        ) from error
+    if hasattr(fcntl, "F_ADD_SEALS"):
+        # Neither side can shrink it under the other's feet.
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)

@@ -1,0 +1,146 @@
+"""Where in a shard production begins, and under which random stream each microbatch is made.
+
+A map-style ``DataLoader`` is asked for its batches of indices, not for data, to get to a place: what a resume steps
+over is not loaded. Anything else is replayed, or steps forward by a ``skip(count)`` of its own.
+"""
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from fkat_data.seeding import ShardStreams, seed_global_generators
+from fkat_data.types import Skippable
+
+__all__ = ["Production", "begin"]
+
+_LARGEST_CHUNK = 64
+
+
+class Production(NamedTuple):
+    """An iteration over a shard that has been brought to its place.
+
+    Attributes:
+        microbatches: Yields the microbatches from the first that is wanted.
+        first_index: The place of the first that it yields.
+        batches: Knows where the shard ends, for a map-style DataLoader.
+        num_microbatches: How many the shard holds, where that is known beforehand.
+    """
+
+    microbatches: Iterator[Any]
+    first_index: int
+    batches: "SeededBatches | None"
+    num_microbatches: int | None
+
+
+def begin(product: Iterable[Any], first_microbatch: int, streams: ShardStreams) -> Production:
+    """Begin to iterate over a factory's product, as near to ``first_microbatch`` as it goes without making data."""
+    if is_map_style(product):
+        return _begin_map_style(product, first_microbatch, streams)
+    if first_microbatch and isinstance(product, Skippable):
+        return Production(iter(product.skip(first_microbatch)), first_microbatch, None, None)
+    num_microbatches = len(product) if isinstance(product, (list, tuple)) else None
+    return Production(iter(product), 0, None, num_microbatches)
+
+
+def is_map_style(product: object) -> bool:
+    """Return whether the product is a torch DataLoader, iterated as torch does, over a dataset with indices."""
+    return (
+        isinstance(product, DataLoader)
+        and type(product).__iter__ is DataLoader.__iter__
+        and not isinstance(product.dataset, IterableDataset)
+    )
+
+
+def _begin_map_style(product: Any, first_microbatch: int, streams: ShardStreams) -> Production:
+    # The factory's product may be used again: what follows changes a copy.
+    loader = copy.copy(product)
+    attribute = "batch_sampler" if loader.batch_sampler is not None else "sampler"
+    batches = SeededBatches(getattr(loader, attribute), first_microbatch, streams, is_nested=loader.num_workers > 0)
+    # DataLoader guards these attributes against changes that its other ones would contradict; this one agrees.
+    object.__setattr__(loader, attribute, batches)
+    return Production(iter(loader), first_microbatch, batches, None)
+
+
+class SeededBatches:
+    """Batches of indices from a place on, each of which sets the random stream that its microbatch is made under.
+
+    The batches are drawn in chunks, each under a stream of its own, so that a sampler which draws from the global
+    generators gives the same batches whether or not data was made between them.
+
+    Args:
+        sampler: A batch sampler, or a sampler of single indices.
+        first: Batches to step over.
+        streams: The shard's random streams.
+        is_nested: Whether the data is made in workers of the DataLoader's own; the stream is then set there.
+    """
+
+    def __init__(self, sampler: Iterable[Any], first: int, streams: ShardStreams, *, is_nested: bool) -> None:
+        self._sampler = sampler
+        self._first = first
+        self._streams = streams
+        self._is_nested = is_nested
+        self.num_batches: int | None = None
+        """How many there are, known when the last one is handed out."""
+
+    def __len__(self) -> int:
+        """Return what the sampler says; a DataLoader compares with it."""
+        return max(0, len(self._sampler) - self._first)  # type: ignore[arg-type]  # torch asks only a sized one
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches."""
+        pending: list[Any] = []
+        index = 0
+        for batch in self._draw():
+            # One batch is kept back: when a batch is handed out, it is known whether it is the last.
+            if pending and (handed := self._hand_out(pending.pop(), index - 1)) is not None:
+                yield handed[0]
+            pending.append(batch)
+            index += 1
+        self.num_batches = index
+        if pending and (handed := self._hand_out(pending.pop(), index - 1)) is not None:
+            yield handed[0]
+
+    def _draw(self) -> Iterator[Any]:
+        size, chunk_index = 1, 0
+        self._streams.seed_batch_order(0)
+        iterator = iter(self._sampler)
+        while True:
+            if chunk_index:
+                self._streams.seed_batch_order(chunk_index)
+            chunk: list[Any] = []
+            is_over = True
+            for batch in iterator:
+                chunk.append(batch)
+                if len(chunk) == size:
+                    is_over = False
+                    break
+            yield from chunk
+            if is_over:
+                return
+            size, chunk_index = min(2 * size, _LARGEST_CHUNK), chunk_index + 1
+
+    def _hand_out(self, batch: Any, index: int) -> tuple[Any] | None:
+        if index < self._first:
+            return None
+        if self._is_nested:
+            return (_SeedingBatch(batch, self._streams.seed_of(index)),)
+        self._streams.seed_microbatch(index)
+        return (batch,)
+
+
+class _SeedingBatch:
+    """A batch of indices on its way to a nested worker: it becomes the plain batch, and seeds, where it arrives."""
+
+    def __init__(self, batch: Any, seed: int) -> None:
+        self._batch = batch
+        self._seed = seed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrive, (self._batch, self._seed)
+
+
+def _arrive(batch: Any, seed: int) -> Any:
+    seed_global_generators(seed)
+    return batch

@@ -1,0 +1,57 @@
+"""An exception on its way to another process: itself where it survives the trip, its story in any case."""
+
+import pickle
+import traceback
+from typing import Any
+
+from fkat_data.errors import WorkerError
+from fkat_data.transport.codec import dumps, loads
+
+__all__ = ["pack_failure", "unpack_failure"]
+
+_LONGEST_TEXT = 100_000
+
+
+def pack_failure(error: BaseException) -> bytes:
+    """Return an exception as bytes, with its traceback as text."""
+    try:
+        text = "".join(traceback.format_exception(error))
+    except Exception:  # noqa: BLE001 - an exception whose own __str__ raises must still be told of
+        text = f"{type(error).__name__} (its message cannot be shown)\n{''.join(traceback.format_tb(error.__traceback__))}"
+    if len(text) > _LONGEST_TEXT:
+        text = f"{text[: _LONGEST_TEXT // 2]}\n…\n{text[-_LONGEST_TEXT // 2 :]}"
+    return pickle.dumps((_rebuildable(error), type(error).__qualname__, text, list(getattr(error, "__notes__", []))))
+
+
+def unpack_failure(body: bytes) -> BaseException:
+    """Return the exception to raise, with the worker's traceback as a note.
+
+    It has its own type where that could be rebuilt, otherwise it is a ``WorkerError`` that tells the same.
+    """
+    pickled, name, text, notes = pickle.loads(body)
+    error = _rebuilt(pickled)
+    if error is None:
+        error = WorkerError(f"{name} in a worker; it cannot be rebuilt in this process, its traceback follows")
+    if not getattr(error, "__notes__", None):
+        error.__notes__ = list(notes)
+    error.add_note(f"The worker's traceback:\n{text}")
+    return error
+
+
+def _rebuildable(error: BaseException) -> bytes | None:
+    try:
+        pickled = dumps(error)
+        copy = loads(pickled)
+    except Exception:  # noqa: BLE001 - whatever a user's exception does in pickling, it cannot travel
+        return None
+    return pickled if type(copy) is type(error) and len(pickled) <= 10 * _LONGEST_TEXT else None
+
+
+def _rebuilt(pickled: bytes | None) -> BaseException | None:
+    if pickled is None:
+        return None
+    try:
+        error: Any = loads(pickled)
+    except Exception:  # noqa: BLE001 - a class that only the worker can import
+        return None
+    return error if isinstance(error, BaseException) else None

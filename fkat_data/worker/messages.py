@@ -1,0 +1,186 @@
+"""What a trainer and its workers say to each other, as values and as bytes."""
+
+import pickle
+import struct
+from enum import IntEnum
+from typing import Any, NamedTuple, Protocol
+
+from fkat_data.plan.task import Task
+
+__all__ = [
+    "ALLOWANCE",
+    "CREDIT",
+    "END",
+    "ITEM",
+    "NO_LIMIT",
+    "NO_SEGMENT",
+    "SEGMENT",
+    "STARVED",
+    "TICKET",
+    "End",
+    "Failure",
+    "Item",
+    "Kind",
+    "Message",
+    "Starved",
+    "Worker",
+    "WorkerGone",
+    "pack_task",
+    "unpack_task",
+]
+
+
+class Kind(IntEnum):
+    """The kinds of frames."""
+
+    # trainer to worker
+    ASSIGN = 1
+    ALLOW = 2
+    CREDIT = 3
+    CANCEL = 4
+    # worker to trainer
+    SEGMENT = 16
+    RETIRE = 17
+    ITEM = 18
+    END = 19
+    FAILURE = 20
+    STARVED = 21
+
+
+# ticket, microbatch index, is last (-1: not known), segment index, envelope in segment, parts, envelope bytes
+ITEM = struct.Struct("<QQbi?IQ")
+NO_SEGMENT = -1
+# ticket, number of microbatches
+END = struct.Struct("<QQ")
+# segment index
+CREDIT = struct.Struct("<i")
+# segment index, size in bytes
+SEGMENT = struct.Struct("<iQ")
+# ticket, microbatches that may be produced (-1: all)
+ALLOWANCE = struct.Struct("<Qq")
+NO_LIMIT = -1
+# tickets below this one
+TICKET = struct.Struct("<Q")
+# bytes needed, bytes held, limit in bytes
+STARVED = struct.Struct("<QQQ")
+
+
+class Item(NamedTuple):
+    """One microbatch has been produced.
+
+    Attributes:
+        ticket: The task it belongs to.
+        index: Its place in the shard.
+        is_last: Whether the shard ends with it; None where only its end will tell.
+        microbatch: What the user's DataLoader yielded.
+        size_bytes: Bytes of its tensors and arrays; 0 where nothing was copied.
+    """
+
+    ticket: int
+    index: int
+    is_last: bool | None
+    microbatch: Any
+    size_bytes: int
+
+
+class End(NamedTuple):
+    """A shard has ended, after an item that did not say that it was the last, or without any.
+
+    Attributes:
+        ticket: The task that has ended.
+        num_microbatches: What the shard held, those that were stepped over included.
+    """
+
+    ticket: int
+    num_microbatches: int
+
+
+class Failure(NamedTuple):
+    """A shard cannot be produced any further.
+
+    Attributes:
+        ticket: The task that failed.
+        error: What to raise in the trainer.
+    """
+
+    ticket: int
+    error: BaseException
+
+
+class Starved(NamedTuple):
+    """The worker waits for memory that somebody holds.
+
+    Attributes:
+        needed_bytes: What the next microbatch needs.
+        held_bytes: What is held.
+        limit_bytes: What the worker may take.
+    """
+
+    needed_bytes: int
+    held_bytes: int
+    limit_bytes: int
+
+
+class WorkerGone(Exception):  # noqa: N818 - becomes a WorkerDiedError where shard and microbatch are known
+    """A worker's process is gone.
+
+    Args:
+        pid: Its process id.
+        exit_code: As ``subprocess`` gives it; None if it could not be learned.
+    """
+
+    def __init__(self, pid: int, exit_code: int | None) -> None:
+        super().__init__(pid, exit_code)
+        self.pid = pid
+        self.exit_code = exit_code
+
+
+Message = Item | End | Failure | Starved
+
+
+class Worker(Protocol):
+    """A producer of tasks, wherever it runs."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of memory that delivered or arrived microbatches hold."""
+        ...
+
+    def assign(self, task: Task, allowance: int) -> None:
+        """Take a task, to be produced after those taken before, up to ``allowance`` microbatches for now."""
+        ...
+
+    def allow(self, ticket: int, allowance: int) -> None:
+        """Let the task be produced up to ``allowance`` microbatches."""
+        ...
+
+    def cancel(self, ticket: int) -> None:
+        """Drop every task with a ticket below this one."""
+        ...
+
+    def receive(self, *, block: bool) -> Message | None:
+        """Return the next message, or None if none is there and ``block`` is false.
+
+        Raises:
+            WorkerGone: The worker's process is gone, and everything that it sent was received.
+        """
+        ...
+
+    def hang_up(self) -> None:
+        """Tell the worker to end, without waiting for it."""
+        ...
+
+    def close(self, timeout_s: float) -> None:
+        """End the worker within about ``timeout_s``."""
+        ...
+
+
+def pack_task(task: Task, allowance: int) -> bytes:
+    """Return a task as bytes."""
+    return pickle.dumps((tuple(task), allowance))
+
+
+def unpack_task(body: bytes) -> tuple[Task, int]:
+    """Return the task and its allowance."""
+    fields, allowance = pickle.loads(body)
+    return Task(*fields), allowance

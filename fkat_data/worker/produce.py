@@ -1,0 +1,125 @@
+"""Production of one task: shard in, microbatches out. Knows no process, pipe or segment."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from fkat_data.errors import ConfigurationError, WorkerError
+from fkat_data.plan.task import Task
+from fkat_data.seeding import ShardStreams
+from fkat_data.types import Shard
+from fkat_data.worker.batches import Production, begin
+
+__all__ = ["Produced", "Producer", "name_place", "produce"]
+
+
+class Produced(NamedTuple):
+    """One microbatch of a task.
+
+    Attributes:
+        index: Its place in the shard.
+        microbatch: What the user's DataLoader yielded.
+        is_last: Whether the shard ends with it; None where that shows only later.
+    """
+
+    index: int
+    microbatch: Any
+    is_last: bool | None
+
+
+class Producer(NamedTuple):
+    """What every task of a worker has in common.
+
+    Attributes:
+        factory: Makes the iterable of a shard's microbatches.
+        seed: The loader's seed.
+        dp_rank: The loader's data-parallel rank.
+        mark: Called with "build" and "produce" when such a piece of the user's code begins, with "" when it ends.
+    """
+
+    factory: Callable[[Shard], Iterable[Any]]
+    seed: int
+    dp_rank: int
+    mark: Callable[[str], None]
+
+
+def produce(task: Task, producer: Producer) -> Iterator[Produced]:
+    """Yield the task's microbatches, each made under its own random stream.
+
+    Raises:
+        Exception: Whatever the user's code raises, with notes that name shard and microbatch.
+        WorkerError: The user's code ended in a way that would look like the end of the shard, or of the process.
+    """
+    index = task.first_microbatch
+    production: Production | None = None
+    try:
+        streams = ShardStreams.of(producer.seed, producer.dp_rank, task.epoch, task.shard_index)
+        producer.mark("build")
+        streams.seed_opening()
+        production = _begin(task, producer, streams)
+        producer.mark("")
+        for made, microbatch in _iterate(production, streams, producer.mark):
+            if made >= task.first_microbatch:
+                index = made
+                yield Produced(made, microbatch, _is_last(production, made))
+                index = made + 1
+    except GeneratorExit:
+        raise
+    except Exception as error:
+        name_place(error, task, index, is_open=production is not None)
+        raise
+    except BaseException as error:
+        # Not to be let through: SystemExit from a dataset would end whatever runs it, without a word.
+        failure = WorkerError(f"the dataset raised {type(error).__name__}({error})")
+        name_place(failure, task, index, is_open=production is not None)
+        raise failure from error
+    finally:
+        producer.mark("")
+
+
+def _begin(task: Task, producer: Producer, streams: ShardStreams) -> Production:
+    product = producer.factory(task.shard)
+    if not isinstance(product, Iterable):
+        raise ConfigurationError(
+            "dataloader_factory", product, "something that returns an iterable of microbatches for a shard"
+        )
+    return begin(product, task.first_microbatch, streams)
+
+
+def _iterate(
+    production: Production, streams: ShardStreams, mark: Callable[[str], None]
+) -> Iterator[tuple[int, Any]]:
+    index = production.first_index
+    batches = production.batches
+    while True:
+        if batches is None:
+            streams.seed_microbatch(index)
+        mark("produce")
+        try:
+            microbatch = next(production.microbatches)
+        except StopIteration as error:
+            if batches is not None and (batches.num_batches is None or index < batches.num_batches):
+                raise WorkerError("the dataset raised StopIteration, which would end the shard early") from error
+            return
+        mark("")
+        yield index, microbatch
+        index += 1
+
+
+def _is_last(production: Production, index: int) -> bool | None:
+    batches = production.batches
+    if batches is not None:
+        return batches.num_batches == index + 1
+    if production.num_microbatches is not None:
+        return index + 1 == production.num_microbatches
+    return None
+
+
+def name_place(error: BaseException, task: Task, index: int, *, is_open: bool) -> None:
+    """Note on an exception, once, which shard and microbatch it concerns."""
+    if any(note.startswith(_NOTE) for note in getattr(error, "__notes__", [])):
+        return
+    where = f"at microbatch {index} of" if is_open else "while opening"
+    error.add_note(f"{_NOTE} {where} shard {task.shard!r} (epoch {task.epoch}, shard index {task.shard_index})")
+
+
+_NOTE = "fkat_data:"

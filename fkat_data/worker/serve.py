@@ -1,0 +1,202 @@
+"""The worker's loop: take tasks from the pipe, produce them, write each microbatch once, send its envelope.
+
+::
+
+    waiting for a task ── ASSIGN ──> producing ── last microbatch ──> waiting for a task
+                                      │      └── CANCEL ───────────────────^
+                                      └── no room, or no allowance ──> waiting for CREDIT, ALLOW or CANCEL
+    end of file, in any state ──> the trainer is gone, or has closed the loader: return
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fkat_data.plan.task import Task
+from fkat_data.transport.channel import Channel, ChannelClosed
+from fkat_data.transport.codec import Encoded, copied_size, encode, layout, write
+from fkat_data.transport.segment import Segment, SegmentPool
+from fkat_data.worker.failure import pack_failure
+from fkat_data.worker.messages import (
+    ALLOWANCE,
+    CREDIT,
+    END,
+    ITEM,
+    NO_LIMIT,
+    NO_SEGMENT,
+    SEGMENT,
+    STARVED,
+    TICKET,
+    Kind,
+    unpack_task,
+)
+from fkat_data.worker.produce import Produced, Producer, name_place, produce
+
+__all__ = ["Server"]
+
+# Up to here a microbatch travels in the message itself: a segment's lease and credit would cost more than the copy.
+_INLINE_BYTES = 2048
+# A longer envelope (text, nested Python objects) is written to the segment, so that it does not fill the socket.
+_LONGEST_ENVELOPE = 16384
+
+
+class _CancelledError(Exception):
+    """The trainer does not want the current task any more."""
+
+
+@dataclass
+class _Job:
+    task: Task
+    allowance: int
+
+
+class Server:
+    """Serves one trainer until it closes the pipe.
+
+    Args:
+        channel: The worker's end of the pipe.
+        producer: How tasks are produced.
+        limit_bytes: Shared memory that this worker may take.
+        finish: Called once at the end.
+    """
+
+    def __init__(
+        self, channel: Channel, producer: Producer, limit_bytes: int, finish: Callable[[], None]
+    ) -> None:
+        self._finish = finish
+        self._channel = channel
+        self._producer = producer
+        self._limit_bytes = limit_bytes
+        self._pool = SegmentPool(limit_bytes, self._announce, self._retire)
+        self._jobs: deque[_Job] = deque()
+        self._cancelled_below = 0
+        scratch = np.zeros(_INLINE_BYTES, dtype=np.uint8)
+        self._scratch = memoryview(scratch)
+        self._scratch_address: int = scratch.ctypes.data
+
+    def run(self) -> None:
+        """Serve; returns when the trainer is gone or has closed the pipe."""
+        try:
+            while True:
+                while not self._jobs:
+                    self._hear(block=True)
+                self._do(self._jobs[0])
+                if self._jobs:
+                    self._jobs.popleft()
+        except ChannelClosed:
+            return
+        finally:
+            self._finish()
+
+    def _do(self, job: _Job) -> None:
+        task = job.task
+        index = task.first_microbatch
+        is_last: bool | None = None
+        production = produce(task, self._producer)
+        try:
+            self._wait_for_allowance(job, index)
+            for produced in production:
+                self._publish(task, produced)
+                index, is_last = produced.index + 1, produced.is_last
+                if is_last:
+                    break
+                self._wait_for_allowance(job, index)
+            if not is_last:
+                self._channel.send(Kind.END, END.pack(task.ticket, index))
+        except _CancelledError:
+            pass
+        except ChannelClosed:
+            raise
+        except Exception as error:  # noqa: BLE001 - a user's exception of any kind is the trainer's to handle
+            name_place(error, task, index, is_open=True)
+            self._channel.send(Kind.FAILURE, TICKET.pack(task.ticket) + pack_failure(error))
+        finally:
+            production.close()
+
+    def _wait_for_allowance(self, job: _Job, index: int) -> None:
+        self._hear(block=False)
+        self._check_wanted(job.task)
+        while job.allowance != NO_LIMIT and index >= job.allowance:
+            self._hear(block=True)
+            self._check_wanted(job.task)
+
+    def _check_wanted(self, task: Task) -> None:
+        if task.ticket < self._cancelled_below:
+            raise _CancelledError
+
+    def _publish(self, task: Task, produced: Produced) -> None:
+        self._producer.mark("encode")
+        encoded = encode(produced.microbatch)
+        sizes = [part.size_bytes for part in encoded.parts]
+        size_bytes = copied_size(sizes)
+        envelope, tail = encoded.envelope, encoded.envelope
+        segment_index, in_segment = NO_SEGMENT, len(envelope) > _LONGEST_ENVELOPE
+        if size_bytes <= _INLINE_BYTES and not in_segment:
+            write(encoded.parts, self._scratch, self._scratch_address, 0)
+            tail = envelope + self._scratch[:size_bytes]
+        else:
+            extra = copied_size([len(envelope)]) if in_segment else 0
+            segment = self._take_segment(task, size_bytes + extra)
+            write(encoded.parts, segment.view, segment.address, extra)
+            if in_segment:
+                segment.view[: len(envelope)] = envelope
+                tail = b""
+            segment_index = segment.index
+        is_last = -1 if produced.is_last is None else int(produced.is_last)
+        head = ITEM.pack(
+            task.ticket, produced.index, is_last, segment_index, in_segment, len(sizes), len(envelope)
+        )
+        self._channel.send(Kind.ITEM, b"".join((head, layout(encoded.parts), tail)))
+        self._producer.mark("")
+
+    def _take_segment(self, task: Task, size_bytes: int) -> Segment:
+        segment = self._pool.take(size_bytes)
+        if segment is None:
+            needed_bytes = self._pool.size_of(size_bytes)
+            self._channel.send(Kind.STARVED, STARVED.pack(needed_bytes, self._pool.held_bytes, self._limit_bytes))
+            while segment is None:
+                self._hear(block=True)
+                self._check_wanted(task)
+                segment = self._pool.take(size_bytes)
+        return segment
+
+    def _hear(self, *, block: bool) -> None:
+        """Take what the trainer has said; wait for at least one message if ``block``."""
+        frame = self._channel.receive()
+        while frame is None and block:
+            self._channel.wait(None)
+            frame = self._channel.receive()
+        while frame is not None:
+            self._obey(frame.kind, frame.body)
+            frame = self._channel.receive_buffered()
+
+    def _obey(self, kind: int, body: bytes) -> None:
+        match kind:
+            case Kind.CREDIT:
+                self._pool.give_back(CREDIT.unpack(body)[0])
+            case Kind.ALLOW:
+                ticket, allowance = ALLOWANCE.unpack(body)
+                for job in self._jobs:
+                    if job.task.ticket == ticket:
+                        job.allowance = allowance
+            case Kind.ASSIGN:
+                task, allowance = unpack_task(body)
+                self._jobs.append(_Job(task, allowance))
+            case Kind.CANCEL:
+                self._cancelled_below = TICKET.unpack(body)[0]
+                # The first job is the one in work: it ends itself.
+                self._jobs = deque(
+                    job
+                    for place, job in enumerate(self._jobs)
+                    if place == 0 or job.task.ticket >= self._cancelled_below
+                )
+            case _:
+                raise ValueError(f"the trainer sent a message of unknown kind {kind}")
+
+    def _announce(self, segment: Segment, descriptor: int) -> None:
+        self._channel.send(Kind.SEGMENT, SEGMENT.pack(segment.index, segment.size_bytes), descriptor)
+
+    def _retire(self, index: int) -> None:
+        self._channel.send(Kind.RETIRE, CREDIT.pack(index))

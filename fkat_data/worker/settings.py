@@ -1,0 +1,31 @@
+"""What a worker is told at birth."""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from fkat_data.types import Profiler
+
+__all__ = ["WorkerSettings"]
+
+
+class WorkerSettings(NamedTuple):
+    """What a worker is told at birth.
+
+    Attributes:
+        factory: Makes the iterable of a shard's microbatches.
+        seed: The loader's seed.
+        dp_rank: The loader's data-parallel rank.
+        limit_bytes: Shared memory that the worker may take.
+        profiler: Told of the worker's actions.
+        worker_index: Its number among the loader's workers.
+        default_dtype: torch's default, as the trainer has it.
+    """
+
+    factory: Any
+    seed: int
+    dp_rank: int
+    limit_bytes: int
+    profiler: Profiler | None
+    worker_index: int
+    default_dtype: torch.dtype

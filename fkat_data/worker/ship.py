@@ -1,0 +1,88 @@
+"""The user's objects on their way to a worker: pickled by value where need be, and named where they cannot go."""
+
+import functools
+import os
+import pickle
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import cloudpickle
+
+from fkat_data.errors import ConfigurationError
+from fkat_data.transport.segment import anonymous_file
+
+__all__ = ["find_unshippable", "ship"]
+
+_DEEPEST = 12
+
+
+def ship(argument: str, value: Any, settings: Any) -> int:
+    """Return a descriptor of anonymous memory with what a worker is told at birth; the caller closes it.
+
+    Args:
+        argument: The name of the user's object within ``settings``, for the error.
+        value: That object.
+        settings: What is sent.
+
+    Raises:
+        ConfigurationError: Part of ``value`` cannot be pickled; it is named by its path of attributes.
+    """
+    paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109 - sys.path holds strings
+    try:
+        payload = cloudpickle.dumps(settings)
+    except Exception as error:
+        path, culprit, reason = find_unshippable(argument, value) or (argument, value, error)
+        raise ConfigurationError(
+            path, culprit, f"something that can be sent to a worker process, but: {reason} (or multiprocessing=False)"
+        ) from error
+    descriptor = anonymous_file()
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        file.write(pickle.dumps((paths, sys.argv)))
+        file.write(payload)
+    return descriptor
+
+
+def find_unshippable(path: str, value: Any) -> tuple[str, Any, Exception] | None:
+    """Return the innermost part of ``value`` that cannot be pickled: its path, itself, the error; None if all can."""
+    return _find(path, value, set(), 0)
+
+
+def _find(path: str, value: Any, seen: set[int], depth: int) -> tuple[str, Any, Exception] | None:
+    try:
+        cloudpickle.dumps(value)
+    except Exception as error:  # noqa: BLE001 - any error in pickling is what is looked for
+        if id(value) not in seen and depth < _DEEPEST:
+            seen.add(id(value))
+            for part_path, part in _parts(path, value):
+                found = _find(part_path, part, seen, depth + 1)
+                if found is not None:
+                    return found
+        return path, value, error
+    return None
+
+
+def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what pickling ``value`` looks into, with the path that leads there."""
+    if isinstance(value, Mapping):
+        for key, item in cast("Mapping[Any, Any]", value).items():
+            yield f"{path}[{key!r}]", item
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for index, item in enumerate(cast("list[Any]", value)):
+            yield f"{path}[{index}]", item
+    elif isinstance(value, types.FunctionType):
+        names = value.__code__.co_freevars
+        for name, cell in zip(names, value.__closure__ or (), strict=False):
+            yield f"{path}.<closure {name}>", cell.cell_contents
+        for name in value.__code__.co_names:
+            if name in value.__globals__:
+                yield f"{path}.<global {name}>", value.__globals__[name]
+    elif isinstance(value, types.MethodType):
+        yield f"{path}.__self__", value.__self__
+    else:
+        if isinstance(value, functools.partial):
+            for name in ("func", "args", "keywords"):
+                yield f"{path}.{name}", getattr(cast("functools.partial[Any]", value), name)
+        for name, item in getattr(value, "__dict__", {}).items():
+            yield f"{path}.{name}", item

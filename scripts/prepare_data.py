@@ -1,0 +1,182 @@
+"""Cut source code into Parquet shards of byte-level token sequences.
+
+The default source is the standard library of the Python that runs this: real text on every machine, about 30 MB of
+it, and nothing to download. A row is ``sequence_length + 1`` bytes: a model reads all but the last of them and is
+to predict all but the first. Every shard gets the same number of rows, so that every rank of a distributed run has
+as many microbatches as the others.
+
+The manifest is written last: where it is, the shards are whole. With the same source and the same settings, the
+shards that are there stay.
+"""
+
+import argparse
+import fcntl
+import hashlib
+import json
+import os
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tqdm import tqdm
+
+SEPARATOR = b"\0"  # Python source may not contain it, so it marks where a file ends
+MANIFEST = "manifest.json"
+LAYOUT_VERSION = 1  # of the shards: raise it when the same source would give other bytes
+NOT_SOURCE = {"__pycache__", "site-packages", "dist-packages"}
+
+
+def prepare(
+    destination: Path,
+    source: Path | None = None,
+    *,
+    sequence_length: int = 256,
+    num_shards: int = 8,
+    row_group_rows: int = 4096,
+) -> dict[str, Any]:
+    """Make sure that ``destination`` holds the shards, and return their manifest.
+
+    Args:
+        destination: The folder for the shards.
+        source: The folder whose ``*.py`` files are the text; the standard library's if not given.
+        sequence_length: Bytes that a model reads at once.
+        num_shards: Number of shards, each with an equal number of rows.
+        row_group_rows: Rows of a row group, the piece in which a shard is read.
+    """
+    for name, value in (
+        ("sequence_length", sequence_length),
+        ("num_shards", num_shards),
+        ("row_group_rows", row_group_rows),
+    ):
+        if value < 1:
+            raise SystemExit(f"{name} = {value}: expected at least 1")
+    source = source or Path(sysconfig.get_path("stdlib"))
+    destination.mkdir(parents=True, exist_ok=True)
+    with _only_one(destination):
+        text, num_files = read_text(source)
+        settings = {
+            "layout_version": LAYOUT_VERSION,
+            "source": str(source),
+            "num_files": num_files,
+            "sha256": hashlib.sha256(text).hexdigest(),
+            "sequence_length": sequence_length,
+            "num_shards": num_shards,
+            "row_group_rows": row_group_rows,
+        }
+        manifest = whole_manifest(destination)
+        if manifest is not None and manifest["settings"] == settings:
+            tqdm.write(f"data: {_summary(manifest)} are ready in {destination}")
+            return manifest
+        rows = cut_into_rows(text, sequence_length + 1, num_shards)
+        manifest = {"settings": settings, "shards": _write_shards(rows, destination, num_shards, row_group_rows)}
+        _write_atomically(destination / MANIFEST, json.dumps(manifest, indent=1).encode())
+        tqdm.write(f"data: wrote {_summary(manifest)} to {destination}")
+        return manifest
+
+
+def read_text(source: Path) -> tuple[bytes, int]:
+    """Return all ``*.py`` files under ``source``, joined in the order of their names, and how many they are."""
+    paths = sorted(
+        path for path in source.rglob("*.py") if not NOT_SOURCE & set(path.relative_to(source).parts) and path.is_file()
+    )
+    if not paths:
+        raise SystemExit(f"no *.py files under {source}")
+    return SEPARATOR.join(path.read_bytes() for path in tqdm(paths, "reading", unit=" files", leave=False)), len(paths)
+
+
+def cut_into_rows(text: bytes, row_length: int, num_shards: int) -> npt.NDArray[np.uint8]:
+    """Cut ``text`` into rows, without the end that would not fill one row of each shard."""
+    num_rows = len(text) // row_length // num_shards * num_shards
+    if num_rows == 0:
+        raise SystemExit(f"{len(text):,} bytes do not fill {num_shards} shards with a row of {row_length} bytes each")
+    return np.frombuffer(text, np.uint8, num_rows * row_length).reshape(num_rows, row_length)
+
+
+def whole_manifest(destination: Path) -> dict[str, Any] | None:
+    """Return the manifest in ``destination`` if it is there and the shards are as it says, else None."""
+    try:
+        manifest: dict[str, Any] = json.loads((destination / MANIFEST).read_bytes())
+        sizes = {shard["name"]: shard["bytes"] for shard in manifest["shards"]}
+        is_whole = all((destination / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return manifest if is_whole else None
+
+
+def _write_shards(
+    rows: npt.NDArray[np.uint8], destination: Path, num_shards: int, row_group_rows: int
+) -> list[dict[str, Any]]:
+    # The manifest goes before the first shard changes, as it must never stand beside shards of two kinds.
+    for stale in (destination / MANIFEST, *destination.glob("shard-*.parquet"), *destination.glob(".*.partial")):
+        stale.unlink(missing_ok=True)
+    shards: list[dict[str, Any]] = []
+    for index in tqdm(range(num_shards), "writing", unit=" shards", leave=False):
+        # Every n-th row: each shard is a sample of the whole text, and not one subject of it.
+        mine = rows[index::num_shards]
+        tokens = pa.FixedSizeListArray.from_arrays(pa.array(mine.reshape(-1)), mine.shape[1])
+        file = pa.BufferOutputStream()
+        pq.write_table(
+            pa.table({"tokens": tokens}),
+            file,
+            row_group_size=row_group_rows,
+            compression="zstd",
+            use_dictionary=False,
+        )
+        content = file.getvalue()
+        name = f"shard-{index:05d}.parquet"
+        _write_atomically(destination / name, content)
+        shards.append({"name": name, "rows": len(mine), "bytes": content.size})
+    return shards
+
+
+def _write_atomically(path: Path, content: Any) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
+
+
+@contextmanager
+def _only_one(destination: Path) -> Iterator[None]:
+    """Keep a second preparation waiting until this one ends, in whatever way it ends."""
+    with (destination / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _summary(manifest: dict[str, Any]) -> str:
+    settings, shards = manifest["settings"], manifest["shards"]
+    num_rows = sum(shard["rows"] for shard in shards)
+    return (
+        f"{len(shards)} shards, {num_rows:,} sequences of {settings['sequence_length']} bytes "
+        f"from {settings['num_files']:,} files"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--destination", type=Path, default=Path("data/stdlib"), help="default: %(default)s")
+    parser.add_argument("--source", type=Path, help="default: the standard library of this Python")
+    parser.add_argument("--sequence-length", type=int, default=256, help="default: %(default)s")
+    parser.add_argument("--num-shards", type=int, default=8, help="default: %(default)s")
+    parser.add_argument("--row-group-rows", type=int, default=4096, help="default: %(default)s")
+    arguments = parser.parse_args()
+    prepare(
+        arguments.destination,
+        arguments.source,
+        sequence_length=arguments.sequence_length,
+        num_shards=arguments.num_shards,
+        row_group_rows=arguments.row_group_rows,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,254 @@
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from fkat_data.datasets.parquet import ParquetDataset
+from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+
+NUM_ROWS = 10
+
+
+def fixed(values, size, kind):
+    return pa.array(values, type=pa.list_(kind, size))
+
+
+TABLE = pa.table(
+    {
+        "tokens": fixed([[row, row + 1, row + 2] for row in range(NUM_ROWS)], 3, pa.uint8()),
+        "matrix": fixed([[[row, 1.5], [2.5, -row]] for row in range(NUM_ROWS)], 2, pa.list_(pa.float32(), 2)),
+        "label": pa.array(range(NUM_ROWS), type=pa.int64()),
+        "flag": [row % 3 == 0 for row in range(NUM_ROWS)],
+        "half": pa.array(np.arange(NUM_ROWS, dtype=np.float16)),
+        "text": [None if row == 4 else f"row {row}" for row in range(NUM_ROWS)],
+        "ragged": [list(range(row)) for row in range(NUM_ROWS)],
+    }
+)
+
+
+@pytest.fixture
+def path(tmp_path):
+    pq.write_table(TABLE, tmp_path / "rows.parquet", row_group_size=4)  # row groups of 4, 4 and 2
+    return str(tmp_path / "rows.parquet")
+
+
+def test_a_row_holds_tensors_for_numbers_and_python_values_for_the_rest(path):
+    row = ParquetDataset(path)[5]
+    assert list(row) == TABLE.column_names
+    torch.testing.assert_close(row["tokens"], torch.tensor([5, 6, 7], dtype=torch.uint8))
+    torch.testing.assert_close(row["matrix"], torch.tensor([[5, 1.5], [2.5, -5]]))
+    torch.testing.assert_close(row["label"], torch.tensor(5))
+    torch.testing.assert_close(row["flag"], torch.tensor(False))
+    torch.testing.assert_close(row["half"], torch.tensor(5, dtype=torch.float16))
+    assert row["text"] == "row 5"
+    assert row["ragged"] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [
+        [0],
+        [9, 0, 4, 3, 8],  # every row group, out of order
+        [2, 2, -1, -10],  # repeated, and counted from the end
+        torch.tensor([7, 1]),  # as a sampler may give them
+        [],
+    ],
+)
+def test_rows_come_in_the_order_that_was_asked_for(path, indices):
+    dataset = ParquetDataset(path, row_groups_kept=1)
+    rows = dataset.__getitems__(indices)
+    expected = TABLE.take(pa.array([int(index) % NUM_ROWS for index in indices], type=pa.int64())).to_pylist()
+    assert [{k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in row.items()} for row in rows] == expected
+
+
+@pytest.mark.parametrize("index", [10, -11, 1 << 40])
+def test_a_row_outside_is_an_index_error(path, index):
+    with pytest.raises(IndexError, match=f"row {index} of a dataset of 10 rows"):
+        ParquetDataset(path)[index]
+
+
+@pytest.mark.parametrize("index", [1.5, "1", slice(0, 2), None])
+def test_a_row_number_is_an_integer(path, index):
+    with pytest.raises(TypeError, match="integers"):
+        ParquetDataset(path)[index]
+
+
+def test_files_follow_one_another(tmp_path, path):
+    pq.write_table(TABLE.slice(3, 2), tmp_path / "more.parquet")
+    dataset = ParquetDataset([path, str(tmp_path / "more.parquet")], ["label"])
+    assert len(dataset) == 12
+    assert [row["label"].item() for row in dataset] == [*range(10), 3, 4]
+
+
+def test_only_the_columns_asked_for_are_read_in_their_order(path):
+    assert list(ParquetDataset(path, ["text", "label"])[0]) == ["text", "label"]
+
+
+def test_a_torch_dataloader_collates_the_rows(path):
+    loader = DataLoader(ParquetDataset(path, ["tokens", "label"]), batch_size=5)
+    microbatches = list(loader)
+    assert microbatches[0]["tokens"].shape == (5, 3)
+    assert microbatches[0]["tokens"].dtype == torch.uint8
+    assert torch.cat([microbatch["label"] for microbatch in microbatches]).tolist() == list(range(10))
+
+
+def test_rows_belong_to_the_caller(path):
+    dataset = ParquetDataset(path, ["tokens"])
+    dataset[0]["tokens"].fill_(99)
+    assert dataset[0]["tokens"].tolist() == [0, 1, 2]
+
+
+def test_a_value_with_a_null_in_it_is_what_pyarrow_gives(tmp_path):
+    table = pa.table(
+        {
+            "label": pa.array([1, None, 3, None], type=pa.int64()),
+            "pair": fixed([[1, 2], [3, None], [5, 6], [None, None]], 2, pa.float32()),
+        }
+    )
+    pq.write_table(table, tmp_path / "nulls.parquet", row_group_size=3)
+    rows = ParquetDataset(str(tmp_path / "nulls.parquet")).__getitems__([3, 2, 1, 0])
+    assert [row["label"] for row in rows] == [None, torch.tensor(3), None, torch.tensor(1)]
+    assert rows[0]["pair"] == [None, None]
+    assert rows[1]["pair"].tolist() == [5, 6]
+    assert rows[2]["pair"] == [3, None]
+    assert rows[3]["pair"].tolist() == [1, 2]
+
+
+def test_a_file_without_rows_is_an_empty_dataset(tmp_path):
+    pq.write_table(TABLE.slice(0, 0), tmp_path / "empty.parquet")
+    dataset = ParquetDataset(str(tmp_path / "empty.parquet"))
+    assert len(dataset) == 0
+    assert list(dataset) == []
+
+
+def decodings(dataset, monkeypatch):
+    """Record the row groups that the dataset decodes."""
+    seen = []
+    file = dataset._file(0)
+
+    class Recorder:
+        schema_arrow = file.schema_arrow
+
+        def read_row_group(self, index, **keywords):
+            seen.append(index)
+            return file.read_row_group(index, **keywords)
+
+    monkeypatch.setitem(dataset._opened, 0, Recorder())
+    return seen
+
+
+def test_a_row_group_is_decoded_when_it_is_first_asked_for_and_then_kept(path, monkeypatch):
+    dataset = ParquetDataset(path)
+    seen = decodings(dataset, monkeypatch)
+    assert seen == []
+    dataset.__getitems__([5, 0, 6, 1])
+    dataset.__getitems__([4, 3])
+    assert seen == [0, 1]
+
+
+def test_no_more_row_groups_are_kept_than_asked_for(path, monkeypatch):
+    dataset = ParquetDataset(path, row_groups_kept=2)
+    seen = decodings(dataset, monkeypatch)
+    for row in (0, 4, 0, 8, 0, 4):  # row groups 0 1 0 2 0 1: the one used least recently goes
+        dataset[row]
+    assert seen == [0, 1, 2, 1]
+    assert len(dataset._cache) == 2
+
+
+def test_copies_and_pickles_are_small_and_read_alike(path):
+    dataset = ParquetDataset(path)
+    dataset[0]
+    for twin in (copy.copy(dataset), copy.deepcopy(dataset), pickle.loads(pickle.dumps(dataset))):
+        assert not twin._opened
+        assert twin[3]["text"] == "row 3"
+    assert len(pickle.dumps(dataset)) < 2000
+
+
+def test_a_forked_process_opens_its_own_files(path):
+    dataset = ParquetDataset(path, ["label"])
+    dataset[0]
+    parents_files = list(dataset._opened.values())
+    child = os.fork()
+    if child == 0:
+        fine = dataset[9]["label"].item() == 9 and list(dataset._opened.values()) != parents_files
+        os._exit(0 if fine else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_any_file_system_of_fsspec_is_read(path):
+    with fsspec.open("memory://shards/rows.parquet", "wb") as file:
+        file.write(Path(path).read_bytes())
+    assert ParquetDataset("memory://shards/rows.parquet")[9]["text"] == "row 9"
+    assert ParquetDataset(f"file://{path}")[9]["text"] == "row 9"
+
+
+@pytest.mark.parametrize("missing", ["{folder}/nothing.parquet", "file://{folder}/nothing", "memory://nothing"])
+def test_a_missing_file_is_named(tmp_path, missing):
+    missing = missing.format(folder=tmp_path)
+    with pytest.raises(ShardNotFoundError, match=missing):
+        ParquetDataset(missing)
+
+
+@pytest.mark.parametrize("content", [b"", b"no Parquet file at all", b"PAR1" + b"\0" * 64 + b"PAR1"])
+def test_a_file_that_is_not_parquet_is_named(tmp_path, content):
+    (tmp_path / "odd.parquet").write_bytes(content)
+    with pytest.raises(ShardCorruptError, match=r"odd\.parquet.*not a Parquet file"):
+        ParquetDataset(str(tmp_path / "odd.parquet"))
+
+
+def test_a_folder_is_not_a_parquet_file(tmp_path):
+    with pytest.raises(ShardCorruptError, match="not a Parquet file"):
+        ParquetDataset(str(tmp_path))
+
+
+def test_a_damaged_row_group_is_named_when_it_is_read(tmp_path):
+    pq.write_table(TABLE.select(["text"]), tmp_path / "damaged.parquet", compression="zstd", use_dictionary=False)
+    content = bytearray((tmp_path / "damaged.parquet").read_bytes())
+    content[4:60] = b"\xff" * 56
+    (tmp_path / "damaged.parquet").write_bytes(content)
+    dataset = ParquetDataset(str(tmp_path / "damaged.parquet"))
+    with pytest.raises(ShardCorruptError, match=r"damaged\.parquet.*row group 0"):
+        dataset[0]
+
+
+def test_a_missing_column_is_named_beside_those_that_exist(path):
+    with pytest.raises(ConfigurationError, match=r"'token': expected columns that .*: tokens, matrix, label"):
+        ParquetDataset(path, ["label", "token"])
+
+
+def test_files_that_differ_in_a_columns_type_are_refused(tmp_path, path):
+    pq.write_table(pa.table({"label": ["a"]}), tmp_path / "other.parquet")
+    with pytest.raises(ShardCorruptError, match="'label' is string here and int64 in"):
+        ParquetDataset([path, str(tmp_path / "other.parquet")], ["label"])
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("paths", []),
+        ("paths", 3),
+        ("paths", ["a", 3]),
+        ("columns", []),
+        ("columns", ["label", "label"]),
+        ("row_groups_kept", 0),
+        ("row_groups_kept", True),
+    ],
+)
+def test_a_wrong_argument_is_named(path, argument, value):
+    with pytest.raises(ConfigurationError, match=argument):
+        ParquetDataset(**{"paths": path, argument: value})
+
+
+def test_importing_the_package_of_datasets_does_not_import_pyarrow():
+    program = "import sys, fkat_data.datasets; sys.exit('pyarrow' in sys.modules or 'fsspec' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,278 @@
+import copy
+import pickle
+import subprocess
+import sys
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
+from fkat_data.samplers import ShardSampler, ShuffledShardSampler, check_shards
+from fkat_data.types import Stateful
+
+
+class Growing(ShardSampler):
+    """A user's sampler: each epoch has one shard more; it never calls super().__init__()."""
+
+    def __init__(self, first):
+        self.first = first
+
+    def shards(self, epoch):
+        return [f"{epoch}-{index}" for index in range(self.first + epoch)]
+
+
+def unstopped(first, num_epochs):
+    return [shard for epoch in range(num_epochs) for shard in Growing(first).shards(epoch)]
+
+
+def take(sampler, count):
+    """The next shards, over as many epochs as it needs, each epoch by its own for loop."""
+    taken = []
+    while len(taken) < count:
+        for shard in sampler:
+            taken.append(shard)
+            if len(taken) == count:
+                break
+    return taken
+
+
+def test_a_for_loop_is_one_epoch_and_the_next_loop_is_the_next_epoch():
+    sampler = Growing(2)
+    assert list(sampler) == ["0-0", "0-1"]
+    assert list(sampler) == ["1-0", "1-1", "1-2"]
+    assert [*sampler] == ["2-0", "2-1", "2-2", "2-3"]
+
+
+def test_a_loop_that_was_left_early_is_followed_by_the_next_epoch():
+    sampler = Growing(3)
+    next(iter(sampler))
+    assert list(sampler) == Growing(3).shards(1)
+
+
+def test_an_iterator_that_yielded_nothing_uses_up_no_epoch():
+    sampler = Growing(3)
+    iter(sampler)
+    assert list(sampler) == Growing(3).shards(0)
+
+
+def test_an_epoch_without_shards_is_passed_and_not_repeated():
+    sampler = Growing(0)
+    assert list(sampler) == []
+    assert list(sampler) == ["1-0"]
+
+
+def test_the_length_is_that_of_the_current_epoch():
+    sampler = Growing(2)
+    assert len(sampler) == 2
+    list(sampler)
+    assert len(sampler) == 3
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        iter,
+        lambda sampler: sampler.set_epoch(1),
+        lambda sampler: sampler.load_state_dict({"version": 1, "epoch": 0, "index": 2}),
+    ],
+)
+def test_an_iterator_that_was_replaced_says_so_and_moves_nothing(replace):
+    sampler = Growing(3)
+    old = iter(sampler)
+    next(old)
+    replace(sampler)
+    state = sampler.state_dict()
+    with pytest.raises(StaleIteratorError, match="after 1 shards"):
+        next(old)
+    assert sampler.state_dict() == state
+
+
+def test_an_iterator_that_has_ended_stays_ended():
+    sampler = Growing(1)
+    old = iter(sampler)
+    assert list(old) == ["0-0"]
+    assert list(sampler) == ["1-0", "1-1"]
+    assert list(old) == []
+
+
+def test_a_sampler_is_stateful_and_its_state_is_plain():
+    sampler = Growing(3)
+    assert isinstance(sampler, Stateful)
+    assert sampler.state_dict() == {"version": 1, "epoch": 0, "index": 0}
+    next(iter(sampler))
+    assert sampler.state_dict() == {"version": 1, "epoch": 0, "index": 1}
+
+
+def test_the_state_after_the_last_shard_is_the_start_of_the_next_epoch():
+    sampler = Growing(2)
+    states = [sampler.state_dict() for _ in sampler]
+    assert states == [{"version": 1, "epoch": 0, "index": 1}, {"version": 1, "epoch": 1, "index": 0}]
+
+
+def test_a_state_at_an_end_of_an_epoch_is_loaded_in_its_canonical_form():
+    sampler = Growing(2)
+    sampler.load_state_dict({"version": 1, "epoch": 0, "index": 2})
+    assert sampler.state_dict() == {"version": 1, "epoch": 1, "index": 0}
+
+
+@given(first=st.integers(1, 4), stops=st.lists(st.integers(0, 12), min_size=1, max_size=3))
+@settings(deadline=None)
+def test_resuming_anywhere_again_and_again_equals_no_stop(first, stops):
+    sampler, taken = Growing(first), []
+    for count in stops:
+        taken += take(sampler, count)
+        state = sampler.state_dict()
+        sampler = Growing(first)
+        sampler.load_state_dict(state)
+        assert sampler.state_dict() == state
+    taken += take(sampler, 5)
+    assert taken == unstopped(first, 12)[: len(taken)]
+
+
+def test_resuming_at_every_position_of_three_epochs_equals_no_stop():
+    whole = unstopped(2, 4)
+    for stop in range(len(whole) - 5 + 1):
+        stopped = Growing(2)
+        assert take(stopped, stop) == whole[:stop]
+        resumed = Growing(2)
+        resumed.load_state_dict(stopped.state_dict())
+        assert take(resumed, len(whole) - stop) == whole[stop:]
+
+
+def test_a_state_can_be_loaded_into_a_sampler_that_is_midway():
+    sampler = Growing(4)
+    take(sampler, 7)
+    sampler.load_state_dict({"version": 1, "epoch": 0, "index": 3})
+    assert list(sampler) == ["0-3"]
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda sampler: pickle.loads(pickle.dumps(sampler))])
+def test_a_copy_has_the_same_place(duplicate):
+    sampler = ShuffledShardSampler(["a", "b", "c"], seed=1)
+    next(iter(sampler))
+    twin = duplicate(sampler)
+    assert twin.state_dict() == sampler.state_dict()
+    assert list(twin) == list(sampler)
+
+
+@pytest.mark.parametrize(
+    ("state", "field"),
+    [
+        (None, "state_dict"),
+        ([1, 0, 0], "state_dict"),
+        ({}, "version"),
+        ({"epoch": 0, "index": 0}, "version"),
+        ({"version": 1, "index": 0}, "epoch"),
+        ({"version": 1, "epoch": 0}, "index"),
+        ({"version": 2, "epoch": 0, "index": 0}, "version"),
+        ({"version": 0, "epoch": 0, "index": 0}, "version"),
+        ({"version": "1", "epoch": 0, "index": 0}, "version"),
+        ({"version": True, "epoch": 0, "index": 0}, "version"),
+        ({"version": 1, "epoch": None, "index": 0}, "epoch"),
+        ({"version": 1, "epoch": -1, "index": 0}, "epoch"),
+        ({"version": 1, "epoch": 0.0, "index": 0}, "epoch"),
+        ({"version": 1, "epoch": 0, "index": "2"}, "index"),
+        ({"version": 1, "epoch": 0, "index": -1}, "index"),
+        ({"version": 1, "epoch": 0, "index": 4}, "index"),  # three shards: another plan
+    ],
+)
+def test_a_bad_state_is_refused_by_its_field_and_changes_nothing(state, field):
+    sampler = Growing(3)
+    next(iter(sampler))
+    before = sampler.state_dict()
+    with pytest.raises(StateMismatchError) as raised:
+        sampler.load_state_dict(state)
+    assert raised.value.field == field
+    assert sampler.state_dict() == before
+
+
+def test_an_epoch_can_be_chosen():
+    sampler = Growing(2)
+    sampler.set_epoch(3)
+    assert list(sampler) == Growing(2).shards(3)
+    sampler.set_epoch(1)
+    assert list(sampler) == Growing(2).shards(1)
+
+
+def test_choosing_the_epoch_that_was_left_early_starts_it_again():
+    sampler = Growing(2)
+    next(iter(sampler))
+    sampler.set_epoch(0)
+    assert list(sampler) == Growing(2).shards(0)
+
+
+def test_choosing_the_epoch_of_a_loaded_state_keeps_its_place():
+    sampler = Growing(3)
+    sampler.load_state_dict({"version": 1, "epoch": 1, "index": 2})
+    sampler.set_epoch(1)
+    assert list(sampler) == ["1-2", "1-3"]
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.0, "1", None, True])
+def test_an_epoch_that_is_none_is_refused(epoch):
+    with pytest.raises(ConfigurationError, match=r"^epoch = "):
+        Growing(2).set_epoch(epoch)
+
+
+def test_a_sampler_without_shards_says_what_to_implement():
+    class Forgotten(ShardSampler):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"Forgotten has to implement shards\(epoch\)"):
+        list(Forgotten())
+
+
+@pytest.mark.parametrize(
+    ("shards", "plain"),
+    [
+        (["a", "b"], ["a", "b"]),
+        (("a", ["b", "c"]), ["a", ["b", "c"]]),
+        ([("a", "b")], [["a", "b"]]),
+        ([Path("/x/a"), [Path("/x/b"), "c"]], ["/x/a", ["/x/b", "c"]]),
+        (OmegaConf.create(["a", ["b", "c"]]), ["a", ["b", "c"]]),
+        (iter("ab"), ["a", "b"]),
+        (OrderedDict(a=1, b=2).keys(), ["a", "b"]),
+    ],
+)
+def test_shards_become_plain_strings_and_lists(shards, plain):
+    checked = check_shards("shards", shards)
+    assert checked == plain
+    assert all(type(shard) in (str, list) for shard in checked)
+
+
+@pytest.mark.parametrize(
+    ("shards", "where"),
+    [
+        ("s3://bucket/one", "shards = "),
+        (b"bytes", "shards = "),
+        (None, "shards = "),
+        (3, "shards = "),
+        (ShardSampler, "shards = "),  # the class, not a sampler
+        ({"a": 1}, "shards = "),
+        ({"a", "b"}, "shards = "),  # another order on each rank
+        ([], "shards = "),
+        (iter(()), "shards = "),
+        (["a", ""], "shards[1] = "),
+        (["a", None], "shards[1] = "),
+        (["a", 1], "shards[1] = "),
+        (["a", b"b"], "shards[1] = "),
+        (["a", []], "shards[1] = "),
+        ([["a", ""]], "shards[0][1] = "),
+        (["a", ["b", ["c"]]], "shards[1][1] = "),
+        (["a", {"b": 1}], "shards[1] = "),
+    ],
+)
+def test_what_are_no_shards_is_refused_by_its_position(shards, where):
+    with pytest.raises(ConfigurationError) as raised:
+        check_shards("shards", shards)
+    assert str(raised.value).startswith(where)
+
+
+def test_importing_the_samplers_imports_no_fsspec():
+    program = "import fkat_data, fkat_data.samplers, sys; print('fsspec' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

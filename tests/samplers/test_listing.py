@@ -1,0 +1,274 @@
+import os
+import zipfile
+from pathlib import Path
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFile
+from omegaconf import OmegaConf
+
+from fkat_data.errors import ConfigurationError
+from fkat_data.samplers import DistributedDataParallelShardSampler, FsShardSampler, ShuffledShardSampler
+from fkat_data.samplers.listing import _surroundings
+
+TREE = ["b.bin", "a.bin", "notes.txt", "deep/c.bin", "deep/er/d.bin"]
+HIDDEN = ["_SUCCESS", ".a.bin.crc", "_temporary/e.bin", "deep/.git/f.bin", "_delta_log/0.json", "_delta_log/.0.json"]
+
+
+def fill(root, names):
+    for name in names:
+        path = Path(root, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    fill(tmp_path / "data", TREE + HIDDEN)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def memory():
+    file_system = fsspec.filesystem("memory")
+    for name in TREE + HIDDEN:
+        file_system.pipe(f"/tree/{name}", b"x")
+    yield file_system
+    file_system.store.clear()
+
+
+def below(root, names):
+    return sorted(f"{root}/{name}" for name in names)
+
+
+def content(shard):
+    with fsspec.open(shard) as file:
+        return file.read().decode()
+
+
+def test_the_files_under_a_plain_path_are_absolute_paths_in_order(tree):
+    assert list(FsShardSampler(str(tree))) == list(FsShardSampler(tree)) == below(tree, TREE)
+
+
+def test_the_files_under_a_uri_are_uris_that_open(tree):
+    shards = list(FsShardSampler(f"file://{tree}"))
+    assert shards == below(f"file://{tree}", TREE)
+    assert [content(shard) for shard in shards] == sorted(TREE)
+
+
+@pytest.mark.parametrize("uri", ["memory://tree", "memory:///tree", "memory://tree/"])
+def test_the_files_in_memory_are_uris_as_the_given_one(memory, uri):
+    root = uri.rstrip("/")
+    shards = list(FsShardSampler(uri))
+    assert shards == below(root, TREE)
+    assert {content(shard) for shard in shards} == {"x"}
+
+
+def test_a_relative_path_becomes_absolute(tree, monkeypatch):
+    monkeypatch.chdir(tree.parent)
+    for path in ("data", "./data", "data/", "other/../data", Path("data")):
+        assert list(FsShardSampler(path)) == below(tree, TREE)
+
+
+def test_a_home_directory_is_found(tree, monkeypatch):
+    monkeypatch.setenv("HOME", str(tree.parent))
+    assert list(FsShardSampler("~/data")) == list(FsShardSampler(Path("~/data"))) == below(tree, TREE)
+
+
+def test_a_uri_that_is_one_file_is_one_shard(tree, memory):
+    assert list(FsShardSampler(tree / "a.bin")) == [f"{tree}/a.bin"]
+    assert list(FsShardSampler(tree / "_SUCCESS")) == [f"{tree}/_SUCCESS"]  # it was named
+    assert list(FsShardSampler(f"file://{tree}/a.bin", "*.bin")) == [f"file://{tree}/a.bin"]
+    assert list(FsShardSampler("memory://tree/deep/c.bin", "c.*")) == ["memory://tree/deep/c.bin"]
+
+
+@pytest.mark.parametrize("root", ["{tree}", "file://{tree}", "memory://tree"])
+def test_without_recursion_only_the_files_of_the_directory_itself_come(tree, memory, root):
+    root = root.format(tree=tree)
+    assert list(FsShardSampler(root, recursive=False)) == below(root, ["a.bin", "b.bin", "notes.txt"])
+
+
+@pytest.mark.parametrize(
+    ("glob", "names"),
+    [
+        (None, TREE),
+        ("", TREE),
+        ("*", TREE),
+        ("*.bin", ["a.bin", "b.bin", "deep/c.bin", "deep/er/d.bin"]),  # * stands for / as well
+        ("deep/*", ["deep/c.bin", "deep/er/d.bin"]),
+        ("?.bin", ["a.bin", "b.bin"]),
+        ("[!a].bin", ["b.bin"]),
+        ("*/data/a.bin", ["a.bin"]),  # the whole path
+        ("**/data/**/*.bin", ["deep/c.bin", "deep/er/d.bin"]),
+        # Hidden ones, by a part that starts as they do.
+        ("_SUCCESS", ["_SUCCESS"]),
+        ("_*", ["_SUCCESS", "_temporary/e.bin", "_delta_log/0.json"]),
+        ("_delta_log/*.json", ["_delta_log/0.json"]),
+        ("_delta_log/.*", ["_delta_log/.0.json"]),
+        (".*.crc", [".a.bin.crc"]),
+        ("*/.git/*", ["deep/.git/f.bin"]),
+    ],
+)
+def test_a_glob_chooses_by_the_path_below_or_by_the_whole(tree, glob, names):
+    assert list(FsShardSampler(tree, glob)) == below(tree, names)
+
+
+def test_a_glob_may_match_the_whole_uri(memory):
+    assert list(FsShardSampler("memory://tree", "memory://tree/*c.bin")) == ["memory://tree/deep/c.bin"]
+
+
+def test_files_merge_in_their_order(tree):
+    a, b, c, d, notes = below(tree, TREE)
+    assert list(FsShardSampler(tree, num_uri_merge=2)) == [[a, b], [c, d], [notes]]
+    assert list(FsShardSampler(tree, num_uri_merge=-1)) == [[a, b, c, d, notes]]
+
+
+def test_the_files_are_listed_once(tree):
+    sampler = FsShardSampler(tree)
+    fill(tree, ["late.bin"])
+    assert list(sampler) == list(sampler) == below(tree, TREE)
+    assert list(FsShardSampler(tree)) == below(tree, [*TREE, "late.bin"])
+
+
+def test_links_are_followed_and_a_link_upwards_is_not_for_ever(tree, tmp_path):
+    fill(tmp_path / "elsewhere", ["f.bin", "g.bin"])
+    root = tmp_path / "links"
+    root.mkdir()
+    (root / "file.bin").symlink_to(tmp_path / "elsewhere" / "f.bin")
+    (root / "folder").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "up").symlink_to(root)
+    expected = ["file.bin", "folder/f.bin", "folder/g.bin"]
+    assert list(FsShardSampler(root)) == below(root, expected)
+    assert list(FsShardSampler(f"file://{root}")) == below(f"file://{root}", expected)
+
+
+def test_names_that_look_like_something_else_stay_as_they_are(tmp_path):
+    names = ["a b.bin", "c%20d.bin", "e#f.bin", "g?h.bin", "ünï.bin", "i::j.bin"]
+    fill(tmp_path, names)
+    assert list(FsShardSampler(tmp_path)) == below(tmp_path, names)
+
+
+def test_an_empty_file_is_a_shard_and_an_empty_object_for_a_directory_is_none(memory):
+    memory.store.clear()
+    for path, data in {
+        "/tree/empty.bin": b"",
+        "/tree/deep/a.bin": b"x",
+        "/tree/deep": b"",
+        "/tree/other/": b"",
+    }.items():
+        memory.store[path] = MemoryFile(memory, path, data)
+    assert list(FsShardSampler("memory://tree")) == ["memory://tree/deep/a.bin", "memory://tree/empty.bin"]
+
+
+def test_a_chain_of_file_systems_opens_as_it_was_given(memory, tmp_path):
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        archive.writestr("folder/a.bin", "in the archive")
+    archive_uri = f"file://{tmp_path}/all.zip"
+    assert list(FsShardSampler(f"zip://folder::{archive_uri}")) == [f"zip://folder/a.bin::{archive_uri}"]
+    assert list(FsShardSampler(f"zip://::{archive_uri}")) == [f"zip://folder/a.bin::{archive_uri}"]
+    assert list(FsShardSampler(f"zip::{archive_uri}")) == [f"zip://folder/a.bin::{archive_uri}"]
+    assert content(f"zip://folder/a.bin::{archive_uri}") == "in the archive"
+    shards = list(FsShardSampler("simplecache::memory://tree"))
+    assert shards == below("simplecache::memory://tree", TREE)
+    assert content(shards[0]) == "x"
+
+
+def test_a_chain_over_a_local_path_opens_too(tree):
+    shards = list(FsShardSampler(f"simplecache::{tree}", "*.txt"))
+    assert [content(shard) for shard in shards] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "unstripped_root", "shard"),  # the second as each file system gives it; none of these can be reached here
+    [
+        ("s3://bucket/folder", "s3://bucket/folder", "s3://bucket/folder/+"),
+        ("s3a://bucket/folder/", "s3://bucket/folder", "s3a://bucket/folder/+"),
+        ("s3://", "s3://", "s3://+"),
+        ("hf://datasets/team/name@main", "hf://datasets/team/name@main", "hf://datasets/team/name@main/+"),
+        ("sftp://host", "sftp:///", "sftp://host/+"),
+        ("github://team:name@branch", "github://", "github://team:name@branch/+"),
+        ("abfss://box@account.net/folder", "abfs://box/folder", "abfss://box@account.net/folder/+"),
+        ("filecache::gs://bucket", "gs://bucket", "filecache::gs://bucket/+"),
+        ("filecache::s3a://cache", "s3://cache", "filecache::s3a://cache/+"),
+        ("simplecache::zip://a::s3://b/a.zip", "zip://a", "simplecache::zip://a/+::s3://b/a.zip"),
+        ("zip::s3://b/a.zip", "zip://", "zip://+::s3://b/a.zip"),
+        ("simplecache::/folder", "file:///folder", "simplecache::/folder/+"),
+    ],
+)
+def test_what_a_uri_says_of_hosts_and_accounts_is_kept(uri, unstripped_root, shard):
+    assert "+".join(_surroundings(uri, unstripped_root)) == shard
+
+
+def test_options_reach_the_file_system_as_plain_values(tree):
+    options = OmegaConf.create({"auto_mkdir": True, "nested": {"a": [1, 2]}})
+    assert list(FsShardSampler(f"file://{tree}", storage_options=options)) == below(f"file://{tree}", TREE)
+    seen = fsspec.filesystem("file", auto_mkdir=True, nested={"a": [1, 2]}).storage_options
+    assert type(seen["nested"]) is dict
+    assert type(seen["nested"]["a"]) is list
+
+
+def test_a_listing_composes_with_the_other_samplers(tree):
+    shards = [
+        shard
+        for dp_rank in range(2)
+        for shard in DistributedDataParallelShardSampler(
+            ShuffledShardSampler(FsShardSampler(tree, "*.bin"), seed=5), dp_size=2, dp_rank=dp_rank
+        )
+    ]
+    assert sorted(shards) == list(FsShardSampler(tree, "*.bin"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where", "message"),
+    [
+        ({"uri": ""}, "uri", "not empty"),
+        ({"uri": None}, "uri", "path or URI"),
+        ({"uri": b"/data"}, "uri", "path or URI"),
+        ({"uri": ["/data"]}, "uri", "path or URI"),
+        ({"uri": "{tree}/none"}, "uri", "nothing is at"),
+        ({"uri": "{tree}/*.bin"}, "uri", "a pattern goes into glob"),
+        ({"uri": "{tree}/broken"}, "uri", "nothing is at"),
+        ({"uri": "file://{tree}/none"}, "uri", "nothing is at"),
+        ({"uri": "memory://none"}, "uri", "nothing is at"),
+        ({"uri": "unheard://of"}, "uri", "Protocol not known"),
+        ({"uri": "zip://::file://{tree}/none.zip"}, "uri", "fsspec"),
+        ({"glob": "*.parquet"}, "glob", "one of the 11 files under"),
+        ({"glob": ["*"]}, "glob", "a pattern"),
+        ({"uri": "{tree}/_temporary/empty"}, "uri", "there are 0 under it"),
+        ({"uri": "{tree}/_temporary", "recursive": False, "glob": "*.txt"}, "glob", "one of the 1 files"),
+        ({"uri": "{tree}/deep/er", "recursive": "no"}, "recursive", "true or false"),
+        ({"uri": "{tree}/folders", "recursive": False}, "uri", "there are 0 in it"),
+        ({"uri": "{tree}/deep/.git/..", "recursive": False, "glob": "x"}, "glob", "one of the 1 files"),
+        ({"uri": "{tree}/hidden"}, "uri", "all 2 under it are hidden"),
+        ({"num_uri_merge": -2}, "num_uri_merge", "at least -1"),
+        ({"storage_options": ["key"]}, "storage_options", "a mapping"),
+    ],
+)
+def test_what_cannot_be_listed_is_refused_by_the_argument(tmp_path, arguments, where, message):
+    fill(tmp_path, TREE + HIDDEN)
+    arguments = {
+        "uri": "{tree}",
+        **arguments,
+    }
+    if isinstance(arguments["uri"], str):
+        arguments["uri"] = arguments["uri"].format(tree=tmp_path)
+    (tmp_path / "_temporary" / "empty").mkdir()
+    if "folders" in str(arguments["uri"]):
+        fill(tmp_path, ["folders/only/a.bin"])
+    if "hidden" in str(arguments["uri"]):
+        fill(tmp_path, ["hidden/_a", "hidden/.b/c"])
+    if "broken" in str(arguments["uri"]):
+        (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ConfigurationError, match=rf"^{where} = ") as raised:
+        FsShardSampler(**arguments)
+    assert message in str(raised.value)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_directory_that_may_not_be_read_is_an_error_and_not_left_out(tree):
+    (tree / "deep").chmod(0)
+    try:
+        with pytest.raises(PermissionError):
+            FsShardSampler(tree)
+    finally:
+        (tree / "deep").chmod(0o755)

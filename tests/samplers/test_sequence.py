@@ -1,0 +1,127 @@
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from fkat_data.errors import ConfigurationError
+from fkat_data.samplers import (
+    DistributedDataParallelShardSampler,
+    SequenceShardSampler,
+    ShardSampler,
+    ShuffledShardSampler,
+    as_shard_sampler,
+    merge_uris,
+)
+
+URIS = st.text("abc/", min_size=1, max_size=5)
+SHARDS = st.lists(URIS | st.lists(URIS, min_size=1, max_size=4), min_size=1, max_size=12)
+
+
+def flat(shards):
+    return [uri for shard in shards for uri in ([shard] if isinstance(shard, str) else shard)]
+
+
+class Iterating(ShardSampler):
+    """A user's sampler that implements iteration alone."""
+
+    def __iter__(self):
+        yield from ["b", "a"]
+
+
+class WithList(ShardSampler):
+    """A user's sampler whose shards are a list, not a method."""
+
+    def __init__(self):
+        self.shards = ["a", "b"]
+
+
+@given(SHARDS)
+@settings(deadline=None)
+def test_the_given_shards_come_in_the_given_order_each_epoch(shards):
+    sampler = SequenceShardSampler(shards)
+    assert list(sampler) == list(sampler) == shards
+    assert len(sampler) == len(shards)
+
+
+def test_an_iterable_of_shards_is_read_once_and_a_list_may_change_afterwards():
+    assert [list(sampler) for sampler in [SequenceShardSampler(iter("ab"))] * 2] == [["a", "b"], ["a", "b"]]
+    shards = ["a", ["b", "c"]]
+    sampler = SequenceShardSampler(shards)
+    shards[1].append("d")
+    shards.clear()
+    assert list(sampler) == ["a", ["b", "c"]]
+
+
+def test_a_pure_sampler_is_taken_as_it_is():
+    for sampler in (SequenceShardSampler(["a"]), ShuffledShardSampler(["a"])):
+        assert as_shard_sampler("sampler", sampler) is sampler
+
+
+@pytest.mark.parametrize(
+    ("sampler", "shards"),
+    [
+        (["a", "b"], ["a", "b"]),
+        (("b", "a"), ["b", "a"]),
+        ((uri for uri in "ab"), ["a", "b"]),
+        (OmegaConf.create(["a", ["b", "c"]]), ["a", ["b", "c"]]),
+        (Iterating(), ["b", "a"]),
+    ],
+)
+def test_any_finite_iterable_of_shards_becomes_a_sampler(sampler, shards):
+    sampler = as_shard_sampler("sampler", sampler)
+    assert list(sampler.shards(0)) == list(sampler.shards(1)) == shards
+
+
+@pytest.mark.parametrize(
+    "sampler", ["s3://bucket/one", None, 3, [], {"a"}, {"a": 1}, ShardSampler(), WithList(), SequenceShardSampler]
+)
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda sampler: as_shard_sampler("sampler", sampler),
+        ShuffledShardSampler,
+        lambda sampler: DistributedDataParallelShardSampler(sampler, 1, 0),
+    ],
+)
+def test_what_is_no_sampler_is_refused_by_the_argument(sampler, build):
+    with pytest.raises(ConfigurationError, match=r"^sampler = "):
+        build(sampler)
+
+
+def test_an_endless_iterable_is_refused_and_not_read_for_ever():
+    with pytest.raises(ConfigurationError, match=r"^sampler = .*seems endless"):
+        as_shard_sampler("sampler", itertools.repeat("a"))
+
+
+def test_no_merge_leaves_the_shards_as_they_are():
+    shards = ["a", ["b", "c"]]
+    assert merge_uris(shards, 0) is shards
+
+
+@given(SHARDS, st.integers(-1, 9))
+@settings(deadline=None)
+def test_a_merge_keeps_the_uris_and_their_order(shards, num_uri_merge):
+    assert flat(merge_uris(shards, num_uri_merge)) == flat(shards)
+
+
+@given(SHARDS, st.integers(1, 9))
+@settings(deadline=None)
+def test_merged_shards_have_as_many_uris_as_asked_for_but_for_the_last(shards, num_uri_merge):
+    *full, last = merge_uris(shards, num_uri_merge)
+    assert all(isinstance(shard, list) and len(shard) == num_uri_merge for shard in full)
+    assert isinstance(last, list)
+    assert 1 <= len(last) <= num_uri_merge
+
+
+@given(SHARDS)
+@settings(deadline=None)
+def test_a_merge_by_minus_one_gives_one_shard(shards):
+    assert merge_uris(shards, -1) == [flat(shards)]
+
+
+@pytest.mark.parametrize("num_uri_merge", [-2, 1.0, "2", None, True])
+def test_a_merge_by_what_is_no_count_is_refused(num_uri_merge):
+    with pytest.raises(ConfigurationError, match=r"^num_uri_merge = "):
+        merge_uris(["a"], num_uri_merge)

@@ -1,0 +1,124 @@
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fkat_data.errors import ConfigurationError
+from fkat_data.samplers import SequenceShardSampler, ShardSampler, ShuffledShardSampler
+
+# A saved place counts shards in an order that is computed anew: if an order changes, every checkpoint of every user
+# goes on elsewhere, and says nothing. So the file may not change: never without a decision record (docs/adr).
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "shard_orders.json").read_text())
+
+SEEDS = st.integers(-(2**70), 2**70)
+
+
+def named(count):
+    return [f"s{index}" for index in range(count)]
+
+
+@pytest.mark.parametrize("golden", GOLDEN["shuffled"], ids=lambda golden: f"{golden['seed']}-{golden['epoch']}")
+def test_the_orders_are_those_of_every_release(golden):
+    sampler = ShuffledShardSampler(named(golden["num_shards"]), golden["seed"])
+    assert sampler.shards(golden["epoch"]) == [f"s{index}" for index in golden["order"]]
+
+
+@given(seed=SEEDS, epoch=st.integers(0, 10**6), count=st.integers(1, 40))
+@settings(deadline=None)
+def test_an_epoch_is_a_permutation_and_a_function_of_seed_and_epoch(seed, epoch, count):
+    sampler = ShuffledShardSampler(named(count), seed)
+    order = sampler.shards(epoch)
+    assert sorted(order) == sorted(named(count))
+    sampler.shards(epoch + 1)  # what was asked for in between changes nothing
+    assert sampler.shards(epoch) == order == ShuffledShardSampler(named(count), seed).shards(epoch)
+
+
+@given(seed=SEEDS)
+@settings(deadline=None)
+def test_epochs_and_seeds_differ(seed):
+    # 30 shards have 10^32 orders: two of them equal by chance is no event to plan for.
+    orders = [tuple(ShuffledShardSampler(named(30), seed + more).shards(epoch)) for more in (0, 1) for epoch in (0, 1)]
+    assert len({*orders, tuple(named(30))}) == 5
+
+
+def test_every_shard_comes_first_about_equally_often():
+    sampler = ShuffledShardSampler(named(4))
+    first = [sampler.shards(epoch)[0] for epoch in range(2000)]
+    assert all(400 < first.count(shard) < 600 for shard in named(4))
+
+
+def test_a_seed_may_be_of_any_size():
+    for seed in (0, -1, 2**64, -(2**64), 10**5000):
+        assert sorted(ShuffledShardSampler(named(5), seed).shards(0)) == named(5)
+
+
+def test_no_global_generator_is_read_or_moved():
+    def everything():
+        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+    before = everything()
+    order = ShuffledShardSampler(named(50)).shards(0)
+    assert everything() == before
+    random.seed(1)
+    assert ShuffledShardSampler(named(50)).shards(0) == order
+
+
+def test_the_order_is_the_same_in_every_process():
+    program = (
+        "from fkat_data.samplers import ShuffledShardSampler as S; print(S([f's{i}' for i in range(9)], 3).shards(2))"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("0", "1")
+    }
+    assert outputs == {f"{ShuffledShardSampler(named(9), 3).shards(2)}\n".encode()}
+
+
+def test_each_epoch_of_the_inner_sampler_is_shuffled():
+    class Alternating(ShardSampler):
+        def shards(self, epoch):
+            return ["a", "b", "c"] if epoch % 2 == 0 else ["d", "e"]
+
+    sampler = ShuffledShardSampler(Alternating())
+    assert [sorted(sampler), sorted(sampler), sorted(sampler)] == [["a", "b", "c"], ["d", "e"], ["a", "b", "c"]]
+
+
+def test_groups_of_uris_stay_together():
+    assert sorted(ShuffledShardSampler([["a", "b"], ["c", "d"]]).shards(0)) == [["a", "b"], ["c", "d"]]
+
+
+@given(seed=SEEDS, count=st.integers(1, 12), stop=st.integers(0, 30))
+@settings(deadline=None)
+def test_resuming_at_every_position_equals_no_stop(seed, count, stop):
+    whole = [shard for epoch in range(4) for shard in ShuffledShardSampler(named(count), seed).shards(epoch)]
+    epoch, index = divmod(stop % (3 * count), count)
+    sampler = ShuffledShardSampler(named(count), seed)
+    sampler.load_state_dict({"version": 1, "epoch": epoch, "index": index})
+    rest = [*sampler, *sampler]
+    start = epoch * count + index
+    assert rest == (whole + ShuffledShardSampler(named(count), seed).shards(4))[start : start + len(rest)]
+    assert len(rest) == 2 * count - index
+
+
+def test_the_sampler_and_the_seed_can_be_read_and_not_set():
+    inner = SequenceShardSampler(["a"])
+    sampler = ShuffledShardSampler(inner, seed=3)
+    assert (sampler.sampler, sampler.seed) == (inner, 3)
+    with pytest.raises(AttributeError):
+        sampler.seed = 4
+
+
+@pytest.mark.parametrize("seed", [None, "0", 0.5, True])
+def test_a_seed_that_is_no_integer_is_refused(seed):
+    with pytest.raises(ConfigurationError, match=r"^seed = "):
+        ShuffledShardSampler(["a"], seed)
