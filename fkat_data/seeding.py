@@ -8,7 +8,7 @@ change nothing, a resume needs no generator's state, and what was delivered can 
 import hashlib
 import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -69,7 +69,7 @@ def seed_global_generators(seed: int) -> None:
 
 
 @contextmanager
-def preserved_generators() -> Iterator[None]:
+def preserved_generators() -> Generator[None]:
     """Give the caller its generators back as they were, and its number of threads.
 
     For producing in the caller's own thread. One thread while it lasts, as in a worker: a parallel reduction adds

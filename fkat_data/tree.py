@@ -17,8 +17,9 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, Mapping):
-        items = {key: map_tensors(function, item) for key, item in cast("Mapping[Any, Any]", value).items()}
-        return items if type(value) is dict else _like(cast("Mapping[Any, Any]", value), items)
+        mapping = cast("Mapping[Any, Any]", value)
+        items = {key: map_tensors(function, item) for key, item in mapping.items()}
+        return items if type(mapping) is dict else _like(mapping, items)
     if isinstance(value, tuple):
         moved = [map_tensors(function, item) for item in cast("tuple[Any, ...]", value)]
         return type(value)(*moved) if hasattr(value, "_fields") else type(value)(moved)  # type: ignore[call-arg]

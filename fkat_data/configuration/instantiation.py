@@ -90,12 +90,12 @@ def _check_keys(node: dict[str, Any], place: str) -> None:
         if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL)
     ]
     names = [parameter.name for parameter in by_name]
-    for key in node.keys() - _OF_HYDRA - set(names):
-        close = difflib.get_close_matches(key, names, 1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise ConfigurationError(
-            _below(place, key), node[key], f"no such key{hint}: {target} takes {', '.join(names) or 'none'}"
-        )
+    for key in node:
+        if key not in _OF_HYDRA and key not in names:
+            close = difflib.get_close_matches(key, names, 1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            keys = ", ".join(names) or "it has none"
+            raise ConfigurationError(_below(place, key), node[key], f"a key of {target}{hint}: {keys}")
     if node.get("_partial_") or node.get("_args_"):
         return
     for parameter in by_name:

@@ -63,8 +63,8 @@ class Prefetcher:
         self._num_shards_ahead = num_shard_prefetches
         self._num_microbatches_ahead = num_microbatch_prefetches
         self._ticket = 0
-        self._epoch = 0
-        self._next_shard = 0
+        self._epoch: int = 0
+        self._next_shard: int = 0
         self._num_extra = 0
         self._is_exhausted = False
         self._tasks: deque[Task] = deque()
@@ -134,7 +134,7 @@ class Prefetcher:
         return None
 
     def _deliver(self, item: Item) -> Arrival:
-        self._delivered = item.index + 1
+        self._delivered = item.microbatch_index + 1
         is_last = item.is_last
         if is_last is None and isinstance(self._arrived[0], End):
             self._arrived.popleft()

@@ -7,7 +7,7 @@ from the pipe in order, the mover brings each to its device, and the cursor coun
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -246,7 +246,7 @@ class ShardedDataLoader:
         del exception
         self.close()
 
-    def __enter__(self) -> "ShardedDataLoader":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -7,7 +7,7 @@ called where the object has one. ``torch.profiler`` sees the same names wherever
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,12 @@ class TrainerProfile:
 
     def range(self, name: str) -> AbstractContextManager[None]:
         """Return a context in which the named action runs; costs next to nothing while nobody profiles."""
-        if self._profiler is None and not torch.autograd._profiler_enabled():  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # has no public name
+        if self._profiler is None and not torch.autograd._profiler_enabled():  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # has no public name
             return _NOTHING
         return self._range(_PREFIX + name)
 
     @contextmanager
-    def _range(self, action: str) -> Iterator[None]:
+    def _range(self, action: str) -> Generator[None]:
         with torch.profiler.record_function(action):
             if self._profiler is not None:
                 self._profiler.start(action)

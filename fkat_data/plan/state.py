@@ -209,7 +209,7 @@ def _items(state: Mapping[str, Any], field: str, length: int | None, default: ob
     if value is None and length is not None:
         return [default] * length
     if isinstance(value, torch.Tensor) and value.dim() == 1:
-        value = value.tolist()
+        value = cast("list[Any]", value.tolist())
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         raise StateMismatchError(field, type(value).__name__, "<a list with an item for each rank>", _NO_STATE)
     items = list(cast("Sequence[Any]", value))

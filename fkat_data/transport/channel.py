@@ -48,8 +48,8 @@ class Channel:
         self._socket = sock
         self._buffer = bytearray(_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
-        self._start = 0
-        self._end = 0
+        self._start: int = 0
+        self._end: int = 0
         self._ended = False
         self._descriptors: deque[int] = deque()
         self._outbox: deque[bytes] = deque()

@@ -8,11 +8,12 @@ the parts were written to. Both are functions of values: no process, pipe or seg
 import ctypes
 import functools
 import io
+import itertools
 import pickle
 import struct
 import types
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import cloudpickle
 import numpy as np
@@ -23,8 +24,8 @@ __all__ = ["ALIGNMENT", "Encoded", "Part", "copied_size", "decode", "dumps", "en
 ALIGNMENT = 64
 """Bytes that every part's offset is a multiple of: a cache line, and what vector instructions like."""
 
-_DTYPES = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
-_DTYPES = sorted(set(_DTYPES), key=str)
+# In one order in both processes, which run one version of torch.
+_DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
 _DTYPE_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
 # Stands in the stream where a tensor's memory was; protocol 5 asks for something that exports a writable buffer.
@@ -187,7 +188,7 @@ class _Pickler(_InBandPickler):
             self.parts.append(Part(memory.nbytes, is_tensor=False, address=0, owner=memory))
 
     def reducer_override(self, obj: Any) -> Any:
-        kind = type(obj)
+        kind = cast("type[Any]", type(obj))
         if kind is torch.Tensor:
             return self._reduce_tensor(obj)
         if kind is np.ndarray:
@@ -286,7 +287,7 @@ def _overlapping(parts: list[Part]) -> bool:
     if len(parts) < 2:
         return False
     ranges = sorted((part.address, part.address + part.size_bytes) for part in parts if part.is_tensor)
-    return any(start < end for (_, end), (start, _) in zip(ranges, ranges[1:], strict=False))
+    return any(start < end for (_, end), (start, _) in itertools.pairwise(ranges))
 
 
 def _spans(parts: list[Part]) -> list[tuple[int, int, Any]]:
@@ -307,9 +308,11 @@ def _rebuild(
 ) -> torch.Tensor:
     base, offset = source
     flat = torch.frombuffer(base, dtype=_DTYPES[code], count=numel, offset=offset)
+    if shape is None:
+        return flat
     if strides:
         return flat.as_strided(shape, strides)
-    return flat if shape is None or len(shape) == 1 else flat.view(shape)
+    return flat if len(shape) == 1 else flat.view(shape)
 
 
 def _rebuild_empty(code: int, shape: tuple[int, ...]) -> torch.Tensor:

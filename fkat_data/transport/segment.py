@@ -58,7 +58,7 @@ class Segment:
         self.size_bytes = size_bytes
         # The array keeps the mapping: the memory goes back to the kernel when its last view is gone.
         self.array: Bytes = np.frombuffer(mmap.mmap(descriptor, size_bytes, _MAP_FLAGS), dtype=np.uint8)
-        self.view = memoryview(self.array)
+        self.view = memoryview(self.array)  # pyright: ignore[reportArgumentType]  # an array is a buffer from 3.12's typing on
         self.address: int = self.array.ctypes.data
 
 
@@ -196,7 +196,7 @@ def anonymous_file() -> int:
     """Return a descriptor of memory without a name; empty, sealable where the system knows seals."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("fkat_data", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with tempfile.TemporaryFile(dir="/dev/shm") as file:  # unlinked at birth  # noqa: S108 - shared memory is meant
+    with tempfile.TemporaryFile(dir="/dev/shm") as file:  # unlinked at birth
         return os.dup(file.fileno())
 
 

@@ -6,7 +6,7 @@ over is not loaded. Anything else is replayed, or steps forward by a ``skip(coun
 
 import copy
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -46,11 +46,10 @@ def begin(product: Iterable[Any], first_microbatch: int, streams: ShardStreams) 
 
 def is_map_style(product: object) -> bool:
     """Return whether the product is a torch DataLoader, iterated as torch does, over a dataset with indices."""
-    return (
-        isinstance(product, DataLoader)
-        and type(product).__iter__ is DataLoader.__iter__
-        and not isinstance(product.dataset, IterableDataset)
-    )
+    if not isinstance(product, DataLoader):
+        return False
+    loader = cast("DataLoader[Any]", product)
+    return type(loader).__iter__ is DataLoader.__iter__ and not isinstance(loader.dataset, IterableDataset)
 
 
 def _begin_map_style(product: Any, first_microbatch: int, streams: ShardStreams) -> Production:

@@ -17,7 +17,9 @@ def pack_failure(error: BaseException) -> bytes:
     try:
         text = "".join(traceback.format_exception(error))
     except Exception:  # noqa: BLE001 - an exception whose own __str__ raises must still be told of
-        text = f"{type(error).__name__} (its message cannot be shown)\n{''.join(traceback.format_tb(error.__traceback__))}"
+        text = (
+            f"{type(error).__name__} (its message cannot be shown)\n{''.join(traceback.format_tb(error.__traceback__))}"
+        )
     if len(text) > _LONGEST_TEXT:
         text = f"{text[: _LONGEST_TEXT // 2]}\n…\n{text[-_LONGEST_TEXT // 2 :]}"
     return pickle.dumps((_rebuildable(error), type(error).__qualname__, text, list(getattr(error, "__notes__", []))))

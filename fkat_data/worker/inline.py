@@ -1,7 +1,7 @@
 """The in-process twin: produces in the caller's own thread, for breakpoints, profilers and tracebacks."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from fkat_data.plan.task import Task
 from fkat_data.seeding import preserved_generators
@@ -23,7 +23,7 @@ class InlineWorker:
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
         self._tasks: deque[Task] = deque()
-        self._production: Iterator[Produced] | None = None
+        self._production: Generator[Produced] | None = None
         self._next_index = 0
 
     @property
@@ -61,10 +61,10 @@ class InlineWorker:
         if produced is None:
             self._end_task()
             return End(task.ticket, self._next_index)
-        self._next_index = produced.index + 1
+        self._next_index = produced.microbatch_index + 1
         if produced.is_last:
             self._end_task()
-        return Item(task.ticket, produced.index, produced.is_last, produced.microbatch, 0)
+        return Item(task.ticket, produced.microbatch_index, produced.is_last, produced.microbatch, 0)
 
     def hang_up(self) -> None:
         """Do nothing: there is no one to tell."""
@@ -78,5 +78,5 @@ class InlineWorker:
     def _end_task(self) -> None:
         self._tasks.popleft()
         if self._production is not None:
-            self._production.close()  # type: ignore[attr-defined]  # a generator
+            self._production.close()
             self._production = None

@@ -70,14 +70,14 @@ class Item(NamedTuple):
 
     Attributes:
         ticket: The task it belongs to.
-        index: Its place in the shard.
+        microbatch_index: Its place in the shard.
         is_last: Whether the shard ends with it; None where only its end will tell.
         microbatch: What the user's DataLoader yielded.
         size_bytes: Bytes of its tensors and arrays; 0 where nothing was copied.
     """
 
     ticket: int
-    index: int
+    microbatch_index: int
     is_last: bool | None
     microbatch: Any
     size_bytes: int

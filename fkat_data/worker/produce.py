@@ -1,6 +1,6 @@
 """Production of one task: shard in, microbatches out. Knows no process, pipe or segment."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from fkat_data.errors import ConfigurationError, WorkerError
@@ -16,12 +16,12 @@ class Produced(NamedTuple):
     """One microbatch of a task.
 
     Attributes:
-        index: Its place in the shard.
+        microbatch_index: Its place in the shard.
         microbatch: What the user's DataLoader yielded.
         is_last: Whether the shard ends with it; None where that shows only later.
     """
 
-    index: int
+    microbatch_index: int
     microbatch: Any
     is_last: bool | None
 
@@ -42,7 +42,7 @@ class Producer(NamedTuple):
     mark: Callable[[str], None]
 
 
-def produce(task: Task, producer: Producer) -> Iterator[Produced]:
+def produce(task: Task, producer: Producer) -> Generator[Produced]:
     """Yield the task's microbatches, each made under its own random stream.
 
     Raises:
@@ -85,9 +85,7 @@ def _begin(task: Task, producer: Producer, streams: ShardStreams) -> Production:
     return begin(product, task.first_microbatch, streams)
 
 
-def _iterate(
-    production: Production, streams: ShardStreams, mark: Callable[[str], None]
-) -> Iterator[tuple[int, Any]]:
+def _iterate(production: Production, streams: ShardStreams, mark: Callable[[str], None]) -> Iterator[tuple[int, Any]]:
     index = production.first_index
     batches = production.batches
     while True:

@@ -16,7 +16,7 @@ import numpy as np
 
 from fkat_data.plan.task import Task
 from fkat_data.transport.channel import Channel, ChannelClosed
-from fkat_data.transport.codec import Encoded, copied_size, encode, layout, write
+from fkat_data.transport.codec import copied_size, encode, layout, write
 from fkat_data.transport.segment import Segment, SegmentPool
 from fkat_data.worker.failure import pack_failure
 from fkat_data.worker.messages import (
@@ -62,9 +62,7 @@ class Server:
         finish: Called once at the end.
     """
 
-    def __init__(
-        self, channel: Channel, producer: Producer, limit_bytes: int, finish: Callable[[], None]
-    ) -> None:
+    def __init__(self, channel: Channel, producer: Producer, limit_bytes: int, finish: Callable[[], None]) -> None:
         self._finish = finish
         self._channel = channel
         self._producer = producer
@@ -73,7 +71,7 @@ class Server:
         self._jobs: deque[_Job] = deque()
         self._cancelled_below = 0
         scratch = np.zeros(_INLINE_BYTES, dtype=np.uint8)
-        self._scratch = memoryview(scratch)
+        self._scratch = memoryview(scratch)  # pyright: ignore[reportArgumentType]  # an array is a buffer from Python 3.12's typing on
         self._scratch_address: int = scratch.ctypes.data
 
     def run(self) -> None:
@@ -99,7 +97,7 @@ class Server:
             self._wait_for_allowance(job, index)
             for produced in production:
                 self._publish(task, produced)
-                index, is_last = produced.index + 1, produced.is_last
+                index, is_last = produced.microbatch_index + 1, produced.is_last
                 if is_last:
                     break
                 self._wait_for_allowance(job, index)
@@ -146,7 +144,7 @@ class Server:
             segment_index = segment.index
         is_last = -1 if produced.is_last is None else int(produced.is_last)
         head = ITEM.pack(
-            task.ticket, produced.index, is_last, segment_index, in_segment, len(sizes), len(envelope)
+            task.ticket, produced.microbatch_index, is_last, segment_index, in_segment, len(sizes), len(envelope)
         )
         self._channel.send(Kind.ITEM, b"".join((head, layout(encoded.parts), tail)))
         self._producer.mark("")

@@ -65,24 +65,30 @@ def _find(path: str, value: Any, seen: set[int], depth: int) -> tuple[str, Any, 
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what pickling ``value`` looks into, with the path that leads there."""
-    if isinstance(value, Mapping):
-        for key, item in cast("Mapping[Any, Any]", value).items():
-            yield f"{path}[{key!r}]", item
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for index, item in enumerate(cast("list[Any]", value)):
-            yield f"{path}[{index}]", item
-    elif isinstance(value, types.FunctionType):
-        names = value.__code__.co_freevars
-        for name, cell in zip(names, value.__closure__ or (), strict=False):
-            yield f"{path}.<closure {name}>", cell.cell_contents
-        for name in value.__code__.co_names:
-            if name in value.__globals__:
-                yield f"{path}.<global {name}>", value.__globals__[name]
-    elif isinstance(value, types.MethodType):
-        yield f"{path}.__self__", value.__self__
-    else:
-        if isinstance(value, functools.partial):
-            for name in ("func", "args", "keywords"):
-                yield f"{path}.{name}", getattr(cast("functools.partial[Any]", value), name)
-        for name, item in getattr(value, "__dict__", {}).items():
-            yield f"{path}.{name}", item
+    match value:
+        case Mapping():
+            for key, item in cast("Mapping[Any, Any]", value).items():
+                yield f"{path}[{key!r}]", item
+        case list() | tuple() | set() | frozenset():
+            for index, item in enumerate(cast("list[Any]", value)):
+                yield f"{path}[{index}]", item
+        case types.FunctionType():
+            yield from _parts_of_function(path, value)
+        case types.MethodType():
+            yield f"{path}.__self__", value.__self__
+        case functools.partial():
+            partial = cast("functools.partial[Any]", value)
+            yield f"{path}.func", partial.func
+            yield f"{path}.args", partial.args
+            yield f"{path}.keywords", partial.keywords
+        case _:
+            for name, item in getattr(value, "__dict__", {}).items():
+                yield f"{path}.{name}", item
+
+
+def _parts_of_function(path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        yield f"{path}.<closure {name}>", cell.cell_contents
+    for name in function.__code__.co_names:
+        if name in function.__globals__:
+            yield f"{path}.<global {name}>", function.__globals__[name]

@@ -6,7 +6,6 @@ the terminal is the trainer's alone).
 """
 
 import contextlib
-import mmap
 import os
 import signal
 import socket
@@ -14,7 +13,7 @@ import struct
 import subprocess
 import sys
 import weakref
-from typing import Any
+from typing import Any, cast
 
 from fkat_data.observe.profile import TrainerProfile
 from fkat_data.plan.task import Task
@@ -238,7 +237,7 @@ class _Credits:
 
 def _start(settings: int, channel: int, lifeline: int) -> "subprocess.Popen[bytes]":
     # Flags such as -X and -W hold for workers too; multiprocessing has had this function since Python 3.2.
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
+    flags = cast("list[str]", subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]  # noqa: SLF001
     descriptors = (settings, channel, lifeline)
     return subprocess.Popen(  # noqa: S603 - our own interpreter
         [sys.executable, *flags, "-c", _BOOTSTRAP, *map(str, descriptors)],

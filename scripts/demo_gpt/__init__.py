@@ -1,0 +1,1 @@
+"""The parts of the demonstration that are not about data."""
