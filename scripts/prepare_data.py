@@ -147,7 +147,7 @@ def _write_atomically(path: Path, content: Any) -> None:
 @contextmanager
 def _only_one(destination: Path) -> Iterator[None]:
     """Keep a second preparation waiting until this one ends, in whatever way it ends."""
-    with (destination / ".lock").open("w") as lock:
+    with (destination / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

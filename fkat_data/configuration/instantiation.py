@@ -30,7 +30,9 @@ def instantiate(config: DictConfig | ListConfig | Mapping[str, Any]) -> Any:
         ConfigurationError: A key is unknown, missing or has no value, or a target cannot be imported.
         Exception: Whatever a target raised, as itself.
     """
-    node = cast("DictConfig | ListConfig", config if OmegaConf.is_config(config) else OmegaConf.create(dict(config)))
+    # A plain mapping may hold classes and other objects, as Hydra's own function lets it.
+    created = config if OmegaConf.is_config(config) else OmegaConf.create(dict(config), flags={"allow_objects": True})
+    node = cast("DictConfig | ListConfig", created)
     _check(_resolved(node), "")
     try:
         return hydra.utils.instantiate(node, _convert_="all")
@@ -78,8 +80,9 @@ def _check(node: Any, place: str) -> None:
 
 def _check_keys(node: dict[str, Any], place: str) -> None:
     target = node["_target_"]
+    located = _located(target, place)
     try:
-        parameters = inspect.signature(_located(target, place)).parameters.values()
+        parameters = inspect.signature(located).parameters.values()
     except ValueError:
         return  # some of what is written in C does not say
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
@@ -90,12 +93,12 @@ def _check_keys(node: dict[str, Any], place: str) -> None:
         if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL)
     ]
     names = [parameter.name for parameter in by_name]
-    for key in node:
+    for key, value in node.items():
         if key not in _OF_HYDRA and key not in names:
             close = difflib.get_close_matches(key, names, 1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
             keys = ", ".join(names) or "it has none"
-            raise ConfigurationError(_below(place, key), node[key], f"a key of {target}{hint}: {keys}")
+            raise ConfigurationError(_below(place, key), value, f"a key of {target}{hint}: {keys}")
     if node.get("_partial_") or node.get("_args_"):
         return
     for parameter in by_name:

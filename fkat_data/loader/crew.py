@@ -127,7 +127,9 @@ class Crew:
                 )
                 descriptor = ship("dataloader_factory", settings.factory, shipped)
                 try:
-                    worker = ProcessWorker(descriptor, self._profile, is_zero_copy=settings.is_zero_copy)
+                    worker = ProcessWorker(
+                        descriptor, worker_limit_bytes, self._profile, is_zero_copy=settings.is_zero_copy
+                    )
                 finally:
                     os.close(descriptor)
                 self.workers.append(worker)

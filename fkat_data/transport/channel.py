@@ -87,8 +87,12 @@ class Channel:
 
         A peer that is gone is no error here: the next ``receive`` tells.
         """
-        self._outbox.append(_HEADER.pack(len(body), kind) + body)
+        self.defer(kind, body)
         self.flush()
+
+    def defer(self, kind: int, body: bytes) -> None:
+        """Send a message with the next ``post``, ``flush`` or ``wait``."""
+        self._outbox.append(_HEADER.pack(len(body), kind) + body)
 
     def flush(self) -> None:
         """Send what was posted, as far as the socket takes it."""
@@ -134,6 +138,7 @@ class Channel:
 
     def wait(self, timeout_s: float | None, *others: int) -> None:
         """Wait until something arrives here, or one of the other descriptors is readable."""
+        self.flush()
         poll = select.poll()
         poll.register(self._socket, select.POLLIN | (select.POLLOUT if self.has_unsent else 0))
         for descriptor in others:

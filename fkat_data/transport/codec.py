@@ -12,7 +12,7 @@ import itertools
 import pickle
 import struct
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import cloudpickle
@@ -68,10 +68,20 @@ def encode(microbatch: Any) -> Encoded:
     Raises:
         Exception: Whatever the pickling of the microbatch raises.
     """
+    signature = _signature(microbatch)
+    if signature is not None and (envelope := _envelopes.get(signature)) is not None:
+        parts = [_part(tensor) for tensor in _tensors(microbatch)]
+        if not _overlapping(parts):
+            return Encoded(envelope, parts)
     stream = io.BytesIO()
     pickler = _Pickler(stream)
     pickler.dump(microbatch)
-    if _overlapping(pickler.parts):
+    if not _overlapping(pickler.parts):
+        if signature is not None:
+            if len(_envelopes) >= _MOST_ENVELOPES:
+                _envelopes.clear()
+            _envelopes[signature] = stream.getvalue()
+    else:
         stream = io.BytesIO()
         pickler = _SharingPickler(stream, _spans(pickler.parts))
         pickler.dump(microbatch)
@@ -135,6 +145,45 @@ def loads(data: bytes | memoryview) -> Any:
     return pickle.loads(data)
 
 
+# The envelope of a flat container of dense tensors says no more than their names, dtypes and shapes, which most shards
+# repeat for every microbatch: pickling it once saves two thirds of the time.
+_envelopes: dict[Any, bytes] = {}
+_MOST_ENVELOPES = 4096
+
+
+def _tensors(microbatch: Any) -> Iterable[torch.Tensor]:
+    if type(microbatch) is dict:
+        return cast("dict[str, torch.Tensor]", microbatch).values()
+    return (microbatch,) if type(microbatch) is torch.Tensor else microbatch
+
+
+def _signature(microbatch: Any) -> Any:
+    """Return what decides on the envelope of a flat container of dense tensors; None for anything else."""
+    kind = cast("type[Any]", type(microbatch))
+    if kind is dict:
+        names = tuple(cast("dict[Any, Any]", microbatch))
+        if not all(type(name) is str for name in names):
+            return None
+    elif kind is tuple or kind is list or kind is torch.Tensor:
+        names = ()
+    else:
+        return None
+    forms: list[Any] = []
+    for tensor in _tensors(microbatch):
+        if type(tensor) is not torch.Tensor or not _has_plain_memory(tensor) or not _is_usual(tensor):
+            return None
+        forms.append((tensor.dtype, tensor.shape))
+    return kind, names, tuple(forms)
+
+
+def _is_usual(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.numel() > 0 and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _part(tensor: torch.Tensor) -> Part:
+    return Part(tensor.nbytes, True, tensor.data_ptr(), tensor)  # keywords would double its time
+
+
 def _aligned(size: int) -> int:
     return (size + ALIGNMENT - 1) & -ALIGNMENT
 
@@ -179,13 +228,16 @@ class _Pickler(_InBandPickler):
     """Takes tensors and arrays out of the stream."""
 
     def __init__(self, file: io.BytesIO) -> None:
-        self.parts: list[Part] = []
-        super().__init__(file, buffer_callback=self._take_buffer)
+        parts: list[Part] = []
 
-    def _take_buffer(self, buffer: pickle.PickleBuffer) -> None:
-        memory = buffer.raw()
-        if memory.obj is not _PLACEHOLDER:
-            self.parts.append(Part(memory.nbytes, is_tensor=False, address=0, owner=memory))
+        # No method: a pickler that refers to itself would keep the microbatch until the next garbage collection.
+        def take(buffer: pickle.PickleBuffer) -> None:
+            memory = buffer.raw()
+            if memory.obj is not _PLACEHOLDER:
+                parts.append(Part(memory.nbytes, is_tensor=False, address=0, owner=memory))
+
+        self.parts = parts
+        super().__init__(file, buffer_callback=take)
 
     def reducer_override(self, obj: Any) -> Any:
         kind = cast("type[Any]", type(obj))

@@ -97,16 +97,24 @@ class SegmentPool:
             raise MemoryLimitError(
                 self._limit_bytes, size_bytes, 0, "raise memory_limit_bytes, or make smaller microbatches"
             )
+        segment = self.take_free(size_bytes)
+        if segment is not None:
+            return segment
         size_bytes = self.size_of(size_bytes)
-        for position in range(len(self._free) - 1, -1, -1):
-            # A segment much larger than what goes into it would be missed by a microbatch that needs it.
-            if size_bytes <= self._free[position].size_bytes <= 2 * size_bytes:
-                return self._free.pop(position)
         while self._total_bytes + size_bytes > self._limit_bytes and self._free:
             self._drop(self._free.pop(0))
         if self._total_bytes + size_bytes > self._limit_bytes:
             return None
         return self._create(size_bytes)
+
+    def take_free(self, size_bytes: int) -> Segment | None:
+        """Return a free segment of at least ``size_bytes``, or None."""
+        size_bytes = self.size_of(size_bytes)
+        for position in range(len(self._free) - 1, -1, -1):
+            # A segment much larger than what goes into it would be missed by a microbatch that needs it.
+            if size_bytes <= self._free[position].size_bytes <= 2 * size_bytes:
+                return self._free.pop(position)
+        return None
 
     def size_of(self, size_bytes: int) -> int:
         """Return the size of the segment that ``size_bytes`` would get."""
@@ -139,11 +147,11 @@ class SegmentLeases:
     """The trainer's side: the mapped segments of one worker, and who still looks at them.
 
     Args:
-        release: Called with a segment's index when the last view of its microbatch is gone; on whichever thread
+        release: Called with a segment's index and size when the last view of its microbatch is gone; on whichever thread
             dropped it, so it must neither block nor take a lock that the caller may hold.
     """
 
-    def __init__(self, release: Callable[[int], None]) -> None:
+    def __init__(self, release: Callable[[int, int], None]) -> None:
         self._release = release
         self._segments: dict[int, Segment] = {}
         self._leases: dict[int, weakref.ref[Any]] = {}
@@ -176,12 +184,13 @@ class SegmentLeases:
 
     def lease(self, index: int) -> Bytes:
         """Return a segment's memory; the segment is released when the last view of what is returned dies."""
-        exporter = np.frombuffer(self._segments[index].view, dtype=np.uint8)
-        leases, release = self._leases, self._release
+        segment = self._segments[index]
+        exporter = np.frombuffer(segment.view, dtype=np.uint8)
+        leases, release, size_bytes = self._leases, self._release, segment.size_bytes
 
         def end(_: weakref.ref[Any]) -> None:
             del leases[index]
-            release(index)
+            release(index, size_bytes)
 
         leases[index] = weakref.ref(exporter, end)
         return exporter

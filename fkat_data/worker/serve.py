@@ -8,6 +8,7 @@
     end of file, in any state ──> the trainer is gone, or has closed the loader: return
 """
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,6 +41,10 @@ __all__ = ["Server"]
 _INLINE_BYTES = 2048
 # A longer envelope (text, nested Python objects) is written to the segment, so that it does not fill the socket.
 _LONGEST_ENVELOPE = 16384
+# From here the cache decides on the speed of a copy, and a system call beside it does not count.
+_LARGE_BYTES = 1 << 20
+_MOST_UNHEARD = 16
+_LONGEST_UNHEARD_S = 0.001
 
 
 class _CancelledError(Exception):
@@ -70,6 +75,8 @@ class Server:
         self._pool = SegmentPool(limit_bytes, self._announce, self._retire)
         self._jobs: deque[_Job] = deque()
         self._cancelled_below = 0
+        self._num_unheard = 0
+        self._heard_s = 0.0
         scratch = np.zeros(_INLINE_BYTES, dtype=np.uint8)
         self._scratch = memoryview(scratch)  # pyright: ignore[reportArgumentType]  # an array is a buffer from Python 3.12's typing on
         self._scratch_address: int = scratch.ctypes.data
@@ -114,8 +121,11 @@ class Server:
             production.close()
 
     def _wait_for_allowance(self, job: _Job, index: int) -> None:
-        self._hear(block=False)
-        self._check_wanted(job.task)
+        # Listening costs a system call: a fast producer does it every few microbatches, a slow one for each.
+        self._num_unheard += 1
+        if self._num_unheard >= _MOST_UNHEARD or time.monotonic() - self._heard_s > _LONGEST_UNHEARD_S:
+            self._hear(block=False)
+            self._check_wanted(job.task)
         while job.allowance != NO_LIMIT and index >= job.allowance:
             self._hear(block=True)
             self._check_wanted(job.task)
@@ -150,7 +160,12 @@ class Server:
         self._producer.mark("")
 
     def _take_segment(self, task: Task, size_bytes: int) -> Segment:
-        segment = self._pool.take(size_bytes)
+        # Segments that were given back meanwhile are warm: a large microbatch goes there, not to the next free one.
+        segment = None if size_bytes >= _LARGE_BYTES else self._pool.take_free(size_bytes)
+        if segment is None:
+            self._hear(block=False)
+            self._check_wanted(task)
+            segment = self._pool.take(size_bytes)
         if segment is None:
             needed_bytes = self._pool.size_of(size_bytes)
             self._channel.send(Kind.STARVED, STARVED.pack(needed_bytes, self._pool.held_bytes, self._limit_bytes))
@@ -162,6 +177,7 @@ class Server:
 
     def _hear(self, *, block: bool) -> None:
         """Take what the trainer has said; wait for at least one message if ``block``."""
+        self._num_unheard, self._heard_s = 0, time.monotonic()
         frame = self._channel.receive()
         while frame is None and block:
             self._channel.wait(None)

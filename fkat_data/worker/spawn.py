@@ -52,6 +52,8 @@ from fkat_data.worker.main import main
 main(settings, channel, lifeline)
 """
 
+_LARGE_CREDIT_BYTES = 1 << 20
+
 _workers: "weakref.WeakSet[ProcessWorker]" = weakref.WeakSet()
 
 
@@ -60,11 +62,12 @@ class ProcessWorker:
 
     Args:
         settings: A descriptor of the shipped settings (see ``fkat_data.worker.ship``); stays the caller's.
+        limit_bytes: Shared memory that the worker may take.
         profile: Told when a microbatch is decoded.
         is_zero_copy: Whether microbatches are views of shared memory, or copies.
     """
 
-    def __init__(self, settings: int, profile: TrainerProfile, *, is_zero_copy: bool) -> None:
+    def __init__(self, settings: int, limit_bytes: int, profile: TrainerProfile, *, is_zero_copy: bool) -> None:
         self._profile = profile
         self._is_zero_copy = is_zero_copy
         self._owner_pid = os.getpid()
@@ -81,7 +84,7 @@ class ProcessWorker:
             os.close(lifeline)
         self._pidfd = _pidfd(self._process.pid)
         self._channel = Channel(ours)
-        self._leases = SegmentLeases(_Credits(self._channel))
+        self._leases = SegmentLeases(_Credits(self._channel, limit_bytes))
         self._is_closed = False
         _workers.add(self)
 
@@ -226,13 +229,22 @@ class ProcessWorker:
 
 
 class _Credits:
-    """Gives a segment back to its worker; called by finalisers, so it holds nothing but the channel."""
+    """Gives segments back to their worker; called by finalisers, so it holds nothing but the channel.
 
-    def __init__(self, channel: Channel) -> None:
+    A credit wakes the worker: small ones wait for each other, or for the trainer to wait.
+    """
+
+    def __init__(self, channel: Channel, limit_bytes: int) -> None:
         self._channel = channel
+        self._deferred_bytes = 0
+        self._most_deferred_bytes = min(_LARGE_CREDIT_BYTES, limit_bytes // 8)
 
-    def __call__(self, index: int) -> None:
-        self._channel.post(Kind.CREDIT, CREDIT.pack(index))
+    def __call__(self, index: int, size_bytes: int) -> None:
+        self._channel.defer(Kind.CREDIT, CREDIT.pack(index))
+        self._deferred_bytes += size_bytes
+        if self._deferred_bytes >= self._most_deferred_bytes:
+            self._deferred_bytes = 0
+            self._channel.flush()
 
 
 def _start(settings: int, channel: int, lifeline: int) -> "subprocess.Popen[bytes]":

@@ -32,11 +32,6 @@ class LossLog:
         self._file.close()
 
 
-def read_losses(path: Path) -> list[float]:
-    """Return the losses of step 1, 2 and so on."""
-    return [json.loads(line)["loss"] for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-
-
 def _length_up_to(path: Path, step: int) -> int:
     length = 0
     for line in path.read_bytes().splitlines(keepends=True)[:step]:

@@ -1,8 +1,7 @@
 """A small GPT over bytes, in plain PyTorch."""
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 VOCABULARY = 256
 
@@ -37,7 +36,7 @@ class ByteGPT(nn.Module):
         """Return logits, (batch, length, 256), for int64 tokens, (batch, length)."""
         x = self.byte_embedding(tokens) + self.position_embedding.weight[: tokens.shape[1]]
         x = self.norm(self.blocks(self.dropout(x)))
-        return F.linear(x, self.byte_embedding.weight)
+        return functional.linear(x, self.byte_embedding.weight)
 
 
 class Block(nn.Module):
@@ -64,7 +63,7 @@ class Attention(nn.Module):
         heads = self.to_query_key_value(self.norm(x)).unflatten(-1, (3, self.num_heads, -1))
         # (batch, length, 3, heads, width of a head) -> 3 of (batch, heads, length, width of a head)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.dropout(self.to_residual(mixed.transpose(1, 2).flatten(-2)))
 
 
@@ -77,7 +76,7 @@ class Perceptron(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.to_residual(F.gelu(self.widen(self.norm(x)))))
+        return self.dropout(self.to_residual(functional.gelu(self.widen(self.norm(x)))))
 
 
 def next_byte_loss(model: nn.Module, tokens: Tensor) -> Tensor:
@@ -89,11 +88,11 @@ def next_byte_loss(model: nn.Module, tokens: Tensor) -> Tensor:
     """
     tokens = tokens.long()
     logits = model(tokens[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def _initialise(module: nn.Module) -> None:
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear):
-        torch.nn.init.zeros_(module.bias)
+        nn.init.zeros_(module.bias)

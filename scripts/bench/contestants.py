@@ -1,0 +1,93 @@
+"""Who is measured: each opens a loader with one worker over a workload, and ends it.
+
+A contestant imports its library when it is opened, not before: the peers' own environment holds other packages than
+this project's.
+"""
+
+import contextlib
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import workloads
+
+__all__ = ["CONTESTANTS", "OURS", "PEERS", "PREFETCHED"]
+
+# The same for everybody who has such a setting.
+PREFETCHED = 8
+
+
+@contextmanager
+def _ours(workload: str, **options: Any) -> Generator[Iterable[Any]]:
+    from fkat_data import ShardedDataLoader
+
+    factory = options.pop("factory", workloads.Factory)(workload)
+    with ShardedDataLoader(0, ["shard"], factory, **options) as loader:
+        yield loader
+
+
+def _ours_bounded(workload: str) -> AbstractContextManager[Iterable[Any]]:
+    return _ours(workload, num_microbatch_prefetches=PREFETCHED)
+
+
+def _ours_around_torch(workload: str) -> AbstractContextManager[Iterable[Any]]:
+    return _ours(workload, factory=workloads.DataLoaderInside)
+
+
+@contextmanager
+def _torch(workload: str) -> Generator[Iterable[Any]]:
+    from torch.utils.data import DataLoader
+
+    yield DataLoader(
+        workloads.Stream(workload),
+        batch_size=None,
+        num_workers=1,
+        prefetch_factor=PREFETCHED,
+        multiprocessing_context="spawn",
+    )
+
+
+@contextmanager
+def _torchdata(workload: str) -> Generator[Iterable[Any]]:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    yield StatefulDataLoader(
+        workloads.Stream(workload),
+        batch_size=None,
+        num_workers=1,
+        prefetch_factor=PREFETCHED,
+        multiprocessing_context="spawn",
+    )
+
+
+@contextmanager
+def _fkat(workload: str) -> Generator[Iterable[Any]]:
+    from fkat.data.sharded import ShardedDataLoader, ShardSampler
+
+    sampler = ShardSampler()
+    sampler.shards = ["shard"]
+    loader = ShardedDataLoader(
+        seed=0,
+        shard_sampler=sampler,
+        dataloader_factory=workloads.Factory(workload),
+        num_shard_prefetches=1,
+        num_microbatch_prefetches=PREFETCHED,
+    )
+    try:
+        yield loader
+    finally:
+        # Its own end waits for the end of a shard, and these have none.
+        with contextlib.suppress(Exception):
+            loader.on_exception(KeyboardInterrupt())
+
+
+CONTESTANTS: dict[str, Callable[[str], AbstractContextManager[Iterable[Any]]]] = {
+    "ours": _ours,
+    "ours, 8 ahead": _ours_bounded,
+    "ours, DataLoader inside": _ours_around_torch,
+    "torch": _torch,
+    "torchdata": _torchdata,
+    "fkat": _fkat,
+}
+OURS = ("ours", "ours, 8 ahead", "ours, DataLoader inside")
+PEERS = ("torchdata", "fkat")

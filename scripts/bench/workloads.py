@@ -1,0 +1,89 @@
+"""What is produced: endless streams of microbatches, and the datasets and factories that give them.
+
+A module of its own, so that spawned workers can import it without the benchmark around it. Endless, so that no
+measurement contains the end of an epoch.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+__all__ = ["WORKLOADS", "DataLoaderInside", "Factory", "Stream", "num_bytes"]
+
+_IMAGES = (32, 3, 224, 224)
+
+
+def tiny() -> Iterator[torch.Tensor]:
+    while True:
+        yield torch.ones(64, dtype=torch.int64)
+
+
+def tokens() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for count in itertools.count():
+        yield torch.full((8, 2048), count), torch.full((8, 2048), count + 1)
+
+
+def images() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for count in itertools.count():
+        yield torch.full(_IMAGES, float(count)), torch.full((32,), count)
+
+
+def same_images() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    microbatch = torch.ones(_IMAGES), torch.zeros(32, dtype=torch.int64)
+    while True:
+        yield microbatch
+
+
+def varying() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Token microbatches of 64 lengths in a fixed order that is no simple cycle: 4 to 512 KiB together."""
+    for count in itertools.count():
+        length = 32 * (1 + count * 37 * (1 + count // 64) % 128)
+        yield torch.full((8, length), count), torch.full((8, length), count + 1)
+
+
+WORKLOADS: dict[str, Callable[[], Iterator[Any]]] = {
+    "tiny": tiny,
+    "tokens": tokens,
+    "images": images,
+    "same images": same_images,
+    "varying": varying,
+}
+
+
+def num_bytes(workload: str) -> int:
+    """Return the bytes of the tensors in a workload's first microbatch."""
+    microbatch = next(WORKLOADS[workload]())
+    tensors = (microbatch,) if isinstance(microbatch, torch.Tensor) else microbatch
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+class Stream(IterableDataset[Any]):
+    """A workload as torch's DataLoader takes it."""
+
+    def __init__(self, workload: str) -> None:
+        self._workload = workload
+
+    def __iter__(self) -> Iterator[Any]:
+        return WORKLOADS[self._workload]()
+
+
+class Factory:
+    """A workload as ShardedDataLoader takes it: a plain generator for a shard."""
+
+    def __init__(self, workload: str) -> None:
+        self._workload = workload
+
+    def __call__(self, shard: Any) -> Iterator[Any]:
+        del shard
+        return WORKLOADS[self._workload]()
+
+
+class DataLoaderInside(Factory):
+    """The same, through torch's DataLoader inside the worker."""
+
+    def __call__(self, shard: Any) -> Any:
+        del shard
+        return DataLoader(Stream(self._workload), batch_size=None)

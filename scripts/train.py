@@ -1,0 +1,202 @@
+"""Train a small GPT on bytes, from shards, resumable to the microbatch.
+
+::
+
+    python scripts/prepare_data.py
+    python scripts/train.py                                    # configs/train.yaml says what there is to set
+    python scripts/train.py resume=true                        # goes on after the latest checkpoint
+    torchrun --nproc_per_node=2 scripts/train.py               # two ranks, each with its own shards
+
+A resumed run's losses equal those of one that was never stopped, bit for bit: the loader goes on at the very next
+microbatch, what is random in a step depends on (seed, rank, step) alone, and sums are added in one order, as the
+number of threads is fixed and the algorithms are deterministic.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+import torch.distributed
+from demo_gpt.checkpoints import Checkpoints
+from demo_gpt.losses import LossLog
+from demo_gpt.model import next_byte_loss
+from demo_gpt.report import Report
+from omegaconf import DictConfig
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from tqdm import tqdm
+
+from fkat_data import ShardedDataLoader
+from fkat_data.configuration import instantiate, register_resolvers
+from fkat_data.configuration.resolvers import rank, world_size
+from fkat_data.errors import ConfigurationError, StateMismatchError
+
+register_resolvers()
+
+
+@hydra.main(version_base="1.3", config_path="../configs", config_name="train")
+def main(config: DictConfig) -> None:
+    try:
+        check_data(config.data)
+        torch.set_num_threads(config.threads)
+        torch.use_deterministic_algorithms(True)
+        with process_group(), instantiate(config.loader) as loader:
+            say(train(config, loader))
+    except (ConfigurationError, StateMismatchError) as error:
+        raise SystemExit("\n".join([f"{error}", *getattr(error, "__notes__", [])])) from error
+    except KeyboardInterrupt:
+        raise SystemExit("stopped; resume=true goes on after the latest checkpoint") from None
+
+
+def train(config: DictConfig, loader: ShardedDataLoader) -> str:
+    """Train up to step ``config.steps``, and return what was done."""
+    # While the model is built, the workers are on their way.
+    torch.manual_seed(config.seed)
+    model: nn.Module = instantiate(config.model)
+    optimizer: Optimizer = instantiate(config.optimizer)(model.parameters())
+    replica = in_step_with_other_ranks(model)
+
+    output_dir = Path(config.output_dir)
+    checkpoints = Checkpoints(output_dir / "checkpoints", config.checkpoint.keep)
+    begun = begin(checkpoints, resume=config.resume)
+    step = 0
+    if begun is not None:
+        step = begun["step"]
+        model.load_state_dict(begun["model"])
+        optimizer.load_state_dict(begun["optimizer"])
+        loader.load_state_dict(begun["loader"])
+
+    losses = LossLog(output_dir / "losses.jsonl", step) if rank() == 0 else None
+    report = Report(loader, step, config.steps, is_shown=rank() == 0)
+    microbatches = endless(loader)
+    while step < config.steps:
+        torch.manual_seed(step_seed(config.seed, step))
+        for group in optimizer.param_groups:
+            group["lr"] = optimizer.defaults["lr"] * min(1, (step + 1) / config.warmup_steps)
+        tokens = [microbatch["tokens"] for microbatch in islice(microbatches, config.accumulate)]
+        loss = take_step(replica, optimizer, tokens)
+        step += 1
+        report.after_step(loss, world_size() * sum(rows[:, 1:].numel() for rows in tokens))
+        if losses is not None:
+            losses.append(step, loss)
+        if step % config.checkpoint.every_steps == 0 or step == config.steps:
+            # Collective: every rank takes part, and one writes.
+            loader_state = loader.state_dict()
+            if losses is not None:
+                losses.sync()
+                checkpoints.save(
+                    step,
+                    {
+                        "step": step,
+                        "model": model.state_dict(),
+                        "optimizer": optimizer.state_dict(),
+                        "loader": loader_state,
+                    },
+                )
+    done = f"step {step}, epoch {loader.epoch} after {loader.step} microbatches: {report.summary()}"
+    return f"{done}\nlatest checkpoint: {checkpoints.latest()}, losses: {output_dir / 'losses.jsonl'}"
+
+
+def take_step(model: nn.Module, optimizer: Optimizer, microbatches: Sequence[Tensor]) -> float:
+    """Make one step on a list of microbatches, and return their mean loss over all ranks."""
+    optimizer.zero_grad()
+    total = torch.zeros(())
+    for index, tokens in enumerate(microbatches):
+        is_last = index == len(microbatches) - 1
+        # The gradients of the ranks are added up once, with the last microbatch.
+        alone = nullcontext() if is_last or not isinstance(model, DistributedDataParallel) else model.no_sync()
+        with alone:
+            loss = next_byte_loss(model, tokens) / len(microbatches)
+            loss.backward()
+        total += loss.detach()
+    optimizer.step()
+    if world_size() > 1:
+        torch.distributed.all_reduce(total)
+    return total.item() / world_size()
+
+
+def in_step_with_other_ranks(model: nn.Module) -> nn.Module:
+    """Return the model as one of several replicas that average their gradients, if there are several ranks."""
+    if world_size() == 1:
+        return model
+    replica = DistributedDataParallel(model)
+    # After its first backward pass DDP lays the gradients out anew, and on three ranks or more the order of a sum
+    # depends on the layout. Let that pass be none of the run's steps, or a resumed run differs in the last bits.
+    next_byte_loss(replica, torch.zeros(1, 2, dtype=torch.uint8)).backward()
+    model.zero_grad()
+    return replica
+
+
+def begin(checkpoints: Checkpoints, *, resume: bool) -> dict[str, Any] | None:
+    """Return the checkpoint to go on from; or None, after clearing the place of an earlier run."""
+    latest = checkpoints.latest()
+    if resume and latest is not None:
+        say(f"resuming after {latest}")
+        return checkpoints.load(latest)
+    if resume:
+        say(f"no checkpoint in {checkpoints.folder}: starting at the first step")
+    if rank() == 0:
+        # They must go: a later resume would take the earlier run's checkpoint for this one's.
+        num_discarded = checkpoints.discard()
+        if num_discarded:
+            say(f"discarded {num_discarded} checkpoints of an earlier run (resume=true would have gone on)")
+    return None
+
+
+def endless(loader: ShardedDataLoader) -> Iterator[Any]:
+    """Yield the microbatches of epoch after epoch."""
+    while True:
+        before = loader.statistics().delivered
+        yield from loader
+        if loader.statistics().delivered == before:
+            raise SystemExit("an epoch without a microbatch: data.factory.batch_size is more than a shard's rows")
+
+
+def step_seed(seed: int, step: int) -> int:
+    """Return the seed of what is random in a step, so that a resume needs no generator's state."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{rank()}/{step}".encode(), digest_size=4).digest(), "big")
+
+
+def check_data(data: DictConfig) -> None:
+    """Stop with a hint where the data are not there as the configuration has them."""
+    if data.get("manifest") is None:
+        return  # data of another kind say for themselves what is missing
+    manifest = Path(data.manifest)
+    if not manifest.is_file():
+        raise SystemExit(f"no whole data in {data.uri}: run `python scripts/prepare_data.py` first")
+    length = json.loads(manifest.read_text())["settings"]["sequence_length"]
+    if length != data.sequence_length:
+        raise SystemExit(
+            f"the sequences in {data.uri} have {length} bytes: set data.sequence_length={length}, or run "
+            f"`python scripts/prepare_data.py --sequence-length {data.sequence_length}`"
+        )
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """Join the other ranks, if torchrun has started any."""
+    if world_size() == 1:
+        yield
+        return
+    torch.distributed.init_process_group("gloo")
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def say(text: str) -> None:
+    """Print a line, once for all ranks, and beside the progress bar."""
+    if rank() == 0:
+        tqdm.write(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Every file in configs/ is composed, instantiated and iterated: a new one is found by walking the tree."""
+
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from fkat_data.configuration import instantiate, register_resolvers
+
+REPOSITORY = Path(__file__).parents[2]
+CONFIGS = REPOSITORY / "configs"
+NAMES = sorted(path.relative_to(CONFIGS).with_suffix("").as_posix() for path in CONFIGS.rglob("*.yaml"))
+
+SEQUENCE_LENGTH = 16
+NUM_SHARDS = 4
+
+
+@pytest.fixture(autouse=True)
+def _one_rank(monkeypatch):
+    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.syspath_prepend(REPOSITORY / "scripts")  # for the demonstration's model
+    register_resolvers()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Shards of two microbatches; the first byte of a sequence is its shard's number."""
+    folder = tmp_path_factory.mktemp("data")
+    for shard in range(NUM_SHARDS):
+        tokens = np.random.default_rng(shard).integers(0, 256, (40, SEQUENCE_LENGTH + 1), np.uint8)
+        tokens[:, 0] = shard
+        column = pa.FixedSizeListArray.from_arrays(pa.array(tokens.reshape(-1)), SEQUENCE_LENGTH + 1)
+        pq.write_table(pa.table({"tokens": column}), folder / f"shard-{shard:05d}.parquet", row_group_size=16)
+    return folder
+
+
+def composed(data, name, *overrides):
+    """Compose a run of it: a top-level file is one, a file in a group is a part of the default one."""
+    group, _, option = name.rpartition("/")
+    if group:
+        overrides = (*(() if group == "loader" else ("loader=debug",)), f"{group}={option}", *overrides)
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        settings = [f"data.uri={data}", f"data.sequence_length={SEQUENCE_LENGTH}"]
+        return compose("train" if group else name, [*settings, *overrides])
+
+
+def test_the_walk_finds_the_tree():
+    assert {"train", "train_debug", "loader/debug", "sampler/data_parallel", "data/stdlib"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_configuration_gives_microbatches_that_its_model_takes(data, name):
+    config = composed(data, name)
+    model = instantiate(config.model)
+    optimizer = instantiate(config.optimizer)(model.parameters())
+    with instantiate(config.loader) as loader:
+        for microbatch in islice(loader, 3):
+            tokens = microbatch["tokens"]
+            assert tokens.shape == (config.data.factory.batch_size, SEQUENCE_LENGTH + 1)
+            assert tokens.dtype == torch.uint8
+            assert model(tokens[:, :-1].long()).shape == (len(tokens), SEQUENCE_LENGTH, 256)
+        assert loader.step == 3
+    optimizer.step()
+
+
+def test_the_debug_variant_gives_the_same_microbatches(data):
+    epochs = []
+    for name in ("train", "train_debug"):
+        with instantiate(composed(data, name).loader) as loader:
+            epochs.append([microbatch["tokens"].clone() for _ in range(2) for microbatch in loader])
+    assert len(epochs[0]) == 2 * NUM_SHARDS * 2
+    assert all(map(torch.equal, *epochs))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_seed_at_the_top_feeds_every_part(data, name):
+    def seeds(node):
+        if isinstance(node, dict):
+            yield from (value for key, value in node.items() if key == "seed")
+            node = list(node.values())
+        if isinstance(node, list):
+            for item in node:
+                yield from seeds(item)
+
+    found = list(seeds(OmegaConf.to_container(composed(data, name, "seed=77"), resolve=True)))
+    assert len(found) >= 2
+    assert set(found) == {77}
+
+
+def test_the_ranks_of_torchrun_read_other_shards_in_each_epoch(data, monkeypatch):
+    def shards_of(rank, num_epochs):
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", str(rank))
+        with instantiate(composed(data, "train_debug").loader) as loader:
+            return [{microbatch["tokens"][0, 0].item() for microbatch in loader} for _ in range(num_epochs)]
+
+    first, second = shards_of(0, 6), shards_of(1, 6)
+    assert all(one | other == set(range(NUM_SHARDS)) for one, other in zip(first, second, strict=True))
+    assert all(len(one) == len(other) == 2 for one, other in zip(first, second, strict=True))
+    assert len({frozenset(shards) for shards in first}) > 1

@@ -1,0 +1,105 @@
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+# Stands in for every Python that the script starts: it writes down what it was asked for, and makes what the script
+# looks for. The real thing takes minutes and a network.
+PYTHON = """#!/usr/bin/env bash
+case "$*" in
+  -c*) exec {real} "$@" ;;
+  --version) echo Python 3.11.0 ;;
+  "-m pip --version") ;;
+  "-m venv"*) mkdir -p .venv/bin && cp "$0" .venv/bin/python && echo "$*" >>asked ;;
+  "-m pip install"*) echo install >>asked && [[ ! -e no-network ]] ;;
+  *) echo "$*" >>asked ;;
+esac
+"""
+VENV = "-m venv --clear .venv"
+TRAIN = ["scripts/prepare_data.py", "scripts/train.py"]
+
+
+@pytest.fixture
+def fresh(tmp_path):
+    """A checkout on a machine with nothing but a Python."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(REPOSITORY / "scripts" / "demo", tmp_path / "scripts")
+    for name in ("pyproject.toml", "constraints.txt"):
+        shutil.copy(REPOSITORY / name, tmp_path)
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python3.11"
+    python.write_text(PYTHON.format(real=sys.executable))
+    python.chmod(0o755)
+    return tmp_path
+
+
+def run_demo(checkout, *arguments, expected_code=0, **environment):
+    """Run the script from elsewhere, and return what Python was asked for."""
+    (checkout / "asked").unlink(missing_ok=True)
+    done = subprocess.run(
+        [checkout / "scripts" / "demo", *arguments],
+        cwd="/",
+        env={"PATH": f"{checkout / 'bin'}:/usr/bin:/bin"} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == expected_code, done.stderr
+    asked = checkout / "asked"
+    return asked.read_text().splitlines() if asked.exists() else done.stderr
+
+
+def test_from_nothing_it_makes_an_environment_installs_prepares_and_trains(fresh):
+    assert run_demo(fresh) == [VENV, "install", *TRAIN]
+
+
+def test_its_arguments_go_to_the_training(fresh):
+    assert run_demo(fresh, "resume=true", "steps=5")[-1] == "scripts/train.py resume=true steps=5"
+
+
+def test_the_second_time_it_only_trains(fresh):
+    run_demo(fresh)
+    assert run_demo(fresh) == TRAIN
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+def test_it_installs_again_where_the_requirements_have_changed(fresh, name):
+    run_demo(fresh)
+    with (fresh / name).open("a") as file:
+        file.write("# changed\n")
+    assert run_demo(fresh) == ["install", *TRAIN]
+
+
+def test_an_installation_that_failed_is_repeated(fresh):
+    (fresh / "no-network").touch()
+    assert run_demo(fresh, expected_code=1) == [VENV, "install"]
+    (fresh / "no-network").unlink()
+    assert run_demo(fresh) == ["install", *TRAIN]
+
+
+@pytest.mark.parametrize("left", ["", "exit 1", "exec nothing"])
+def test_a_half_made_environment_is_made_again(fresh, left):
+    (fresh / ".venv" / "bin").mkdir(parents=True)
+    if left:
+        python = fresh / ".venv" / "bin" / "python"
+        python.write_text(f"#!/bin/sh\n{left}\n")
+        python.chmod(0o755)
+    assert run_demo(fresh) == [VENV, "install", *TRAIN]
+
+
+def test_another_python_can_be_named(fresh):
+    (fresh / "bin" / "python3.11").rename(fresh / "my python")
+    assert run_demo(fresh, PYTHON=str(fresh / "my python")) == [VENV, "install", *TRAIN]
+
+
+def test_without_a_recent_python_it_says_so(fresh):
+    assert "no Python 3.11" in run_demo(fresh, PYTHON="/nowhere/python", expected_code=1)
+
+
+def test_the_script_can_be_started():
+    assert os.access(REPOSITORY / "scripts" / "demo", os.X_OK)

@@ -1,0 +1,158 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture
+def prepare_data(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    import prepare_data
+
+    return prepare_data
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Three source files, and some that are none."""
+    folder = tmp_path / "source"
+    for name, content in {
+        "b.py": b"beta\n" * 20,
+        "a.py": b"alpha\n" * 20,
+        "package/c.py": "gamma \N{GREEK SMALL LETTER GAMMA}\n".encode() * 20,
+        "site-packages/other.py": b"not ours\n" * 99,
+        "__pycache__/cached.py": b"not ours\n" * 99,
+        "notes.txt": b"not Python\n" * 99,
+    }.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder
+
+
+TEXT = b"alpha\n" * 20 + b"\0" + b"beta\n" * 20 + b"\0" + "gamma \N{GREEK SMALL LETTER GAMMA}\n".encode() * 20
+
+
+def rows_of(folder, shard):
+    return [bytes(row) for row in pq.read_table(folder / f"shard-{shard:05d}.parquet")["tokens"].to_pylist()]
+
+
+def contents(folder):
+    return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.iterdir()}
+
+
+def test_the_rows_of_all_shards_are_the_text_dealt_out_in_turn(prepare_data, source, tmp_path):
+    prepare_data.prepare(tmp_path / "data", source, sequence_length=9, num_shards=3, row_group_rows=4)
+    shards = [rows_of(tmp_path / "data", shard) for shard in range(3)]
+    dealt = [row for turn in zip(*shards, strict=True) for row in turn]
+    num_rows = len(TEXT) // 10 // 3 * 3
+    assert dealt == [TEXT[start : start + 10] for start in range(0, 10 * num_rows, 10)]
+
+
+def test_every_shard_has_equally_many_rows_in_several_row_groups_of_fixed_size_lists(prepare_data, source, tmp_path):
+    manifest = prepare_data.prepare(tmp_path / "data", source, sequence_length=9, num_shards=3, row_group_rows=4)
+    assert {shard["rows"] for shard in manifest["shards"]} == {len(TEXT) // 10 // 3}
+    file = pq.ParquetFile(tmp_path / "data" / "shard-00000.parquet")
+    assert file.num_row_groups == -(-(len(TEXT) // 10 // 3) // 4)
+    assert str(file.schema_arrow.field("tokens").type) == "fixed_size_list<element: uint8>[10]"
+
+
+def test_a_second_preparation_leaves_everything_as_it_is(prepare_data, source, tmp_path):
+    first = prepare_data.prepare(tmp_path / "data", source, sequence_length=9, num_shards=2)
+    before = contents(tmp_path / "data")
+    assert prepare_data.prepare(tmp_path / "data", source, sequence_length=9, num_shards=2) == first
+    assert contents(tmp_path / "data") == before
+
+
+def test_two_preparations_give_the_same_bytes(prepare_data, source, tmp_path):
+    for name in ("one", "two"):
+        prepare_data.prepare(tmp_path / name, source, sequence_length=9, num_shards=2)
+    assert rows_of(tmp_path / "one", 1) == rows_of(tmp_path / "two", 1)
+    one, two = ((tmp_path / name / "shard-00001.parquet").read_bytes() for name in ("one", "two"))
+    assert one == two
+
+
+@pytest.mark.parametrize(
+    "change", ["settings", "source", "a shard is gone", "a shard is cut off", "the manifest is odd"]
+)
+def test_the_shards_are_made_anew_where_something_has_changed(prepare_data, source, tmp_path, change):
+    data = tmp_path / "data"
+    prepare_data.prepare(data, source, sequence_length=9, num_shards=3)
+    sequence_length, num_shards = 9, 3
+    if change == "settings":
+        sequence_length, num_shards = 4, 2
+    elif change == "source":
+        (source / "a.py").write_bytes(b"ALPHA\n" * 20)
+    elif change == "a shard is gone":
+        (data / "shard-00001.parquet").unlink()
+    elif change == "a shard is cut off":
+        (data / "shard-00001.parquet").write_bytes(b"PAR1")
+    else:
+        (data / "manifest.json").write_text('{"shards": 3')
+    prepare_data.prepare(data, source, sequence_length=sequence_length, num_shards=num_shards)
+    # As if it had been made from nothing: no shard of the earlier layout is left either.
+    prepare_data.prepare(tmp_path / "anew", source, sequence_length=sequence_length, num_shards=num_shards)
+    assert {name: content for name, (_, content) in contents(data).items()} == {
+        name: content for name, (_, content) in contents(tmp_path / "anew").items()
+    }
+
+
+def test_a_killed_preparation_leaves_no_manifest_and_is_made_up_for(source, prepare_data, tmp_path):
+    # The process kills itself when the second shard is about to get its name.
+    program = """
+import os, pathlib, signal, sys
+sys.path.insert(0, sys.argv[1])
+import prepare_data
+rename = pathlib.Path.rename
+def deadly(path, target):
+    if "shard-00001" in path.name:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rename(path, target)
+pathlib.Path.rename = deadly
+prepare_data.prepare(pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3]), sequence_length=9, num_shards=3)
+"""
+    data = tmp_path / "data"
+    prepare_data.prepare(data, source, sequence_length=4, num_shards=2)  # an earlier one of another kind
+    killed = subprocess.run([sys.executable, "-c", program, SCRIPTS, data, source], capture_output=True, check=False)
+    assert killed.returncode == -9
+    assert (data / "shard-00000.parquet").exists()
+    assert not (data / "manifest.json").exists()
+    prepare_data.prepare(data, source, sequence_length=9, num_shards=3)
+    shards = ["shard-00000.parquet", "shard-00001.parquet", "shard-00002.parquet"]
+    assert sorted(path.name for path in data.iterdir()) == [".lock", "manifest.json", *shards]
+
+
+def test_other_files_in_the_folder_stay(prepare_data, source, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine.parquet").write_bytes(b"precious")
+    prepare_data.prepare(tmp_path / "data", source, sequence_length=9, num_shards=2)
+    assert (tmp_path / "data" / "mine.parquet").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sequence_length": 0}, "sequence_length = 0: expected at least 1"),
+        ({"num_shards": 0}, "num_shards = 0: expected at least 1"),
+        ({"sequence_length": 200, "num_shards": 50}, "do not fill 50 shards"),
+        ({"source": "nowhere"}, "no .*py files under"),
+    ],
+)
+def test_what_cannot_work_is_said_in_one_line(prepare_data, source, tmp_path, settings, message):
+    source = tmp_path / settings.pop("source", "source")
+    with pytest.raises(SystemExit, match=message):
+        prepare_data.prepare(tmp_path / "data", source, **settings)
+
+
+def test_the_command_line_takes_the_same_settings(source, tmp_path):
+    command = [sys.executable, SCRIPTS / "prepare_data.py", "--destination", tmp_path / "data", "--source", source]
+    done = subprocess.run(
+        [*command, "--sequence-length", "9", "--num-shards", "2"], capture_output=True, text=True, check=True
+    )
+    assert "wrote 2 shards" in done.stdout
+    assert json.loads((tmp_path / "data" / "manifest.json").read_text())["settings"]["sequence_length"] == 9

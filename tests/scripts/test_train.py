@@ -1,0 +1,265 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+STEPS = 30
+EVERY_STEPS = 5
+
+# An epoch has 16 microbatches, a step takes 2 of them: 30 steps are almost four epochs. Dropout and the shuffle of
+# each shard are random; a run that resumed with another draw would show.
+SETTINGS = [
+    f"steps={STEPS}",
+    "accumulate=2",
+    f"checkpoint.every_steps={EVERY_STEPS}",
+    "checkpoint.keep=1",
+    "data.sequence_length=16",
+    "data.factory.batch_size=2",
+    "model.num_layers=1",
+    "model.num_heads=2",
+    "model.width=16",
+    "model.dropout=0.1",
+]
+
+# Runs the training and kills it, as `kill -9` does, where its first argument says.
+DEADLY = """
+import os, pathlib, runpy, signal, sys
+
+place, scripts, *arguments = sys.argv[1:]
+sys.argv = [f"{scripts}/train.py", *arguments]
+sys.path[0] = scripts
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def die_at_call(number, owner, name):
+    function, calls = getattr(owner, name), []
+    def deadly(*args, **keywords):
+        calls.append(name)
+        return die() if len(calls) == number else function(*args, **keywords)
+    setattr(owner, name, deadly)
+
+import torch
+from demo_gpt.losses import LossLog
+
+if place == "before the first checkpoint":
+    die_at_call(3, torch.optim.AdamW, "step")
+elif place == "while a checkpoint is written":
+    def half(content, file):
+        file.write(b"PK" + bytes(1000))
+        file.flush()
+        die()
+    torch.save = half
+elif place == "before a checkpoint has its name":
+    die_at_call(1, pathlib.Path, "replace")
+elif place == "before older checkpoints are removed":
+    die_at_call(1, pathlib.Path, "unlink")
+elif place == "in the middle of a line of losses":
+    def torn(log, step, loss):
+        log._file.write(b'{"step": 1')
+        die()
+    append, LossLog.append = LossLog.append, lambda log, step, loss: (torn if step == 23 else append)(log, step, loss)
+elif place == "in a step of rank 0":
+    if os.environ["RANK"] == "0":
+        die_at_call(8, torch.optim.AdamW, "step")
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with small shards in data/stdlib, and a program that dies."""
+    folder = tmp_path_factory.mktemp("training")
+    (folder / "source").mkdir()
+    text = "".join(f"line {number} of {number * number % 97}\n" for number in range(60))
+    (folder / "source" / "text.py").write_text(text[: 17 * 4 * 8])  # 4 shards of 8 rows of 17 bytes
+    command = [sys.executable, SCRIPTS / "prepare_data.py", "--source", "source", "--sequence-length", "16"]
+    subprocess.run([*command, "--num-shards", "4"], cwd=folder, check=True, capture_output=True)
+    (folder / "deadly.py").write_text(DEADLY)
+    return folder
+
+
+def command(*arguments, output_dir, place=None, num_ranks=1):
+    launcher = [sys.executable]
+    if num_ranks > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
+    program = [SCRIPTS / "train.py"] if place is None else ["deadly.py", place, SCRIPTS]
+    return [str(part) for part in [*launcher, *program, *SETTINGS, f"output_dir={output_dir}", *arguments]]
+
+
+def train(folder, *arguments, expected_code=0, **options):
+    """Run the training to its end, and return what it printed."""
+    done = subprocess.run(command(*arguments, **options), cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == expected_code, done.stderr
+    return done.stdout + done.stderr
+
+
+def losses(folder, output_dir):
+    return (folder / output_dir / "losses.jsonl").read_text().splitlines()
+
+
+def last_checkpoint(folder, output_dir):
+    (path,) = (folder / output_dir / "checkpoints").iterdir()
+    assert path.name == f"step-{STEPS:06d}.pt"
+    return torch.load(path, weights_only=True)
+
+
+def assert_equal_runs(folder, one, other):
+    assert len(losses(folder, one)) == STEPS
+    assert losses(folder, one) == losses(folder, other)
+    model, other_model = (last_checkpoint(folder, name)["model"] for name in (one, other))
+    assert all(torch.equal(model[name], other_model[name]) for name in model)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(folder):
+    return train(folder, output_dir="uninterrupted")
+
+
+def test_the_last_line_says_what_was_done(uninterrupted):
+    line = uninterrupted[uninterrupted.index(f"step {STEPS}, epoch 3 after 12 microbatches") :]
+    assert f"{STEPS * 2 * 2 * 16:,} tokens" in line
+    assert "tokens/s, waited for data" in line
+    assert "step-000030.pt" in line
+
+
+def test_a_run_killed_at_the_worst_moments_loses_nothing(folder, uninterrupted):
+    # Each is resumed and killed again; worker and in-process mode take turns.
+    for turn, place in enumerate(
+        [
+            "before the first checkpoint",
+            "before older checkpoints are removed",
+            "while a checkpoint is written",
+            "before a checkpoint has its name",
+            "in the middle of a line of losses",
+        ]
+    ):
+        mode = ("sharded", "debug")[turn % 2]
+        train(folder, "resume=true", f"loader={mode}", output_dir="killed", place=place, expected_code=-signal.SIGKILL)
+    assert "resuming after" in train(folder, "resume=true", output_dir="killed")
+    assert_equal_runs(folder, "uninterrupted", "killed")
+
+
+def test_a_run_killed_from_outside_at_any_moment_loses_nothing(folder, uninterrupted):
+    for num_losses in (4, 17):
+        process = subprocess.Popen(
+            command("resume=true", output_dir="outside"),
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        log = folder / "outside" / "losses.jsonl"
+        while process.poll() is None and (not log.exists() or log.read_bytes().count(b"\n") < num_losses):
+            time.sleep(0.001)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    train(folder, "resume=true", output_dir="outside")
+    assert_equal_runs(folder, "uninterrupted", "outside")
+
+
+def test_two_ranks_lose_nothing_either_when_one_of_them_is_killed(folder):
+    train(folder, output_dir="two_ranks", num_ranks=2)
+    place = "in a step of rank 0"
+    assert "Signal 9" in train(folder, output_dir="one_killed", place=place, num_ranks=2, expected_code=1)
+    assert len(losses(folder, "one_killed")) == 7
+    assert "resuming after" in train(folder, "resume=true", output_dir="one_killed", num_ranks=2)
+    assert_equal_runs(folder, "two_ranks", "one_killed")
+
+
+def test_a_new_run_takes_nothing_from_an_earlier_one(folder, uninterrupted):
+    output_dir = "again"
+    train(folder, "loader=debug", "seed=2", output_dir=output_dir)
+    assert losses(folder, output_dir) != losses(folder, "uninterrupted")
+    assert "discarded 1 checkpoints" in train(folder, "loader=debug", output_dir=output_dir)
+    assert_equal_runs(folder, "uninterrupted", output_dir)
+    assert "resuming after" in (output := train(folder, "loader=debug", "resume=true", output_dir=output_dir))
+    assert " 0 tokens" in output
+    assert_equal_runs(folder, "uninterrupted", output_dir)
+    refused = train(folder, "loader=debug", "resume=true", "seed=2", "steps=31", output_dir=output_dir, expected_code=1)
+    assert "seed" in refused
+    assert "Traceback" not in refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["data.uri=nowhere"], "no whole data in nowhere: run `python scripts/prepare_data.py` first"),
+        (["+loader.num_shard_prefetch=1"], "num_shard_prefetch = 1: expected a key of fkat_data.ShardedDataLoader"),
+    ],
+)
+def test_what_cannot_work_is_said_in_one_line(folder, arguments, message):
+    output = train(folder, *arguments, output_dir="refused", expected_code=1)
+    assert message in output
+    assert "Traceback" not in output
+
+
+@pytest.fixture
+def scripts(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+
+
+def test_sequences_of_another_length_are_refused(scripts, tmp_path):
+    from train import check_data
+
+    (tmp_path / "manifest.json").write_text(json.dumps({"settings": {"sequence_length": 128}}))
+    data = {"uri": "data/stdlib", "manifest": str(tmp_path / "manifest.json"), "sequence_length": 256}
+    with pytest.raises(SystemExit, match=r"have 128 bytes: set data.sequence_length=128, or run .* 256"):
+        check_data(OmegaConf.create(data))
+    check_data(OmegaConf.create(data | {"sequence_length": 128}))
+    check_data(OmegaConf.create({"uri": "another kind of data"}))
+
+
+def test_an_epoch_without_microbatches_ends_the_run(scripts):
+    from train import endless
+
+    from fkat_data import ShardedDataLoader
+
+    with (
+        ShardedDataLoader(0, ["empty"], lambda _shard: [], multiprocessing=False) as loader,
+        pytest.raises(SystemExit, match="an epoch without a microbatch"),
+    ):
+        next(endless(loader))
+
+
+def test_only_the_latest_checkpoints_stay_and_half_written_ones_are_no_checkpoints(scripts, tmp_path):
+    from demo_gpt.checkpoints import Checkpoints
+
+    checkpoints = Checkpoints(tmp_path / "folder", keep=2)
+    assert checkpoints.latest() is None
+    for step in (999_999, 1_000_000, 1_000_001):  # in the order of their numbers, not of their names
+        checkpoints.save(step, {"step": step})
+    (tmp_path / "folder" / ".step-1000002.pt.partial").write_bytes(b"half")
+    (tmp_path / "folder" / "notes.pt").write_bytes(b"not ours")
+    assert checkpoints.load(checkpoints.latest()) == {"step": 1_000_001}
+    assert checkpoints.discard() == 2
+    assert os.listdir(tmp_path / "folder") == ["notes.pt"]  # noqa: PTH208
+
+
+@pytest.mark.parametrize(
+    ("before", "step", "after"),
+    [
+        ("", 0, ""),
+        ("one\ntwo\n", 0, ""),
+        ("one\ntwo\n", 1, "one\n"),
+        ("one\ntwo\n", 2, "one\ntwo\n"),
+        ("one\ntwo\nthr", 2, "one\ntwo\n"),  # killed within a line
+        ("one\ntw", 2, "one\n"),  # a machine that lost its power
+    ],
+)
+def test_the_losses_after_the_checkpoint_are_cut_off(scripts, tmp_path, before, step, after):
+    from demo_gpt.losses import LossLog
+
+    (tmp_path / "losses.jsonl").write_text(before)
+    log = LossLog(tmp_path / "losses.jsonl", step)
+    log.append(step + 1, 0.1)
+    log.close()
+    assert (tmp_path / "losses.jsonl").read_text() == after + json.dumps({"step": step + 1, "loss": 0.1}) + "\n"
