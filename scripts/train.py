@@ -27,13 +27,13 @@ from demo_gpt.checkpoints import Checkpoints
 from demo_gpt.losses import LossLog
 from demo_gpt.model import next_byte_loss
 from demo_gpt.report import Report
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from tqdm import tqdm
 
-from fkat_data import ShardedDataLoader
+from fkat_data import ShardedDataLoader, arguments
 from fkat_data.configuration import instantiate, register_resolvers
 from fkat_data.configuration.resolvers import rank, world_size
 from fkat_data.errors import ConfigurationError, StateMismatchError
@@ -44,6 +44,8 @@ register_resolvers()
 @hydra.main(version_base="1.3", config_path="../configs", config_name="train")
 def main(config: DictConfig) -> None:
     try:
+        for setting in ("steps", "accumulate", "threads", "warmup_steps", "checkpoint.every_steps", "checkpoint.keep"):
+            arguments.integer(setting, OmegaConf.select(config, setting), minimum=1)
         check_data(config.data)
         torch.set_num_threads(config.threads)
         torch.use_deterministic_algorithms(True)
@@ -100,8 +102,7 @@ def train(config: DictConfig, loader: ShardedDataLoader) -> str:
                         "loader": loader_state,
                     },
                 )
-    done = f"step {step}, epoch {loader.epoch} after {loader.step} microbatches: {report.summary()}"
-    return f"{done}\nlatest checkpoint: {checkpoints.latest()}, losses: {output_dir / 'losses.jsonl'}"
+    return report.summary(step, checkpoints.latest())
 
 
 def take_step(model: nn.Module, optimizer: Optimizer, microbatches: Sequence[Tensor]) -> float:

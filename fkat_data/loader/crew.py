@@ -75,7 +75,7 @@ class Crew:
         return sum(worker.held_bytes for worker in self.workers)
 
     def start(self) -> None:
-        """Start the workers unless they run; does not wait for them.
+        """Start the workers that do not run, those that died included; does not wait for them.
 
         Raises:
             ConfigurationError: The factory cannot be sent to a worker.
@@ -86,12 +86,10 @@ class Crew:
                 f"this loader belongs to process {self._owner_pid}; make one in process {os.getpid()}, "
                 "which was forked from it"
             )
-        if self.workers:
-            return
-        if self._settings.is_multiprocessing:
+        settings = self._settings
+        if settings.is_multiprocessing:
             self._spawn()
-        else:
-            settings = self._settings
+        elif not self.workers:
             mark = WorkerProfile(settings.profiler, None).mark
             self.workers.append(InlineWorker(Producer(settings.factory, settings.seed, settings.dp_rank, mark)))
 
@@ -112,27 +110,33 @@ class Crew:
             worker.close(0.0)
 
     def _spawn(self) -> None:
+        missing = [index for index, worker in enumerate(self.workers) if not worker.is_alive]
+        missing += range(len(self.workers), self._settings.num_workers)
+        if not missing:
+            return
         settings = self._settings
-        worker_limit_bytes = self._limit_bytes // settings.num_workers
+        limit_bytes = self._limit_bytes // settings.num_workers
+        shipped = WorkerSettings(
+            factory=settings.factory,
+            seed=settings.seed,
+            dp_rank=settings.dp_rank,
+            limit_bytes=limit_bytes,
+            profiler=settings.profiler,
+            default_dtype=torch.get_default_dtype(),
+        )
+        descriptor = ship("dataloader_factory", settings.factory, shipped)
         try:
-            for worker_index in range(settings.num_workers):
-                shipped = WorkerSettings(
-                    factory=settings.factory,
-                    seed=settings.seed,
-                    dp_rank=settings.dp_rank,
-                    limit_bytes=worker_limit_bytes,
-                    profiler=settings.profiler,
-                    worker_index=worker_index,
-                    default_dtype=torch.get_default_dtype(),
+            for index in missing:
+                worker = ProcessWorker(
+                    descriptor, index, limit_bytes, self._profile, is_zero_copy=settings.is_zero_copy
                 )
-                descriptor = ship("dataloader_factory", settings.factory, shipped)
-                try:
-                    worker = ProcessWorker(
-                        descriptor, worker_limit_bytes, self._profile, is_zero_copy=settings.is_zero_copy
-                    )
-                finally:
-                    os.close(descriptor)
-                self.workers.append(worker)
+                if index < len(self.workers):
+                    self.workers[index].close(0.0)
+                    self.workers[index] = worker
+                else:
+                    self.workers.append(worker)
         except BaseException:
             self.kill()
             raise
+        finally:
+            os.close(descriptor)

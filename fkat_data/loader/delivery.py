@@ -1,5 +1,6 @@
 """Delivery: from what the prefetcher takes to what the caller receives, and the count of it."""
 
+import contextlib
 import time
 from collections import deque
 from typing import Any
@@ -29,10 +30,11 @@ class Delivery:
         self._profile = profile
         # Two at most: one that the caller is about to get, and one on its way behind it.
         self._ahead: deque[tuple[Arrival | ShardEnd, Mover, Any]] = deque()
-        self._failure: BaseException | None = None
+        self._is_interrupted = False
         self._began_mid_epoch = False
-        self._is_over = True
         self._mover = mover
+        self.is_over = True
+        """Whether no iteration is under way."""
         self.delivered = 0
         self.delivered_bytes = 0
         self.waited_s = 0.0
@@ -41,8 +43,8 @@ class Delivery:
         """Begin an iteration where the cursor says."""
         position = self._cursor.start()
         self._ahead.clear()
-        self._failure = None
-        self._is_over = False
+        self._is_interrupted = False
+        self.is_over = False
         self._began_mid_epoch = position.shard > 0 or position.microbatch > 0
         self._prefetcher.start(position)
 
@@ -53,7 +55,7 @@ class Delivery:
     def stop(self) -> None:
         """End the iteration; what was prefetched is dropped."""
         self._ahead.clear()
-        self._is_over = True
+        self.is_over = True
 
     def next(self) -> Microbatch:
         """Return the epoch's next microbatch.
@@ -63,9 +65,9 @@ class Delivery:
             BaseException: The user's, again with every further call.
         """
         began_s = time.perf_counter()
-        while not self._is_over:
-            if self._failure is not None:
-                raise self._failure
+        while not self.is_over:
+            if self._is_interrupted:
+                self._go_on()
             with self._profile.range("wait"):
                 taken = self._ahead.popleft() if self._ahead else self._take(block=True)
             if taken is None:
@@ -88,27 +90,31 @@ class Delivery:
 
     def load_ahead(self) -> None:
         """Bring the next microbatch on its way to the device, if it has arrived; does not wait."""
-        if not self._ahead and not self._is_over and self._failure is None:
-            taken = self._take(block=False)
-            if taken is not None:
-                self._ahead.append(taken)
+        if not self._ahead and not self.is_over and not self._is_interrupted:
+            with contextlib.suppress(Exception):  # raised again when its turn has come
+                taken = self._take(block=False)
+                if taken is not None:
+                    self._ahead.append(taken)
 
     def _take(self, *, block: bool) -> tuple[Arrival | ShardEnd, Mover, Any] | None:
         try:
             arrival = self._prefetcher.take(block=block)
-        except MemoryError:
-            raise  # the caller may let go of something and go on
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                raise  # Ctrl-C while waiting is no failure of the shard
-            self._failure = error
-            if block:
-                raise
-            return None
+        except Exception:
+            raise
+        except BaseException:
+            # Ctrl-C, or what a signal handler raises, may have hit between two steps that belong together.
+            self._is_interrupted = True
+            raise
         if isinstance(arrival, Arrival):
             with self._profile.range("move"):
                 return arrival, self._mover, self._mover.begin(arrival.microbatch)
         return None if arrival is None else (arrival, self._mover, None)
+
+    def _go_on(self) -> None:
+        """Begin again after what was delivered last."""
+        self._ahead.clear()
+        self._is_interrupted = False
+        self._prefetcher.start(self._cursor.position)
 
     def _end_epoch(self) -> None:
         position = self._cursor.position
@@ -118,4 +124,4 @@ class Delivery:
             # Resumed where nothing was left: the caller gets the next epoch, not an empty one.
             self.begin()
         else:
-            self._is_over = True
+            self.is_over = True

@@ -1,7 +1,7 @@
 """The factory: a shard in, the DataLoader of its microbatches out."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 from torch.utils.data import DataLoader
 
@@ -72,5 +72,5 @@ class DataLoaderFactory:
             batch_sampler = self.batch_sampler_generator(dataset if sampler is None else sampler)
             # torch counts a batch size of 1 as none: a batch sampler excludes any other.
             batch_size, sampler = 1, None
-        generate: Callable[..., Iterable[Any]] = self.dataloader_generator or DataLoader
+        generate = self.dataloader_generator or cast("Callable[..., Iterable[Any]]", DataLoader)
         return generate(dataset, batch_size=batch_size, shuffle=None, sampler=sampler, batch_sampler=batch_sampler)

@@ -72,6 +72,7 @@ class Prefetcher:
         self._delivered = 0
         self._allowance = 0
         self._starved: Starved | None = None
+        self._sampler_error: Exception | None = None
         self.num_microbatches: dict[str, int] = {}
         """Microbatches of every shard that was seen to its end, by the shard's ``repr``."""
 
@@ -89,7 +90,7 @@ class Prefetcher:
         """Begin at a position; what was in work before is dropped."""
         self._arrived.clear()
         self._tasks.clear()
-        self._starved = None
+        self._starved = self._sampler_error = None
         self._is_exhausted = False
         for worker in self._workers:
             worker.cancel(self._ticket)
@@ -127,10 +128,11 @@ class Prefetcher:
                     self._arrived.popleft()
                     return ShardEnd(self._end_shard(message.num_microbatches))
                 case Failure():
-                    self._arrived.popleft()
-                    raise message.error
+                    raise message.error  # and again with the next call: it stays
                 case Starved():
                     raise AssertionError("is never kept")
+        if self._sampler_error is not None:
+            raise self._sampler_error
         return None
 
     def _deliver(self, item: Item) -> Arrival:
@@ -150,10 +152,8 @@ class Prefetcher:
         self._num_extra = max(0, self._num_extra - 1)
         if self._plan.num_shards(ended.epoch) is not None:  # an endless sampler's shards are too many to remember
             self.num_microbatches[repr(ended.shard)] = num_microbatches
-        if not self._tasks and not self._is_exhausted:
-            self._is_exhausted = self._plan.is_last(ended.epoch, ended.shard_index)
-        if not self._tasks and self._is_exhausted:
-            return True
+        if not self._tasks and (self._is_exhausted or self._plan_shard(ended.shard_index + 1) is None):
+            return self._sampler_error is None
         self._fill()
         self._begin_shard()
         return False
@@ -169,15 +169,24 @@ class Prefetcher:
             self._assign(0)
 
     def _assign(self, first_microbatch: int) -> None:
-        shard: Shard | None = self._plan.shard(self._epoch, self._next_shard)
+        shard = self._plan_shard(self._next_shard)
         if shard is None:
-            self._is_exhausted = True
             return
         task = Task(self._ticket, self._epoch, self._next_shard, shard, first_microbatch)
         self._worker_of(task).assign(task, self._initial_allowance(first_microbatch))
         self._tasks.append(task)
         self._ticket += 1
         self._next_shard += 1
+
+    def _plan_shard(self, index: int) -> Shard | None:
+        """Return the shard at an index of this epoch, or None if that is past its end, or the sampler has failed."""
+        try:
+            shard = self._plan.shard(self._epoch, index)
+        except Exception as error:  # noqa: BLE001 - a user's sampler's; raised when the shards before it are through
+            self._sampler_error, shard = error, None
+        if shard is None:
+            self._is_exhausted = True
+        return shard
 
     def _worker_of(self, task: Task) -> Worker:
         return self._workers[task.ticket % len(self._workers)]
@@ -223,7 +232,7 @@ class Prefetcher:
     def _check_starvation(self, worker: Worker) -> None:
         """Raise if the worker waits for memory that nobody but the caller can give back."""
         starved = self._starved
-        if starved is None or self._arrived:
+        if starved is None:
             return
         gc.collect()  # microbatches in reference cycles
         held_bytes = worker.held_bytes

@@ -103,7 +103,9 @@ class ShardedDataLoader:
         self._prefetcher = Prefetcher(self._plan, self._crew.workers, num_shard_prefetches, num_microbatch_prefetches)
         self._cursor = Cursor()
         self._delivery = Delivery(self._prefetcher, self._cursor, _mover(device), profile)
-        self._iterator: _EpochIterator | None = None
+        # Which iterator is the newest: a reference to it would be one in a circle.
+        self._generation = 0
+        self._is_handed_out = False
         self._crew.start()
         # For a loader that is dropped without close(). Not at exit: a process that ends takes its workers along.
         weakref.finalize(self, self._crew.kill).atexit = False
@@ -120,12 +122,10 @@ class ShardedDataLoader:
 
     def __iter__(self) -> Iterator[Microbatch]:
         """Begin an epoch, or the rest of one after ``load_state_dict``; an older iterator ends."""
-        if self._iterator is None or self._iterator.is_used:
+        if self._is_handed_out or self._delivery.is_over:
             self._begin()
-        iterator = self._iterator
-        assert iterator is not None  # noqa: S101 - _begin made it
-        iterator.is_used = True
-        return iterator
+        self._is_handed_out = True
+        return _EpochIterator(self, self._generation)
 
     def __len__(self) -> int:
         """Return the microbatches in an epoch.
@@ -145,7 +145,7 @@ class ShardedDataLoader:
 
     def load_batch(self) -> None:
         """Bring the next microbatch on its way without waiting; begins an epoch if none is under way."""
-        self._current()
+        self._begin_if_over()
         self._delivery.load_ahead()
 
     def load_batch_sync(self) -> Microbatch:
@@ -154,9 +154,9 @@ class ShardedDataLoader:
         Raises:
             StopIteration: The epoch is over; the next call begins another.
         """
-        iterator = self._current()
-        iterator.is_used = True
-        return next(iterator)
+        self._begin_if_over()
+        self._is_handed_out = True
+        return self._delivery.next()
 
     def prefetch_shards(self, count: int) -> None:
         """Put ``count`` more shards in work now; begins an epoch if none is under way.
@@ -165,7 +165,7 @@ class ShardedDataLoader:
             ConfigurationError: ``count`` is no number of shards.
         """
         count = arguments.integer("count", count, minimum=0)
-        self._current()
+        self._begin_if_over()
         self._prefetcher.extend(count)
 
     def state_dict(self) -> dict[str, Any]:
@@ -208,8 +208,7 @@ class ShardedDataLoader:
         num_shards = self._plan.num_shards(position.epoch)
         if num_shards is not None and position.shard >= num_shards:
             position = position.after_epoch()
-        self._delivery.stop()
-        self._iterator = None
+        self._stop()
         self._cursor.load(position)
 
     def statistics(self) -> LoaderStatistics:
@@ -232,8 +231,7 @@ class ShardedDataLoader:
 
     def close(self) -> None:
         """End the workers, within about a second; any number of calls. A new iteration starts them again."""
-        self._delivery.stop()
-        self._iterator = None
+        self._stop()
         self._crew.close()
 
     def teardown(self, *args: Any) -> None:
@@ -255,16 +253,19 @@ class ShardedDataLoader:
     def _begin(self) -> None:
         self._crew.start()
         self._delivery.begin()
-        self._iterator = _EpochIterator(self)
+        self._generation += 1
+        self._is_handed_out = False
 
-    def _current(self) -> "_EpochIterator":
-        if self._iterator is None or self._iterator.is_over:
+    def _begin_if_over(self) -> None:
+        if self._delivery.is_over:
             self._begin()
-        assert self._iterator is not None  # noqa: S101 - _begin made it
-        return self._iterator
 
-    def _next(self, iterator: "_EpochIterator") -> Microbatch:
-        if iterator is not self._iterator:
+    def _stop(self) -> None:
+        self._delivery.stop()
+        self._generation += 1
+
+    def _next(self, generation: int) -> Microbatch:
+        if generation != self._generation:
             raise StaleIteratorError(
                 "this iterator has ended: the loader was iterated anew, was given a state, or was closed"
             )
@@ -304,18 +305,18 @@ class ShardedDataLoader:
 class _EpochIterator(Iterator[Microbatch]):
     """One epoch of a loader."""
 
-    def __init__(self, loader: ShardedDataLoader) -> None:
+    def __init__(self, loader: ShardedDataLoader, generation: int) -> None:
         self._loader = loader
-        self.is_used = False
-        self.is_over = False
+        self._generation = generation
+        self._is_over = False
 
     def __next__(self) -> Microbatch:
-        if self.is_over:
+        if self._is_over:
             raise StopIteration
         try:
-            return self._loader._next(self)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # its other half
+            return self._loader._next(self._generation)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # its other half
         except StopIteration:
-            self.is_over = True
+            self._is_over = True
             raise
 
 

@@ -54,10 +54,6 @@ class ShardPlan(ABC):
         """Take over what ``sampler_state`` gave for an epoch."""
         del epoch, state
 
-    def is_last(self, epoch: int, index: int) -> bool:
-        """Return whether no shard follows the one at a place in its epoch."""
-        return self.shard(epoch, index + 1) is None
-
 
 class PureShardPlan(ShardPlan):
     """The plan of a pure sampler.

@@ -27,6 +27,11 @@ class InlineWorker:
         self._next_index = 0
 
     @property
+    def is_alive(self) -> bool:
+        """True."""
+        return True
+
+    @property
     def held_bytes(self) -> int:
         """0: nothing is copied."""
         return 0

@@ -29,11 +29,12 @@ _MMAP_THRESHOLD_BYTES = 32 << 20
 _TRIM_THRESHOLD_BYTES = 512 << 20
 
 
-def main(settings_file: mmap.mmap, channel_descriptor: int, lifeline_descriptor: int) -> None:
+def main(settings_file: mmap.mmap, worker_index: int, channel_descriptor: int, lifeline_descriptor: int) -> None:
     """Serve the trainer at the other end of the channel until it is gone.
 
     Args:
         settings_file: The pickled ``WorkerSettings``, at its current position.
+        worker_index: The worker's number among its loader's.
         channel_descriptor: The worker's end of the pipe.
         lifeline_descriptor: Reads end of file when the trainer's process is gone.
     """
@@ -46,14 +47,14 @@ def main(settings_file: mmap.mmap, channel_descriptor: int, lifeline_descriptor:
     os.register_at_fork(after_in_child=lambda: _leave_to_parent(channel))
     _keep_freed_memory()
     torch.set_num_threads(1)
-    server = _prepare(settings_file, channel)
+    server = _prepare(settings_file, worker_index, channel)
     server.run()
 
 
-def _prepare(settings_file: mmap.mmap, channel: Channel) -> Server:
+def _prepare(settings_file: mmap.mmap, worker_index: int, channel: Channel) -> Server:
     settings = _settings(settings_file)
     torch.set_default_dtype(settings.default_dtype)
-    profile = WorkerProfile(settings.profiler, settings.worker_index)
+    profile = WorkerProfile(settings.profiler, worker_index)
     producer = Producer(settings.factory, settings.seed, settings.dp_rank, profile.mark)
     return Server(channel, producer, settings.limit_bytes, profile.finish)
 
@@ -62,7 +63,7 @@ def _settings(settings_file: mmap.mmap) -> WorkerSettings:
     try:
         return pickle.load(settings_file)
     except Exception as error:  # noqa: BLE001 - told to the trainer in place of the first shard
-        return WorkerSettings(_Unloadable(error), 0, 0, 1, None, 0, torch.get_default_dtype())
+        return WorkerSettings(_Unloadable(error), 0, 0, 1, None, torch.get_default_dtype())
 
 
 class _Unloadable:

@@ -142,6 +142,11 @@ class Worker(Protocol):
     """A producer of tasks, wherever it runs."""
 
     @property
+    def is_alive(self) -> bool:
+        """Whether the worker can be given tasks."""
+        ...
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of memory that delivered or arrived microbatches hold."""
         ...

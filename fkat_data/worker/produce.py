@@ -47,7 +47,7 @@ def produce(task: Task, producer: Producer) -> Generator[Produced]:
 
     Raises:
         Exception: Whatever the user's code raises, with notes that name shard and microbatch.
-        WorkerError: The user's code ended in a way that would look like the end of the shard, or of the process.
+        WorkerError: The user's code raised StopIteration, which would look like the end of the shard.
     """
     index = task.first_microbatch
     production: Production | None = None
@@ -62,16 +62,9 @@ def produce(task: Task, producer: Producer) -> Generator[Produced]:
                 index = made
                 yield Produced(made, microbatch, _is_last(production, made))
                 index = made + 1
-    except GeneratorExit:
-        raise
     except Exception as error:
         name_place(error, task, index, is_open=production is not None)
         raise
-    except BaseException as error:
-        # Not to be let through: SystemExit from a dataset would end whatever runs it, without a word.
-        failure = WorkerError(f"the dataset raised {type(error).__name__}({error})")
-        name_place(failure, task, index, is_open=production is not None)
-        raise failure from error
     finally:
         producer.mark("")
 

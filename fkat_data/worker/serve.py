@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fkat_data.errors import WorkerError
 from fkat_data.plan.task import Task
 from fkat_data.transport.channel import Channel, ChannelClosed
 from fkat_data.transport.codec import copied_size, encode, layout, write
@@ -114,7 +115,8 @@ class Server:
             pass
         except ChannelClosed:
             raise
-        except Exception as error:  # noqa: BLE001 - a user's exception of any kind is the trainer's to handle
+        except BaseException as raised:  # noqa: BLE001 - a user's exception of any kind is the trainer's to handle
+            error = raised if isinstance(raised, Exception) else _told(raised)
             name_place(error, task, index, is_open=True)
             self._channel.send(Kind.FAILURE, TICKET.pack(task.ticket) + pack_failure(error))
         finally:
@@ -214,3 +216,10 @@ class Server:
 
     def _retire(self, index: int) -> None:
         self._channel.send(Kind.RETIRE, CREDIT.pack(index))
+
+
+def _told(raised: BaseException) -> WorkerError:
+    """Return an error for what must not be raised in the trainer: a dataset's SystemExit would end it without a word."""
+    error = WorkerError(f"the dataset raised {type(raised).__name__}({raised})")
+    error.__cause__ = raised
+    return error

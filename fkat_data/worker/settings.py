@@ -18,7 +18,6 @@ class WorkerSettings(NamedTuple):
         dp_rank: The loader's data-parallel rank.
         limit_bytes: Shared memory that the worker may take.
         profiler: Told of the worker's actions.
-        worker_index: Its number among the loader's workers.
         default_dtype: torch's default, as the trainer has it.
     """
 
@@ -27,5 +26,4 @@ class WorkerSettings(NamedTuple):
     dp_rank: int
     limit_bytes: int
     profiler: Profiler | None
-    worker_index: int
     default_dtype: torch.dtype

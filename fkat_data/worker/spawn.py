@@ -45,11 +45,11 @@ __all__ = ["ProcessWorker"]
 # The settings are a pickled list of the paths to import from, then the pickled settings proper.
 _BOOTSTRAP = """\
 import sys, mmap, pickle
-settings, channel, lifeline = map(int, sys.argv[1:])
+settings, worker_index, channel, lifeline = map(int, sys.argv[1:])
 settings = mmap.mmap(settings, 0, access=mmap.ACCESS_READ)
 sys.path[:], sys.argv = pickle.load(settings)
 from fkat_data.worker.main import main
-main(settings, channel, lifeline)
+main(settings, worker_index, channel, lifeline)
 """
 
 _LARGE_CREDIT_BYTES = 1 << 20
@@ -62,19 +62,22 @@ class ProcessWorker:
 
     Args:
         settings: A descriptor of the shipped settings (see ``fkat_data.worker.ship``); stays the caller's.
+        worker_index: Its number among the loader's workers.
         limit_bytes: Shared memory that the worker may take.
         profile: Told when a microbatch is decoded.
         is_zero_copy: Whether microbatches are views of shared memory, or copies.
     """
 
-    def __init__(self, settings: int, limit_bytes: int, profile: TrainerProfile, *, is_zero_copy: bool) -> None:
+    def __init__(
+        self, settings: int, worker_index: int, limit_bytes: int, profile: TrainerProfile, *, is_zero_copy: bool
+    ) -> None:
         self._profile = profile
         self._is_zero_copy = is_zero_copy
         self._owner_pid = os.getpid()
         ours, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
         try:
-            self._process = _start(settings, theirs.fileno(), lifeline)
+            self._process = _start(settings, worker_index, theirs.fileno(), lifeline)
         except BaseException:
             ours.close()
             os.close(self._lifeline)
@@ -92,6 +95,11 @@ class ProcessWorker:
     def pid(self) -> int:
         """The worker's process id."""
         return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the worker can be given tasks."""
+        return not self._is_closed and not self._is_dead()
 
     @property
     def held_bytes(self) -> int:
@@ -167,6 +175,8 @@ class ProcessWorker:
             raise self._gone()
 
     def _is_dead(self) -> bool:
+        if self._process.returncode is not None:
+            return True
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _gone(self) -> WorkerGone:
@@ -247,14 +257,13 @@ class _Credits:
             self._channel.flush()
 
 
-def _start(settings: int, channel: int, lifeline: int) -> "subprocess.Popen[bytes]":
+def _start(settings: int, worker_index: int, channel: int, lifeline: int) -> "subprocess.Popen[bytes]":
     # Flags such as -X and -W hold for workers too; multiprocessing has had this function since Python 3.2.
     flags = cast("list[str]", subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]  # noqa: SLF001
-    descriptors = (settings, channel, lifeline)
     return subprocess.Popen(  # noqa: S603 - our own interpreter
-        [sys.executable, *flags, "-c", _BOOTSTRAP, *map(str, descriptors)],
+        [sys.executable, *flags, "-c", _BOOTSTRAP, *map(str, (settings, worker_index, channel, lifeline))],
         stdin=subprocess.DEVNULL,
-        pass_fds=descriptors,
+        pass_fds=(settings, channel, lifeline),
         process_group=0,
     )
 

@@ -1,15 +1,16 @@
 """Who is measured: each opens a loader with one worker over a workload, and ends it.
 
-A contestant imports its library when it is opened, not before: the peers' own environment holds other packages than
-this project's.
+A contestant imports its library when it is opened, not before: the peers' environment and ours hold different ones.
 """
 
 import contextlib
+import importlib
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import workloads
+from torch.utils.data import DataLoader
 
 __all__ = ["CONTESTANTS", "OURS", "PEERS", "PREFETCHED"]
 
@@ -19,10 +20,9 @@ PREFETCHED = 8
 
 @contextmanager
 def _ours(workload: str, **options: Any) -> Generator[Iterable[Any]]:
-    from fkat_data import ShardedDataLoader
-
+    loader_type = importlib.import_module("fkat_data").ShardedDataLoader
     factory = options.pop("factory", workloads.Factory)(workload)
-    with ShardedDataLoader(0, ["shard"], factory, **options) as loader:
+    with loader_type(0, ["shard"], factory, **options) as loader:
         yield loader
 
 
@@ -36,8 +36,6 @@ def _ours_around_torch(workload: str) -> AbstractContextManager[Iterable[Any]]:
 
 @contextmanager
 def _torch(workload: str) -> Generator[Iterable[Any]]:
-    from torch.utils.data import DataLoader
-
     yield DataLoader(
         workloads.Stream(workload),
         batch_size=None,
@@ -49,9 +47,8 @@ def _torch(workload: str) -> Generator[Iterable[Any]]:
 
 @contextmanager
 def _torchdata(workload: str) -> Generator[Iterable[Any]]:
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    yield StatefulDataLoader(
+    loader_type = importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader
+    yield loader_type(
         workloads.Stream(workload),
         batch_size=None,
         num_workers=1,
@@ -62,11 +59,10 @@ def _torchdata(workload: str) -> Generator[Iterable[Any]]:
 
 @contextmanager
 def _fkat(workload: str) -> Generator[Iterable[Any]]:
-    from fkat.data.sharded import ShardedDataLoader, ShardSampler
-
-    sampler = ShardSampler()
+    fkat = importlib.import_module("fkat.data.sharded")
+    sampler = fkat.ShardSampler()
     sampler.shards = ["shard"]
-    loader = ShardedDataLoader(
+    loader = fkat.ShardedDataLoader(
         seed=0,
         shard_sampler=sampler,
         dataloader_factory=workloads.Factory(workload),

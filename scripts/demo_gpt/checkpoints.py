@@ -16,12 +16,10 @@ class Checkpoints:
 
     Args:
         folder: Where they are.
-        keep: How many of the latest stay.
+        keep: How many of the latest stay, at least 1.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
-        if keep < 1:
-            raise SystemExit(f"checkpoint.keep = {keep}: expected at least 1")
         self.folder = folder
         self.keep = keep
 

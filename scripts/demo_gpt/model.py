@@ -19,7 +19,7 @@ class ByteGPT(nn.Module):
 
     def __init__(self, context: int, num_layers: int, num_heads: int, width: int, dropout: float = 0.0) -> None:
         super().__init__()
-        if width % num_heads:
+        if num_heads < 1 or width % num_heads:
             raise SystemExit(f"model.width = {width}: expected a multiple of model.num_heads = {num_heads}")
         self.byte_embedding = nn.Embedding(VOCABULARY, width)
         self.position_embedding = nn.Embedding(context, width)

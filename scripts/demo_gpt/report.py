@@ -1,6 +1,7 @@
 """What a person sees of a run: a progress bar, and a last line."""
 
 import time
+from pathlib import Path
 
 from tqdm import tqdm
 
@@ -19,9 +20,11 @@ class Report:
 
     def __init__(self, loader: ShardedDataLoader, step: int, steps: int, *, is_shown: bool) -> None:
         self._loader = loader
+        self._first_step = step + 1
         self._start_s = time.perf_counter()
         self._num_tokens = 0
-        self._waited_at_first_s = 0.0
+        self._loss = float("nan")
+        self._first_wait_s: float | None = None
         self._bar = tqdm(
             initial=step, total=steps, unit="step", dynamic_ncols=True, mininterval=0.5, disable=not is_shown
         )
@@ -34,17 +37,29 @@ class Report:
             num_tokens: Tokens of the step, over all ranks.
         """
         self._num_tokens += num_tokens
-        if not self._waited_at_first_s:
-            self._waited_at_first_s = self._loader.statistics().waited_s
+        self._loss = loss
+        if self._first_wait_s is None:
+            self._first_wait_s = self._loader.statistics().waited_s
         self._bar.set_postfix_str(f"loss {loss:.3f}, {self._speed()}", refresh=False)
         self._bar.update()
 
-    def summary(self) -> str:
-        """End the bar, and return what this process has done."""
+    def summary(self, step: int, checkpoint: Path | None) -> str:
+        """End the bar, and return what this process has done.
+
+        Args:
+            step: The last step.
+            checkpoint: The latest checkpoint.
+        """
         speed = self._speed()
         self._bar.close()
+        if self._first_wait_s is None:
+            return f"nothing to do: the run has its {step} steps, checkpoint {checkpoint}"
         waited_s = self._loader.statistics().waited_s
-        return f"{self._num_tokens:,} tokens, {speed} ({waited_s:.2f} s, {self._waited_at_first_s:.2f} s of it at the start)"
+        return (
+            f"done: steps {self._first_step} to {step}, now {self._loader.step} microbatches into epoch "
+            f"{self._loader.epoch}, {self._num_tokens:,} tokens, loss {self._loss:.3f}, {speed} ({waited_s:.2f} s, "
+            f"{self._first_wait_s:.2f} s of it for the first microbatch), checkpoint {checkpoint}"
+        )
 
     def _speed(self) -> str:
         elapsed_s = time.perf_counter() - self._start_s

@@ -30,15 +30,6 @@ def no_arguments():
     return "made"
 
 
-HERE = f"{__name__}."
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch):
-    # pytest imports test modules under names of its own.
-    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or sys.modules[Holder.__module__])
-
-
 def test_nodes_inside_nodes_become_objects(tmp_path):
     (tmp_path / "a.parquet").touch()
     config = OmegaConf.create(

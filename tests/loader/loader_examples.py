@@ -4,7 +4,10 @@ A shard's name says what it holds: ``kind-name-count``, for example ``map-a-5``.
 three generators, so that two microbatches are equal only if their random bits are.
 """
 
+import os
 import random
+import signal
+import threading
 
 import numpy as np
 import torch
@@ -133,3 +136,14 @@ def plain_state(value):
     if isinstance(value, list):
         return [plain_state(item) for item in value]
     return value
+
+
+def bounded(function, loader, timeout_s=10):
+    """Run a function that may hang on the loader's pipe; a wait that long is ended by ending the workers."""
+    timer = threading.Timer(timeout_s, lambda: [os.kill(worker.pid, signal.SIGKILL) for worker in loader._crew.workers])
+    timer.start()
+    try:
+        return function()
+    finally:
+        timer.cancel()
+        timer.join()

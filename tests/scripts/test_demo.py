@@ -15,12 +15,11 @@ case "$*" in
   -c*) exec {real} "$@" ;;
   --version) echo Python 3.11.0 ;;
   "-m pip --version") ;;
-  "-m venv"*) mkdir -p .venv/bin && cp "$0" .venv/bin/python && echo "$*" >>asked ;;
+  "-m venv"*) mkdir -p .venv/bin && cp "$0" .venv/bin/python && echo venv >>asked ;;
   "-m pip install"*) echo install >>asked && [[ ! -e no-network ]] ;;
   *) echo "$*" >>asked ;;
 esac
 """
-VENV = "-m venv --clear .venv"
 TRAIN = ["scripts/prepare_data.py", "scripts/train.py"]
 
 
@@ -28,11 +27,10 @@ TRAIN = ["scripts/prepare_data.py", "scripts/train.py"]
 def fresh(tmp_path):
     """A checkout on a machine with nothing but a Python."""
     (tmp_path / "scripts").mkdir()
-    shutil.copy(REPOSITORY / "scripts" / "demo", tmp_path / "scripts")
-    for name in ("pyproject.toml", "constraints.txt"):
-        shutil.copy(REPOSITORY / name, tmp_path)
+    for name in ("scripts/demo", "scripts/environment", "pyproject.toml", "constraints.txt"):
+        shutil.copy(REPOSITORY / name, tmp_path / name)
     (tmp_path / "bin").mkdir()
-    python = tmp_path / "bin" / "python3.11"
+    python = tmp_path / "bin" / "python3"
     python.write_text(PYTHON.format(real=sys.executable))
     python.chmod(0o755)
     return tmp_path
@@ -55,7 +53,7 @@ def run_demo(checkout, *arguments, expected_code=0, **environment):
 
 
 def test_from_nothing_it_makes_an_environment_installs_prepares_and_trains(fresh):
-    assert run_demo(fresh) == [VENV, "install", *TRAIN]
+    assert run_demo(fresh) == ["venv", "install", *TRAIN]
 
 
 def test_its_arguments_go_to_the_training(fresh):
@@ -77,7 +75,7 @@ def test_it_installs_again_where_the_requirements_have_changed(fresh, name):
 
 def test_an_installation_that_failed_is_repeated(fresh):
     (fresh / "no-network").touch()
-    assert run_demo(fresh, expected_code=1) == [VENV, "install"]
+    assert run_demo(fresh, expected_code=1) == ["venv", "install"]
     (fresh / "no-network").unlink()
     assert run_demo(fresh) == ["install", *TRAIN]
 
@@ -89,16 +87,19 @@ def test_a_half_made_environment_is_made_again(fresh, left):
         python = fresh / ".venv" / "bin" / "python"
         python.write_text(f"#!/bin/sh\n{left}\n")
         python.chmod(0o755)
-    assert run_demo(fresh) == [VENV, "install", *TRAIN]
+    assert run_demo(fresh) == ["venv", "install", *TRAIN]
 
 
 def test_another_python_can_be_named(fresh):
-    (fresh / "bin" / "python3.11").rename(fresh / "my python")
-    assert run_demo(fresh, PYTHON=str(fresh / "my python")) == [VENV, "install", *TRAIN]
+    (fresh / "bin" / "python3").rename(fresh / "my python")
+    assert run_demo(fresh, PYTHON=str(fresh / "my python")) == ["venv", "install", *TRAIN]
 
 
-def test_without_a_recent_python_it_says_so(fresh):
-    assert "no Python 3.11" in run_demo(fresh, PYTHON="/nowhere/python", expected_code=1)
+def test_an_old_python_is_refused(fresh):
+    old = fresh / "bin" / "old"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.1\nexit 1\n')
+    old.chmod(0o755)
+    assert "needs Python 3.11 or newer; Python 3.9.1" in run_demo(fresh, PYTHON=str(old), expected_code=1)
 
 
 def test_the_script_can_be_started():

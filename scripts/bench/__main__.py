@@ -1,0 +1,112 @@
+"""Is the loader as fast and as small as it should be? Runs every benchmark and prints docs/benchmarks.md's tables.
+
+    python scripts/bench [--json PATH] [--only NAME ...] [--repeats N] [--scale FACTOR]
+
+Peers are measured as well once scripts/bench/peers has made their environment.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import costs
+import growth
+import latency
+import overlap
+import start
+import throughput
+from contestants import CONTESTANTS
+from measure import Result, Settings
+from workloads import WORKLOADS
+
+BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
+    "throughput": throughput.run,
+    "latency": latency.run,
+    "start": start.run,
+    "growth": growth.run,
+    "overlap": overlap.run,
+    "costs": costs.run,
+    "peers": throughput.peers,
+}
+_PEERS_PYTHON = Path(__file__).resolve().parents[2] / ".venvs" / "bench" / "bin" / "python"
+
+
+def main() -> None:
+    options = _options()
+    settings = Settings(
+        repeats=options.repeats,
+        scale=options.scale,
+        is_together=options.together,
+        workloads=tuple(options.workloads),
+        contestants=tuple(options.contestants),
+        peers=_PEERS_PYTHON if _PEERS_PYTHON.exists() else None,
+    )
+    report: dict[str, Any] = {"machine": _machine(), "options": vars(options) | {"json": None}, "trials": {}}
+    print(_heading(report["machine"], settings), flush=True)
+    for name in options.only:
+        result = BENCHMARKS[name](settings)
+        report["trials"][name] = result.trials
+        for table in result.tables:
+            print(f"\n{table.markdown()}", flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write every trial's numbers to this file")
+    parser.add_argument("--only", nargs="+", choices=list(BENCHMARKS), default=list(BENCHMARKS), help="benchmarks")
+    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=[], help="only these microbatches")
+    parser.add_argument("--contestants", nargs="+", choices=[*CONTESTANTS, "memcpy"], default=[], help="only these")
+    parser.add_argument("--repeats", type=int, default=5, help="trials of each contestant, in turn (default 5)")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of microbatches (default 1)")
+    parser.add_argument("--together", action="store_true", help="all trials in one process: quick, memory is void")
+    return parser.parse_args()
+
+
+def _machine() -> dict[str, Any]:
+    cpu = next(
+        (line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "unknown"
+    )
+    return {
+        "cpu": cpu,
+        "cpus": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in ("fkat_data", "torch", "numpy")},
+        "load": os.getloadavg(),
+    }
+
+
+def _heading(machine: dict[str, Any], settings: Settings) -> str:
+    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
+    return (
+        f"`python scripts/bench {shlex.join(sys.argv[1:])}` on {machine['cpus']} CPUs ({machine['cpu']}), "
+        f"Linux {machine['kernel']}, Python {machine['python']}, {versions}; medians of {settings.repeats}, in turn; "
+        f"load before: {machine['load'][0]:.1f}."
+    )
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""How is it measured: trials in processes of their own, in turn; clocks, CPU seconds, page faults and memory."""
+
+import contextlib
+import importlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import psutil
+
+__all__ = [
+    "Result",
+    "Settings",
+    "Table",
+    "Usage",
+    "counts",
+    "in_turn",
+    "medians",
+    "memory",
+    "used_between",
+    "workers",
+]
+
+_FOLDER = Path(__file__).resolve().parent
+_TIMEOUT_S = 600
+_MEBIBYTE = 1 << 20
+
+
+class Settings(NamedTuple):
+    """What one run of the benchmarks is asked for.
+
+    Attributes:
+        repeats: Trials of each contestant, after one that warms up and is not counted.
+        scale: Factor on every count.
+        is_together: Trials run in this very process: quick, and memory means nothing.
+        workloads: Limits the workloads where a benchmark has several; empty: all.
+        contestants: Limits the contestants where a benchmark can do without some; empty: all.
+        peers: The Python of the peers' environment, or None.
+    """
+
+    repeats: int
+    scale: float
+    is_together: bool
+    workloads: tuple[str, ...]
+    contestants: tuple[str, ...]
+    peers: Path | None
+
+    def count(self, full: int, *, at_least: int = 10) -> int:
+        return max(at_least, round(full * self.scale))
+
+    def wanted_workloads(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if not self.workloads or name in self.workloads]
+
+    def wanted_contestants(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if not self.contestants or name in self.contestants]
+
+
+class Table(NamedTuple):
+    """A table of results, for people."""
+
+    title: str
+    headers: list[str]
+    rows: list[list[str]]
+
+    def markdown(self) -> str:
+        lines = [f"**{self.title}**", "", _row(self.headers), _row(["---"] * len(self.headers))]
+        return "\n".join([*lines, *(_row(row) for row in self.rows)])
+
+
+class Result(NamedTuple):
+    """What a benchmark has to say: tables for people, every trial for programs."""
+
+    tables: list[Table]
+    trials: list[dict[str, Any]]
+
+
+class Usage(NamedTuple):
+    """What a trainer and its workers have used up so far."""
+
+    wall_s: float
+    trainer_cpu_s: float
+    worker_cpu_s: float
+    trainer_faults: int
+    worker_faults: int
+
+    @classmethod
+    def now(cls) -> "Usage":
+        own = resource.getrusage(resource.RUSAGE_SELF)
+        children = workers()
+        return cls(
+            wall_s=time.perf_counter(),
+            trainer_cpu_s=own.ru_utime + own.ru_stime,
+            worker_cpu_s=sum(_cpu_s(child) for child in children),
+            trainer_faults=own.ru_minflt,
+            worker_faults=sum(_minor_faults(child.pid) for child in children),
+        )
+
+
+def used_between(before: Usage, after: Usage, count: int) -> dict[str, float]:
+    """Return what ``count`` microbatches took, each."""
+    wall_s = after.wall_s - before.wall_s
+    return {
+        "count": count,
+        "wall_s": wall_s,
+        "per_s": count / wall_s,
+        "trainer_cpu_s": after.trainer_cpu_s - before.trainer_cpu_s,
+        "worker_cpu_s": after.worker_cpu_s - before.worker_cpu_s,
+        "trainer_cpu_us": 1e6 * (after.trainer_cpu_s - before.trainer_cpu_s) / count,
+        "worker_cpu_us": 1e6 * (after.worker_cpu_s - before.worker_cpu_s) / count,
+        "trainer_faults": (after.trainer_faults - before.trainer_faults) / count,
+        "worker_faults": (after.worker_faults - before.worker_faults) / count,
+    }
+
+
+def workers() -> list[psutil.Process]:
+    """Return every process that this one has started, and theirs: workers, and whatever helps them."""
+    return psutil.Process().children(recursive=True)
+
+
+def memory() -> dict[str, float]:
+    """Return the memory of trainer and workers.
+
+    A page that n processes map counts for each with 1/n in the proportional set size (PSS), so that its sum over
+    all processes is what they take together, shared memory included.
+    """
+    trainer, others = psutil.Process(), workers()
+    own = _memory_of(trainer)
+    theirs = [_memory_of(other) for other in others]
+    found: dict[str, float] = {f"trainer_{name}": value for name, value in own.items()}
+    for name in own:
+        found[f"worker_{name}"] = sum(other[name] for other in theirs)
+    found["pss_mib"] = found["trainer_pss_mib"] + found["worker_pss_mib"]
+    return found
+
+
+def counts(pid: int) -> dict[str, int]:
+    """Return a process's open descriptors and its mappings."""
+    return {
+        "fds": sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir()),
+        "maps": len(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines()),
+    }
+
+
+def in_turn(
+    settings: Settings,
+    variants: Mapping[str, tuple[str, dict[str, Any]]],
+    *,
+    pythons: Mapping[str, Path] | None = None,
+) -> dict[str, list[dict[str, Any]]]:
+    """Run each variant ``repeats`` times, A B C A B C, so that what slows the machine meets all of them alike.
+
+    Args:
+        settings: Repeats, and where trials run.
+        variants: A name for each, its module and the arguments of that module's ``trial``.
+        pythons: The Python of a variant that needs another than ours.
+    """
+    run = _here if settings.is_together else _apart
+    trials: dict[str, list[dict[str, Any]]] = {name: [] for name in variants}
+    warm_ups = 1 if settings.repeats > 1 else 0
+    for repeat in range(settings.repeats + warm_ups):
+        for name, (module, arguments) in variants.items():
+            python = str((pythons or {}).get(name, sys.executable))
+            trial = run(python, module, arguments)
+            if repeat >= warm_ups:
+                trials[name].append({"variant": name, "module": module, **arguments, **trial})
+    return trials
+
+
+def medians(trials: list[dict[str, Any]]) -> Callable[[str], float]:
+    """Return a function that gives a number's median over the trials."""
+    return lambda name: median(trial[name] for trial in trials)
+
+
+def _here(python: str, module: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    del python
+    return importlib.import_module(module).trial(**arguments)
+
+
+def _apart(python: str, module: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Run a trial in a process of its own, so that none meets the memory or the threads of the one before."""
+    command = [python, str(_FOLDER / "trial.py"), module, json.dumps(arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        output, _ = process.communicate(timeout=_TIMEOUT_S)
+    finally:
+        # A peer may leave workers behind; they share the session's process group.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode != 0:
+        raise RuntimeError(f"the trial {module} {arguments} ended with {process.returncode}")
+    return json.loads(output.splitlines()[-1])
+
+
+def _memory_of(process: psutil.Process) -> dict[str, float]:
+    full = process.memory_full_info()
+    status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8").splitlines()
+    kibibytes = {line.split(":")[0]: int(line.split()[1]) for line in status if line.endswith(" kB")}
+    return {
+        "pss_mib": full.pss / _MEBIBYTE,
+        "uss_mib": full.uss / _MEBIBYTE,
+        "rss_mib": full.rss / _MEBIBYTE,
+        "peak_rss_mib": kibibytes["VmHWM"] / 1024,
+        "shared_mib": kibibytes["RssShmem"] / 1024,
+        **counts(process.pid),
+    }
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def _minor_faults(pid: int) -> int:
+    # The name, in parentheses, may hold anything; the tenth field counts from the process id.
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return int(fields[7])
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"

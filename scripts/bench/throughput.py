@@ -1,0 +1,144 @@
+"""How many microbatches per second does one worker deliver, at what cost, against torch, against memcpy?
+
+The time from after the first microbatch to the last: start-up is another question (start.py).
+"""
+
+import mmap
+import time
+from typing import Any
+
+import measure
+import numpy as np
+import torch
+import workloads
+from contestants import CONTESTANTS, OURS, PEERS
+from measure import Result, Settings, Table, Usage, medians
+
+__all__ = ["peers", "run", "trial"]
+
+# Microbatches of ours in a second and more, then of anybody else.
+_COUNTS = {
+    "tiny": (60_000, 2_000),
+    "tokens": (30_000, 2_000),
+    "images": (500, 100),
+    "same images": (1_000, 300),
+}
+_TARGETS = {"tiny": 20.0, "tokens": 20.0, "images": 5.0, "same images": None}
+_MEMCPY_TARGET = 0.7
+
+
+def trial(contestant: str, workload: str, count: int) -> dict[str, Any]:
+    if contestant == "memcpy":
+        return _memcpy(workload, count)
+    with CONTESTANTS[contestant](workload) as loader:
+        microbatches = iter(loader)
+        next(microbatches)
+        before = Usage.now()
+        for _ in range(count):
+            next(microbatches)
+        after = Usage.now()
+        return {**measure.used_between(before, after, count), **measure.memory()}
+
+
+def run(settings: Settings) -> Result:
+    rows, variants_rows, memcpy_rows, trials = [], [], [], []
+    variants = ["ours", *(name for name in settings.wanted_contestants(OURS) if name != "ours")]
+    for workload in settings.wanted_workloads(_COUNTS):
+        contestants = [*variants, "torch", *(["memcpy"] if workload == "same images" else [])]
+        found = measure.in_turn(settings, {name: _variant(settings, name, workload) for name in contestants})
+        trials += [trial for each in found.values() for trial in each]
+        rows.append(_compared(workload, found["ours"], found["torch"]))
+        torch_per_s = medians(found["torch"])("per_s")
+        rates = [medians(found[name])("per_s") for name in variants]
+        variants_rows.append([workload, *(f"{rate:,.0f} ({rate / torch_per_s:.1f} x)" for rate in rates)])
+        if "memcpy" in found:
+            memcpy_rows.append(_against_memcpy(workload, found["ours"], found["memcpy"]))
+    tables = [
+        Table("One worker, microbatches/s, against torch's DataLoader", _HEADERS, rows),
+        Table("The same, with other settings of ours (times torch's)", ["microbatch", *variants], variants_rows),
+        Table("Against memcpy into mapped memory", _MEMCPY_HEADERS, memcpy_rows),
+    ]
+    return Result([table for table in tables if table.rows], trials)
+
+
+def peers(settings: Settings) -> Result:
+    """Run the same for the peers that the benchmark's own environment holds, in turn with ours and torch."""
+    python = settings.peers
+    if python is None:
+        return Result([], [])
+    rows, trials = [], []
+    for workload in settings.wanted_workloads(_COUNTS):
+        names = ["ours", "torch", *settings.wanted_contestants(PEERS)]
+        found = measure.in_turn(
+            settings,
+            {name: _variant(settings, name, workload) for name in names},
+            pythons=dict.fromkeys(PEERS, python),
+        )
+        trials += [trial for each in found.values() for trial in each]
+        ours = medians(found["ours"])("per_s")
+        rates = {name: medians(found[name])("per_s") for name in names}
+        rows.append([workload, *(f"{rate:,.0f} ({ours / rate:.1f} x)" for rate in rates.values())])
+    title = "Microbatches/s of peers with one worker (ours is so many times as fast)"
+    return Result([Table(title, ["microbatch", "ours", "torch", *settings.wanted_contestants(PEERS)], rows)], trials)
+
+
+_HEADERS = [
+    "microbatch",
+    "ours",
+    "torch",
+    "ratio",
+    "target",
+    "trainer CPU µs, ours / torch",
+    "worker CPU µs, ours / torch",
+    "memory MiB (PSS of both processes), ours / torch",
+    "of it shared memory, trainer's view",
+]
+_MEMCPY_HEADERS = ["microbatch", "ours GiB/s", "memcpy GiB/s", "ratio", "target"]
+
+
+def _variant(settings: Settings, contestant: str, workload: str) -> tuple[str, dict[str, Any]]:
+    ours, others = _COUNTS[workload]
+    full = ours if contestant in {*OURS, "memcpy"} else others
+    count = settings.count(full)
+    return "throughput", {"contestant": contestant, "workload": workload, "count": count}
+
+
+def _compared(workload: str, ours: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[str]:
+    our, their = medians(ours), medians(other)
+    target = _TARGETS[workload]
+    return [
+        workload,
+        f"{our('per_s'):,.0f}",
+        f"{their('per_s'):,.0f}",
+        f"{our('per_s') / their('per_s'):.1f}",
+        f"{target:.0f}" if target else "",
+        f"{our('trainer_cpu_us'):.0f} / {their('trainer_cpu_us'):.0f}",
+        f"{our('worker_cpu_us'):.0f} / {their('worker_cpu_us'):.0f}",
+        f"{our('pss_mib'):.0f} / {their('pss_mib'):.0f}",
+        f"{our('trainer_shared_mib'):.0f} / {their('trainer_shared_mib'):.0f}",
+    ]
+
+
+def _against_memcpy(workload: str, ours: list[dict[str, Any]], memcpy: list[dict[str, Any]]) -> list[str]:
+    size_bytes = workloads.num_bytes(workload)
+    rates = [size_bytes * medians(trials)("per_s") / (1 << 30) for trials in (ours, memcpy)]
+    return [workload, *(f"{rate:.2f}" for rate in rates), f"{rates[0] / rates[1]:.2f}", f"{_MEMCPY_TARGET}"]
+
+
+def _memcpy(workload: str, count: int) -> dict[str, Any]:
+    """Copy a microbatch's bytes into memory that is mapped, over and over, in one thread."""
+    microbatch = next(workloads.WORKLOADS[workload]())
+    sources = [tensor.numpy().reshape(-1).view(np.uint8) for tensor in microbatch]
+    torch.set_num_threads(1)
+    with mmap.mmap(-1, sum(source.nbytes for source in sources)) as mapped:
+        memory = np.frombuffer(mapped, dtype=np.uint8)
+        memory[:] = 1
+        began_s = time.perf_counter()
+        for _ in range(count):
+            offset = 0
+            for source in sources:
+                np.copyto(memory[offset : offset + source.nbytes], source)
+                offset += source.nbytes
+        wall_s = time.perf_counter() - began_s
+        del memory
+    return {"count": count, "wall_s": wall_s, "per_s": count / wall_s}

@@ -1,0 +1,147 @@
+"""Real processes against the in-process run: one order, one state, exact from every position for every pairing."""
+
+import pytest
+import torch
+from loader_examples import MIXED, bounded, epoch, make, plain, same_state
+from test_resume import following, generators, walk
+
+from fkat_data import ShuffledShardSampler
+
+NUM_EPOCHS = 2
+#: Shards ahead, microbatches ahead, zero copy: each value of each with some of the others.
+DEPTHS = [(0, -1, True), (0, 0, True), (1, 1, True), (1, 0, False), (3, 2, True), (3, -1, False)]
+
+
+def sampler():
+    return ShuffledShardSampler(MIXED, 3)
+
+
+@pytest.fixture(scope="module")
+def in_process():
+    """The microbatches of a run in process that nothing stops, and the state before each."""
+    loader = make(sampler())
+    states, microbatches = [loader.state_dict()], []
+    for microbatch, state in walk(loader, NUM_EPOCHS):
+        microbatches.append(microbatch)
+        states.append(state)
+    return microbatches, states
+
+
+@pytest.mark.parametrize(("num_shards_ahead", "num_microbatches_ahead", "zero_copy"), DEPTHS)
+def test_both_modes_yield_the_same_and_resume_each_other_from_every_position(
+    in_process, num_shards_ahead, num_microbatches_ahead, zero_copy
+):
+    microbatches, states = in_process
+    options = {
+        "multiprocessing": True,
+        "num_shard_prefetches": num_shards_ahead,
+        "num_microbatch_prefetches": num_microbatches_ahead,
+        "zero_copy": zero_copy,
+    }
+    with make(sampler(), **options) as loader:
+        # The states are the same, whichever mode saved them: that is two of the four pairings at every position.
+        saved = [loader.state_dict()]
+        for position, (microbatch, state) in enumerate(walk(loader, NUM_EPOCHS)):
+            assert microbatch == microbatches[position]
+            saved.append(state)
+        assert all(same_state(ours, theirs) for ours, theirs in zip(saved, states, strict=True))
+        # The other two: resumed in process is test_resume's; here in the very workers that were in the middle of it.
+        for position, state in enumerate(states):
+            loader.load_state_dict(state)
+            expected = microbatches[position : position + 6]
+            assert bounded(lambda: following(loader, len(expected)), loader) == expected  # noqa: B023
+
+
+def test_a_fresh_process_loader_resumes_to_the_end(in_process):
+    microbatches, states = in_process
+    with make(sampler(), multiprocessing=True, num_shard_prefetches=2) as loader:
+        loader.load_state_dict(states[7])
+        assert following(loader, len(microbatches) - 7) == microbatches[7:]
+
+
+def test_a_nested_data_loader_with_workers_draws_and_resumes_exactly():
+    shards = ["nested-a-9", "map-b-3", "nested-c-4"]
+    with make(shards, multiprocessing=True, num_microbatch_prefetches=2) as loader:
+        states, whole = [loader.state_dict()], []
+        for microbatch, state in walk(loader, 1):
+            whole.append(microbatch)
+            states.append(state)
+        again = [microbatch for microbatch, _ in walk(loader, 2)]
+        rows = [row for microbatch in whole for row in microbatch]
+        assert len(rows) == len({tuple(row) for row in rows}) == 16
+        assert len({draw for row in rows for draw in row[2:]}) == 48
+        assert again != whole
+        for position, state in enumerate(states[:-1]):
+            loader.load_state_dict(state)
+            assert following(loader, 2) == (whole + again)[position : position + 2]
+    # The same dataset without workers of its own gives the same: who makes a microbatch is no part of it.
+    assert epoch(make(["map-a-9"])) != whole
+    flat = make(["nested-a-9"], lambda shard: torch_loader(shard, 0))
+    nested = make(["nested-a-9"], lambda shard: torch_loader(shard, 2), multiprocessing=True)
+    with nested:
+        assert epoch(flat) == epoch(nested)
+
+
+def torch_loader(shard, num_workers):
+    from loader_examples import MapDataset
+    from torch.utils.data import DataLoader
+
+    return DataLoader(MapDataset(shard), batch_size=2, shuffle=True, num_workers=num_workers)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("num_microbatches_ahead", [0, 1, 2, -1])
+@pytest.mark.parametrize("num_shards_ahead", [0, 1, 2])
+@pytest.mark.xfail(
+    strict=False,
+    reason="Server._wait_for_allowance: a task whose cancellation was heard together with its assignment waits for ever",
+)
+def test_leaving_off_again_and_again_at_any_place_never_hangs(num_shards_ahead, num_microbatches_ahead):
+    shards = ["list-a-9", "map-b-3", "generator-c-4", "map-d-9"]
+    whole = epoch(make(shards))
+    with make(
+        shards,
+        multiprocessing=True,
+        num_shard_prefetches=num_shards_ahead,
+        num_microbatch_prefetches=num_microbatches_ahead,
+    ) as loader:
+        states = [state for _, state in walk(make(shards), 1)][:-1]
+        for count in (1, 2, 3):
+            for position, state in enumerate(states, start=1):
+                loader.load_state_dict(state)
+                expected = whole[position : position + count]
+                assert bounded(lambda: following(loader, len(expected)), loader) == expected  # noqa: B023
+
+
+def test_the_callers_generators_are_left_alone_by_worker_processes():
+    before = generators()
+    with make(multiprocessing=True, num_shard_prefetches=1) as loader:
+        for _ in loader:
+            loader.state_dict()
+        loader.load_state_dict(loader.state_dict())
+        next(iter(loader))
+    assert generators() == before
+
+
+def test_the_number_of_workers_changes_nothing():
+    orders = []
+    for num_workers in (1, 2, 4):
+        with make(multiprocessing=True, num_shard_prefetches=num_workers) as loader:
+            orders.append([plain(microbatch) for microbatch in loader])
+    assert orders[0] == orders[1] == orders[2] == epoch(make())
+
+
+def test_a_worker_has_the_trainers_default_dtype_and_one_thread():
+    def factory(shard):
+        import torch
+
+        return [torch.zeros(1), torch.tensor(torch.get_num_threads())]
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        with make(["a"], factory, multiprocessing=True) as loader:
+            zeros, num_threads = list(loader)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert zeros.dtype is torch.float64
+    assert int(num_threads) == 1

@@ -1,0 +1,43 @@
+"""Every benchmark runs and says something; how fast anything is, no test asserts."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "scripts" / "bench"
+
+# Few microbatches, one workload each, and as few worker processes as show every program at work.
+CASES = [
+    ("throughput", "same images", {"ours", "torch", "memcpy"}),
+    ("latency", "tokens", {"ours", "torch"}),
+    ("start", "tiny", {"ours", "torch"}),
+    ("growth", "varying", {"ours"}),
+    ("overlap", "tokens", {"ours", "torch"}),
+    ("costs", "tokens", {"ours", "torch"}),
+]
+
+
+@pytest.mark.parametrize(("benchmark", "workload", "contestants"), CASES)
+def test_benchmark_runs(benchmark, workload, contestants, tmp_path):
+    report = run(tmp_path, "--only", benchmark, "--workloads", workload)
+    trials = report["trials"][benchmark]
+    assert {trial["contestant"] for trial in trials} == contestants
+    assert all(number >= 0 for trial in trials for number in trial.values() if isinstance(number, float))
+
+
+def test_prints_markdown_tables(tmp_path):
+    run(tmp_path, "--only", "start")
+    lines = (tmp_path / "printed").read_text().splitlines()
+    assert lines[0].startswith("`python scripts/bench ")
+    assert "| ours s | torch s | ratio |" in "\n".join(lines)
+
+
+def run(folder, *options):
+    contestants = ("--contestants", "ours", "torch", "memcpy")
+    command = [sys.executable, str(BENCH), "--scale", "0.001", "--repeats", "1", "--together", "--json", "report.json"]
+    with (folder / "printed").open("w") as printed:
+        subprocess.run([*command, *contestants, *options], cwd=folder, stdout=printed, check=True, timeout=120)
+    return json.loads((folder / "report.json").read_text())
