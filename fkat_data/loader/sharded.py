@@ -79,7 +79,11 @@ class ShardedDataLoader:
         zero_copy: bool = True,
     ) -> None:
         self._seed = arguments.integer("seed", seed)
-        self._dp_rank = arguments.integer("dp_rank", dp_rank, minimum=0)
+        # There may be fewer data-parallel ranks than ranks, but not more.
+        world_size = rank_and_world_size()[1]
+        self._dp_rank = arguments.integer(
+            "dp_rank", dp_rank, minimum=0, maximum=world_size - 1 if world_size > 1 else None
+        )
         num_shard_prefetches = arguments.integer("num_shard_prefetches", num_shard_prefetches, minimum=0)
         num_microbatch_prefetches = arguments.integer(
             "num_microbatch_prefetches", num_microbatch_prefetches, minimum=-1

@@ -2,12 +2,14 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.samplers.base import ShardSampler, check_shards
+from fkat_data.samplers.sequence import as_shard_sampler
 from fkat_data.types import Shard, Stateful
 
 __all__ = ["PureShardPlan", "ReplayedShardPlan", "ShardPlan", "shard_plan"]
@@ -19,14 +21,19 @@ def shard_plan(sampler: Any) -> "ShardPlan":
     Raises:
         ConfigurationError: It is no iterable of shards, or a pure one without shards.
     """
-    if isinstance(sampler, ShardSampler) and type(sampler).shards is not ShardSampler.shards:
-        return PureShardPlan(sampler.shards)
-    if isinstance(sampler, (list, tuple)):
-        shards = check_shards("shard_sampler", cast("Sequence[Any]", sampler))
-        return PureShardPlan(lambda _: shards)
-    if isinstance(sampler, (str, bytes)) or not isinstance(sampler, Iterable):
-        raise ConfigurationError("shard_sampler", sampler, "a ShardSampler, or an iterable of shards")
-    return ReplayedShardPlan(cast("Iterable[Any]", sampler))
+    if not _is_replayed(sampler):
+        return PureShardPlan(as_shard_sampler("shard_sampler", sampler).shards)
+    if hasattr(sampler, "__len__") and len(sampler) == 0:
+        raise ConfigurationError("shard_sampler", sampler, "at least one shard")
+    return ReplayedShardPlan(sampler)
+
+
+def _is_replayed(sampler: object) -> bool:
+    """Return whether nothing but iterating over it tells what a sampler holds."""
+    if isinstance(sampler, ShardSampler):
+        is_pure = type(sampler).shards is not ShardSampler.shards and callable(sampler.shards)
+        return not is_pure and type(sampler).__iter__ is not ShardSampler.__iter__
+    return isinstance(sampler, Iterable) and not isinstance(sampler, (str, bytes, Sequence, AbstractSet, Mapping))
 
 
 class ShardPlan(ABC):

@@ -347,14 +347,7 @@ def hoarded(product):
     return factory
 
 
-@pytest.mark.parametrize(
-    "product",
-    [
-        "map",
-        # One microbatch is held back until it is known whether another follows, and then nobody looks for starvation.
-        pytest.param("stream", marks=[pytest.mark.xfail(strict=True, reason="deadlock"), pytest.mark.timeout(15)]),
-    ],
-)
+@pytest.mark.parametrize("product", ["map", "stream"])
 @pytest.mark.parametrize("num_microbatches_ahead", [-1, 1])
 def test_a_caller_who_keeps_microbatches_meets_the_limit_and_goes_on_after_letting_go(product, num_microbatches_ahead):
     with make(
