@@ -124,7 +124,7 @@ class Crew:
             profiler=settings.profiler,
             default_dtype=torch.get_default_dtype(),
         )
-        descriptor = ship("dataloader_factory", settings.factory, shipped)
+        descriptor = ship(shipped, dataloader_factory=settings.factory, profiler=settings.profiler)
         try:
             for index in missing:
                 worker = ProcessWorker(

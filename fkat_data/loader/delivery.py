@@ -77,7 +77,11 @@ class Delivery:
             if isinstance(arrival, ShardEnd):
                 self._cursor.pass_shard(is_last_shard=arrival.is_last_shard)
                 continue
-            microbatch = mover.finish(moving)
+            try:
+                microbatch = mover.finish(moving)
+            except BaseException:
+                self._is_interrupted = True
+                raise
             self.waited_s += time.perf_counter() - began_s
             self.delivered += 1
             self.delivered_bytes += arrival.size_bytes
@@ -106,8 +110,12 @@ class Delivery:
             self._is_interrupted = True
             raise
         if isinstance(arrival, Arrival):
-            with self._profile.range("move"):
-                return arrival, self._mover, self._mover.begin(arrival.microbatch)
+            try:
+                with self._profile.range("move"):
+                    return arrival, self._mover, self._mover.begin(arrival.microbatch)
+            except BaseException:
+                self._is_interrupted = True
+                raise
         return None if arrival is None else (arrival, self._mover, None)
 
     def _go_on(self) -> None:

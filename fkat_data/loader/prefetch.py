@@ -212,14 +212,13 @@ class Prefetcher:
             self._allow(num_expected + 1)
         try:
             while True:
-                message = worker.receive(block=False)
-                if message is None and block:
-                    self._check_starvation(worker)
-                    message = worker.receive(block=True)
+                message = worker.receive(block=block and self._starved is None)
                 if isinstance(message, Starved):
                     self._starved = message
                 elif message is None:
-                    return None
+                    if self._starved is None or not block:
+                        return None
+                    self._check_starvation(worker)
                 elif message.ticket >= task.ticket:  # a smaller one was cancelled when it was already on its way
                     self._starved = None
                     self._arrived.append(message)

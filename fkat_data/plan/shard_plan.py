@@ -122,6 +122,7 @@ class ReplayedShardPlan(ShardPlan):
         self._begin_state: dict[str, Any] | None = None
         self._loaded: tuple[int, dict[str, Any]] | None = None
         self._next_index = 0
+        self._was_begun = False
         self._recent: dict[int, Shard] = {}
         self._num_shards: int | None = None
 
@@ -164,6 +165,11 @@ class ReplayedShardPlan(ShardPlan):
         self._epoch = -1
 
     def _begin(self, epoch: int) -> None:
+        if self._was_begun and _is_spent_by_reading(self._iterable):
+            raise ConfigurationError(
+                "shard_sampler", self._iterable, f"an iterable, for epoch {epoch}: an iterator can be read but once"
+            )
+        self._was_begun = True
         if isinstance(self._iterable, Stateful):
             if self._loaded is not None and self._loaded[0] == epoch:
                 self._iterable.load_state_dict(self._loaded[1])
@@ -182,9 +188,14 @@ class ReplayedShardPlan(ShardPlan):
             raise ConfigurationError(
                 "shard_sampler",
                 self._iterable,
-                f"shards in epoch {self._epoch}: it yielded none (an iterator can be read but once: give an iterable)",
+                f"shards in epoch {self._epoch}, but it yielded none",
             )
         self._num_shards = self._next_index
 
 
 _RECENT_SHARDS = 1024
+
+
+def _is_spent_by_reading(iterable: Iterable[Any]) -> bool:
+    """Return whether it is a generator, or one of Python's own iterators; a user's class may start anew instead."""
+    return isinstance(iterable, Iterator) and type(iterable).__module__ in ("builtins", "itertools")

@@ -55,6 +55,8 @@ class Channel:
         self._outbox: deque[bytes] = deque()
         self._unsent = b""
         self._sending = threading.Lock()
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
 
     def fileno(self) -> int:
         """Return the socket's descriptor."""
@@ -126,26 +128,31 @@ class Channel:
         """Return the next message that came along with the last one, or None."""
         return self._parse()
 
-    def is_readable(self) -> bool:
-        """Return whether the socket has something to receive, the end of the peer included."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(0))
-
     def take_descriptor(self) -> int:
         """Return the descriptor that came with the last message that carries one."""
         return self._descriptors.popleft()
 
-    def wait(self, timeout_s: float | None, *others: int) -> None:
-        """Wait until something arrives here, or one of the other descriptors is readable."""
+    def watch(self, descriptor: int) -> None:
+        """Let ``wait`` end when this descriptor is readable, too."""
+        self._poll.register(descriptor, select.POLLIN)
+
+    def wait(self) -> bool:
+        """Wait until something arrives, or a watched descriptor is readable; return whether something has arrived.
+
+        The peer's end counts as something.
+        """
         self.flush()
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN | (select.POLLOUT if self.has_unsent else 0))
-        for descriptor in others:
-            poll.register(descriptor, select.POLLIN)
-        poll.poll(None if timeout_s is None else max(0.0, timeout_s * 1000))
-        if self.has_unsent:
+        while self.has_unsent:
+            self._poll.modify(self._socket, select.POLLIN | select.POLLOUT)
+            events = self._poll.poll()
+            self._poll.modify(self._socket, select.POLLIN)
             self.flush()
+            if any(event != select.POLLOUT for _, event in events):
+                break
+        else:
+            events = self._poll.poll()
+        number = self._socket.fileno()
+        return any(descriptor == number for descriptor, _ in events)
 
     def close(self) -> None:
         """Close this end; the peer receives end of file."""

@@ -1,5 +1,6 @@
 """An exception on its way to another process: itself where it survives the trip, its story in any case."""
 
+import contextlib
 import pickle
 import traceback
 from typing import Any
@@ -34,9 +35,10 @@ def unpack_failure(body: bytes) -> BaseException:
     error = _rebuilt(pickled)
     if error is None:
         error = WorkerError(f"{name} in a worker; it cannot be rebuilt in this process, its traceback follows")
-    if not getattr(error, "__notes__", None):
-        error.__notes__ = list(notes)
-    error.add_note(f"The worker's traceback:\n{text}")
+    with contextlib.suppress(Exception):  # a frozen dataclass, for one, takes no notes
+        if not getattr(error, "__notes__", None):
+            error.__notes__ = list(notes)
+        error.add_note(f"The worker's traceback:\n{text}")
     return error
 
 

@@ -1,5 +1,6 @@
 """Production of one task: shard in, microbatches out. Knows no process, pipe or segment."""
 
+import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -110,7 +111,8 @@ def name_place(error: BaseException, task: Task, index: int, *, is_open: bool) -
     if any(note.startswith(_NOTE) for note in getattr(error, "__notes__", [])):
         return
     where = f"at microbatch {index} of" if is_open else "while opening"
-    error.add_note(f"{_NOTE} {where} shard {task.shard!r} (epoch {task.epoch}, shard index {task.shard_index})")
+    with contextlib.suppress(Exception):  # a frozen dataclass, for one, takes no notes
+        error.add_note(f"{_NOTE} {where} shard {task.shard!r} (epoch {task.epoch}, shard index {task.shard_index})")
 
 
 _NOTE = "fkat_data:"

@@ -182,7 +182,7 @@ class Server:
         self._num_unheard, self._heard_s = 0, time.monotonic()
         frame = self._channel.receive()
         while frame is None and block:
-            self._channel.wait(None)
+            self._channel.wait()
             frame = self._channel.receive()
         while frame is not None:
             self._obey(frame.kind, frame.body)

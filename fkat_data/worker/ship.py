@@ -1,5 +1,6 @@
 """The user's objects on their way to a worker: pickled by value where need be, and named where they cannot go."""
 
+import contextlib
 import functools
 import os
 import pickle
@@ -18,22 +19,22 @@ __all__ = ["find_unshippable", "ship"]
 _DEEPEST = 12
 
 
-def ship(argument: str, value: Any, settings: Any) -> int:
+def ship(settings: Any, **users: Any) -> int:
     """Return a descriptor of anonymous memory with what a worker is told at birth; the caller closes it.
 
     Args:
-        argument: The name of the user's object within ``settings``, for the error.
-        value: That object.
         settings: What is sent.
+        users: The user's objects in it, by the names of the arguments that they came in.
 
     Raises:
-        ConfigurationError: Part of ``value`` cannot be pickled; it is named by its path of attributes.
+        ConfigurationError: Part of a user's object cannot be pickled; it is named by its path of attributes.
     """
     paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109 - sys.path holds strings
     try:
         payload = cloudpickle.dumps(settings)
     except Exception as error:
-        path, culprit, reason = find_unshippable(argument, value) or (argument, value, error)
+        found = (find_unshippable(argument, value) for argument, value in users.items())
+        path, culprit, reason = next(filter(None, found), (" and ".join(users), settings, error))
         raise ConfigurationError(
             path, culprit, f"something that can be sent to a worker process, but: {reason} (or multiprocessing=False)"
         ) from error
@@ -88,7 +89,8 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _parts_of_function(path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-        yield f"{path}.<closure {name}>", cell.cell_contents
+        with contextlib.suppress(ValueError):  # a cell that was never filled
+            yield f"{path}.<closure {name}>", cell.cell_contents
     for name in function.__code__.co_names:
         if name in function.__globals__:
             yield f"{path}.<global {name}>", function.__globals__[name]

@@ -87,6 +87,9 @@ class ProcessWorker:
             os.close(lifeline)
         self._pidfd = _pidfd(self._process.pid)
         self._channel = Channel(ours)
+        if self._pidfd is not None:
+            # The process is watched as well as the pipe, which a child of the worker may hold open.
+            self._channel.watch(self._pidfd)
         self._leases = SegmentLeases(_Credits(self._channel, limit_bytes))
         self._is_closed = False
         _workers.add(self)
@@ -166,12 +169,7 @@ class ProcessWorker:
         os.close(self._lifeline)
 
     def _wait(self) -> None:
-        if self._pidfd is None:
-            self._channel.wait(None)
-            return
-        # The process is watched as well as the pipe, which a child of the worker may hold open.
-        self._channel.wait(None, self._pidfd)
-        if not self._channel.is_readable() and self._is_dead():
+        if not self._channel.wait() and self._is_dead():
             raise self._gone()
 
     def _is_dead(self) -> bool:

@@ -187,15 +187,17 @@ def _here(python: str, module: str, arguments: dict[str, Any]) -> dict[str, Any]
 def _apart(python: str, module: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Run a trial in a process of its own, so that none meets the memory or the threads of the one before."""
     command = [python, str(_FOLDER / "trial.py"), module, json.dumps(arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
-        output, _ = process.communicate(timeout=_TIMEOUT_S)
+        output, complaints = process.communicate(timeout=_TIMEOUT_S)
     finally:
         # A peer may leave workers behind; they share the session's process group.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     if process.returncode != 0:
-        raise RuntimeError(f"the trial {module} {arguments} ended with {process.returncode}")
+        raise RuntimeError(f"the trial {module} {arguments} ended with {process.returncode}:\n{complaints}")
     return json.loads(output.splitlines()[-1])
 
 

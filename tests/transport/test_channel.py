@@ -1,0 +1,267 @@
+import os
+import socket
+import struct
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fkat_data.errors import WorkerError
+from fkat_data.transport.channel import Channel, ChannelClosed
+
+
+@pytest.fixture
+def ends(nothing_left_behind):
+    first, second = (Channel(sock) for sock in socket.socketpair())
+    yield first, second
+    first.close()
+    second.close()
+
+
+def receive(channel):
+    frame = channel.receive()
+    while frame is None:
+        channel.wait()
+        frame = channel.receive()
+    return frame
+
+
+frames = st.lists(
+    st.tuples(st.integers(0, 255), st.one_of(st.binary(max_size=40), st.integers(0, 600_000).map(bytes))), max_size=8
+)
+
+
+@given(sent=frames, cuts=st.lists(st.integers(1, 70_000), min_size=1, max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_frames_of_any_size_arrive_whole_in_any_fragmentation(sent, cuts):
+    raw, theirs = socket.socketpair()
+    channel = Channel(theirs)
+    stream = b"".join(struct.pack("<IB", len(body), kind) + body for kind, body in sent)
+    got = []
+    place = piece = 0
+    while place < len(stream) or len(got) < len(sent):
+        if place < len(stream):
+            place += raw.send(stream[place : place + cuts[piece % len(cuts)]])
+            piece += 1
+        frame = channel.receive()
+        while frame is not None:
+            got.append(tuple(frame))
+            frame = channel.receive_buffered()
+    raw.close()
+    assert got == sent
+    with pytest.raises(ChannelClosed):
+        channel.receive()
+    channel.close()
+
+
+def test_the_buffer_is_used_again_and_again_without_growing(ends):
+    first, second = ends
+    for index in range(3000):
+        first.send(1, index.to_bytes(2, "little") * 500)
+        assert receive(second).body == index.to_bytes(2, "little") * 500
+    assert len(second._buffer) <= 1 << 18
+
+
+def test_nothing_to_receive_is_none(ends):
+    assert ends[0].receive() is None
+    assert ends[0].receive_buffered() is None
+
+
+def test_descriptors_arrive_with_their_messages_in_order(ends):
+    first, second = ends
+    for text in (b"a", b"b", b"c"):
+        reader, writer = os.pipe()
+        os.write(writer, text)
+        os.close(writer)
+        first.send(1, text * 1000, reader)
+        first.send(2, b"between")
+        os.close(reader)
+    for text in (b"a", b"b", b"c"):
+        assert receive(second).body == text * 1000
+        descriptor = second.take_descriptor()
+        assert os.read(descriptor, 1) == text
+        assert not os.get_inheritable(descriptor)
+        os.close(descriptor)
+        assert receive(second).body == b"between"
+
+
+def test_descriptors_that_nobody_took_are_closed_with_the_channel(ends):
+    first, second = ends
+    reader, writer = os.pipe()
+    os.close(writer)
+    first.send(1, b"", reader)
+    os.close(reader)
+    receive(second)
+
+
+def test_what_was_sent_before_the_end_is_received_before_it(ends):
+    first, second = ends
+    first.send(1, b"last words")
+    first.close()
+    assert receive(second).body == b"last words"
+    for _ in range(2):
+        with pytest.raises(ChannelClosed):
+            receive(second)
+
+
+def test_a_frame_cut_off_by_the_end_is_no_frame():
+    raw, theirs = socket.socketpair()
+    channel = Channel(theirs)
+    raw.sendall(struct.pack("<IB", 100, 1) + b"half")
+    raw.close()
+    with pytest.raises(ChannelClosed):
+        receive(channel)
+    channel.close()
+
+
+def test_sending_to_a_peer_that_is_gone_says_so_and_posting_does_not(ends):
+    first, second = ends
+    second.close()
+    with pytest.raises(ChannelClosed):
+        for _ in range(10):
+            first.send(1, b"x" * 100_000)
+    first.post(1, b"x")
+    assert not first.has_unsent
+
+
+def test_a_full_socket_does_not_block_a_post_and_nothing_is_lost_or_reordered(ends):
+    first, second = ends
+    for index in range(20_000):
+        first.post(index % 7, index.to_bytes(4, "little") * 10)
+    assert first.has_unsent
+    for index in range(20_000):
+        frame = second.receive()
+        while frame is None:
+            first.flush()
+            frame = second.receive()
+        assert frame == (index % 7, index.to_bytes(4, "little") * 10)
+    assert not first.has_unsent
+
+
+def test_what_found_no_room_goes_while_waiting_for_an_answer(ends):
+    first, second = ends
+    for _ in range(100):
+        first.post(1, bytes(10_000))
+
+    def answer():
+        for _ in range(100):
+            receive(second)
+        second.send(2, b"done")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    assert receive(first).body == b"done"
+    thread.join()
+
+
+def test_many_threads_post_at_once_and_every_frame_arrives_whole(ends):
+    first, second = ends
+    num_threads, num_frames = 8, 2000
+
+    def post(number):
+        for index in range(num_frames):
+            first.post(number, struct.pack("<BI", number, index) * (1 + index % 30))
+
+    threads = [threading.Thread(target=post, args=(number,)) for number in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    following = [0] * num_threads
+    for _ in range(num_threads * num_frames):
+        frame = second.receive()
+        while frame is None:
+            first.flush()
+            frame = second.receive()
+        index = following[frame.kind]
+        assert frame.body == struct.pack("<BI", frame.kind, index) * (1 + index % 30)
+        following[frame.kind] += 1
+    for thread in threads:
+        thread.join()
+    assert following == [num_frames] * num_threads
+
+
+def test_a_post_within_a_post_is_sent(ends):
+    first, second = ends
+
+    class Nosy(bytes):
+        """Posts when it is looked at in the middle of another post, as a finaliser may."""
+
+        def __radd__(self, other):
+            first.post(2, b"within")
+            return other + bytes(self)
+
+    first.post(1, Nosy(b"outer"))
+    assert sorted(receive(second).body for _ in range(2)) == [b"outer", b"within"]
+
+
+def test_a_descriptor_that_is_lost_for_want_of_room_is_an_error(run_script):
+    done = run_script(
+        """
+import os, resource, socket
+from fkat_data.errors import WorkerError
+from fkat_data.transport.channel import Channel
+
+first, second = (Channel(sock) for sock in socket.socketpair())
+reader, _ = os.pipe()
+first.send(1, b"", reader)
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+try:
+    print(second.receive())
+except WorkerError as error:
+    print(error)
+"""
+    )
+    assert "too many open files" in done.stdout
+
+
+def test_waiting_ends_when_a_watched_descriptor_is_readable_and_tells_it_from_a_message(ends):
+    first, second = ends
+    reader, writer = os.pipe()
+    first.watch(reader)
+    os.write(writer, b"x")
+    assert not first.wait()
+    second.send(1, b"")
+    assert first.wait()
+    os.read(reader, 1)
+    second.close()
+    assert first.wait()
+    os.close(reader)
+    os.close(writer)
+
+
+def test_posting_while_another_thread_closes_is_no_error(ends):
+    first, second = ends
+    failures = []
+
+    def post(channel):
+        try:
+            for _ in range(3000):
+                channel.post(1, b"x" * 100)
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            failures.append(error)
+
+    for _ in range(20):
+        channels = [Channel(sock) for sock in socket.socketpair()]
+        threads = [threading.Thread(target=post, args=(channels[0],)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        channels[0].close()
+        for thread in threads:
+            thread.join()
+        channels[1].close()
+    assert not failures
+
+
+def test_an_abandoned_channel_leaves_its_twin_in_the_parent_alive(ends):
+    first, second = ends
+    pid = os.fork() if threading.active_count() == 1 else None
+    if pid is None:
+        pytest.skip("this process has threads")
+    if pid == 0:
+        second.abandon()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    first.send(1, b"still there")
+    assert receive(second).body == b"still there"
+
+

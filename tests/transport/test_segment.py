@@ -1,0 +1,207 @@
+import gc
+import os
+import threading
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from fkat_data.errors import MemoryLimitError
+from fkat_data.transport.segment import SegmentLeases, SegmentPool, anonymous_file, rounded_size
+
+LIMIT = 1 << 20
+
+
+class Pair:
+    """A worker's pool and a trainer's leases, with the pipe between them taken out."""
+
+    def __init__(self, limit=LIMIT):
+        self.credits = []
+        self.leases = SegmentLeases(lambda index, size_bytes: self.credits.append(index))
+        self.pool = SegmentPool(
+            limit,
+            lambda segment, descriptor: self.leases.add(segment.index, os.dup(descriptor), segment.size_bytes),
+            self.leases.remove,
+        )
+
+    def give_back_credits(self):
+        while self.credits:
+            self.pool.give_back(self.credits.pop(0))
+
+
+class Segments(RuleBasedStateMachine):
+    """Against a model: which segments are leased, and which are free, oldest first."""
+
+    leased = Bundle("leased")
+
+    def __init__(self):
+        super().__init__()
+        self.pair = Pair()
+        self.live = {}  # number of a lease -> (segment index, views and what each shows)
+        self.free = OrderedDict()  # segment index -> size, oldest credit first
+        self.sizes = {}
+        self.count = 0
+
+    @rule(target=leased, size=st.one_of(st.integers(1, 3000), st.integers(60_000, 400_000), st.just(LIMIT)))
+    def take(self, size):
+        needed = max(size, min(rounded_size(size), LIMIT))
+        # The newest that fits and is not far too large; else room is made by dropping the oldest.
+        fitting = [index for index, held in reversed(self.free.items()) if needed <= held <= 2 * needed]
+        segment = self.pair.pool.take(size)
+        if fitting:
+            assert segment.index == fitting[0]
+            del self.free[segment.index]
+        else:
+            while self.free and sum(self.sizes.values()) + needed > LIMIT:
+                index, _ = self.free.popitem(last=False)
+                del self.sizes[index]
+            if sum(self.sizes.values()) + needed > LIMIT:
+                assert segment is None
+                return None
+            assert segment.index not in self.sizes
+            self.sizes[segment.index] = segment.size_bytes
+        assert segment.size_bytes >= size
+        assert segment.index not in [index for index, _ in self.live.values()]
+        self.count += 1
+        content = np.random.default_rng(self.count).integers(0, 256, size, dtype=np.uint8)
+        segment.array[:size] = content
+        view = self.pair.leases.lease(segment.index)[:size]
+        self.live[self.count] = (segment.index, [(view, content)])
+        return self.count
+
+    @rule(lease=leased, how=st.sampled_from(["slice", "torch", "numpy of torch", "memoryview", "reshaped"]))
+    def look(self, lease, how):
+        if lease not in self.live:
+            return
+        _, views = self.live[lease]
+        view = np.asarray(views[0][0]).reshape(-1)
+        looked = {
+            "slice": lambda: view[: len(view) // 2 or 1],
+            "torch": lambda: torch.frombuffer(view, dtype=torch.uint8),
+            "numpy of torch": lambda: torch.frombuffer(view, dtype=torch.uint8)[len(view) // 2 :].numpy(),
+            "memoryview": lambda: memoryview(view),
+            "reshaped": lambda: view.reshape(-1, 1),
+        }[how]()
+        views.append((looked, np.array(looked)))
+
+    @rule(lease=leased)
+    def drop_all_but_the_last_view(self, lease):
+        if lease in self.live:
+            del self.live[lease][1][:-1]
+
+    @rule(lease=leased, how=st.sampled_from(["here", "thread", "cycle"]))
+    def drop(self, lease, how):
+        if lease not in self.live:
+            return
+        index, views = self.live.pop(lease)
+        if how == "cycle":
+            cycle = {"views": views}
+            cycle["self"] = cycle
+            del cycle, views
+            gc.collect()
+        elif how == "thread":
+            box = [views]
+            del views
+            thread = threading.Thread(target=box.clear)
+            thread.start()
+            thread.join()
+        else:
+            del views
+        assert self.pair.credits == [index]
+        self.pair.give_back_credits()
+        self.free[index] = self.sizes[index]
+
+    @invariant()
+    def what_is_looked_at_is_unchanged(self):
+        for _, views in self.live.values():
+            for view, content in views:
+                assert np.array_equal(np.asarray(view), content)
+
+    @invariant()
+    def the_limit_holds_and_both_sides_agree(self):
+        assert sum(self.sizes.values()) <= LIMIT
+        assert self.pair.pool.held_bytes == self.pair.leases.leased_bytes
+        assert self.pair.pool.held_bytes == sum(self.sizes[index] for index, _ in self.live.values())
+        assert self.pair.leases.num_leased == len(self.live)
+        assert self.pair.leases.mapped_bytes == sum(self.sizes.values())
+
+    def teardown(self):
+        self.live.clear()
+
+
+TestSegments = Segments.TestCase
+TestSegments.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_microbatch_that_never_fits_is_an_error_with_numbers():
+    with pytest.raises(MemoryLimitError, match=r"1,048,577.*1,048,576"):
+        Pair().pool.take(LIMIT + 1)
+
+
+def test_memory_outlives_everything_that_knew_of_it():
+    pair = Pair()
+    segment = pair.pool.take(1000)
+    segment.array[:1000] = 7
+    view = torch.frombuffer(pair.leases.lease(segment.index), dtype=torch.uint8)[:1000]
+    pair.leases.clear()
+    del pair, segment
+    gc.collect()
+    assert int(view.sum()) == 7000
+
+
+def test_a_lease_that_ends_after_clear_tells_nobody():
+    pair = Pair()
+    view = pair.leases.lease(pair.pool.take(1000).index)
+    pair.leases.clear()
+    del view
+    assert pair.credits == []
+
+
+def test_segments_of_similar_size_are_shared():
+    pair = Pair()
+    used = set()
+    for size in (100_000, 99_000, 101_000, 98_500):
+        segment = pair.pool.take(size)
+        used.add(segment.index)
+        pair.pool.give_back(segment.index)
+    assert len(used) <= 2
+
+
+@pytest.mark.parametrize("size", [0, 1, 2048, 65_536, 65_537, 1 << 20, (1 << 20) + 1, 123_456_789])
+def test_a_rounded_size_wastes_at_most_a_quarter_above_the_smallest(size):
+    rounded = rounded_size(size)
+    assert rounded >= size
+    assert rounded % 4096 == 0
+    assert rounded <= max(65_536, size * 1.25 + 4096)
+    assert rounded_size(rounded) == rounded
+
+
+def test_a_segment_cannot_be_shrunk_under_the_readers_feet():
+    descriptors = []
+    pool = SegmentPool(LIMIT, lambda segment, descriptor: descriptors.append(os.dup(descriptor)), lambda index: None)
+    pool.take(100_000)
+    with pytest.raises(PermissionError):
+        os.ftruncate(descriptors[0], 0)
+    os.close(descriptors[0])
+
+
+def test_segments_leave_no_descriptor_behind_once_nobody_looks(nothing_left_behind):
+    pair = Pair()
+    kept = [pair.leases.lease(pair.pool.take(70_000).index) for _ in range(8)]
+    assert pair.pool.take(LIMIT // 2) is None
+    kept.clear()
+    pair.give_back_credits()
+    assert pair.pool.take(LIMIT // 2) is not None
+
+
+def test_anonymous_memory_is_empty_and_has_no_name():
+    descriptor = anonymous_file()
+    try:
+        assert os.fstat(descriptor).st_size == 0
+        assert os.fstat(descriptor).st_nlink == 0
+    finally:
+        os.close(descriptor)
