@@ -37,7 +37,10 @@ _LONGEST_VALUE = 200
 
 
 def _shown(value: object) -> str:
-    text = value if isinstance(value, str) and value.startswith("<") else repr(value)
+    try:
+        text = value if isinstance(value, str) and value.startswith("<") else repr(value)
+    except Exception as error:  # noqa: BLE001 - a value that cannot be shown must not hide what is wrong with it
+        text = f"<{type(value).__name__}, whose repr() raises {type(error).__name__}>"
     return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "…"
 
 

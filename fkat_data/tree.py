@@ -1,5 +1,6 @@
 """Nested containers: a function applied to every tensor in them."""
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -9,12 +10,13 @@ import torch
 __all__ = ["map_tensors"]
 
 
-def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+def map_tensors(function: Callable[[Any], Any], value: Any) -> Any:
     """Return ``value`` with every tensor in it replaced by ``function(tensor)``.
 
     Looks into dicts and other mappings, lists, tuples, named tuples and dataclasses; leaves anything else as it is.
+    An object with a method ``to`` of its own, a ``PackedSequence`` for one, counts as a tensor.
     """
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) or (callable(getattr(value, "to", None)) and not isinstance(value, type)):
         return function(value)
     if isinstance(value, Mapping):
         mapping = cast("Mapping[Any, Any]", value)
@@ -22,13 +24,22 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
         return items if type(mapping) is dict else _like(mapping, items)
     if isinstance(value, tuple):
         moved = [map_tensors(function, item) for item in cast("tuple[Any, ...]", value)]
-        return type(value)(*moved) if hasattr(value, "_fields") else type(value)(moved)  # type: ignore[call-arg]
+        make = cast("Callable[..., Any]", type(value))
+        return make(*moved) if hasattr(value, "_fields") else make(moved)
     if isinstance(value, list):
         return [map_tensors(function, item) for item in cast("list[Any]", value)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
-        return dataclasses.replace(value, **{name: map_tensors(function, item) for name, item in fields.items()})
+        return _map_fields(function, value)
     return value
+
+
+def _map_fields(function: Callable[[Any], Any], instance: Any) -> Any:
+    # Not by its constructor, which may ask for more than its fields, or change them.
+    mapped = copy.copy(instance)
+    for field in dataclasses.fields(instance):
+        if hasattr(instance, field.name):
+            object.__setattr__(mapped, field.name, map_tensors(function, getattr(instance, field.name)))
+    return mapped
 
 
 def _like(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:

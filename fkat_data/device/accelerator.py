@@ -58,9 +58,9 @@ class AcceleratorMover:
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(moving.event)  # pyright: ignore[reportArgumentType]
 
-        def record(tensor: torch.Tensor) -> torch.Tensor:
+        def record(tensor: Any) -> Any:
             # The allocator must not give the memory away while the caller's stream still reads it.
-            if tensor.device == self._device:
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == self._device.type:
                 tensor.record_stream(stream)
             return tensor
 

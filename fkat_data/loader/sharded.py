@@ -335,4 +335,8 @@ def _mover(device: torch.device | str | None) -> Mover:
         return HostMover()
     if target.type == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError("device", device, "a device of this machine; torch sees no CUDA device here")
+    try:
+        torch.empty(0, device=target)
+    except Exception as error:
+        raise ConfigurationError("device", device, f"a device of this machine ({error})") from error
     return AcceleratorMover(target)

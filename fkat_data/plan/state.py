@@ -119,7 +119,9 @@ def read(state: Mapping[str, Any]) -> list[RankState]:
     if not indices:
         raise StateMismatchError("all_rank_indices", [], "one index for each rank")
     num_ranks = len(indices)
-    _check_equal("dp_size", state.get("dp_size", num_ranks), num_ranks)
+    dp_size = _count(state.get("dp_size", num_ranks), "dp_size")
+    if dp_size != num_ranks:
+        raise StateMismatchError("dp_size", dp_size, f"<{num_ranks} ranks>", "the state is truncated")
     epoch = _count(state.get("epoch", 0), "epoch")
     columns = {
         name: _items(state, f"all_rank_{name}", num_ranks, default)
@@ -188,14 +190,9 @@ _NO_STATE = "this is no state of a ShardedDataLoader"
 
 
 def _check_version(state: Mapping[str, Any]) -> None:
-    version = state.get("version", VERSION)
+    version = _count(state.get("version", VERSION), "version")
     if version != VERSION:
         raise StateMismatchError("version", version, VERSION, "it was written by another version of fkat_data")
-
-
-def _check_equal(field: str, saved: object, present: object) -> None:
-    if saved != present:
-        raise StateMismatchError(field, saved, present)
 
 
 def _mapping(value: object, field: str) -> Mapping[str, Any]:

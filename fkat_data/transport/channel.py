@@ -172,8 +172,9 @@ class Channel:
     def _send_some(self) -> bool:
         """Send once; return whether the socket took all that was offered."""
         offered = self._unsent
-        while self._outbox:
-            offered += self._outbox.popleft()
+        with contextlib.suppress(IndexError):  # another thread may close the channel meanwhile
+            while self._outbox:
+                offered += self._outbox.popleft()
         try:
             sent = self._socket.send(offered, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:

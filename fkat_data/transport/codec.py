@@ -8,7 +8,6 @@ the parts were written to. Both are functions of values: no process, pipe or seg
 import ctypes
 import functools
 import io
-import itertools
 import pickle
 import struct
 import types
@@ -18,6 +17,8 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import cloudpickle
 import numpy as np
 import torch
+
+from fkat_data.transport.overlap import Extent, overlapping, shared_spans
 
 __all__ = ["ALIGNMENT", "Encoded", "Part", "copied_size", "decode", "dumps", "encode", "layout", "loads", "write"]
 
@@ -63,7 +64,8 @@ class Encoded(NamedTuple):
 def encode(microbatch: Any) -> Encoded:
     """Return the microbatch as an envelope and parts; the parts still lie in the microbatch's own memory.
 
-    Tensors that share memory share it after ``decode`` as well.
+    Tensors that share memory share it after ``decode`` as well, unless what lies between them would take more room
+    than they do.
 
     Raises:
         Exception: Whatever the pickling of the microbatch raises.
@@ -71,19 +73,20 @@ def encode(microbatch: Any) -> Encoded:
     signature = _signature(microbatch)
     if signature is not None and (envelope := _envelopes.get(signature)) is not None:
         parts = [_part(tensor) for tensor in _tensors(microbatch)]
-        if not _overlapping(parts):
+        if len(parts) < 2 or not overlapping(_extent(part) for part in parts):
             return Encoded(envelope, parts)
     stream = io.BytesIO()
     pickler = _Pickler(stream)
     pickler.dump(microbatch)
-    if not _overlapping(pickler.parts):
-        if signature is not None:
+    if not overlapping(pickler.extents):
+        # One part a tensor: a container that holds a tensor twice has another envelope than its forms tell.
+        if signature is not None and len(pickler.parts) == len(signature[2]):
             if len(_envelopes) >= _MOST_ENVELOPES:
                 _envelopes.clear()
             _envelopes[signature] = stream.getvalue()
     else:
         stream = io.BytesIO()
-        pickler = _SharingPickler(stream, _spans(pickler.parts))
+        pickler = _SharingPickler(stream, shared_spans(pickler.extents))
         pickler.dump(microbatch)
     return Encoded(stream.getvalue(), pickler.parts)
 
@@ -213,8 +216,13 @@ class _InBandPickler(pickle.Pickler):
         return NotImplemented
 
 
-@functools.lru_cache(maxsize=1024)
 def _dump_by_value(definition: Any) -> bytes:
+    # A function's closure may change from one microbatch to the next; a class is what it was.
+    return _dump_class(definition) if isinstance(definition, type) else cloudpickle.dumps(definition)
+
+
+@functools.lru_cache(maxsize=1024)
+def _dump_class(definition: type) -> bytes:
     return cloudpickle.dumps(definition)
 
 
@@ -237,6 +245,7 @@ class _Pickler(_InBandPickler):
                 parts.append(Part(memory.nbytes, is_tensor=False, address=0, owner=memory))
 
         self.parts = parts
+        self.extents: list[Extent] = []
         super().__init__(file, buffer_callback=take)
 
     def reducer_override(self, obj: Any) -> Any:
@@ -252,6 +261,7 @@ class _Pickler(_InBandPickler):
     def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
         if not _has_plain_memory(tensor):
             return NotImplemented
+        self.extents.append(_extent_of(tensor))
         tensor, strides = _dense(tensor)
         shape = tuple(tensor.shape)
         numel = _span(shape, strides) if strides else tensor.numel()
@@ -265,41 +275,32 @@ class _Pickler(_InBandPickler):
 class _SharingPickler(_Pickler):
     """Ships overlapping tensors as views of one part, so that they still share memory afterwards."""
 
-    def __init__(self, file: io.BytesIO, spans: list[tuple[int, int, Any]]) -> None:
+    def __init__(self, file: io.BytesIO, spans: list[Extent]) -> None:
         super().__init__(file)
-        self._spans = spans
         # One object a span: the pickler's memo then makes one part of it, however many tensors view it.
-        self._shared: dict[int, _SharedMemory] = {}
+        self._spans = [_SharedMemory(span) for span in spans]
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is _SharedMemory:
-            self.parts.append(Part(obj.size_bytes, is_tensor=True, address=obj.address, owner=obj.owner))
-            return _rebuild, (pickle.PickleBuffer(_PLACEHOLDER), _DTYPE_CODES[torch.uint8], obj.size_bytes, None, None)
+            start, end, _, owner = obj.span
+            self.parts.append(Part(end - start, is_tensor=True, address=start, owner=owner))
+            return _rebuild, (pickle.PickleBuffer(_PLACEHOLDER), _DTYPE_CODES[torch.uint8], end - start, None, None)
         return super().reducer_override(obj)
 
     def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
-        if not _has_plain_memory(tensor) or tensor.numel() == 0:
-            return super()._reduce_tensor(tensor)
-        dense, strides = _dense(tensor)
-        address = dense.data_ptr()
-        for start, end, owner in self._spans:
-            if start <= address < end and dense is tensor:
-                shared = self._shared.setdefault(start, _SharedMemory(start, end - start, owner))
-                strides = strides or tensor.stride()
-                return _rebuild_view, (
-                    shared,
-                    _DTYPE_CODES[tensor.dtype],
-                    address - start,
-                    tuple(tensor.shape),
-                    tuple(strides),
-                )
+        if _has_plain_memory(tensor) and tensor.numel() and not tensor.is_conj() and not tensor.is_neg():
+            address = tensor.data_ptr()
+            for memory in self._spans:
+                offset = address - memory.span.start
+                if memory.span.start <= address < memory.span.end and offset % tensor.itemsize == 0:
+                    code, shape, strides = _DTYPE_CODES[tensor.dtype], tuple(tensor.shape), tuple(tensor.stride())
+                    return _rebuild_view, (memory, code, offset, shape, strides)
         return super()._reduce_tensor(tensor)
 
 
-class _SharedMemory(NamedTuple):
-    address: int
-    size_bytes: int
-    owner: Any
+class _SharedMemory:
+    def __init__(self, span: Extent) -> None:
+        self.span = span
 
 
 def _has_plain_memory(tensor: torch.Tensor) -> bool:
@@ -307,6 +308,7 @@ def _has_plain_memory(tensor: torch.Tensor) -> bool:
         tensor.is_cpu
         and tensor.layout is torch.strided
         and not tensor.is_quantized
+        and not tensor.is_nested
         and not tensor.requires_grad
         and not tensor.__dict__
     )
@@ -335,24 +337,14 @@ def _span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
-def _overlapping(parts: list[Part]) -> bool:
-    if len(parts) < 2:
-        return False
-    ranges = sorted((part.address, part.address + part.size_bytes) for part in parts if part.is_tensor)
-    return any(start < end for (_, end), (start, _) in itertools.pairwise(ranges))
+def _extent_of(tensor: torch.Tensor) -> Extent:
+    address = tensor.data_ptr() if tensor.numel() else 0
+    size_bytes = _span(tuple(tensor.shape), tensor.stride()) * tensor.itemsize
+    return Extent(address, address + size_bytes, min(size_bytes, tensor.nbytes), tensor)
 
 
-def _spans(parts: list[Part]) -> list[tuple[int, int, Any]]:
-    """Return the unions of tensors that overlap: start address, end address, owners."""
-    spans: list[tuple[int, int, list[Any]]] = []
-    for part in sorted((part for part in parts if part.is_tensor), key=lambda part: part.address):
-        start, end = part.address, part.address + part.size_bytes
-        if spans and start < spans[-1][1]:
-            last_start, last_end, owners = spans[-1]
-            spans[-1] = (last_start, max(last_end, end), [*owners, part.owner])
-        else:
-            spans.append((start, end, [part.owner]))
-    return [span for span in spans if len(span[2]) > 1]
+def _extent(part: Part) -> Extent:
+    return Extent(part.address, part.address + part.size_bytes, part.size_bytes, part.owner)
 
 
 def _rebuild(

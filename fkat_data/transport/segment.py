@@ -8,6 +8,7 @@ The worker's side is ``SegmentPool``. The trainer's is ``SegmentLeases``: a *lea
 segment, and ends when the last view of it dies, in whichever thread that happens.
 """
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -26,6 +27,11 @@ from fkat_data.transport.budget import available_bytes
 __all__ = ["Segment", "SegmentLeases", "SegmentPool", "anonymous_file", "rounded_size"]
 
 _SMALLEST = 1 << 16
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_MAP_FAILED = ctypes.c_void_p(-1).value
 _MAP_FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 
 Bytes = npt.NDArray[np.uint8]
@@ -57,7 +63,7 @@ class Segment:
         self.index = index
         self.size_bytes = size_bytes
         # The array keeps the mapping: the memory goes back to the kernel when its last view is gone.
-        self.array: Bytes = np.frombuffer(mmap.mmap(descriptor, size_bytes, _MAP_FLAGS), dtype=np.uint8)
+        self.array: Bytes = np.frombuffer(_mapped(descriptor, size_bytes), dtype=np.uint8)
         self.view = memoryview(self.array)  # pyright: ignore[reportArgumentType]  # an array is a buffer from 3.12's typing on
         self.address: int = self.array.ctypes.data
 
@@ -199,6 +205,21 @@ class SegmentLeases:
         """Forget all segments; memory that is still looked at stays mapped until its last view dies."""
         self._leases.clear()
         self._segments.clear()
+
+
+def _mapped(descriptor: int, size_bytes: int) -> Any:
+    """Return a mapping that lives as long as what is returned, and keeps no descriptor.
+
+    Python's own ``mmap`` duplicates the descriptor: one file a segment would stay open on either side.
+    """
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    address = _libc.mmap(None, size_bytes, protection, _MAP_FLAGS, descriptor, 0)
+    if address == _MAP_FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, f"mapping {size_bytes:,} bytes of shared memory: {os.strerror(number)}")
+    memory = (ctypes.c_ubyte * size_bytes).from_address(address)
+    weakref.finalize(memory, _libc.munmap, address, size_bytes).atexit = False
+    return memory
 
 
 def anonymous_file() -> int:

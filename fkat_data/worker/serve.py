@@ -123,6 +123,7 @@ class Server:
             production.close()
 
     def _wait_for_allowance(self, job: _Job, index: int) -> None:
+        self._check_wanted(job.task)
         # Listening costs a system call: a fast producer does it every few microbatches, a slow one for each.
         self._num_unheard += 1
         if self._num_unheard >= _MOST_UNHEARD or time.monotonic() - self._heard_s > _LONGEST_UNHEARD_S:

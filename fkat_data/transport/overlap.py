@@ -1,0 +1,53 @@
+"""Which tensors of a microbatch share memory, and which pieces of memory hold them together."""
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+__all__ = ["Extent", "overlapping", "shared_spans"]
+
+# The largest element, complex128: a span that begins at a multiple of it holds every element at a multiple of its size.
+_ELEMENT_BYTES = 16
+
+
+class Extent(NamedTuple):
+    """The memory from a tensor's first byte to its last.
+
+    Attributes:
+        start: Address of the first.
+        end: Address after the last.
+        used_bytes: Bytes in it that belong to the tensor: fewer than it is long, if there are gaps.
+        owner: What keeps it.
+    """
+
+    start: int
+    end: int
+    used_bytes: int
+    owner: Any
+
+
+def overlapping(extents: Iterable[Extent]) -> bool:
+    """Return whether any two extents have memory in common."""
+    ordered = sorted((start, end) for start, end, _, _ in extents if end > start)
+    return any(start < end for (_, end), (start, _) in pairwise(ordered))
+
+
+def shared_spans(extents: Iterable[Extent]) -> list[Extent]:
+    """Return the unions of extents that overlap.
+
+    A union of views with wide gaps between them is left out: it would be much larger than what is in it.
+    """
+    unions: list[tuple[int, int, int, list[Any]]] = []
+    for start, end, used_bytes, owner in sorted(extents, key=lambda extent: extent.start):
+        if end == start:
+            continue
+        if unions and start < unions[-1][1]:
+            first, last, total, owners = unions[-1]
+            unions[-1] = (first, max(last, end), total + used_bytes, [*owners, owner])
+        else:
+            unions.append((start, end, used_bytes, [owner]))
+    return [
+        Extent(start // _ELEMENT_BYTES * _ELEMENT_BYTES, end, used_bytes, owners)
+        for start, end, used_bytes, owners in unions
+        if len(owners) > 1 and end - start <= 2 * used_bytes
+    ]
