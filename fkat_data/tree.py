@@ -18,19 +18,20 @@ def map_tensors(function: Callable[[Any], Any], value: Any) -> Any:
     """
     if isinstance(value, torch.Tensor) or (callable(getattr(value, "to", None)) and not isinstance(value, type)):
         return function(value)
-    if isinstance(value, Mapping):
-        mapping = cast("Mapping[Any, Any]", value)
-        items = {key: map_tensors(function, item) for key, item in mapping.items()}
-        return items if type(mapping) is dict else _like(mapping, items)
-    if isinstance(value, tuple):
-        moved = [map_tensors(function, item) for item in cast("tuple[Any, ...]", value)]
-        make = cast("Callable[..., Any]", type(value))
-        return make(*moved) if hasattr(value, "_fields") else make(moved)
-    if isinstance(value, list):
-        return [map_tensors(function, item) for item in cast("list[Any]", value)]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _map_fields(function, value)
-    return value
+    match value:
+        case Mapping():
+            mapping = cast("Mapping[Any, Any]", value)
+            return _like(mapping, {key: map_tensors(function, item) for key, item in mapping.items()})
+        case tuple():
+            make = cast("Callable[..., Any]", type(cast("Any", value)))
+            items = [map_tensors(function, item) for item in cast("tuple[Any, ...]", value)]
+            return make(*items) if hasattr(make, "_fields") else make(items)
+        case list():
+            return [map_tensors(function, item) for item in cast("list[Any]", value)]
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return _map_fields(function, value)
+        case _:
+            return value
 
 
 def _map_fields(function: Callable[[Any], Any], instance: Any) -> Any:
@@ -43,6 +44,8 @@ def _map_fields(function: Callable[[Any], Any], instance: Any) -> Any:
 
 
 def _like(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    if type(mapping) is dict:
+        return items
     make = cast("Callable[[dict[Any, Any]], Any]", type(mapping))
     try:
         return make(items)

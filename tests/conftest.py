@@ -1,7 +1,9 @@
 """What tests of several folders need: nothing left behind, and scripts run in processes of their own."""
 
+import contextlib
 import gc
 import os
+import re
 import subprocess
 import sys
 import time
@@ -33,16 +35,17 @@ def nothing_left_behind():
 
 
 def _leavings():
-    left = {("process", child.pid) for child in psutil.Process().children(recursive=True)}
+    ours = {child.pid for child in psutil.Process().children(recursive=True)} | {os.getpid()}
+    left = {("process", pid) for pid in ours}
     if Path("/dev/shm").is_dir():
-        # torch names its files by the process that made them; other jobs on this machine make their own.
-        left |= {("shared memory", name) for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:  # the descriptor of the listing itself
-            continue
-        left.add(("descriptor", name, target))
+        for file in Path("/dev/shm").iterdir():
+            maker = re.match(r"torch_(\d+)_|psm_|fkat", file.name)
+            # torch names its files by the process that made them; other jobs on this machine make their own.
+            if maker and (not maker[1] or int(maker[1]) in ours or not psutil.pid_exists(int(maker[1]))):
+                left.add(("shared memory", file.name))
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
+            left.add(("descriptor", link.name, str(link.readlink())))
     return left
 
 

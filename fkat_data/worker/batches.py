@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from fkat_data.seeding import ShardStreams, seed_global_generators
 from fkat_data.types import Skippable
 
-__all__ = ["Production", "begin"]
+__all__ = ["Production", "SeededBatches", "begin", "is_map_style"]
 
 _LARGEST_CHUNK = 64
 

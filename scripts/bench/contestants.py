@@ -3,12 +3,13 @@
 A contestant imports its library when it is opened, not before: the peers' environment and ours hold different ones.
 """
 
-import contextlib
 import importlib
+import shutil
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import measure
 import workloads
 from torch.utils.data import DataLoader
 
@@ -69,13 +70,19 @@ def _fkat(workload: str) -> Generator[Iterable[Any]]:
         num_shard_prefetches=1,
         num_microbatch_prefetches=PREFETCHED,
     )
+    # Its own end waits for that of a shard, and these have none: whoever started this process kills it.
+    _not_ended.append(loader)
     try:
         yield loader
     finally:
-        # Its own end waits for the end of a shard, and these have none.
-        with contextlib.suppress(Exception):
-            loader.on_exception(KeyboardInterrupt())
+        for worker in measure.workers():
+            worker.kill()
+        for path in (loader.path, *(path for _, path, _ in loader.data_jobs)):
+            if path is not None:
+                shutil.rmtree(path, ignore_errors=True)
 
+
+_not_ended: list[Any] = []
 
 CONTESTANTS: dict[str, Callable[[str], AbstractContextManager[Iterable[Any]]]] = {
     "ours": _ours,

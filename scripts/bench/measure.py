@@ -8,6 +8,8 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -30,7 +32,8 @@ __all__ = [
 ]
 
 _FOLDER = Path(__file__).resolve().parent
-_TIMEOUT_S = 600
+_TIMEOUT_S = 120
+_GRACE_S = 2.0
 _MEBIBYTE = 1 << 20
 
 
@@ -187,18 +190,30 @@ def _here(python: str, module: str, arguments: dict[str, Any]) -> dict[str, Any]
 def _apart(python: str, module: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Run a trial in a process of its own, so that none meets the memory or the threads of the one before."""
     command = [python, str(_FOLDER / "trial.py"), module, json.dumps(arguments)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        output, complaints = process.communicate(timeout=_TIMEOUT_S)
-    finally:
-        # A peer may leave workers behind; they share the session's process group.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    if process.returncode != 0:
-        raise RuntimeError(f"the trial {module} {arguments} ended with {process.returncode}:\n{complaints}")
-    return json.loads(output.splitlines()[-1])
+    with tempfile.TemporaryFile("w+") as complaints:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=complaints, text=True, start_new_session=True
+        )
+        alarm = threading.Timer(_TIMEOUT_S, _kill, (process.pid,))
+        alarm.start()
+        try:
+            # What a process has to say is one line. Some peers do not end after it, and leave workers behind.
+            output = process.stdout.readline() if process.stdout else ""
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_S)
+        finally:
+            alarm.cancel()
+            _kill(process.pid)
+            process.wait()
+        if not output:
+            complaints.seek(0)
+            raise RuntimeError(f"the trial {module} {arguments} measured nothing:\n{complaints.read()}")
+    return json.loads(output)
+
+
+def _kill(process_group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process_group, signal.SIGKILL)
 
 
 def _memory_of(process: psutil.Process) -> dict[str, float]:

@@ -11,7 +11,7 @@ import sys
 def main() -> None:
     module, arguments = sys.argv[1:]
     measured = importlib.import_module(module).trial(**json.loads(arguments))
-    print(json.dumps(measured))
+    print(json.dumps(measured), flush=True)
 
 
 if __name__ == "__main__":

@@ -83,8 +83,6 @@ def generate(shard):
         yield {"sample": sample(shard, index), "text": shard}
 
 
-
-
 def mixed(shard):
     """A factory that makes of each shard the kind of product that its name says."""
     kind = shard.split("-", 1)[0]

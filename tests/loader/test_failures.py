@@ -1,20 +1,22 @@
 """Failures: each arrives as itself, in its place in the order, and none of them ends in a hang."""
 
+import contextlib
 import dataclasses
-import os
 import functools
+import os
 import signal
 import sys
 import threading
 import time
 import types
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import torch
-from loader_examples import bounded, epoch, make, plain
-from torch.utils.data import DataLoader, IterableDataset
+from loader_examples import bounded, epoch, make
+from torch.utils.data import DataLoader
 
 from fkat_data import (
     ConfigurationError,
@@ -165,7 +167,6 @@ def test_every_exception_of_a_worker_process_arrives_in_its_place_and_names_its_
             assert loader.state_dict()["all_rank_steps"] == [5]
 
 
-@pytest.mark.xfail(strict=True, reason="add_note on a frozen dataclass raises FrozenInstanceError in its place")
 def test_an_exception_that_takes_no_notes_arrives_as_itself():
     def factory(shard):
         raise FrozenError("no notes")
@@ -178,7 +179,7 @@ def test_an_exception_that_takes_no_notes_arrives_as_itself():
 def test_a_shard_that_cannot_be_opened_is_named_after_everything_before_it(multiprocessing):
     def factory(shard):
         if shard == "absent":
-            return open("/nonexistent/absent")  # noqa: PTH123, SIM115 - what a user's dataset does
+            return open("/nonexistent/absent")  # noqa: PTH123 - what a user's dataset does
         return [torch.tensor(1)]
 
     with make(["a", "absent", "b"], factory, multiprocessing=multiprocessing, num_shard_prefetches=3) as loader:
@@ -327,18 +328,17 @@ def hoard(loader):
     kept = []
     iterator = iter(loader)
     with pytest.raises(MemoryLimitError, match="the caller keeps"):
-        for microbatch in iterator:
-            kept.append(microbatch)  # noqa: PERF402 - the loop must be able to fail
+        kept.extend(iterator)
     return iterator, kept
 
 
 NUM_HOARDED = 40
 
 
-def hoarded(product):
+def hoarded(product, size=100_000):
     def factory(shard):
         def sample(index):
-            return torch.full((100_000,), index, dtype=torch.uint8)
+            return torch.full((size,), index, dtype=torch.uint8)
 
         if product == "map":
             return DataLoader([sample(index) for index in range(NUM_HOARDED)], batch_size=None)
@@ -368,6 +368,22 @@ def test_a_caller_who_keeps_microbatches_meets_the_limit_and_goes_on_after_letti
         kept.clear()
         assert int(first[0]) == 0
         assert [int(microbatch[0]) for microbatch in iterator] == list(range(count, NUM_HOARDED))
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        "map",
+        # One is held back until it is known whether another follows: three need room, and the caller is blamed.
+        pytest.param("stream", marks=pytest.mark.xfail(strict=True, reason="MemoryLimitError in an ordinary loop")),
+    ],
+)
+def test_a_limit_of_two_and_a_half_microbatches_is_enough_for_a_caller_who_keeps_one(product):
+    with make(["a"], hoarded(product, 400_000), multiprocessing=True, memory_limit_bytes=1 << 20) as loader:
+        seen = []
+        for microbatch in loader:
+            seen.append(int(microbatch[0]))  # noqa: PERF401 - the loop's variable is what keeps one
+        assert seen == list(range(NUM_HOARDED))
 
 
 def test_microbatches_in_reference_cycles_are_let_go_before_the_limit_is_an_error():
@@ -470,12 +486,9 @@ def test_a_dead_worker_is_noticed_though_a_child_of_its_own_holds_the_pipe_open(
 
     def inheritable(shard):
         # Every descriptor of the worker, its end of the pipe among them, goes to its child.
-        for name in os.listdir("/proc/self/fd"):
-            if int(name) > 2:
-                try:
-                    os.set_inheritable(int(name), True)
-                except OSError:
-                    continue
+        for link in list(Path("/proc/self/fd").iterdir()):
+            with contextlib.suppress(OSError):
+                os.set_inheritable(int(link.name), True)
         return factory(shard)
 
     with make(["a"], inheritable, multiprocessing=True) as loader:
@@ -536,7 +549,6 @@ def test_a_factory_that_cannot_be_sent_is_named_by_its_path():
     table[-1][0].stream.close()
 
 
-@pytest.mark.xfail(strict=True, reason="the error blames the factory: find_unshippable never looks at the profiler")
 def test_a_profiler_that_cannot_be_sent_is_named():
     class Profiler(Holder):
         def start(self, name): ...
@@ -547,7 +559,6 @@ def test_a_profiler_that_cannot_be_sent_is_named():
         make(["a"], multiprocessing=True, profiler=Profiler(lock=threading.Lock()))
 
 
-@pytest.mark.xfail(strict=True, reason="the search for the culprit reads an empty cell: ValueError: Cell is empty")
 def test_a_factory_with_an_empty_cell_beside_a_lock_is_still_refused():
     lock = threading.Lock()
 
@@ -588,8 +599,7 @@ def test_a_samplers_own_failure_comes_after_the_shards_before_it(multiprocessing
         iterator = iter(loader)
         got = []
         with pytest.raises(OSError, match="broke off"):
-            for microbatch in iterator:
-                got.append(plain(microbatch))  # noqa: PERF401
+            got.extend(iterator)
         assert len(got) == 4
 
 
@@ -607,7 +617,6 @@ class Fragile:
             raise RuntimeError("out of memory")
 
 
-@pytest.mark.xfail(strict=True, reason="a failed move drops its microbatch: the next next() gives the one after it")
 def test_a_failed_move_loses_no_microbatch():
     Fragile.failed = False
 

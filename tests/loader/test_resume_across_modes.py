@@ -92,10 +92,6 @@ def torch_loader(shard, num_workers):
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("num_microbatches_ahead", [0, 1, 2, -1])
 @pytest.mark.parametrize("num_shards_ahead", [0, 1, 2])
-@pytest.mark.xfail(
-    strict=False,
-    reason="Server._wait_for_allowance: a task whose cancellation was heard together with its assignment waits for ever",
-)
 def test_leaving_off_again_and_again_at_any_place_never_hangs(num_shards_ahead, num_microbatches_ahead):
     shards = ["list-a-9", "map-b-3", "generator-c-4", "map-d-9"]
     whole = epoch(make(shards))

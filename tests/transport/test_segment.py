@@ -33,6 +33,10 @@ class Pair:
             self.pool.give_back(self.credits.pop(0))
 
 
+def array_of(view):
+    return view.numpy() if isinstance(view, torch.Tensor) else np.asarray(view)
+
+
 class Segments(RuleBasedStateMachine):
     """Against a model: which segments are leased, and which are free, oldest first."""
 
@@ -78,15 +82,15 @@ class Segments(RuleBasedStateMachine):
         if lease not in self.live:
             return
         _, views = self.live[lease]
-        view = np.asarray(views[0][0]).reshape(-1)
+        view = array_of(views[0][0]).reshape(-1)
         looked = {
             "slice": lambda: view[: len(view) // 2 or 1],
             "torch": lambda: torch.frombuffer(view, dtype=torch.uint8),
-            "numpy of torch": lambda: torch.frombuffer(view, dtype=torch.uint8)[len(view) // 2 :].numpy(),
+            "numpy of torch": lambda: np.asarray(torch.frombuffer(view, dtype=torch.uint8)[len(view) // 2 :]),
             "memoryview": lambda: memoryview(view),
             "reshaped": lambda: view.reshape(-1, 1),
         }[how]()
-        views.append((looked, np.array(looked)))
+        views.append((looked, array_of(looked).copy()))
 
     @rule(lease=leased)
     def drop_all_but_the_last_view(self, lease):
@@ -119,7 +123,7 @@ class Segments(RuleBasedStateMachine):
     def what_is_looked_at_is_unchanged(self):
         for _, views in self.live.values():
             for view, content in views:
-                assert np.array_equal(np.asarray(view), content)
+                assert np.array_equal(array_of(view), content)
 
     @invariant()
     def the_limit_holds_and_both_sides_agree(self):

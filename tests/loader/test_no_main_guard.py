@@ -1,0 +1,142 @@
+"""Users' own programs, without an `if __name__ == "__main__"` guard: scripts, standard input, a REPL, a notebook."""
+
+import pytest
+
+#: Defines everything in __main__: dataset, microbatch class, base class, constant, lambda.
+PROGRAM = """
+import dataclasses, enum
+from typing import NamedTuple
+import torch
+from torch.utils.data import DataLoader, Dataset
+from fkat_data import DataLoaderFactory, ShardedDataLoader
+
+OFFSET = 100
+
+class Base(Dataset):
+    def __len__(self):
+        return 3
+
+class Numbers(Base):
+    def __init__(self, shard):
+        super().__init__()
+        self.shard = shard
+    def __getitem__(self, index):
+        return OFFSET + index
+
+class Kind(enum.Enum):
+    PLAIN = 1
+
+class Pair(NamedTuple):
+    first: object
+    kind: Kind
+
+@dataclasses.dataclass
+class Batch:
+    tensor: torch.Tensor
+    pair: Pair
+
+def collate(samples):
+    return Batch(torch.tensor(samples), Pair(torch.ones(3000), Kind.PLAIN))
+
+loader = ShardedDataLoader(
+    7,
+    ["a", "b"],
+    DataLoaderFactory(Numbers, dataloader_generator=lambda dataset, **options: DataLoader(dataset, 2, collate_fn=collate)),
+    num_shard_prefetches=1,
+)
+batches = list(loader)
+
+print("RESULT", [batch.tensor.tolist() for batch in batches], all(type(batch) is Batch for batch in batches), isinstance(batches[0].pair, Pair), batches[0].pair.kind is Kind.PLAIN)
+loader.close()
+"""
+RESULT = "RESULT [[100, 101], [102], [100, 101], [102]] True True True"
+
+
+@pytest.mark.parametrize("by", ["file", "stdin", "-c"])
+def test_a_program_that_defines_its_dataset_in_main_runs(run_script, by):
+    done = run_script(PROGRAM, by=by)
+    assert done.stdout.strip() == RESULT
+    assert done.stderr == ""
+
+
+def test_a_program_that_defines_its_dataset_at_the_prompt_runs(run_script):
+    # At the prompt a blank line ends a block, and a class's body may hold none.
+    done = run_script(PROGRAM, by="-i")
+    assert RESULT in done.stdout, done.stdout + done.stderr
+
+
+def test_a_program_that_never_closes_its_loader_ends_in_silence(run_script):
+    done = run_script(PROGRAM.replace("loader.close()", "iterator = iter(loader); next(iterator)"))
+    assert done.stdout.strip() == RESULT
+    assert done.stderr == ""
+
+
+def test_a_program_that_fails_in_the_middle_ends_with_its_own_error_alone(run_script):
+    done = run_script(
+        PROGRAM.replace("batches = list(loader)", "for batch in loader: raise ValueError('mine')"), check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("ValueError: mine")
+    assert done.stderr.count("Traceback") == 1
+
+
+def test_a_programs_own_module_beside_it_is_found_by_the_worker(run_script, tmp_path):
+    (tmp_path / "beside.py").write_text("def factory(shard):\n    return [shard, __name__]\n")
+    done = run_script(
+        """
+import sys
+from beside import factory
+from fkat_data import ShardedDataLoader
+
+with ShardedDataLoader(0, ["a"], factory) as loader:
+    print(list(loader), sys.argv[1:])
+""",
+        "--an-option",
+    )
+    assert done.stdout == "['a', 'beside'] ['--an-option']\n"
+
+
+def test_an_exception_class_of_main_comes_back_as_the_callers_own(run_script):
+    done = run_script(
+        """
+from fkat_data import ShardedDataLoader
+
+class MineError(Exception):
+    pass
+
+def factory(shard):
+    raise MineError("told", 5)
+
+with ShardedDataLoader(0, ["a"], factory) as loader:
+    try:
+        next(iter(loader))
+    except MineError as error:
+        print(type(error) is MineError, error.args)
+"""
+    )
+    assert done.stdout == "True ('told', 5)\n"
+
+
+NOTEBOOK = """
+import json, os, pathlib, sys, warnings
+warnings.simplefilter("ignore")  # jupyter's own
+import nbformat
+from nbclient import NotebookClient
+
+here = pathlib.Path.cwd()
+specification = here / "kernels" / "here"
+specification.mkdir(parents=True)
+argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+(specification / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "here", "language": "python"}))
+os.environ.update(JUPYTER_PATH=str(here), IPYTHONDIR=str(here / "ipython"))
+cells = [nbformat.v4.new_code_cell(cell) for cell in (here / "program").read_text().split("\\n\\n")]
+notebook = nbformat.v4.new_notebook(cells=cells)
+NotebookClient(notebook, kernel_name="here", timeout=100).execute()
+print("".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", [])))
+"""
+
+
+def test_a_notebook_that_defines_its_dataset_in_a_cell_runs(run_script, tmp_path):
+    # In a process of its own: jupyter's event loop and sockets stay open until its end.
+    (tmp_path / "program").write_text(PROGRAM)
+    assert run_script(NOTEBOOK).stdout.strip() == RESULT

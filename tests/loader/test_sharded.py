@@ -1,0 +1,515 @@
+"""The loader's surface: arguments, iteration, its methods, its end."""
+
+import gc
+import os
+import pickle
+import threading
+import weakref
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from loader_examples import MIXED, bounded, epoch, make, mixed, plain
+
+from fkat_data import (
+    ConfigurationError,
+    DistributedDataParallelShardSampler,
+    LoaderStatistics,
+    ShardedDataLoader,
+    ShardSampler,
+    StaleIteratorError,
+)
+
+both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
+
+
+class NoShards(ShardSampler):
+    def shards(self, epoch):
+        return []
+
+
+GOOD = {"seed": 7, "shard_sampler": ["list-a-1"], "dataloader_factory": mixed, "multiprocessing": False}
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "expected"),
+    [
+        ("seed", "7", "an integer"),
+        ("seed", None, "an integer"),
+        ("seed", 1.0, "an integer"),
+        ("seed", True, "an integer"),
+        ("shard_sampler", None, "iterable of shards"),
+        ("shard_sampler", "shards/*", "iterable of shards"),  # a text is an iterable, but of letters
+        ("shard_sampler", [], "at least one shard"),
+        ("shard_sampler", [5], "path or URI"),
+        ("shard_sampler", NoShards(), "at least one shard"),
+        ("shard_sampler", {"a", "b"}, "an iterable with an order"),
+        ("dataloader_factory", None, "something callable"),
+        ("dataloader_factory", {"_target_": "x"}, "something callable"),
+        ("num_shard_prefetches", -1, "at least 0"),
+        ("num_shard_prefetches", 1.5, "an integer"),
+        ("num_microbatch_prefetches", -2, "at least -1"),
+        ("num_microbatch_prefetches", None, "an integer"),
+        ("dp_rank", -1, "at least 0"),
+        ("dp_rank", "0", "an integer"),
+        ("profiler", "simple", "start(name) and stop(name)"),
+        ("device", "gpu", "a torch device"),
+        ("device", [], "a torch device"),
+        ("multiprocessing", "false", "true or false"),
+        ("multiprocessing", 0, "true or false"),
+        ("memory_limit_bytes", 1000, "at least 1048576"),
+        ("memory_limit_bytes", "1GiB", "an integer"),
+        ("zero_copy", None, "true or false"),
+    ],
+)
+def test_every_argument_is_checked_by_name_and_value(argument, value, expected):
+    with pytest.raises(ConfigurationError) as caught:
+        ShardedDataLoader(**{**GOOD, argument: value})
+    assert str(caught.value).startswith(argument)
+    assert expected in str(caught.value)
+    if not isinstance(value, (list, set, ShardSampler)):
+        assert repr(value) in str(caught.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has one")
+def test_a_cuda_device_where_there_is_none_is_refused():
+    with pytest.raises(ConfigurationError, match=r"device = 'cuda'.*no CUDA device here"):
+        make(device="cuda")
+
+
+def test_another_accelerator_that_is_not_there_is_refused():
+    with pytest.raises(ConfigurationError, match="device"):
+        make(device="xpu")
+
+
+def test_fewer_shards_than_ranks_is_refused():
+    with pytest.raises(ConfigurationError, match="dp_size = 3"):
+        DistributedDataParallelShardSampler(["a", "b"], dp_size=3, dp_rank=0)
+
+
+def test_positional_order_is_the_documented_one():
+    loader = ShardedDataLoader(7, ["list-a-2"], mixed, 1, 2, 0, None, "cpu", False)
+    assert len(epoch(loader)) == 2
+
+
+# --- iteration ---------------------------------------------------------------------------------------------------
+
+
+@both_modes
+def test_each_loop_is_one_epoch(multiprocessing):
+    with make(["list-a-2", "map-b-3"], multiprocessing=multiprocessing) as loader:
+        first, second = epoch(loader), epoch(loader)
+    assert len(first) == len(second) == 4
+    assert first != second  # other draws
+
+
+@both_modes
+@pytest.mark.parametrize("num_shards_ahead", [0, 1, 3])
+@pytest.mark.parametrize("num_microbatches_ahead", [-1, 0, 2])
+def test_a_loop_that_is_left_is_followed_by_a_whole_epoch(multiprocessing, num_shards_ahead, num_microbatches_ahead):
+    options = {"num_shard_prefetches": num_shards_ahead, "num_microbatch_prefetches": num_microbatches_ahead}
+    whole = [epoch(loader) for loader in [make()] for _ in range(4)]
+    with make(multiprocessing=multiprocessing, **options) as loader:
+        for left in (1, 3):
+            number = loader.epoch
+            for count, microbatch in enumerate(loader, start=1):
+                assert plain(microbatch) == whole[number][count - 1]
+                if count == left:
+                    break
+            assert bounded(lambda: epoch(loader), loader) == whole[number + 1]
+
+
+def test_a_newer_iterator_replaces_the_older():
+    loader = make()
+    older = iter(loader)
+    next(older)
+    newer = iter(loader)
+    for _ in range(2):
+        with pytest.raises(StaleIteratorError):
+            next(older)
+    assert len(list(newer)) > 1
+
+
+def test_an_iterator_that_is_over_stays_over():
+    loader = make()
+    iterator = iter(loader)
+    list(iterator)
+    assert list(iterator) == []
+    iter(loader)
+    assert list(iterator) == []
+
+
+def test_two_iterators_of_which_none_was_used_are_of_one_epoch():
+    whole = epoch(make())
+    loader = make()
+    iter(loader)
+    assert epoch(loader) == whole
+
+
+def test_a_loader_is_true_whatever_its_length():
+    assert make(["list-a-0"])
+
+
+@both_modes
+def test_an_epoch_of_empty_shards_is_empty(multiprocessing):
+    with make(["list-a-0", "stream-b-0"], multiprocessing=multiprocessing) as loader:
+        assert epoch(loader) == epoch(loader) == []
+        assert loader.epoch == 2
+
+
+@both_modes
+def test_load_batch_sync_goes_through_one_epoch_after_the_other(multiprocessing):
+    whole = [epoch(loader) for loader in [make()] for _ in range(2)]
+    with make(multiprocessing=multiprocessing) as loader:
+        for number in range(2):
+            got = []
+            for _ in whole[number]:
+                loader.load_batch()
+                got.append(plain(loader.load_batch_sync()))
+            with pytest.raises(StopIteration):
+                loader.load_batch_sync()
+            assert got == whole[number]
+
+
+@both_modes
+def test_load_batch_and_prefetch_shards_begin_an_epoch_and_change_no_order(multiprocessing):
+    whole = [epoch(loader) for loader in [make()] for _ in range(2)]
+    with make(multiprocessing=multiprocessing) as loader:
+        loader.load_batch()
+        loader.prefetch_shards(3)
+        got = []
+        for count, microbatch in enumerate(loader):
+            got.append(plain(microbatch))
+            loader.load_batch()
+            if count % 2:
+                loader.prefetch_shards(1)
+        loader.prefetch_shards(100)  # more than there are, of the next epoch
+        assert [got, epoch(loader)] == whole
+
+
+@pytest.mark.parametrize("count", [-1, None, "1", 1.0])
+def test_prefetch_shards_takes_a_number_of_shards(count):
+    with pytest.raises(ConfigurationError, match="count"):
+        make().prefetch_shards(count)
+
+
+def test_the_length_is_known_once_every_shard_was_seen():
+    loader = make(["list-a-2", "map-b-3", "stream-c-3"])
+    with pytest.raises(TypeError, match="is not known before shard 'list-a-2' was read"):
+        len(loader)
+    assert len(list(loader)) == len(loader) == 6
+    half = next(iter(loader))
+    del half
+    assert len(loader) == 6
+
+
+def test_the_length_is_known_where_the_factory_knows_it():
+    class Factory:
+        def __call__(self, shard):
+            return mixed(shard)
+
+        def num_microbatches(self, shard):
+            return int(shard.rsplit("-", 1)[1])
+
+    assert len(make(["list-a-2", "list-b-3"], Factory())) == 5
+
+
+def test_the_length_of_an_endless_sampler_is_not_known():
+    def endless():
+        while True:
+            yield "list-a-1"
+
+    loader = make(endless())
+    with pytest.raises(TypeError, match="not known"):
+        len(loader)
+
+
+# --- devices -----------------------------------------------------------------------------------------------------
+
+
+@both_modes
+def test_microbatches_are_delivered_to_the_device_and_the_rest_left_as_it_is(multiprocessing):
+    with make(["skip-a-3"], multiprocessing=multiprocessing, device="meta") as loader:
+        for microbatch in loader:
+            assert microbatch["sample"].is_meta
+            assert microbatch["text"].startswith("skip-a-3")
+
+
+@both_modes
+def test_the_device_may_change_on_the_way(multiprocessing):
+    with make(["list-a-6"], multiprocessing=multiprocessing) as loader:
+        kinds = []
+        for count, microbatch in enumerate(loader):
+            kinds.append(microbatch.device.type)
+            loader.set_device(("meta", None, "cpu")[count % 3])
+        assert len(kinds) == 6
+        assert set(kinds) == {"cpu", "meta"}
+    with pytest.raises(ConfigurationError, match="device"):
+        loader.set_device("nowhere")
+
+
+# --- the end -----------------------------------------------------------------------------------------------------
+
+
+@both_modes
+def test_a_loader_can_be_closed_any_number_of_times_and_iterated_again(multiprocessing):
+    whole = [epoch(loader) for loader in [make()] for _ in range(2)]
+    loader = make(multiprocessing=multiprocessing)
+    iterator = iter(loader)
+    next(iterator)
+    loader.close()
+    loader.teardown("fit")
+    loader.on_exception(ValueError())
+    with pytest.raises(StaleIteratorError):
+        next(iterator)
+    loader.state_dict()
+    assert psutil.Process().children() == []
+    assert epoch(loader) == whole[1]
+    loader.close()
+
+
+def test_leaving_the_context_ends_the_workers():
+    def train():
+        with make(multiprocessing=True) as loader:
+            next(iter(loader))
+            raise ValueError("the trainer's")
+
+    with pytest.raises(ValueError, match="the trainer's"):
+        train()
+    assert psutil.Process().children() == []
+
+
+def test_a_loader_that_is_dropped_ends_its_workers():
+    loader = make(multiprocessing=True, num_shard_prefetches=2)
+    next(iter(loader))
+    assert len(psutil.Process().children()) == 2
+    reference = weakref.ref(loader)
+    del loader
+    gc.collect()
+    assert reference() is None
+    assert psutil.Process().children() == []
+
+
+def test_a_microbatch_outlives_its_loader():
+    with make(["a"], lambda shard: [torch.arange(10_000)], multiprocessing=True) as loader:
+        microbatch = next(iter(loader))
+    del loader
+    gc.collect()
+    assert torch.equal(microbatch, torch.arange(10_000))
+
+
+def test_the_constructor_does_not_wait_for_the_workers():
+    def factory(shard):
+        return [torch.tensor(os.getpid())]
+
+    import time
+
+    began = time.monotonic()
+    loader = make(["a"], factory, multiprocessing=True, num_shard_prefetches=2)
+    took = time.monotonic() - began
+    next(iter(loader))
+    whole = time.monotonic() - began
+    loader.close()
+    assert took < whole / 2
+
+
+def test_workers_survive_across_epochs():
+    def factory(shard):
+        return [torch.tensor(os.getpid())]
+
+    with make(["a", "b"], factory, multiprocessing=True) as loader:
+        pids = {int(pid) for _ in range(3) for pid in loader}
+        assert len(pids) == 1
+        assert pids != {os.getpid()}
+
+
+def test_a_loader_can_be_made_and_used_in_a_thread():
+    got = []
+
+    def use():
+        with make(multiprocessing=True) as loader:
+            got.append(epoch(loader))
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    assert got == [epoch(make())]
+
+
+def test_no_signal_handler_is_changed():
+    import signal
+
+    def handlers():
+        return [signal.getsignal(number) for number in signal.valid_signals()]
+
+    before = handlers()
+    with make(multiprocessing=True) as loader:
+        epoch(loader)
+        assert handlers() == before
+    assert handlers() == before
+
+
+def test_a_worker_is_deaf_to_ctrl_c_and_sigterm():
+    import signal
+
+    def factory(shard):
+        yield from (torch.tensor(index) for index in range(4))
+
+    with make(["a"], factory, multiprocessing=True, num_microbatch_prefetches=0) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        pid = loader._crew.workers[0].pid
+        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGTERM)
+        assert [int(microbatch) for microbatch in iterator] == [1, 2, 3]
+
+
+def test_a_fork_of_the_trainer_leaves_the_workers_alone(run_script):
+    done = run_script(
+        """
+import os, sys, torch
+from fkat_data import ShardedDataLoader
+
+loader = ShardedDataLoader(0, ["a"], lambda shard: (torch.full((9000,), index) for index in range(5)))
+iterator = iter(loader)
+kept = next(iterator)
+pid = os.fork()
+if pid == 0:
+    del kept
+    loader.close()
+    try:
+        iter(loader)
+    except RuntimeError as error:
+        print(error)
+        sys.stdout.flush()
+    del loader, iterator
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+print([int(microbatch[0]) for microbatch in iterator], int(kept[0]))
+loader.close()
+"""
+    )
+    assert "belongs to process" in done.stdout
+    assert done.stdout.endswith("[1, 2, 3, 4] 0\n")
+
+
+def test_statistics_count_what_the_caller_received():
+    def factory(shard):
+        return [torch.zeros(10_000, dtype=torch.uint8) for _ in range(3)]
+
+    with make(["a"], factory, multiprocessing=True) as loader:
+        assert loader.statistics() == LoaderStatistics(0, 0, 0.0, 0)
+        kept = list(loader)
+        statistics = loader.statistics()
+        assert statistics.delivered == 3
+        assert 30_000 <= statistics.delivered_bytes < 31_000
+        assert statistics.waited_s > 0
+        assert statistics.held_bytes >= 30_000
+        assert set(statistics.as_dict()) == {"delivered", "delivered_bytes", "waited_s", "held_bytes"}
+        kept.clear()
+        assert loader.statistics().held_bytes == 0
+
+
+# --- microbatches of every kind, through a real process ----------------------------------------------------------
+
+
+def test_microbatches_of_every_size_and_kind_come_through_a_process():
+    def factory(shard):
+        rng = np.random.default_rng(0)
+        yield None
+        yield "text"
+        yield ["long text " * 5000, "é" * 40_000]  # an envelope longer than the socket's share
+        yield {"array": rng.random((100, 100)), "text": "x" * 30_000, "tensor": torch.arange(5000)}
+        yield [torch.tensor(index) for index in range(3000)]  # many small parts: a long envelope too
+        yield rng.integers(0, 9, 3, dtype=np.uint8)
+        yield torch.empty(0, 4)
+        yield torch.arange(256, dtype=torch.float64)  # right at the bound of what travels in the message
+        yield torch.arange(257, dtype=torch.float64)
+        yield torch.arange(3_000_000, dtype=torch.int32)
+        yield [{"nested": [torch.ones(2, 2).T, (1, b"x" * 100_000)]}]
+
+    expected = list(factory(""))
+    for zero_copy in (True, False):
+        with make(["a"], factory, multiprocessing=True, zero_copy=zero_copy) as loader:
+            for _ in range(2):
+                got = list(loader)
+                assert [simple(value) for value in got] == [simple(value) for value in expected]
+            if not zero_copy:
+                assert loader.statistics().held_bytes == 0
+
+
+def simple(value):
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return (str(value.dtype), tuple(value.shape), value.tolist())
+    if isinstance(value, dict):
+        return {key: simple(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [simple(item) for item in value]
+    return value
+
+
+def test_small_microbatches_that_run_far_ahead_need_few_descriptors(run_script):
+    done = run_script(
+        """
+import resource, time, torch
+from fkat_data import ShardedDataLoader
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+loader = ShardedDataLoader(0, ["a"], lambda shard: (torch.full((1000,), index) for index in range(2000)))
+iterator = iter(loader)
+next(iterator)
+time.sleep(1.0)
+assert [int(microbatch[0]) for microbatch in iterator] == list(range(1, 2000))
+loader.close()
+print("done")
+""",
+        check=False,
+    )
+    assert done.stdout == "done\n", done.stderr[-1500:]
+
+
+def test_many_small_microbatches_can_be_kept(run_script):
+    done = run_script(
+        """
+import resource, torch
+from fkat_data import ShardedDataLoader
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+loader = ShardedDataLoader(0, ["a"], lambda shard: (torch.full((1000,), index) for index in range(1000)))
+kept = list(loader)
+assert [int(microbatch[0]) for microbatch in kept] == list(range(1000))
+loader.close()
+print("done")
+""",
+        check=False,
+    )
+    assert done.stdout == "done\n", done.stderr[-1500:]
+
+
+def test_kept_microbatches_never_change():
+    def factory(shard):
+        generator = torch.Generator().manual_seed(len(shard))
+        for index in range(300):
+            size = int(torch.randint(1, 60_000, (), generator=generator))
+            yield torch.full((size,), index % 251, dtype=torch.uint8)
+
+    with make(["a", "bb"], factory, multiprocessing=True, memory_limit_bytes=32 << 20) as loader:
+        kept = {}
+        for count, microbatch in enumerate(loader):
+            if count % 7 == 0:
+                kept[count] = microbatch[len(microbatch) // 2 :]
+            if count % 11 == 0 and kept:
+                del kept[next(iter(kept))]
+        for count, view in kept.items():
+            assert bool((view == count % 300 % 251).all())
+
+
+def test_a_loader_is_not_pickled_by_accident():
+    with pytest.raises(Exception, match="pickle"):
+        pickle.dumps(make())
+
+
+def test_all_examples_of_shards_are_used():
+    assert len(epoch(make())) == 13
+    assert len(MIXED) == 10

@@ -1,0 +1,96 @@
+"""Nothing outlives a trainer that is killed, whatever its workers are doing."""
+
+import contextlib
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+PROGRAM = """
+import os, sys, time
+import torch
+from torch.utils.data import DataLoader
+from fkat_data import ShardedDataLoader
+
+def busy():
+    sum(range(10**10))  # one call into C: it gives the interpreter's lock to nobody
+
+class Dataset(torch.utils.data.Dataset):
+    def __len__(self):
+        return 100
+    def __getitem__(self, index):
+        if index > 4:
+            time.sleep(0.3)  # what was made before is on its way
+            {inner}
+        return torch.zeros(50_000)
+
+def factory(shard):
+    if {nested}:
+        return DataLoader(Dataset(), batch_size=2, num_workers=2)
+    return DataLoader(Dataset(), batch_size=2)
+
+loader = ShardedDataLoader(0, ["a", "b", "c"], factory, num_shard_prefetches={ahead}, num_microbatch_prefetches={depth})
+iterator = iter(loader)
+next(iterator)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@contextlib.contextmanager
+def trainer_process(path):
+    """A trainer that has come to its first microbatch, or to its loader."""
+    with subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True) as trainer:
+        try:
+            assert trainer.stdout.readline() == "ready\n"
+            yield trainer
+        finally:
+            trainer.kill()
+
+
+def check_that_they_end(workers):
+    _, alive = psutil.wait_procs(workers, timeout=5)
+    for worker in alive:
+        worker.kill()
+    assert not alive
+
+
+@pytest.mark.parametrize(
+    ("inner", "nested", "ahead", "depth"),
+    [
+        ("busy()", False, 0, -1),
+        ("busy()", True, 0, -1),
+        ("time.sleep(600)", True, 2, -1),
+        # waiting for the trainer's allowance
+        ("pass", False, 2, 1),
+    ],
+    ids=["busy in C", "nested and busy in C", "nested and asleep", "waiting"],
+)
+def test_all_processes_are_gone_when_the_trainer_is_killed(tmp_path, inner, nested, ahead, depth):
+    before = set(Path("/dev/shm").iterdir())
+    path = tmp_path / "trainer.py"
+    path.write_text(PROGRAM.format(inner=inner, nested=nested, ahead=ahead, depth=depth))
+    with trainer_process(path) as trainer:
+        time.sleep(0.8)
+        workers = psutil.Process(trainer.pid).children(recursive=True)
+        # The second of two workers begins a shard of its own ahead: its nested workers are there as well.
+        assert len(workers) == max(1, ahead) * (3 if nested else 1)
+    check_that_they_end(workers)
+    pids = {str(worker.pid) for worker in workers}
+    left = [file for file in Path("/dev/shm").glob("torch_*") if file not in before and file.name.split("_")[1] in pids]
+    for file in left:
+        file.unlink()
+    assert nested or not left, "what a nested DataLoader's own workers leave is torch's"
+
+
+def test_a_trainer_killed_while_its_workers_start_leaves_none(tmp_path):
+    path = tmp_path / "trainer.py"
+    path.write_text(PROGRAM.format(inner="pass", nested=False, ahead=2, depth=-1).replace("next(iterator)", ""))
+    for delay in (0.0, 0.2):
+        with trainer_process(path) as trainer:
+            workers = psutil.Process(trainer.pid).children(recursive=True)
+            time.sleep(delay)
+        check_that_they_end(workers)

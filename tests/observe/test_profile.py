@@ -1,0 +1,157 @@
+import logging
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from loader_examples import epoch, make
+
+from fkat_data.observe.profile import TrainerProfile, WorkerProfile
+
+both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
+
+
+def lightning_like(folder):
+    """As Lightning's profilers are: named actions that must alternate, a file, a summary."""
+    import time
+
+    class Profiler:
+        def __init__(self, filename):
+            self.filename = filename
+            self.running = {}
+            self.recorded = []
+
+        def start(self, action_name):
+            if action_name in self.running:
+                raise ValueError(f"{action_name} was started twice")
+            self.running[action_name] = time.monotonic()
+
+        def stop(self, action_name):
+            self.recorded.append((action_name, time.monotonic() - self.running.pop(action_name)))
+
+        def summary(self):
+            return "\n".join(f"{name} {duration}" for name, duration in self.recorded)
+
+        def describe(self):
+            with open(self.filename, "a") as file:  # noqa: PTH123
+                file.write(self.summary() + "\n")
+
+    return Profiler(folder)
+
+
+def names(text):
+    return Counter(line.split()[0].removeprefix("ShardedDataLoader.") for line in text.splitlines() if line.strip())
+
+
+def test_a_profiler_is_told_of_both_sides_and_each_worker_writes_its_own_file(tmp_path):
+    profiler = lightning_like(str(tmp_path / "profile.txt"))
+    with make(["list-a-3", "map-b-4"], multiprocessing=True, num_shard_prefetches=2, profiler=profiler) as loader:
+        epoch(loader)
+    profiler.describe()
+    trainer = names((tmp_path / "profile.txt").read_text())
+    assert trainer["decode"] == trainer["move"] == 5
+    assert trainer["wait"] >= 5
+    workers = [names((tmp_path / f"profile-worker{index}.txt").read_text()) for index in range(2)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "profile-worker0.txt",
+        "profile-worker1.txt",
+        "profile.txt",
+    ]
+    assert all(worker["build"] == 1 for worker in workers)
+    # One more for the end of a shard.
+    assert [worker["encode"] for worker in workers] == [3, 2]
+    assert all(worker["produce"] >= worker["encode"] for worker in workers)
+    assert profiler.running == {}
+    assert profiler.filename == str(tmp_path / "profile.txt")
+
+
+def test_in_process_one_profiler_sees_everything(tmp_path):
+    profiler = lightning_like(str(tmp_path / "profile.txt"))
+    loader = make(["list-a-3", "map-b-4"], profiler=profiler)
+    epoch(loader)
+    seen = names(profiler.summary())
+    assert seen["build"] == 2
+    assert seen["produce"] >= 5
+    assert seen["wait"] >= 5
+    assert profiler.running == {}
+
+
+def test_in_process_a_failure_leaves_no_action_running(tmp_path):
+    def factory(shard):
+        yield 1
+        raise ValueError("no more")
+
+    profiler = lightning_like(str(tmp_path / "profile.txt"))
+    with pytest.raises(ValueError, match="no more"):
+        list(make(["a"], factory, profiler=profiler))
+    assert profiler.running == {}
+
+
+def test_a_profiler_needs_only_start_and_stop():
+    class Bare:
+        def start(self, action_name): ...
+
+        def stop(self, action_name): ...
+
+    with make(["list-a-2"], multiprocessing=True, profiler=Bare()) as loader:
+        assert len(epoch(loader)) == 2
+
+
+@both_modes
+def test_torchs_profiler_sees_the_named_ranges(multiprocessing):
+    with (
+        make(["list-a-3"], multiprocessing=multiprocessing) as loader,
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
+    ):
+        epoch(loader)
+    seen = {event.key for event in profile.key_averages()}
+    assert {"ShardedDataLoader.wait", "ShardedDataLoader.move"} <= seen
+    assert ("ShardedDataLoader.decode" in seen) == multiprocessing
+
+
+def test_without_a_profiler_a_range_is_nothing():
+    profile = TrainerProfile(None)
+    assert profile.range("wait") is profile.range("decode")
+
+
+def test_an_error_inside_a_range_stops_it():
+    profiler = lightning_like("")
+    profile = TrainerProfile(profiler)
+    with pytest.raises(ValueError), profile.range("wait"):
+        raise ValueError
+    assert profiler.running == {}
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_workers_profiler_keeps_the_type_of_its_filename(kind, tmp_path):
+    profiler = lightning_like(kind(tmp_path / "p.json"))
+    WorkerProfile(profiler, 3)
+    assert profiler.filename == kind(tmp_path / "p-worker3.json")
+    assert type(profiler.filename) is type(kind("x"))
+
+
+def test_a_summary_is_logged_where_there_is_no_describe(caplog):
+    class Summing:
+        def start(self, action_name): ...
+
+        def stop(self, action_name): ...
+
+        def summary(self):
+            return "took long"
+
+    profile = WorkerProfile(Summing(), 0)
+    profile.mark("build")
+    with caplog.at_level(logging.INFO):
+        profile.finish()
+    assert "took long" in caplog.text
+
+
+def test_a_filename_that_cannot_be_set_is_left_alone():
+    class Fixed:
+        filename = property(lambda self: "here.txt")
+
+        def start(self, action_name): ...
+
+        def stop(self, action_name): ...
+
+    assert WorkerProfile(Fixed(), 0)._profiler.filename == "here.txt"

@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+import torch
+
+from fkat_data import arguments
+from fkat_data.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    "value", [3, np.int32(3), np.uint8(3), torch.tensor(3)], ids=lambda value: type(value).__name__
+)
+def test_whatever_counts_as_an_integer_becomes_one(value):
+    assert arguments.integer("n", value, minimum=3, maximum=3) == 3
+    assert type(arguments.integer("n", value)) is int
+
+
+@pytest.mark.parametrize(
+    "value", [True, False, 1.0, "1", None, [1], float("nan"), np.float32(1), torch.tensor(1.0)], ids=repr
+)
+def test_what_is_no_integer_is_refused_by_name(value):
+    with pytest.raises(ConfigurationError, match=r"n = .*: expected an integer"):
+        arguments.integer("n", value)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "text"),
+    [
+        ({"minimum": 3}, "an integer of at least 3"),
+        ({"maximum": 1}, "an integer of at most 1"),
+        ({"minimum": 3, "maximum": 4}, "an integer from 3 to 4"),
+        ({"minimum": 0, "maximum": 1}, "an integer from 0 to 1"),
+    ],
+)
+def test_what_is_out_of_range_is_refused_with_the_range(bounds, text):
+    with pytest.raises(ConfigurationError, match=f"n = 2: expected {text}"):
+        arguments.integer("n", 2, **bounds)
+
+
+@pytest.mark.parametrize("value", [0, 1, None, "true", "false", np.True_], ids=repr)
+def test_only_true_and_false_are_booleans(value):
+    with pytest.raises(ConfigurationError, match=r"flag = .*: expected true or false"):
+        arguments.boolean("flag", value)
+
+
+def test_true_and_false_are_booleans():
+    assert arguments.boolean("flag", True) is True
+    assert arguments.boolean("flag", False) is False
+
+
+def test_what_can_be_called_is_a_function():
+    assert arguments.function("f", len) is len
+    with pytest.raises(ConfigurationError, match=r"f = 5: expected something callable.*_partial_: true"):
+        arguments.function("f", 5)

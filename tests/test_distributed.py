@@ -1,0 +1,135 @@
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fkat_data.distributed import gather, rank_and_world_size
+
+PROGRAM = """
+import sys, json, pickle
+import torch, torch.distributed
+import torch.distributed.checkpoint as checkpoint
+from fkat_data import DistributedDataParallelShardSampler, ShardedDataLoader, StateMismatchError
+from fkat_data.distributed import gather, rank_and_world_size
+
+folder = sys.argv[1]
+torch.distributed.init_process_group("gloo")
+rank, world_size = rank_and_world_size()
+found = {"gathered": gather({"rank": rank})}
+
+def factory(shard):
+    return [torch.tensor([int(shard), index]) for index in range(3)]
+
+def make(size=world_size):
+    shards = [str(index) for index in range(12)]
+    sampler = DistributedDataParallelShardSampler(shards, size, rank % size)
+    return ShardedDataLoader(7, sampler, factory, num_shard_prefetches=3, dp_rank=rank, multiprocessing=False)
+
+loader = make()
+whole = [microbatch.tolist() for microbatch in loader]
+loader = make()
+iterator = iter(loader)
+# Rank 0 is one microbatch into its shard at index 1, rank 1 into its shard at index 2; with 3 shards prefetched the
+# samplers stand at 4 and 5.
+count = 4 + 3 * rank
+for _ in range(count):
+    next(iterator)
+state = loader.state_dict()
+found["indices"] = [int(index) for index in state["all_rank_indices"]]
+found["microbatches"] = state["all_rank_microbatches"]
+found["dp_size"] = state["dp_size"]
+found["merged"] = str(loader.merge_state_dicts(gather(loader.local_state_dict()))) == str(state)
+
+resumed = make()
+resumed.load_state_dict(state)
+found["resumed"] = [microbatch.tolist() for microbatch in resumed] == whole[count:]
+
+local = make()
+local.load_state_dict(loader.local_state_dict())
+found["local"] = [microbatch.tolist() for microbatch in local] == whole[count:]
+
+checkpoint.save({"loader": loader.state_dict()}, checkpoint_id=folder)
+fresh = make()
+target = {"loader": fresh.state_dict()}
+checkpoint.load(target, checkpoint_id=folder)
+fresh.load_state_dict(target["loader"])
+found["checkpoint"] = [microbatch.tolist() for microbatch in fresh] == whole[count:]
+
+three = {**state, "all_rank_indices": [torch.tensor(0)] * 3, "dp_size": 3}
+for name in list(three):
+    if name.startswith("all_rank") and name != "all_rank_indices":
+        del three[name]
+three["fingerprint"] = {"seed": 7}
+try:
+    make().load_state_dict(three)
+except StateMismatchError as error:
+    found["other world"] = str(error)
+with open(f"{folder}/rank{rank}.json", "w") as file:
+    json.dump(found, file)
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What two gloo ranks found."""
+    folder = tmp_path_factory.mktemp("ranks")
+    (folder / "program.py").write_text(PROGRAM)
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(folder / "program.py"), str(folder)],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            },
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for process in processes:
+        _, text = process.communicate(timeout=100)
+        assert process.returncode == 0, text
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_every_rank_gets_every_ranks_value_in_their_order(ranks):
+    assert ranks[0]["gathered"] == ranks[1]["gathered"] == [{"rank": 0}, {"rank": 1}]
+
+
+def test_three_shards_prefetched_and_samplers_at_four_and_five_are_saved_as_zero_and_one(ranks):
+    for found in ranks:
+        assert found["indices"] == [0, 1]
+        assert found["microbatches"] == [1, 1]
+        assert found["dp_size"] == 2
+
+
+@pytest.mark.parametrize("how", ["resumed", "local", "checkpoint"])
+def test_each_rank_resumes_exactly_where_it_was(ranks, how):
+    assert [found[how] for found in ranks] == [True, True]
+
+
+def test_merging_the_local_states_is_the_collective_state(ranks):
+    assert [found["merged"] for found in ranks] == [True, True]
+
+
+def test_a_state_of_another_number_of_ranks_is_refused_by_name(ranks):
+    for found in ranks:
+        assert found["other world"].startswith("state field 'dp_size': saved 3, present 2")
+
+
+def test_without_torch_distributed_there_is_one_rank():
+    assert rank_and_world_size() == (0, 1)
+    value = torch.tensor(1)
+    assert gather(value) == [value]

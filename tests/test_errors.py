@@ -1,0 +1,91 @@
+import pickle
+
+import pytest
+
+from fkat_data import errors
+from fkat_data.errors import (
+    ConfigurationError,
+    FkatDataError,
+    MemoryLimitError,
+    ShardCorruptError,
+    ShardNotFoundError,
+    StaleIteratorError,
+    StateMismatchError,
+    WorkerDiedError,
+    WorkerError,
+)
+
+#: One of each, and what its message says.
+EXAMPLES = [
+    (ConfigurationError("batch_size", -1, "a positive number"), "batch_size = -1: expected a positive number"),
+    (ConfigurationError("uri", "s3://x", "an existing path"), "uri = 's3://x': expected an existing path"),
+    (StateMismatchError("fingerprint.seed", 1, 2), "state field 'fingerprint.seed': saved 1, present 2"),
+    (StateMismatchError("dp_size", 4, 2, "resume with 4"), "state field 'dp_size': saved 4, present 2; resume with 4"),
+    (StaleIteratorError("replaced"), "replaced"),
+    (WorkerError("failed"), "failed"),
+    (
+        WorkerDiedError(12, -9, "a.parquet", 1, 7),
+        "worker 12 was killed by signal 9 while producing microbatch 7 of shard 'a.parquet' in epoch 1",
+    ),
+    (
+        WorkerDiedError(12, 0, ["a", "b"], 0, 0),
+        "worker 12 ended with exit code 0 while producing microbatch 0 of shard ['a', 'b'] in epoch 0",
+    ),
+    (WorkerDiedError(12, None, "a", 0, 0), "worker 12 is gone while producing microbatch 0 of shard 'a' in epoch 0"),
+    (
+        MemoryLimitError(1000, 2000, 500, "by you"),
+        "the next microbatch needs 2,000 bytes of shared memory, 500 of the worker's 1,000 are held: by you",
+    ),
+    (ShardNotFoundError("a.parquet", "no such file"), "shard 'a.parquet': no such file"),
+    (ShardCorruptError(["a"], "3 rows, 4 expected"), "shard ['a']: 3 rows, 4 expected"),
+]
+
+
+@pytest.mark.parametrize(("error", "text"), EXAMPLES, ids=lambda value: type(value).__name__)
+def test_every_error_says_what_was_found(error, text):
+    assert str(error) == text
+
+
+@pytest.mark.parametrize(("error", "text"), EXAMPLES, ids=lambda value: type(value).__name__)
+def test_every_error_survives_a_pickle_twice(error, text):
+    copy = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(error))))
+    assert type(copy) is type(error)
+    assert str(copy) == text
+    assert {key: str(value) for key, value in vars(copy).items()} == {
+        key: str(value) for key, value in vars(error).items()
+    }
+
+
+@pytest.mark.parametrize(("error", "text"), EXAMPLES, ids=lambda value: type(value).__name__)
+def test_every_error_is_ours_and_what_pythons_own_would_be(error, text):
+    assert isinstance(error, FkatDataError)
+    standard = {
+        ConfigurationError: ValueError,
+        StateMismatchError: ValueError,
+        StaleIteratorError: RuntimeError,
+        MemoryLimitError: MemoryError,
+        ShardNotFoundError: FileNotFoundError,
+    }.get(type(error), Exception)
+    assert isinstance(error, standard)
+
+
+def test_a_long_value_is_shortened():
+    assert len(str(ConfigurationError("x", "y" * 10_000, "less"))) < 300
+
+
+def test_the_tree_in_the_docstring_is_the_tree():
+    for name in errors.__all__:
+        assert name in errors.__doc__
+
+
+def test_every_exported_error_has_an_example_here():
+    examples = {type(error).__name__ for error, _ in EXAMPLES}
+    assert set(errors.__all__) - examples == {"FkatDataError", "ShardError"}
+
+
+def test_a_value_that_cannot_be_shown_does_not_hide_the_error():
+    class Unshown:
+        def __repr__(self):
+            raise RuntimeError("no words")
+
+    assert "dataloader_factory" in str(ConfigurationError("dataloader_factory", Unshown(), "another"))

@@ -1,0 +1,22 @@
+from fkat_data.position import START, Position
+
+
+def test_a_run_begins_before_everything():
+    assert tuple(START) == (0, 0, 0, 0)
+
+
+def test_a_microbatch_counts_in_its_shard_and_its_epoch():
+    assert Position(1, 2, 3, 40).after_microbatch() == Position(1, 2, 4, 41)
+
+
+def test_a_shards_end_keeps_the_epochs_count():
+    assert Position(1, 2, 3, 40).after_shard(is_last_shard=False) == Position(1, 3, 0, 40)
+
+
+def test_the_last_shards_end_is_the_next_epochs_start():
+    assert Position(1, 2, 3, 40).after_shard(is_last_shard=True) == Position(2, 0, 0, 0)
+    assert Position(1, 2, 3, 40).after_epoch() == Position(2, 0, 0, 0)
+
+
+def test_positions_are_ordered_as_time_passes():
+    assert START < Position(0, 0, 1, 1) < Position(0, 1, 0, 1) < Position(1, 0, 0, 0)

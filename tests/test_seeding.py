@@ -1,0 +1,105 @@
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fkat_data.seeding import ShardStreams, preserved_generators, seed_global_generators
+
+GOLDEN = Path(__file__).parent / "golden" / "random_streams.json"
+
+
+def draws():
+    return [random.random(), float(np.random.random_sample()), int(torch.randint(2**40, ()))]
+
+
+def draws_after(seed, *arguments):
+    seed(*arguments)
+    return draws()
+
+
+def generators():
+    return (random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist(), torch.get_num_threads())
+
+
+@pytest.fixture(autouse=True)
+def _generators_as_they_were():
+    with preserved_generators():
+        yield
+
+
+def test_the_streams_are_the_golden_ones():
+    # They decide on every augmentation of every run: a change makes saved runs resume with other data. Change the
+    # file only with a new state version, and say so in the changelog.
+    golden = json.loads(GOLDEN.read_text())["streams"]
+    assert len(golden) == 6
+    for row in golden:
+        streams = ShardStreams.of(*row["of"])
+        assert [streams.seed_of(index) for index in range(3)] == row["seeds"]
+        found = {"opening": draws_after(streams.seed_opening)}
+        for chunk in (0, 3):
+            found[f"batch order {chunk}"] = draws_after(streams.seed_batch_order, chunk)
+        for index in (0, 5):
+            found[f"microbatch {index}"] = draws_after(streams.seed_microbatch, index)
+        assert found == row["draws"]
+
+
+places = st.tuples(
+    st.integers(-(2**64), 2**64),
+    st.integers(0, 100),
+    st.integers(0, 2**40),
+    st.integers(0, 2**40),
+    st.integers(0, 2**62),
+)
+
+
+@given(first=places, second=places)
+def test_every_place_has_a_stream_of_its_own(first, second):
+    seeds = [ShardStreams.of(*place[:4]).seed_of(place[4]) for place in (first, second)]
+    assert (seeds[0] == seeds[1]) == (first == second)
+    assert all(0 <= seed < 2**64 for seed in seeds)
+
+
+def test_places_are_not_mixed_up_by_their_digits():
+    assert ShardStreams.of(1, 11, 0, 0) != ShardStreams.of(11, 1, 0, 0)
+    assert ShardStreams.of(1, 0, 12, 3) != ShardStreams.of(1, 0, 1, 23)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**32, 2**63, 2**64 - 1])
+def test_seeding_sets_all_three_generators(seed):
+    seed_global_generators(seed)
+    first = draws()
+    draws()
+    seed_global_generators(seed)
+    assert draws() == first
+
+
+def test_seeding_torch_the_cheap_way_is_torch_manual_seed():
+    seed_global_generators(12345)
+    cheap = torch.rand(3)
+    torch.manual_seed(12345)
+    assert torch.equal(cheap, torch.rand(3))
+
+
+def test_generators_come_back_as_they_were_even_after_an_error():
+    before = generators()
+
+    def draw_and_fail():
+        seed_global_generators(1)
+        draws()
+        np.random.standard_normal()  # keeps a second value for later: part of its state
+        torch.set_num_threads(1)
+        raise ValueError
+
+    with pytest.raises(ValueError), preserved_generators():
+        draw_and_fail()
+    assert generators() == before
+
+
+def test_production_in_process_runs_on_one_thread_as_in_a_worker():
+    with preserved_generators():
+        assert torch.get_num_threads() == 1
