@@ -254,6 +254,9 @@ class ShardedDataLoader:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def __reduce__(self) -> str:
+        raise TypeError("a ShardedDataLoader is not to be pickled: it owns processes; make one where it is needed")
+
     def _begin(self) -> None:
         self._crew.start()
         self._delivery.begin()
