@@ -89,13 +89,7 @@ def modules():
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-UNEXPORTED = pytest.mark.xfail(strict=True, reason="SeededBatches and is_map_style are public and not in __all__")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[UNEXPORTED] if name == "fkat_data.worker.batches" else []) for name in modules()],
-)
+@pytest.mark.parametrize("name", list(modules()))
 def test_every_public_module_says_what_it_is_and_what_it_gives(name):
     path = ROOT.parent.joinpath(*name.split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")

@@ -42,10 +42,10 @@ class AcceleratorMover:
     def begin(self, microbatch: Any) -> Moving:
         """Issue the copy."""
         if self._stream is None:
-            return Moving(map_tensors(lambda tensor: tensor.to(self._device), microbatch), None)
+            return Moving(map_tensors(self._copy, microbatch), None)
         self._let_go()
         with torch.cuda.stream(self._stream):  # pyright: ignore[reportArgumentType]  # torch.Stream is a CUDA stream here
-            moved = map_tensors(lambda tensor: tensor.to(self._device, non_blocking=True), microbatch)
+            moved = map_tensors(self._copy, microbatch)
             event = torch.Event(self._device)
             event.record(self._stream)
         self._sources.append((event, microbatch))
@@ -66,6 +66,11 @@ class AcceleratorMover:
 
         map_tensors(record, moving.microbatch)
         return moving.microbatch
+
+    def _copy(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(self._device, non_blocking=self._stream is not None)
+        return value.to(self._device)
 
     def _let_go(self) -> None:
         while self._sources and self._sources[0][0].query():

@@ -41,7 +41,10 @@ class Delivery:
 
     def begin(self) -> None:
         """Begin an iteration where the cursor says."""
+        left = self._cursor.position
         position = self._cursor.start()
+        if position.epoch != left.epoch:
+            self._prefetcher.leave(left)
         self._ahead.clear()
         self._is_interrupted = False
         self.is_over = False

@@ -98,6 +98,10 @@ class Prefetcher:
         self._assign(position.microbatch)
         self._begin_shard()
 
+    def leave(self, position: Position) -> None:
+        """Take note that an epoch is left at a position; to be called before another one is started."""
+        self._plan.leave(position.epoch, position.shard + (position.microbatch > 0))
+
     def extend(self, count: int) -> None:
         """Put ``count`` more shards in work; the surplus shrinks again as shards are delivered."""
         self._num_extra += count
@@ -117,11 +121,9 @@ class Prefetcher:
             match message:
                 case None:
                     return None
-                case Item(is_last=None) if len(self._arrived) == 1:
-                    # What follows tells whether this one is the shard's last, and with it what the state says next.
-                    if self._receive(block=block) is None:
-                        return None
                 case Item():
+                    if message.is_last is None and not self._look_ahead(block=block):
+                        return None
                     self._arrived.popleft()
                     return self._deliver(message)
                 case End():
@@ -135,10 +137,20 @@ class Prefetcher:
             raise self._sampler_error
         return None
 
+    def _look_ahead(self, *, block: bool) -> bool:
+        """Return whether a microbatch that has arrived may go to the caller.
+
+        What follows it tells whether it is the shard's last, and with that what the state says after it.
+        """
+        try:
+            return len(self._arrived) > 1 or self._receive(block=block) is not None
+        except MemoryLimitError:
+            return True  # there is room for no more: the caller gets this one, and has to make some
+
     def _deliver(self, item: Item) -> Arrival:
         self._delivered = item.microbatch_index + 1
         is_last = item.is_last
-        if is_last is None and isinstance(self._arrived[0], End):
+        if is_last is None and self._arrived and isinstance(self._arrived[0], End):
             self._arrived.popleft()
             is_last = True
         if is_last:
@@ -240,7 +252,7 @@ class Prefetcher:
                 starved.limit_bytes,
                 starved.needed_bytes,
                 held_bytes,
-                "by microbatches that the caller keeps; let go of some, clone what is kept, "
-                "or raise memory_limit_bytes",
+                "by microbatches that the caller keeps. Let go of some, clone what is kept, or raise "
+                "memory_limit_bytes: each worker has an equal share, and a loop needs room for two microbatches",
             )
         self._starved = None

@@ -23,7 +23,8 @@ class Cursor:
 
     def start(self) -> Position:
         """Return where an iteration that begins now starts: an epoch that was left early is not taken up again."""
-        if self.position.step and not self._is_loaded:
+        epoch = self.position.epoch
+        if self.position != Position(epoch, 0, 0, 0) and not self._is_loaded:
             self.position = self.position.after_epoch()
         return self.position
 

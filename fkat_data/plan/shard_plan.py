@@ -4,8 +4,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.samplers.base import ShardSampler, check_shards
@@ -60,6 +59,10 @@ class ShardPlan(ABC):
     def load_sampler_state(self, epoch: int, state: dict[str, Any] | None) -> None:
         """Take over what ``sampler_state`` gave for an epoch."""
         del epoch, state
+
+    def leave(self, epoch: int, num_begun: int) -> None:
+        """Take note that an epoch was left when so many of its shards were begun: what was read further is void."""
+        del epoch, num_begun
 
 
 class PureShardPlan(ShardPlan):
@@ -116,7 +119,7 @@ class ReplayedShardPlan(ShardPlan):
     """
 
     def __init__(self, iterable: Iterable[Any]) -> None:
-        self._iterable = iterable
+        self._iterable: Any = iterable
         self._epoch = -1
         self._iterator: Iterator[Any] = iter(())
         self._begin_state: dict[str, Any] | None = None
@@ -124,6 +127,9 @@ class ReplayedShardPlan(ShardPlan):
         self._next_index = 0
         self._was_begun = False
         self._recent: dict[int, Shard] = {}
+        # What an iterable that is its own iterator said of itself before each shard was read from it.
+        self._is_own_iterator = False
+        self._states: dict[int, dict[str, Any]] = {}
         self._num_shards: int | None = None
 
     def shard(self, epoch: int, index: int) -> Shard | None:
@@ -136,7 +142,12 @@ class ReplayedShardPlan(ShardPlan):
             self._begin(epoch)
         if index in self._recent:
             return self._recent[index]
-        for shard in islice(self._iterator, index + 1 - self._next_index):
+        while self._next_index <= index:
+            if self._is_own_iterator:
+                self._states[self._next_index] = self._iterable.state_dict()
+            shard = next(self._iterator, None)
+            if shard is None:
+                break
             self._recent[self._next_index] = check_shards("shard_sampler", [shard])[0]
             self._next_index += 1
         if index >= self._next_index:
@@ -145,6 +156,7 @@ class ReplayedShardPlan(ShardPlan):
         # An endless sampler must not be kept whole: nothing asks for what lies far behind.
         for old in [known for known in self._recent if known < index - _RECENT_SHARDS]:
             del self._recent[old]
+            self._states.pop(old, None)
         return self._recent[index]
 
     def num_shards(self, epoch: int) -> int | None:
@@ -164,13 +176,19 @@ class ReplayedShardPlan(ShardPlan):
         self._loaded = None if state is None else (epoch, state)
         self._epoch = -1
 
+    def leave(self, epoch: int, num_begun: int) -> None:
+        """Set an iterable that is its own iterator back to where the caller was, not the prefetching."""
+        if epoch == self._epoch and num_begun in self._states:
+            self._iterable.load_state_dict(self._states[num_begun])
+
     def _begin(self, epoch: int) -> None:
         if self._was_begun and _is_spent_by_reading(self._iterable):
             raise ConfigurationError(
                 "shard_sampler", self._iterable, f"an iterable, for epoch {epoch}: an iterator can be read but once"
             )
         self._was_begun = True
-        if isinstance(self._iterable, Stateful):
+        is_stateful = isinstance(self._iterable, Stateful)
+        if is_stateful:
             if self._loaded is not None and self._loaded[0] == epoch:
                 self._iterable.load_state_dict(self._loaded[1])
             elif epoch == self._epoch and self._begin_state is not None:
@@ -179,7 +197,9 @@ class ReplayedShardPlan(ShardPlan):
         set_epoch = getattr(self._iterable, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(epoch)
-        self._iterator = iter(self._iterable)
+        self._iterator = iter(cast("Iterable[Any]", self._iterable))
+        self._is_own_iterator = is_stateful and self._iterator is self._iterable
+        self._states.clear()
         self._epoch, self._next_index, self._num_shards = epoch, 0, None
         self._recent.clear()
 

@@ -11,7 +11,7 @@ import io
 import pickle
 import struct
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import cloudpickle
@@ -20,13 +20,14 @@ import torch
 
 from fkat_data.transport.overlap import Extent, overlapping, shared_spans
 
-__all__ = ["ALIGNMENT", "Encoded", "Part", "copied_size", "decode", "dumps", "encode", "layout", "loads", "write"]
+__all__ = ["ALIGNMENT", "Encoded", "Part", "copied_size", "decode", "dumps", "encode", "loads", "write"]
 
 ALIGNMENT = 64
 """Bytes that every part's offset is a multiple of: a cache line, and what vector instructions like."""
 
-# In one order in both processes, which run one version of torch.
-_DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
+# In one order in both processes, which run one version of torch. Quantised tensors are more than their numbers.
+_QUANTISED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
+_DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)} - _QUANTISED, key=str)
 _DTYPE_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
 # Stands in the stream where a tensor's memory was; protocol 5 asks for something that exports a writable buffer.
@@ -55,10 +56,14 @@ class Encoded(NamedTuple):
     Attributes:
         envelope: The pickle stream without the parts.
         parts: The parts, in the order in which the stream asks for them.
+        layout: What ``decode`` has to know of the parts: 8 bytes each.
+        size_bytes: What the parts take together, each aligned.
     """
 
     envelope: bytes
     parts: list[Part]
+    layout: bytes
+    size_bytes: int
 
 
 def encode(microbatch: Any) -> Encoded:
@@ -70,37 +75,37 @@ def encode(microbatch: Any) -> Encoded:
     Raises:
         Exception: Whatever the pickling of the microbatch raises.
     """
-    signature = _signature(microbatch)
-    if signature is not None and (envelope := _envelopes.get(signature)) is not None:
-        parts = [_part(tensor) for tensor in _tensors(microbatch)]
-        if len(parts) < 2 or not overlapping(_extent(part) for part in parts):
-            return Encoded(envelope, parts)
+    flat = _flat(microbatch)
+    if flat is not None:
+        signature, parts = flat
+        form = _forms.get(signature)
+        if form is not None and not _parts_overlap(parts):
+            envelope, layout, size_bytes = form
+            return Encoded(envelope, parts, layout, size_bytes)
     stream = io.BytesIO()
     pickler = _Pickler(stream)
     pickler.dump(microbatch)
-    if not overlapping(pickler.extents):
-        # One part a tensor: a container that holds a tensor twice has another envelope than its forms tell.
-        if signature is not None and len(pickler.parts) == len(signature[2]):
-            if len(_envelopes) >= _MOST_ENVELOPES:
-                _envelopes.clear()
-            _envelopes[signature] = stream.getvalue()
-    else:
+    is_sharing = overlapping(pickler.extents)
+    if is_sharing:
         stream = io.BytesIO()
         pickler = _SharingPickler(stream, shared_spans(pickler.extents))
         pickler.dump(microbatch)
-    return Encoded(stream.getvalue(), pickler.parts)
+    parts = pickler.parts
+    layout = struct.pack(
+        f"<{len(parts)}q", *(part.size_bytes if part.is_tensor else -1 - part.size_bytes for part in parts)
+    )
+    encoded = Encoded(stream.getvalue(), parts, layout, copied_size([part.size_bytes for part in parts]))
+    # One part a tensor: a container that holds a tensor twice has another envelope than its signature tells.
+    if flat is not None and not is_sharing and len(parts) == len(flat[1]):
+        if len(_forms) >= _MOST_FORMS:
+            _forms.clear()
+        _forms[flat[0]] = (encoded.envelope, encoded.layout, encoded.size_bytes)
+    return encoded
 
 
 def copied_size(sizes: list[int]) -> int:
     """Return the bytes that parts of these sizes take together, each aligned."""
     return sum(_aligned(size) for size in sizes)
-
-
-def layout(parts: list[Part]) -> bytes:
-    """Return what ``decode`` has to know of the parts: 8 bytes each."""
-    return struct.pack(
-        f"<{len(parts)}q", *(part.size_bytes if part.is_tensor else -1 - part.size_bytes for part in parts)
-    )
 
 
 def write(parts: list[Part], memory: memoryview, address: int, offset: int) -> None:
@@ -148,43 +153,52 @@ def loads(data: bytes | memoryview) -> Any:
     return pickle.loads(data)
 
 
-# The envelope of a flat container of dense tensors says no more than their names, dtypes and shapes, which most shards
-# repeat for every microbatch: pickling it once saves two thirds of the time.
-_envelopes: dict[Any, bytes] = {}
-_MOST_ENVELOPES = 4096
+# What is written of a flat container of dense tensors, but for their bytes, follows from their names, dtypes and
+# shapes. Most shards repeat those for every microbatch: pickling once saves two thirds of the time.
+_forms: dict[Any, tuple[bytes, bytes, int]] = {}
+_MOST_FORMS = 4096
 
 
-def _tensors(microbatch: Any) -> Iterable[torch.Tensor]:
-    if type(microbatch) is dict:
-        return cast("dict[str, torch.Tensor]", microbatch).values()
-    return (microbatch,) if type(microbatch) is torch.Tensor else microbatch
-
-
-def _signature(microbatch: Any) -> Any:
-    """Return what decides on the envelope of a flat container of dense tensors; None for anything else."""
+def _flat(microbatch: Any) -> tuple[Any, list[Part]] | None:
+    """Return what decides on the form of a flat container of dense tensors, and its parts; None for anything else."""
     kind = cast("type[Any]", type(microbatch))
+    names: Any = ()
+    tensors: Any = microbatch
     if kind is dict:
-        names = tuple(cast("dict[Any, Any]", microbatch))
-        if not all(type(name) is str for name in names):
-            return None
-    elif kind is tuple or kind is list or kind is torch.Tensor:
-        names = ()
-    else:
+        names, tensors = tuple(microbatch), microbatch.values()
+        for name in names:
+            if type(name) is not str:
+                return None
+    elif kind is torch.Tensor:
+        tensors = (microbatch,)
+    elif kind is not tuple and kind is not list:
         return None
     forms: list[Any] = []
-    for tensor in _tensors(microbatch):
-        if type(tensor) is not torch.Tensor or not _has_plain_memory(tensor) or not _is_usual(tensor):
+    parts: list[Part] = []
+    for tensor in tensors:
+        if (
+            type(tensor) is not torch.Tensor
+            or not _has_plain_memory(tensor)
+            or not tensor.is_contiguous()
+            or tensor.is_conj()
+            or tensor.is_neg()
+        ):
+            return None
+        size_bytes = tensor.nbytes
+        if not size_bytes:
             return None
         forms.append((tensor.dtype, tensor.shape))
-    return kind, names, tuple(forms)
+        parts.append(Part(size_bytes, True, tensor.data_ptr(), tensor))
+    return (kind, names, tuple(forms)), parts
 
 
-def _is_usual(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous() and tensor.numel() > 0 and not tensor.is_conj() and not tensor.is_neg()
-
-
-def _part(tensor: torch.Tensor) -> Part:
-    return Part(tensor.nbytes, True, tensor.data_ptr(), tensor)  # keywords would double its time
+def _parts_overlap(parts: list[Part]) -> bool:
+    if len(parts) < 2:
+        return False
+    if len(parts) == 2:
+        (one_size, _, one, _), (other_size, _, other, _) = parts
+        return one < other + other_size and other < one + one_size
+    return overlapping(Extent(part.address, part.address + part.size_bytes, 0, None) for part in parts)
 
 
 def _aligned(size: int) -> int:
@@ -307,7 +321,7 @@ def _has_plain_memory(tensor: torch.Tensor) -> bool:
     return (
         tensor.is_cpu
         and tensor.layout is torch.strided
-        and not tensor.is_quantized
+        and tensor.dtype in _DTYPE_CODES
         and not tensor.is_nested
         and not tensor.requires_grad
         and not tensor.__dict__
@@ -341,10 +355,6 @@ def _extent_of(tensor: torch.Tensor) -> Extent:
     address = tensor.data_ptr() if tensor.numel() else 0
     size_bytes = _span(tuple(tensor.shape), tensor.stride()) * tensor.itemsize
     return Extent(address, address + size_bytes, min(size_bytes, tensor.nbytes), tensor)
-
-
-def _extent(part: Part) -> Extent:
-    return Extent(part.address, part.address + part.size_bytes, part.size_bytes, part.owner)
 
 
 def _rebuild(

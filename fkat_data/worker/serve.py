@@ -18,7 +18,7 @@ import numpy as np
 from fkat_data.errors import WorkerError
 from fkat_data.plan.task import Task
 from fkat_data.transport.channel import Channel, ChannelClosed
-from fkat_data.transport.codec import copied_size, encode, layout, write
+from fkat_data.transport.codec import copied_size, encode, write
 from fkat_data.transport.segment import Segment, SegmentPool
 from fkat_data.worker.failure import pack_failure
 from fkat_data.worker.messages import (
@@ -140,8 +140,7 @@ class Server:
     def _publish(self, task: Task, produced: Produced) -> None:
         self._producer.mark("encode")
         encoded = encode(produced.microbatch)
-        sizes = [part.size_bytes for part in encoded.parts]
-        size_bytes = copied_size(sizes)
+        size_bytes = encoded.size_bytes
         envelope, tail = encoded.envelope, encoded.envelope
         segment_index, in_segment = NO_SEGMENT, len(envelope) > _LONGEST_ENVELOPE
         if size_bytes <= _INLINE_BYTES and not in_segment:
@@ -157,9 +156,15 @@ class Server:
             segment_index = segment.index
         is_last = -1 if produced.is_last is None else int(produced.is_last)
         head = ITEM.pack(
-            task.ticket, produced.microbatch_index, is_last, segment_index, in_segment, len(sizes), len(envelope)
+            task.ticket,
+            produced.microbatch_index,
+            is_last,
+            segment_index,
+            in_segment,
+            len(encoded.parts),
+            len(envelope),
         )
-        self._channel.send(Kind.ITEM, b"".join((head, layout(encoded.parts), tail)))
+        self._channel.send(Kind.ITEM, b"".join((head, encoded.layout, tail)))
         self._producer.mark("")
 
     def _take_segment(self, task: Task, size_bytes: int) -> Segment:

@@ -238,6 +238,19 @@ def test_a_loop_after_a_failure_is_the_next_epoch(multiprocessing):
         assert epoch(loader) == [2, 3]
 
 
+def test_a_loop_after_a_failure_before_anything_was_delivered_is_the_next_epoch_too():
+    def factory(shard):
+        if shard == "bad":
+            raise ValueError("closed today")
+        return []
+
+    loader = make(["empty", "bad"], factory)
+    for number in range(3):
+        with pytest.raises(ValueError, match="closed today"):
+            list(loader)
+        assert loader.epoch == number
+
+
 @both_modes
 def test_an_unpicklable_microbatch_is_an_error_of_its_place(multiprocessing):
     def factory(shard):
@@ -370,14 +383,7 @@ def test_a_caller_who_keeps_microbatches_meets_the_limit_and_goes_on_after_letti
         assert [int(microbatch[0]) for microbatch in iterator] == list(range(count, NUM_HOARDED))
 
 
-@pytest.mark.parametrize(
-    "product",
-    [
-        "map",
-        # One is held back until it is known whether another follows: three need room, and the caller is blamed.
-        pytest.param("stream", marks=pytest.mark.xfail(strict=True, reason="MemoryLimitError in an ordinary loop")),
-    ],
-)
+@pytest.mark.parametrize("product", ["map", "stream"])
 def test_a_limit_of_two_and_a_half_microbatches_is_enough_for_a_caller_who_keeps_one(product):
     with make(["a"], hoarded(product, 400_000), multiprocessing=True, memory_limit_bytes=1 << 20) as loader:
         seen = []

@@ -414,6 +414,52 @@ def test_a_users_own_sampler_resumes_exactly_from_every_position(sampler, num_sh
         assert following(used, len(microbatches) - position) == microbatches[position:], position
 
 
+class StatefulIterator:
+    """Its own iterator, as torchdata's are: it knows its place, and starts anew after its end."""
+
+    def __init__(self):
+        self.index = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.index == 5:
+            self.index = 0
+            raise StopIteration
+        self.index += 1
+        return f"list-{self.index}-1"
+
+    def state_dict(self):
+        return {"index": self.index}
+
+    def load_state_dict(self, state_dict):
+        self.index = state_dict["index"]
+
+
+@pytest.mark.parametrize("num_shards_ahead", [0, 2])
+def test_a_sampler_that_is_its_own_stateful_iterator_resumes_exactly(num_shards_ahead):
+    options = {"num_shard_prefetches": num_shards_ahead}
+    whole = epoch(make(StatefulIterator(), **options))
+    for position in range(5):
+        loader = make(StatefulIterator(), **options)
+        iterator = iter(loader)
+        for _ in range(position):
+            next(iterator)
+        resumed = make(StatefulIterator(), **options)
+        resumed.load_state_dict(loader.state_dict())
+        assert epoch(resumed) == whole[position:]
+
+
+def test_after_a_loop_that_was_left_a_stateful_iterators_next_epoch_does_not_hang_on_prefetching():
+    lengths = set()
+    for num_shards_ahead in (0, 1, 2, 3):
+        loader = make(StatefulIterator(), num_shard_prefetches=num_shards_ahead)
+        next(iter(loader))
+        lengths.add(len(epoch(loader)))
+    assert len(lengths) == 1
+
+
 def test_an_endless_sampler_resumes_exactly():
     def texts(loader, count):
         return [plain(microbatch) for microbatch, _ in zip(loader, range(count), strict=False)]

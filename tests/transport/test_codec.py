@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fkat_data.transport.codec import ALIGNMENT, copied_size, decode, encode, layout, write
+from fkat_data.transport.codec import ALIGNMENT, copied_size, decode, encode, write
 
 
 class Pair(NamedTuple):
@@ -43,7 +43,7 @@ def travel(value, offset=0):
     shift = -memory.ctypes.data % ALIGNMENT
     memory = memory[shift:]
     write(encoded.parts, memoryview(memory), memory.ctypes.data, offset)
-    packed = np.frombuffer(layout(encoded.parts), dtype=np.int64)
+    packed = np.frombuffer(encoded.layout, dtype=np.int64)
     return decode(encoded.envelope, tuple(packed.tolist()), memory, offset)
 
 
