@@ -96,6 +96,7 @@ class Prefetcher:
             worker.cancel(self._ticket)
         self._epoch, self._next_shard, self._num_extra = position.epoch, position.shard, 0
         self._assign(position.microbatch)
+        self._fill()
         self._begin_shard()
 
     def leave(self, position: Position) -> None:
@@ -115,7 +116,6 @@ class Prefetcher:
             WorkerDiedError: The current shard's worker is gone.
             MemoryLimitError: The caller holds all the memory that the limit allows.
         """
-        self._fill()
         while self._tasks:
             message = self._arrived[0] if self._arrived else self._receive(block=block)
             match message:

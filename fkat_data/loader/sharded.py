@@ -271,13 +271,6 @@ class ShardedDataLoader:
         self._delivery.stop()
         self._generation += 1
 
-    def _next(self, generation: int) -> Microbatch:
-        if generation != self._generation:
-            raise StaleIteratorError(
-                "this iterator has ended: the loader was iterated anew, was given a state, or was closed"
-            )
-        return self._delivery.next()
-
     def _rank_state(self, position: Position) -> RankState:
         epoch, plan = position.epoch, self._plan
         return RankState(
@@ -314,14 +307,19 @@ class _EpochIterator(Iterator[Microbatch]):
 
     def __init__(self, loader: ShardedDataLoader, generation: int) -> None:
         self._loader = loader
+        self._next = loader._delivery.next  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # its other half
         self._generation = generation
         self._is_over = False
 
     def __next__(self) -> Microbatch:
         if self._is_over:
             raise StopIteration
+        if self._generation != self._loader._generation:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            raise StaleIteratorError(
+                "this iterator has ended: the loader was iterated anew, was given a state, or was closed"
+            )
         try:
-            return self._loader._next(self._generation)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # its other half
+            return self._next()
         except StopIteration:
             self._is_over = True
             raise

@@ -34,11 +34,14 @@ class TrainerProfile:
     def __init__(self, profiler: Profiler | None) -> None:
         self._profiler = profiler
 
+    @property
+    def is_active(self) -> bool:
+        """Whether anybody is told."""
+        return self._profiler is not None or torch.autograd._profiler_enabled()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # has no public name
+
     def range(self, name: str) -> AbstractContextManager[None]:
         """Return a context in which the named action runs; costs next to nothing while nobody profiles."""
-        if self._profiler is None and not torch.autograd._profiler_enabled():  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # has no public name
-            return _NOTHING
-        return self._range(_PREFIX + name)
+        return self._range(_PREFIX + name) if self.is_active else _NOTHING
 
     @contextmanager
     def _range(self, action: str) -> Generator[None]:

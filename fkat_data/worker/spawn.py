@@ -228,7 +228,10 @@ class ProcessWorker:
             if not self._is_zero_copy:
                 base, offset = bytearray(memoryview(base)[offset : offset + size_bytes]), 0
         try:
-            with self._profile.range("decode"):
+            if self._profile.is_active:
+                with self._profile.range("decode"):
+                    microbatch = decode(envelope, sizes, base, offset)
+            else:
                 microbatch = decode(envelope, sizes, base, offset)
         except Exception as error:  # noqa: BLE001 - what rebuilding a user's class raises belongs in its place
             error.add_note(f"fkat_data: while rebuilding microbatch {index} in the trainer's process")
