@@ -32,7 +32,6 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _MAP_FAILED = ctypes.c_void_p(-1).value
-_MAP_FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -57,13 +56,19 @@ class Segment:
         array: The memory, as uint8[size_bytes].
         view: The memory as a memoryview.
         address: Where it is mapped.
+
+    Args:
+        index: Its number.
+        descriptor: The memory; may be closed afterwards.
+        size_bytes: Its length.
+        is_written: Whether this process writes it.
     """
 
-    def __init__(self, index: int, descriptor: int, size_bytes: int) -> None:
+    def __init__(self, index: int, descriptor: int, size_bytes: int, *, is_written: bool) -> None:
         self.index = index
         self.size_bytes = size_bytes
         # The array keeps the mapping: the memory goes back to the kernel when its last view is gone.
-        self.array: Bytes = np.frombuffer(_mapped(descriptor, size_bytes), dtype=np.uint8)
+        self.array: Bytes = np.frombuffer(_mapped(descriptor, size_bytes, is_written=is_written), dtype=np.uint8)
         self.view = memoryview(self.array)  # pyright: ignore[reportArgumentType]  # an array is a buffer from 3.12's typing on
         self.address: int = self.array.ctypes.data
 
@@ -139,7 +144,7 @@ class SegmentPool:
         descriptor = anonymous_file()
         try:
             _reserve(descriptor, size_bytes)
-            segment = Segment(self._next_index, descriptor, size_bytes)
+            segment = Segment(self._next_index, descriptor, size_bytes, is_written=True)
             self._next_index += 1
             self._announce(segment, descriptor)
         finally:
@@ -180,7 +185,7 @@ class SegmentLeases:
     def add(self, index: int, descriptor: int, size_bytes: int) -> None:
         """Map a segment that the worker announced; closes the descriptor."""
         try:
-            self._segments[index] = Segment(index, descriptor, size_bytes)
+            self._segments[index] = Segment(index, descriptor, size_bytes, is_written=False)
         finally:
             os.close(descriptor)
 
@@ -207,13 +212,15 @@ class SegmentLeases:
         self._segments.clear()
 
 
-def _mapped(descriptor: int, size_bytes: int) -> Any:
+def _mapped(descriptor: int, size_bytes: int, *, is_written: bool) -> Any:
     """Return a mapping that lives as long as what is returned, and keeps no descriptor.
 
     Python's own ``mmap`` duplicates the descriptor: one file a segment would stay open on either side.
     """
+    # Writing faults page by page: the writer has them all mapped at once. Reading maps 16 at a time by itself.
+    flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if is_written else 0)
     protection = mmap.PROT_READ | mmap.PROT_WRITE
-    address = _libc.mmap(None, size_bytes, protection, _MAP_FLAGS, descriptor, 0)
+    address = _libc.mmap(None, size_bytes, protection, flags, descriptor, 0)
     if address == _MAP_FAILED:
         number = ctypes.get_errno()
         raise OSError(number, f"mapping {size_bytes:,} bytes of shared memory: {os.strerror(number)}")

@@ -33,7 +33,7 @@ __all__ = [
 
 _FOLDER = Path(__file__).resolve().parent
 _TIMEOUT_S = 120
-_GRACE_S = 2.0
+_GRACE_S = 8.0
 _MEBIBYTE = 1 << 20
 
 
