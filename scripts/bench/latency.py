@@ -1,10 +1,12 @@
 """How long does ``next()`` take when the data are ready?
 
-Between two calls the caller computes, or sleeps, for longer than the worker needs for a microbatch; only ``next()`` is
-timed. After a sleep everything that it touches has gone cold, the CPU itself among it; a training loop computes.
+Only ``next()`` is timed. The caller comes in bursts, for which enough is ready; or between two calls it computes, or
+sleeps, for longer than the worker needs for a microbatch. After a sleep everything that ``next()`` touches has gone cold,
+the CPU itself among it; a training loop computes.
 """
 
 import time
+from itertools import count
 from statistics import median, quantiles
 from typing import Any
 
@@ -61,4 +63,11 @@ def _compute(duration_s: float) -> None:
         pass
 
 
-_PAUSES = {"computes": _compute, "sleeps": time.sleep}
+def _burst(duration_s: float) -> None:
+    """Pause before every 40th call only: the calls after it find their data ready and nothing gone cold."""
+    if next(_calls) % 40 == 0:
+        time.sleep(5 * duration_s)
+
+
+_calls = count()
+_PAUSES = {"comes in bursts": _burst, "computes": _compute, "sleeps": time.sleep}
