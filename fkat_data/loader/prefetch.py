@@ -14,7 +14,7 @@ from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.plan.task import Task
 from fkat_data.position import Position
 from fkat_data.types import Shard
-from fkat_data.worker.messages import NO_LIMIT, End, Failure, Item, Message, Starved, Worker, WorkerGone
+from fkat_data.worker.messages import NO_LIMIT, End, Failure, Item, Starved, Worker, WorkerGone
 
 __all__ = ["Arrival", "Prefetcher", "ShardEnd"]
 
@@ -68,7 +68,7 @@ class Prefetcher:
         self._num_extra = 0
         self._is_exhausted = False
         self._tasks: deque[Task] = deque()
-        self._arrived: deque[Message] = deque()
+        self._arrived: deque[Item | End | Failure] = deque()
         self._delivered = 0
         self._allowance = 0
         self._starved: Starved | None = None
@@ -131,8 +131,6 @@ class Prefetcher:
                     return ShardEnd(self._end_shard(message.num_microbatches))
                 case Failure():
                     raise message.error  # and again with the next call: it stays
-                case Starved():
-                    raise AssertionError("is never kept")
         if self._sampler_error is not None:
             raise self._sampler_error
         return None
@@ -214,7 +212,7 @@ class Prefetcher:
             task = self._tasks[0]
             self._worker_of(task).allow(task.ticket, allowance)
 
-    def _receive(self, *, block: bool) -> Message | None:
+    def _receive(self, *, block: bool) -> Item | End | Failure | None:
         """Return the current task's next message, and keep it as the last that has arrived."""
         task = self._tasks[0]
         worker = self._worker_of(task)
