@@ -27,6 +27,7 @@ from fkat_data.transport.budget import available_bytes
 __all__ = ["Segment", "SegmentLeases", "SegmentPool", "anonymous_file", "rounded_size"]
 
 _SMALLEST = 1 << 16
+_TAKES_BETWEEN_CLEARANCES = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -92,6 +93,8 @@ class SegmentPool:
         self._free: list[Segment] = []
         self._total_bytes = 0
         self._next_index = 0
+        self._num_takes = 0
+        self._fewest_free = 0
 
     @property
     def held_bytes(self) -> int:
@@ -111,6 +114,7 @@ class SegmentPool:
         segment = self.take_free(size_bytes)
         if segment is not None:
             return segment
+        self._fewest_free = 0
         size_bytes = self.size_of(size_bytes)
         while self._total_bytes + size_bytes > self._limit_bytes and self._free:
             self._drop(self._free.pop(0))
@@ -124,7 +128,9 @@ class SegmentPool:
         for position in range(len(self._free) - 1, -1, -1):
             # A segment much larger than what goes into it would be missed by a microbatch that needs it.
             if size_bytes <= self._free[position].size_bytes <= 2 * size_bytes:
-                return self._free.pop(position)
+                segment = self._free.pop(position)
+                self._count_take()
+                return segment
         return None
 
     def size_of(self, size_bytes: int) -> int:
@@ -134,6 +140,16 @@ class SegmentPool:
     def give_back(self, index: int) -> None:
         """Take the credit for a segment: nobody reads it any more."""
         self._free.append(self._segments[index])
+
+    def _count_take(self) -> None:
+        # A moment in which the trainer was late must not make the pool larger for ever: now and then, what was never
+        # needed since the last time goes.
+        self._num_takes += 1
+        self._fewest_free = min(self._fewest_free, len(self._free))
+        if self._num_takes >= _TAKES_BETWEEN_CLEARANCES:
+            for _ in range(self._fewest_free):
+                self._drop(self._free.pop(0))
+            self._num_takes, self._fewest_free = 0, len(self._free)
 
     def _drop(self, segment: Segment) -> None:
         del self._segments[segment.index]
