@@ -1,1 +1,95 @@
-"""Datasets that a DataLoaderFactory opens for a shard."""
+"""Datasets and samplers, for a DataLoaderFactory or for any DataLoader, and what mixes them.
+
+Each is imported when it is first asked for: the package alone imports no pyarrow.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fkat_data.datasets.buffer_sorted import BufferSortedDataset, DatasetImplementingSortKeyProtocol
+    from fkat_data.datasets.chain import DatasetChain
+    from fkat_data.datasets.dictionary import DictDataset
+    from fkat_data.datasets.distributed import DistributedShardedDataset
+    from fkat_data.datasets.json_lines import IterableJsonDataset, JsonDataset
+    from fkat_data.datasets.map import IterableMapDataset, MapDataset
+    from fkat_data.datasets.mixing.batch_sampler import DictBatchSampler
+    from fkat_data.datasets.mixing.loader import DictDataLoader
+    from fkat_data.datasets.mixing.strategies import Frequency, RoundRobin, SamplerStrategy, Weighted
+    from fkat_data.datasets.packed import Fragment, PackedDataset, collate_packed
+    from fkat_data.datasets.padding import PaddingCollate, PaddingSide1D, pad_stack_1d
+    from fkat_data.datasets.parquet import IterableParquetDataset, ParquetDataset
+    from fkat_data.datasets.resumable import ResumableSequentialSampler
+    from fkat_data.datasets.sharded import ShardedDataset, ShardIndexingMode
+    from fkat_data.datasets.token_budget import TokenBudgetBatchSampler
+
+__all__ = [
+    "BufferSortedDataset",
+    "DatasetChain",
+    "DatasetImplementingSortKeyProtocol",
+    "DictBatchSampler",
+    "DictDataLoader",
+    "DictDataset",
+    "DistributedShardedDataset",
+    "Fragment",
+    "Frequency",
+    "IterableJsonDataset",
+    "IterableMapDataset",
+    "IterableParquetDataset",
+    "JsonDataset",
+    "MapDataset",
+    "PackedDataset",
+    "PaddingCollate",
+    "PaddingSide1D",
+    "ParquetDataset",
+    "ResumableSequentialSampler",
+    "RoundRobin",
+    "SamplerStrategy",
+    "ShardIndexingMode",
+    "ShardedDataset",
+    "TokenBudgetBatchSampler",
+    "Weighted",
+    "collate_packed",
+    "pad_stack_1d",
+]
+
+#: name -> the module below this package that has it
+_MODULES = {
+    "BufferSortedDataset": "buffer_sorted",
+    "DatasetChain": "chain",
+    "DatasetImplementingSortKeyProtocol": "buffer_sorted",
+    "DictBatchSampler": "mixing.batch_sampler",
+    "DictDataLoader": "mixing.loader",
+    "DictDataset": "dictionary",
+    "DistributedShardedDataset": "distributed",
+    "Fragment": "packed",
+    "Frequency": "mixing.strategies",
+    "IterableJsonDataset": "json_lines",
+    "IterableMapDataset": "map",
+    "IterableParquetDataset": "parquet",
+    "JsonDataset": "json_lines",
+    "MapDataset": "map",
+    "PackedDataset": "packed",
+    "PaddingCollate": "padding",
+    "PaddingSide1D": "padding",
+    "ParquetDataset": "parquet",
+    "ResumableSequentialSampler": "resumable",
+    "RoundRobin": "mixing.strategies",
+    "SamplerStrategy": "mixing.strategies",
+    "ShardIndexingMode": "sharded",
+    "ShardedDataset": "sharded",
+    "TokenBudgetBatchSampler": "token_budget",
+    "Weighted": "mixing.strategies",
+    "collate_packed": "packed",
+    "pad_stack_1d": "padding",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,5 +1,7 @@
 """Every file in configs/ is composed, instantiated and iterated: a new one is found by walking the tree."""
 
+import gzip
+import json
 from itertools import islice
 from pathlib import Path
 
@@ -19,6 +21,9 @@ NAMES = sorted(path.relative_to(CONFIGS).with_suffix("").as_posix() for path in 
 
 SEQUENCE_LENGTH = 16
 NUM_SHARDS = 4
+#: Of microbatches, where they are not those of the prepared rows.
+LENGTHS = {"data/packed": SEQUENCE_LENGTH}
+OF_ANY_LENGTH = {"data/bucketed", "data/budgeted"}
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +43,8 @@ def data(tmp_path_factory):
         tokens[:, 0] = shard
         column = pa.FixedSizeListArray.from_arrays(pa.array(tokens.reshape(-1)), SEQUENCE_LENGTH + 1)
         pq.write_table(pa.table({"tokens": column}), folder / f"shard-{shard:05d}.parquet", row_group_size=16)
+        lines = "".join(json.dumps({"tokens": row}) + "\n" for row in tokens.tolist()).encode()
+        (folder / f"shard-{shard:05d}.jsonl").write_bytes(gzip.compress(lines) if shard % 2 else lines)
     return folder
 
 
@@ -63,11 +70,38 @@ def test_every_configuration_gives_microbatches_that_its_model_takes(data, name)
     with instantiate(config.loader) as loader:
         for microbatch in islice(loader, 3):
             tokens = microbatch["tokens"]
-            assert tokens.shape == (config.data.factory.batch_size, SEQUENCE_LENGTH + 1)
+            assert len(tokens) == config.data.factory.get("batch_size", len(tokens))
+            assert tokens.shape[1] == LENGTHS.get(name, SEQUENCE_LENGTH + 1) or name in OF_ANY_LENGTH
+            assert 2 <= tokens.shape[1] <= SEQUENCE_LENGTH + 1
             assert tokens.dtype == torch.uint8
-            assert model(tokens[:, :-1].long()).shape == (len(tokens), SEQUENCE_LENGTH, 256)
+            assert model(tokens[:, :-1].long()).shape == (len(tokens), tokens.shape[1] - 1, 256)
         assert loader.step == 3
     optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if name.startswith("data/")] + ["loader/debug", "loader/mixture"]
+)
+def test_every_way_to_read_and_to_mix_resumes_exactly(data, name):
+    in_process = ["even", "odd"] if name == "loader/mixture" else []
+    overrides = [f"loader.dataloaders.{source}.multiprocessing=false" for source in in_process]
+
+    def made():
+        return instantiate(composed(data, name, *overrides).loader)
+
+    def plain(microbatch):
+        return {key: value.tolist() if isinstance(value, torch.Tensor) else value for key, value in microbatch.items()}
+
+    with made() as loader:
+        states, microbatches = [loader.state_dict()], []
+        for microbatch in loader:
+            microbatches.append(plain(microbatch))
+            states.append(loader.state_dict())
+    assert len(microbatches) >= NUM_SHARDS
+    for position in (1, 3, len(microbatches) - 1):
+        with made() as loader:
+            loader.load_state_dict(states[position])
+            assert [plain(microbatch) for microbatch in loader] == microbatches[position:]
 
 
 def test_the_debug_variant_gives_the_same_microbatches(data):

@@ -1,8 +1,10 @@
 import copy
+import math
 import os
 import pickle
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import fsspec
@@ -11,9 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from fkat_data.datasets.parquet import ParquetDataset
+from fkat_data.datasets import IterableParquetDataset, ParquetDataset
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 
 NUM_ROWS = 10
@@ -211,11 +215,16 @@ def test_a_folder_is_not_a_parquet_file(tmp_path):
         ParquetDataset(str(tmp_path))
 
 
-def test_a_damaged_row_group_is_named_when_it_is_read(tmp_path):
-    pq.write_table(TABLE.select(["text"]), tmp_path / "damaged.parquet", compression="zstd", use_dictionary=False)
-    content = bytearray((tmp_path / "damaged.parquet").read_bytes())
+def damage(path):
+    """Write a file whose footer is whole and whose row group is not."""
+    pq.write_table(TABLE.select(["text"]), path, compression="zstd", use_dictionary=False)
+    content = bytearray(path.read_bytes())
     content[4:60] = b"\xff" * 56
-    (tmp_path / "damaged.parquet").write_bytes(content)
+    path.write_bytes(content)
+
+
+def test_a_damaged_row_group_is_named_when_it_is_read(tmp_path):
+    damage(tmp_path / "damaged.parquet")
     dataset = ParquetDataset(str(tmp_path / "damaged.parquet"))
     with pytest.raises(ShardCorruptError, match=r"damaged\.parquet.*row group 0"):
         dataset[0]
@@ -249,6 +258,173 @@ def test_a_wrong_argument_is_named(path, argument, value):
         ParquetDataset(**{"paths": path, argument: value})
 
 
+INTEGERS = {f"{sign}int{bits}": (sign, bits) for sign in ("", "u") for bits in (8, 16, 32, 64)}
+
+
+def integers(kind):
+    sign, bits = INTEGERS[kind]
+    return st.integers(0, 2**bits - 1) if sign else st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+#: pyarrow type -> values of it
+KINDS = {
+    **{getattr(pa, kind)(): integers(kind) for kind in INTEGERS},
+    pa.float16(): st.floats(width=16).map(np.float16),
+    pa.float32(): st.floats(width=32),
+    pa.float64(): st.floats(),
+    pa.bool_(): st.booleans(),
+    pa.string(): st.text(st.characters(exclude_categories=["Cs"])),
+    pa.binary(): st.binary(),
+    pa.timestamp("us"): st.datetimes(),
+    pa.date32(): st.dates(),
+    pa.decimal128(9, 2): st.decimals(-9999999, 9999999, places=2),
+    pa.dictionary(pa.int32(), pa.string()): st.sampled_from(["a", "b"]),
+    pa.list_(pa.int64()): st.lists(integers("int64"), max_size=3),
+    pa.list_(pa.float32(), 2): st.lists(st.floats(width=32), min_size=2, max_size=2),
+    pa.list_(pa.list_(pa.int16(), 2), 3): st.lists(
+        st.lists(integers("int16"), min_size=2, max_size=2), min_size=3, max_size=3
+    ),
+    pa.list_(pa.string(), 2): st.lists(st.text("ab"), min_size=2, max_size=2),
+    pa.struct([("x", pa.int8()), ("y", pa.list_(pa.string()))]): st.fixed_dictionaries(
+        {"x": integers("int8") | st.none(), "y": st.lists(st.text("xyz"), max_size=2)}
+    ),
+}
+
+
+@st.composite
+def tables(draw):
+    kinds = draw(st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=4))
+    num_rows = draw(st.integers(0, 12))
+    columns = {}
+    for number, kind in enumerate(kinds):
+        values = KINDS[kind] | st.none() if draw(st.booleans()) else KINDS[kind]
+        rows = draw(st.lists(values, min_size=num_rows, max_size=num_rows))
+        columns[f"{number}"] = pa.array(rows, type=kind)
+    return pa.table(columns)
+
+
+def same(found, written, kind):
+    """Whether a value is what was written: a tensor of the column's type for numbers, pyarrow's own otherwise."""
+    shape = []
+    while pa.types.is_fixed_size_list(kind):
+        shape.append(kind.list_size)
+        kind = kind.value_type
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    if is_number and written is not None:
+        dtype = "bool" if kind == pa.bool_() else "float16" if kind == pa.float16() else str(kind)
+        dtype = {"float": "float32", "double": "float64"}.get(dtype, dtype)
+        assert list(found.shape) == shape
+        assert found.numpy().dtype == dtype
+        return equal(found.tolist(), written)
+    return equal(found, written)
+
+
+def equal(found, written):
+    if isinstance(written, list):
+        return len(found) == len(written) and all(map(equal, found, written))
+    if isinstance(written, float):
+        return found == written or (math.isnan(found) and math.isnan(written))
+    return found == written
+
+
+@settings(max_examples=150, deadline=None)
+@given(tables(), st.integers(1, 5), st.integers(1, 5), st.integers(1, 3), st.data())
+def test_what_was_written_is_read(table, rows_a_group, rows_at_once, row_groups_kept, data):
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/rows.parquet"
+        pq.write_table(table, path, row_group_size=rows_a_group)
+        dataset = ParquetDataset(path, row_groups_kept=row_groups_kept)
+        num_rows = len(table)
+        assert len(dataset) == num_rows
+        indices = data.draw(st.lists(st.integers(-num_rows, num_rows - 1), max_size=15)) if num_rows else []
+        singly = [dataset[index] for index in range(num_rows)]
+        in_a_row = list(IterableParquetDataset(path, rows_at_once=rows_at_once))
+        together = dataset.__getitems__(indices)
+        written = table.to_pylist()
+        found = [*zip(singly, written, strict=True), *zip(in_a_row, written, strict=True)]
+        found += zip(together, [written[index] for index in indices], strict=True)
+        for row, wanted in found:
+            assert list(row) == list(wanted)
+            for name, value in row.items():
+                assert same(value, wanted[name], table.schema.field(name).type)
+
+
+def test_no_more_files_are_open_than_a_few(tmp_path):
+    paths = [str(tmp_path / f"{number:03}.parquet") for number in range(80)]
+    for number, path in enumerate(paths):
+        pq.write_table(pa.table({"number": [number, -number]}), path)
+    dataset = ParquetDataset(paths)
+    assert len(dataset._opened) <= 32
+    assert [row["number"].item() for row in dataset.__getitems__(range(0, 160, 2))] == list(range(80))
+    assert dataset[1]["number"] == 0
+    assert len(dataset._opened) <= 32
+
+
+def test_an_iterable_dataset_gives_the_rows_of_all_files_and_opens_one_at_a_time(tmp_path, path):
+    more = str(tmp_path / "more.parquet")
+    pq.write_table(TABLE.slice(3, 2), more)
+    dataset = IterableParquetDataset([path, more, f"{tmp_path}/missing"], ["label", "text"])
+    rows = iter(dataset)
+    found = [next(rows) for _ in range(12)]
+    assert [row["label"].item() for row in found] == [*range(10), 3, 4]
+    assert list(found[0]) == ["label", "text"]
+    with pytest.raises(ShardNotFoundError, match="missing"):
+        next(rows)
+
+
+def test_an_iterable_dataset_decodes_so_many_rows_at_a_time(tmp_path):
+    # One row group of 64 MiB decoded, of which 1 MiB is asked for at a time.
+    num_rows = 64
+    values = np.tile(np.arange(1 << 17, dtype=np.int64), num_rows)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(values), 1 << 17)
+    pq.write_table(pa.table({"row": column}), tmp_path / "wide.parquet", compression="zstd")
+    del values, column
+    pool = pa.default_memory_pool()
+    rows = iter(IterableParquetDataset(str(tmp_path / "wide.parquet"), rows_at_once=1))
+    before, most = pool.bytes_allocated(), 0
+    for _ in range(num_rows):
+        next(rows)
+        most = max(most, pool.bytes_allocated() - before)
+    assert most < 16 << 20
+
+
+def test_a_torch_dataloaders_workers_read_each_row_once(path):
+    loader = DataLoader(IterableParquetDataset([path], ["label"]), batch_size=None, num_workers=2)
+    assert sorted(row["label"].item() for row in loader) == list(range(10))
+
+
+def test_an_iterable_dataset_names_what_is_wrong(tmp_path, path):
+    with pytest.raises(ConfigurationError, match="'token': expected columns that"):
+        list(IterableParquetDataset(path, ["token"]))
+    pq.write_table(pa.table({"label": ["a"]}), tmp_path / "other.parquet")
+    with pytest.raises(ShardCorruptError, match="'label' is string here and int64 in"):
+        list(IterableParquetDataset([path, str(tmp_path / "other.parquet")], ["label"]))
+    damage(tmp_path / "damaged.parquet")
+    with pytest.raises(ShardCorruptError, match=r"damaged\.parquet.*row group 0"):
+        list(IterableParquetDataset(str(tmp_path / "damaged.parquet")))
+    (tmp_path / "odd.parquet").write_bytes(b"odd")
+    with pytest.raises(ShardCorruptError, match=r"odd\.parquet.*not a Parquet file"):
+        list(IterableParquetDataset(str(tmp_path / "odd.parquet")))
+    for argument, value in (("paths", []), ("columns", []), ("rows_at_once", 0)):
+        with pytest.raises(ConfigurationError, match=argument):
+            IterableParquetDataset(**{"paths": path, argument: value})
+
+
+def test_without_pyarrow_it_says_what_to_install():
+    program = """
+import sys
+sys.modules["pyarrow"] = None
+try:
+    from fkat_data.datasets import ParquetDataset
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.startswith(
+        "ConfigurationError pyarrow = <not installed>: expected pip install 'fkat_data[parquet]'"
+    )
+
+
 def test_importing_the_package_of_datasets_does_not_import_pyarrow():
-    program = "import sys, fkat_data.datasets; sys.exit('pyarrow' in sys.modules or 'fsspec' in sys.modules)"
+    program = "import sys, fkat_data.datasets; sys.exit(bool({'pyarrow', 'fsspec', 'zstandard'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,161 @@
+"""Samples of JSON lines, by index or in a row: one JSON value a line, files plain, gzip or zstd."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from fkat_data import arguments
+from fkat_data.datasets.line_index import LineIndex, lines_of
+from fkat_data.datasets.opening import names_of
+from fkat_data.datasets.text_file import TextFile
+from fkat_data.errors import ShardCorruptError
+
+__all__ = ["IterableJsonDataset", "JsonDataset"]
+
+_MAX_LINE_BYTES = 64 << 20
+
+
+class JsonDataset(Dataset[Any]):
+    """The lines of one or more files of JSON lines, as a map-style dataset.
+
+    The constructor reads every file once, to find where its lines begin: an index of 8 MiB at most for each file,
+    which travels with the dataset to other processes. A sample is what its line says, mostly a dict, and is read from
+    the file when it is asked for. A compressed file is written uncompressed to a temporary file without a name, once
+    in each process that was not forked from another.
+
+    Which of plain, gzip or zstd (``pip install 'fkat_data[json]'``) a file is, its first bytes say. Blank lines do
+    not count.
+
+    Args:
+        paths: A file or several, in this order: local paths, or URIs of any file system that fsspec opens.
+        storage_options: Passed to fsspec, for files that are not local.
+        max_line_bytes: The longest line, in bytes; longer ones are taken for damage.
+
+    Raises:
+        ConfigurationError: No path, or zstandard is needed and not installed.
+        ShardNotFoundError: A file does not exist.
+        ShardCorruptError: Compressed bytes make no sense or end too early, or a line is too long.
+    """
+
+    def __init__(
+        self,
+        paths: str | Sequence[str],
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        max_line_bytes: int = _MAX_LINE_BYTES,
+    ) -> None:
+        self.paths = names_of("paths", paths)
+        self.max_line_bytes = arguments.integer("max_line_bytes", max_line_bytes, minimum=1)
+        self._files = [TextFile(path, dict(storage_options or {})) for path in self.paths]
+        self._indices = [LineIndex.of(file.path, file.chunks(), self.max_line_bytes) for file in self._files]
+        # _ends[f]: samples up to and with file f.
+        self._ends = np.cumsum([index.num_lines for index in self._indices], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the samples at ``indices``, in that order; each part of a file that they lie in is read once.
+
+        Args:
+            indices: Numbers of samples; negative ones count from the end.
+
+        Raises:
+            IndexError: There is no such sample.
+            ShardCorruptError: A line is no JSON.
+        """
+        samples = self._sample_numbers(indices)
+        file_of_sample = np.searchsorted(self._ends, samples, side="right")
+        found: list[Any] = [None] * len(samples)
+        for file_number in cast("list[int]", np.unique(file_of_sample).tolist()):
+            places = np.flatnonzero(file_of_sample == file_number)
+            first = int(self._ends[file_number]) - self._indices[file_number].num_lines
+            lines = cast("list[int]", (samples[places] - first).tolist())
+            for place, line in zip(places.tolist(), self._lines(file_number, lines), strict=True):
+                found[place] = line
+        return found
+
+    def _sample_numbers(self, indices: Sequence[int]) -> npt.NDArray[np.int64]:
+        length = len(self)
+        samples = np.asarray(indices) if len(indices) else np.empty(0, np.int64)
+        if samples.dtype.kind not in "iu":
+            raise TypeError(f"numbers of samples are integers, not {indices!r}")
+        outside = (samples < -length) | (samples >= length)
+        if outside.any():
+            raise IndexError(f"sample {int(samples[outside][0])} of a dataset of {length} samples")
+        return np.where(samples < 0, samples + length, samples)
+
+    def _lines(self, file_number: int, lines: list[int]) -> Iterator[Any]:
+        file, index = self._files[file_number], self._indices[file_number]
+        blocks: dict[int, list[tuple[int, bytes]]] = {}
+        for line in lines:
+            number, place = divmod(line, index.stride)
+            if number not in blocks:
+                offset, size = index.block(number)
+                within = lines_of(file.path, [file.read(offset, size)], self.max_line_bytes)
+                blocks[number] = [(offset + begin, text) for begin, text in within]
+            if place >= len(blocks[number]):
+                raise ShardCorruptError(file.path, f"line {line} is no longer there: the file was changed")
+            offset, text = blocks[number][place]
+            yield _parsed(file.path, line, offset, text)
+
+
+class IterableJsonDataset(IterableDataset[Any]):
+    """The lines of one or more files of JSON lines in their order, as an iterable dataset.
+
+    The samples are those of ``JsonDataset``; nothing is indexed or written, and about 1 MiB is in memory at a time.
+    In the workers of a DataLoader, worker *w* of *n* gives the samples *w*, *w + n* and so on, so that each comes
+    once; every worker reads all files.
+
+    Nothing is opened before the first sample is asked for. A resume replays an iterable dataset up to its place;
+    ``JsonDataset`` steps over what was delivered.
+
+    Args:
+        paths: A file or several, in this order: local paths, or URIs of any file system that fsspec opens.
+        storage_options: Passed to fsspec, for files that are not local.
+        max_line_bytes: The longest line, in bytes; longer ones are taken for damage.
+
+    Raises:
+        ConfigurationError: No path. When iterated: zstandard is needed and not installed.
+        ShardNotFoundError: When iterated: a file does not exist.
+        ShardCorruptError: When iterated: compressed bytes make no sense or end too early, or a line is too long or no
+            JSON.
+    """
+
+    def __init__(
+        self,
+        paths: str | Sequence[str],
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        max_line_bytes: int = _MAX_LINE_BYTES,
+    ) -> None:
+        super().__init__()
+        self.paths = names_of("paths", paths)
+        self.max_line_bytes = arguments.integer("max_line_bytes", max_line_bytes, minimum=1)
+        self._files = [TextFile(path, dict(storage_options or {})) for path in self.paths]
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
+        num_samples = 0
+        for file in self._files:
+            for line, (offset, text) in enumerate(lines_of(file.path, file.chunks(), self.max_line_bytes)):
+                if num_samples % num_workers == worker:
+                    yield _parsed(file.path, line, offset, text)
+                num_samples += 1
+
+
+def _parsed(path: str, line: int, offset: int, text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ShardCorruptError(
+            path, f"line {line} (from 0, blank ones left out), at byte {offset} of the text: {error}"
+        ) from error

@@ -1,0 +1,105 @@
+"""Where the lines of a text begin: an index of bounded size, built in one pass."""
+
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fkat_data.errors import ShardCorruptError
+
+__all__ = ["LineIndex", "lines_of"]
+
+_MOST_ANCHORS = 1 << 20
+_LAST_BLANK = 32  # no byte up to the space shows
+
+
+class LineIndex(NamedTuple):
+    """Where every ``stride``-th line of a text begins. Lines of nothing but blanks do not count.
+
+    Attributes:
+        anchors: int64: the offsets, in bytes, of the lines 0, ``stride``, 2 ``stride`` and so on.
+        stride: Grows with the text, so that there are never more than about a million anchors, 8 MiB.
+        num_lines: Lines in the text.
+        num_bytes: Size of the text.
+    """
+
+    anchors: "array[int]"
+    stride: int
+    num_lines: int
+    num_bytes: int
+
+    @classmethod
+    def of(
+        cls, path: str, chunks: Iterable[bytes], max_line_bytes: int, most_anchors: int = _MOST_ANCHORS
+    ) -> "LineIndex":
+        """Return the index of a text.
+
+        Args:
+            path: Its file, for the message of an error.
+            chunks: The text, in pieces of any size.
+            max_line_bytes: The longest line that is believed to be one.
+            most_anchors: Where there would be more, every second one is left out.
+
+        Raises:
+            ShardCorruptError: A line is longer.
+        """
+        anchors, stride, num_lines, num_bytes = array("q"), 1, 0, 0
+        for offset, text in _whole_lines(path, chunks, max_line_bytes):
+            begins = _begins(text) + offset
+            first = -num_lines % stride
+            anchors.frombytes(begins[first::stride].astype(np.int64).tobytes())
+            num_lines += len(begins)
+            num_bytes = offset + len(text)
+            while len(anchors) > most_anchors:
+                anchors, stride = anchors[::2], 2 * stride
+        return cls(anchors, stride, num_lines, num_bytes)
+
+    def block(self, number: int) -> tuple[int, int]:
+        """Return where the ``stride`` lines that begin at an anchor lie: offset and size in bytes."""
+        end = self.anchors[number + 1] if number + 1 < len(self.anchors) else self.num_bytes
+        return self.anchors[number], end - self.anchors[number]
+
+
+def lines_of(path: str, chunks: Iterable[bytes], max_line_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a text that are not blank, each with its offset in bytes.
+
+    Args:
+        path: Its file, for the message of an error.
+        chunks: The text, in pieces of any size.
+        max_line_bytes: The longest line that is believed to be one.
+
+    Raises:
+        ShardCorruptError: A line is longer.
+    """
+    for offset, text in _whole_lines(path, chunks, max_line_bytes):
+        begins: list[int] = _begins(text).tolist()
+        for begin, end in zip(begins, [*begins[1:], len(text)], strict=True):
+            yield offset + begin, text[begin:end]
+
+
+def _whole_lines(path: str, chunks: Iterable[bytes], max_line_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Yield pieces that end where a line ends, with their offsets."""
+    offset, rest = 0, b""
+    for chunk in chunks:
+        text = rest + chunk
+        end = text.rfind(b"\n", len(rest)) + 1
+        if end:
+            yield offset, text[:end]
+        offset, rest = offset + end, text[end:]
+        if len(rest) > max_line_bytes:
+            reason = f"the line at byte {offset} of the text is longer than max_line_bytes = {max_line_bytes:,}"
+            raise ShardCorruptError(path, reason)
+    if rest:
+        yield offset, rest
+
+
+def _begins(text: bytes) -> npt.NDArray[Any]:
+    """Return where the lines begin that are not blank."""
+    content = np.frombuffer(text, np.uint8)
+    begins = np.concatenate([[0], np.flatnonzero(content == ord("\n")) + 1])
+    begins = begins[begins < len(text)]
+    if not len(begins):
+        return begins
+    return begins[np.logical_or.reduceat(content > _LAST_BLANK, begins)]

@@ -1,0 +1,61 @@
+"""Files by path or URI: which are local, how the others are opened, and what their absence is called."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from fkat_data.errors import ConfigurationError, ShardNotFoundError
+
+__all__ = ["local_path", "names_of", "open_uri"]
+
+
+def names_of(argument: str, value: object) -> list[str]:
+    """Return one name or several as a list.
+
+    Args:
+        argument: Name of the argument that they came in, for the message.
+        value: A string, or a list of strings.
+
+    Raises:
+        ConfigurationError: It is neither, is empty, or has a name twice.
+    """
+    names = [value] if isinstance(value, str) else value
+    if (
+        not isinstance(names, Sequence)
+        or not names
+        or not all(isinstance(name, str) for name in cast("Sequence[object]", names))
+        or len(set(cast("Sequence[str]", names))) < len(cast("Sequence[str]", names))
+    ):
+        raise ConfigurationError(argument, value, "a string or a list of strings, not empty, each of them once")
+    return list(cast("Sequence[str]", names))
+
+
+def local_path(path: str) -> str | None:
+    """Return the path of a local file, or None for a URI that fsspec has to open."""
+    if path.startswith("file://"):
+        return path.removeprefix("file://")
+    return path if "://" not in path and "::" not in path else None
+
+
+def open_uri(uri: str, storage_options: Mapping[str, Any]) -> Any:
+    """Open a file of any file system that fsspec knows, for reading bytes.
+
+    Args:
+        uri: Such as ``s3://bucket/name``.
+        storage_options: What fsspec gives to the file system: keys, endpoints.
+
+    Raises:
+        ConfigurationError: No installed file system opens it.
+        ShardNotFoundError: There is no such file.
+        OSError: It cannot be had: the file system's own error.
+    """
+    # Only files that are not local need it, and a worker must start quickly.
+    import fsspec  # noqa: PLC0415 - see above
+
+    try:
+        file_system, name = cast("Any", fsspec).core.url_to_fs(uri, **storage_options)
+    except (ValueError, ImportError) as error:
+        raise ConfigurationError("paths", uri, f"a URI that fsspec can open; it says: {error}") from error
+    try:
+        return file_system.open(name, "rb")
+    except FileNotFoundError as error:
+        raise ShardNotFoundError(uri, "no such file") from error

@@ -1,0 +1,287 @@
+"""Documents packed into sequences of one length, with what attention needs to keep them apart."""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset
+
+from fkat_data.arguments import choice, integer
+from fkat_data.datasets.indexing import counted_from_start, is_map_style, items_at
+from fkat_data.datasets.lengths import as_lengths
+from fkat_data.datasets.packing import best_fit
+from fkat_data.datasets.permutation import permutation
+from fkat_data.datasets.state import checked_state, load_state_below, saved_integer, state_below
+from fkat_data.datasets.windows import Windows, in_steps, whole_steps
+from fkat_data.errors import ConfigurationError, StateMismatchError
+
+__all__ = ["Fragment", "PackedDataset", "collate_packed"]
+
+_STATE_VERSION = 1
+_PLANS_KEPT = 4
+
+
+class Fragment(NamedTuple):
+    """A document, or a part of one, in a packed sequence.
+
+    Attributes:
+        document: Its index in the base dataset.
+        start: The first of its tokens that is in the sequence.
+        length: Tokens in the sequence.
+    """
+
+    document: int
+    start: int
+    length: int
+
+
+class PackedDataset(Dataset[dict[str, torch.Tensor]]):
+    """Sequences of ``sequence_length`` tokens, each packed with whole documents of a base dataset.
+
+    The epoch's order is cut into windows, and each window's documents are packed best fit, the longest first; the
+    sequences are then shuffled and dealt to the ranks. Where their number is no multiple of the ranks, the fullest
+    are halved. So every rank has the same number of sequences, and no document stands twice; each stands once,
+    except where even sequences of one document do not come out even: then up to ``world_size - 1`` of a window's are
+    left out in that epoch. A window's plan is a function of (seed, epoch, window) and the lengths: every rank derives
+    the same one without talking to the others, if ``lengths`` and ``seed`` are the same on each.
+
+    A sequence is a dict of tensors:
+
+    - the packed fields ("tokens", where items are bare tensors), with ``pad_value`` after the last document;
+    - ``document_ids``, int32: 0 for the tokens of the first document, 1 for the second …, -1 for padding;
+    - ``position_ids``, int64: each token's place in its fragment; in the padding they begin at 0 again;
+    - ``cu_seqlens``, int32: where fragments begin, and the end of the last one, as attention kernels for sequences of
+      varying length take it. Padding counts as a fragment: the last number is ``sequence_length``.
+
+    ``cu_seqlens`` is of a different length in each sequence: ``collate_packed`` makes microbatches of them.
+
+    The number of sequences is known when every window of the epoch is planned, at the first ``len()`` or item of the
+    epoch: some microseconds a document.
+
+    Args:
+        base_dataset: The documents: 1-dimensional tensors, or dicts with some.
+        sequence_length: Tokens of a sequence, at least 1.
+        window_size: Documents that are packed together, at least ``world_size``. It should hold many times
+            ``world_size`` sequences.
+        lengths: The length of each document in tokens, as a list, an array or a tensor; None: what the base
+            dataset's ``sort_key(index)`` says.
+        fields: The entries of an item that is a dict: all of the document's length, and packed alike.
+        pad_value: What stands where the documents have ended.
+        rank: This rank, from 0 to ``world_size - 1``.
+        world_size: Number of ranks.
+        shuffle: Whether each epoch has an order of its own. Else windows are those of the dataset's own order, and
+            sequences stand in the order of their first documents.
+        seed: Any integer, the same on every rank; None, on one rank: one is drawn from torch's global CPU generator,
+            as in a ``BufferSortedDataset``.
+        too_long: What to do about documents that are longer than a sequence: "raise", "skip" them, or "split" them
+            into fragments of which all but the last fill a sequence.
+
+    Raises:
+        ConfigurationError: An argument is none of these, a document is too long, or there are fewer than ranks.
+    """
+
+    def __init__(
+        self,
+        base_dataset: Any,
+        sequence_length: int,
+        window_size: int = 4096,
+        *,
+        lengths: Any = None,
+        fields: Sequence[str] = ("tokens",),
+        pad_value: float = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        shuffle: bool = True,
+        seed: int | None = None,
+        too_long: str = "raise",
+    ) -> None:
+        if not is_map_style(base_dataset):
+            raise ConfigurationError("base_dataset", base_dataset, "a dataset with __len__() and __getitem__(index)")
+        self._base = base_dataset
+        self._sequence_length = integer("sequence_length", sequence_length, minimum=1)
+        self._fields = [fields] if isinstance(fields, str) else list(fields)
+        if not self._fields:
+            raise ConfigurationError("fields", fields, "at least one name")
+        self._pad_value = pad_value
+        choice("too_long", too_long, ("raise", "skip", "split"))
+        self._lengths = as_lengths("lengths", base_dataset if lengths is None else lengths)
+        if len(self._lengths) != len(base_dataset):
+            raise ConfigurationError("lengths", lengths, f"as many as there are documents: {len(base_dataset)}")
+        self._windows = Windows(self._fitting(too_long), window_size, world_size, shuffle=shuffle, seed=seed)
+        self._rank = integer("rank", rank, minimum=0, maximum=self._windows.world_size - 1)
+        self._epoch = 0
+        self._go_to(self.seed, 0)
+
+    @property
+    def seed(self) -> int:
+        """The seed of every epoch's order, given or drawn."""
+        return self._windows.seed
+
+    def __len__(self) -> int:
+        return self._window_ends()[-1]
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        fragments = self.fragments(index)
+        return self._sequence(fragments, items_at(self._base, [fragment.document for fragment in fragments]))
+
+    def fragments(self, index: int) -> list[Fragment]:
+        """Return what is in the sequence at ``index``, in order.
+
+        Raises:
+            IndexError: There is no such sequence.
+        """
+        ends = self._window_ends()
+        if not 0 <= index < ends[-1]:
+            index = counted_from_start(index, ends[-1])
+        window = bisect_right(ends, index)
+        plan = self._plans.get(window)
+        if plan is None:
+            plan = self._plan(window)
+            while len(self._plans) >= _PLANS_KEPT:
+                del self._plans[next(iter(self._plans))]
+            self._plans[window] = plan
+        return plan[index - (ends[window - 1] if window else 0)]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Pack for another epoch.
+
+        Args:
+            epoch: The epoch, from 0.
+
+        Raises:
+            ConfigurationError: ``epoch`` is no integer of at least 0.
+        """
+        epoch = integer("epoch", epoch, minimum=0)
+        if epoch != self._epoch:
+            self._go_to(self.seed, epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return seed, epoch and settings as plain values, and the base dataset's state if it keeps one."""
+        windows = self._windows
+        return {
+            "version": _STATE_VERSION,
+            "seed": self.seed,
+            "epoch": self._epoch,
+            "sequence_length": self._sequence_length,
+            "window_size": windows.window_size,
+            "world_size": windows.world_size,
+            "shuffle": windows.shuffle,
+            "num_documents": len(self._lengths),
+            "num_tokens": int(self._lengths.sum()),
+            **state_below(self._base),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Pack as ``state_dict`` describes.
+
+        Raises:
+            StateMismatchError: The state has other settings or documents, or another seed than the one that was
+                given here.
+        """
+        state = checked_state(state_dict, self.state_dict(), "seed", "epoch")
+        seed = saved_integer(state, "seed", self.seed)
+        epoch = saved_integer(state, "epoch", self._epoch, minimum=0)
+        if self._windows.is_seed_given and seed != self.seed:
+            raise StateMismatchError("seed", seed, self.seed, "give seed=None to take the saved one over")
+        load_state_below(self._base, state)
+        self._go_to(seed, epoch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_plans": {}}
+
+    def _go_to(self, seed: int, epoch: int) -> None:
+        self._windows.seed, self._epoch = seed, epoch
+        self._plans: dict[int, list[list[Fragment]]] = {}
+        self._ends: list[int] | None = None  # of this rank's sequences, window by window
+
+    def _fitting(self, too_long: str) -> npt.NDArray[np.int64]:
+        longest = int(self._lengths.max(initial=0))
+        if longest > self._sequence_length and too_long == "raise":
+            raise ConfigurationError(
+                f"lengths[{int(self._lengths.argmax())}]",
+                longest,
+                f"at most sequence_length = {self._sequence_length}, or too_long='skip' or 'split'",
+            )
+        most = self._sequence_length if too_long == "skip" else longest
+        # An empty document has nothing to pack.
+        return np.flatnonzero((self._lengths > 0) & (self._lengths <= most))
+
+    def _window_ends(self) -> list[int]:
+        if self._ends is None:
+            self._ends = list(accumulate(len(self._plan(window)) for window in range(self._windows.num_windows)))
+        return self._ends
+
+    def _plan(self, window: int) -> list[list[Fragment]]:
+        windows = self._windows
+        fragments: list[Fragment] = []
+        documents = windows.items(self._epoch, window)
+        for document, length in zip(documents.tolist(), self._lengths[documents].tolist(), strict=True):
+            starts = range(0, length, self._sequence_length)
+            fragments += [Fragment(document, start, min(self._sequence_length, length - start)) for start in starts]
+        # In a sequence, and where nothing is shuffled, documents stand in the epoch's order and not by length.
+        bins = sorted(map(sorted, best_fit([fragment.length for fragment in fragments], self._sequence_length)))
+        bins = whole_steps(bins, windows.world_size)
+        order = None
+        if windows.shuffle:
+            num_steps = len(bins) // windows.world_size
+            order = permutation(num_steps, b"fkat_data packed", self.seed, self._epoch, window)
+        return [[fragments[place] for place in bin_] for bin_ in in_steps(bins, windows.world_size, self._rank, order)]
+
+    def _sequence(self, fragments: list[Fragment], items: list[Any]) -> dict[str, torch.Tensor]:
+        length = self._sequence_length
+        edges = [0, *accumulate(fragment.length for fragment in fragments)]
+        is_padded = edges[-1] < length
+        if is_padded:
+            edges.append(length)
+        sizes = torch.tensor(edges).diff()
+        document_ids = torch.arange(len(sizes), dtype=torch.int32)
+        if is_padded:
+            document_ids[-1] = -1
+        cu_seqlens = torch.tensor(edges, dtype=torch.int32)
+        sequence = {field: self._packed(field, fragments, items) for field in self._fields}
+        return sequence | {
+            "document_ids": document_ids.repeat_interleave(sizes),
+            "position_ids": torch.arange(length) - cu_seqlens[:-1].long().repeat_interleave(sizes),
+            "cu_seqlens": cu_seqlens,
+        }
+
+    def _packed(self, field: str, fragments: list[Fragment], items: list[Any]) -> torch.Tensor:
+        values: list[torch.Tensor] = []
+        for fragment, item in zip(fragments, items, strict=True):
+            value = cast("Mapping[str, Any]", item)[field] if isinstance(item, Mapping) else item
+            value = torch.as_tensor(value)
+            expected = int(self._lengths[fragment.document])
+            if value.shape != (expected,):
+                raise ConfigurationError(
+                    f"lengths[{fragment.document}]",
+                    expected,
+                    f"the length of {field!r} in the item: {list(value.shape)}",
+                )
+            values.append(value[fragment.start : fragment.start + fragment.length])
+        packed = torch.cat(values)
+        return torch.nn.functional.pad(packed, (0, self._sequence_length - len(packed)), value=self._pad_value)
+
+
+def collate_packed(sequences: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, Any]:
+    """Return the microbatch of some packed sequences: a ``collate_fn``.
+
+    Entries are stacked, but for ``cu_seqlens``, which becomes that of all sequences in a row, as if the microbatch
+    were flattened; ``max_seqlen`` is the length of the longest fragment in it.
+
+    Args:
+        sequences: Items of a ``PackedDataset``.
+    """
+    length = int(sequences[0]["cu_seqlens"][-1])
+    ends = [sequence["cu_seqlens"][1:] + place * length for place, sequence in enumerate(sequences)]
+    cu_seqlens = torch.cat([sequences[0]["cu_seqlens"][:1], *ends])
+    stacked = {
+        name: torch.stack([sequence[name] for sequence in sequences]) for name in sequences[0] if name != _RAGGED
+    }
+    return stacked | {_RAGGED: cu_seqlens, "max_seqlen": int(cu_seqlens.diff().max())}
+
+
+_RAGGED = "cu_seqlens"

@@ -1,0 +1,123 @@
+"""Sequences of different lengths as one tensor."""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any, cast
+
+import torch
+import torch.utils.data
+
+from fkat_data.arguments import choice, integer
+from fkat_data.errors import ConfigurationError
+
+__all__ = ["PaddingCollate", "PaddingSide1D", "pad_stack_1d"]
+
+
+class PaddingSide1D(StrEnum):
+    """Where the padding goes.
+
+    Attributes:
+        left: Before the sequence.
+        right: After the sequence.
+    """
+
+    left = "left"
+    right = "right"
+
+
+def pad_stack_1d(
+    items: Sequence[torch.Tensor],
+    pad_value: float,
+    padding_side: PaddingSide1D | str = PaddingSide1D.right,
+    pad_to_multiple_of: int | None = None,
+) -> torch.Tensor:
+    """Return sequences as the rows of one tensor, (number of items, longest length).
+
+    Args:
+        items: Tensors of one dimension, one dtype and one device, at least one of them.
+        pad_value: What stands where a sequence has ended.
+        padding_side: Where the padding goes, as ``PaddingSide1D`` or as text.
+        pad_to_multiple_of: If given, the row's length is rounded up to a multiple of it.
+
+    Raises:
+        ConfigurationError: An argument is none of these.
+    """
+    if len(items) == 0:
+        raise ConfigurationError("items", items, "at least one tensor")
+    for place, item in enumerate(items):
+        if not isinstance(item, torch.Tensor) or item.ndim != 1 or item.dtype != items[0].dtype:
+            raise ConfigurationError(f"items[{place}]", item, "a tensor of one dimension, of the first one's dtype")
+    side = PaddingSide1D(choice("padding_side", padding_side, list(PaddingSide1D)))
+    multiple = 1 if pad_to_multiple_of is None else integer("pad_to_multiple_of", pad_to_multiple_of, minimum=1)
+    width = -(-max(len(item) for item in items) // multiple) * multiple
+    stacked = items[0].new_full((len(items), width), pad_value)
+    for row, item in zip(stacked, items, strict=True):
+        (row[: len(item)] if side is PaddingSide1D.right else row[width - len(item) :]).copy_(item)
+    return stacked
+
+
+class PaddingCollate:
+    """A ``collate_fn`` that pads sequences and leaves the rest to torch's default one.
+
+    Items are tensors of one dimension, or dicts with some.
+
+    Args:
+        pad_value: What stands where a sequence has ended. A mapping from names to values pads those of a dict's
+            entries; a single value pads each entry that is a tensor of one dimension.
+        padding_side: As in ``pad_stack_1d``.
+        pad_to_multiple_of: As in ``pad_stack_1d``.
+        lengths_name: If given, the microbatch is a dict with the lengths, before padding, of the first padded entry
+            under this name, as int64; items that are tensors then stand under "tokens".
+
+    Raises:
+        ConfigurationError: An argument is none of these.
+    """
+
+    def __init__(
+        self,
+        pad_value: float | Mapping[str, float] = 0,
+        padding_side: PaddingSide1D | str = PaddingSide1D.right,
+        pad_to_multiple_of: int | None = None,
+        lengths_name: str | None = None,
+    ) -> None:
+        values = list(cast("Mapping[str, Any]", pad_value).values()) if isinstance(pad_value, Mapping) else [pad_value]
+        if not values or not all(isinstance(value, (int, float)) for value in values):
+            raise ConfigurationError("pad_value", pad_value, "a number, or numbers by the names of entries")
+        self.pad_value = pad_value
+        self.padding_side = PaddingSide1D(choice("padding_side", padding_side, list(PaddingSide1D)))
+        if pad_to_multiple_of is not None:
+            integer("pad_to_multiple_of", pad_to_multiple_of, minimum=1)
+        self.pad_to_multiple_of = pad_to_multiple_of
+        self.lengths_name = lengths_name
+
+    def __call__(self, items: Sequence[Any]) -> Any:
+        """Return the microbatch of some items.
+
+        Raises:
+            ConfigurationError: An item has no sequence where one is to be padded.
+        """
+        is_bare = isinstance(items[0], torch.Tensor)
+        if is_bare and self.lengths_name is None:
+            return self._padded("items", items)
+        entries = [{"tokens": item} for item in items] if is_bare else items
+        names = self._padded_names(entries[0])
+        microbatch = {
+            name: self._padded(name, values) if name in names else torch.utils.data.default_collate(values)
+            for name, values in ((name, [item[name] for item in entries]) for name in entries[0])
+        }
+        if self.lengths_name is not None:
+            microbatch[self.lengths_name] = torch.tensor([len(item[names[0]]) for item in entries])
+        return microbatch
+
+    def _padded_names(self, item: Mapping[str, Any]) -> list[str]:
+        if isinstance(self.pad_value, Mapping):
+            names = list(self.pad_value)
+        else:
+            names = [name for name, value in item.items() if isinstance(value, torch.Tensor) and value.ndim == 1]
+        if not names or not set(names) <= set(item):
+            raise ConfigurationError("pad_value", self.pad_value, f"entries that are sequences, out of {list(item)}")
+        return names
+
+    def _padded(self, name: str, values: Sequence[Any]) -> torch.Tensor:
+        value = self.pad_value[name] if isinstance(self.pad_value, Mapping) else self.pad_value
+        return pad_stack_1d(values, value, self.padding_side, self.pad_to_multiple_of)

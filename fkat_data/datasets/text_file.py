@@ -1,0 +1,134 @@
+"""Text files, plain, gzip or zstd: their text in pieces, or by offset."""
+
+import gzip
+import os
+import tempfile
+import weakref
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fkat_data.datasets.opening import local_path, open_uri
+from fkat_data.datasets.requirement import required
+from fkat_data.errors import ShardCorruptError, ShardNotFoundError
+
+__all__ = ["TextFile"]
+
+_CHUNK_BYTES = 1 << 20
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+# What 1 KiB of zstd can grow to is bounded: 128 KiB for every 4 bytes.
+_ZSTD_PIECE_BYTES = 1 << 10
+
+
+class TextFile:
+    """A text in a file of any file system, compressed or not, as its first bytes say.
+
+    Args:
+        path: A local path, or a URI that fsspec opens.
+        storage_options: Passed to fsspec, for files that are not local.
+    """
+
+    def __init__(self, path: str, storage_options: Mapping[str, Any]) -> None:
+        self.path = path
+        self._storage_options = storage_options
+        self._descriptor: int | None = None
+        self._remote: tuple[int, Any] | None = None  # the process that opened it, and the file
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the text in pieces; about 1 MiB each, for zstd at most 32.
+
+        Raises:
+            ShardNotFoundError: There is no such file.
+            ShardCorruptError: The compressed bytes make no sense, or end too early.
+            ConfigurationError: It is zstd, and zstandard is not installed; or no file system opens it.
+        """
+        with self._open() as file:
+            start = file.read(len(_ZSTD))
+            file.seek(0)
+            if start.startswith(_GZIP):
+                yield from self._of_gzip(file)
+            elif start == _ZSTD:
+                yield from self._of_zstd(file)
+            else:
+                yield from iter(lambda: file.read(_CHUNK_BYTES), b"")
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return ``size`` bytes of the text from ``offset`` on, or fewer at its end.
+
+        A compressed text is written to a temporary file without a name when it is first asked for, uncompressed.
+
+        Raises:
+            ShardNotFoundError: There is no such file.
+            ShardCorruptError: The compressed bytes make no sense, or end too early.
+        """
+        if self._descriptor is None and self._remote is None:
+            self._open_for_offsets()
+        if self._descriptor is not None:
+            return os.pread(self._descriptor, size, offset)
+        if self._remote is None or self._remote[0] != os.getpid():
+            # A forked child shares its parent's connections: it opens its own.
+            self._remote = (os.getpid(), self._open())
+        file = self._remote[1]
+        file.seek(offset)
+        return file.read(size)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_descriptor": None, "_remote": None}
+
+    def _open(self) -> Any:
+        local = local_path(self.path)
+        if local is None:
+            return open_uri(self.path, self._storage_options)
+        try:
+            return Path(local).open("rb", buffering=0)
+        except FileNotFoundError as error:
+            raise ShardNotFoundError(self.path, "no such file") from error
+
+    def _open_for_offsets(self) -> None:
+        with self._open() as file:
+            start = file.read(len(_ZSTD))
+            is_plain = not start.startswith(_GZIP) and start != _ZSTD
+            if is_plain and local_path(self.path) is None:
+                self._remote = (os.getpid(), self._open())
+                return
+            if is_plain:
+                self._keep(os.dup(file.fileno()))
+                return
+        with tempfile.TemporaryFile(buffering=0) as text:
+            for chunk in self.chunks():
+                view = memoryview(chunk)
+                while view:
+                    view = view[text.write(view) :]
+            self._keep(os.dup(text.fileno()))
+
+    def _keep(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+
+    def _of_gzip(self, file: Any) -> Iterator[bytes]:
+        try:
+            with gzip.GzipFile(fileobj=file) as text:
+                while chunk := text.read(_CHUNK_BYTES):
+                    yield chunk
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ShardCorruptError(self.path, f"gzip: {error}") from error
+
+    def _of_zstd(self, file: Any) -> Iterator[bytes]:
+        zstandard = required("zstandard", "json")
+        decompressor = zstandard.ZstdDecompressor()
+        frame: Any = None  # the one under way
+        try:
+            while chunk := file.read(_CHUNK_BYTES):
+                for place in range(0, len(chunk), _ZSTD_PIECE_BYTES):
+                    piece = chunk[place : place + _ZSTD_PIECE_BYTES]
+                    while piece:
+                        frame = frame or decompressor.decompressobj()
+                        text = frame.decompress(piece)
+                        piece, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+                        if text:
+                            yield text
+        except zstandard.ZstdError as error:
+            raise ShardCorruptError(self.path, f"zstd: {error}") from error
+        if frame is not None:
+            raise ShardCorruptError(self.path, "zstd: the file ends in the middle of a frame")

@@ -1,0 +1,212 @@
+"""Batches of as many samples as fit a budget of tokens, padding included; equally many on every rank."""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from fkat_data.arguments import choice, integer
+from fkat_data.datasets.lengths import as_lengths
+from fkat_data.datasets.permutation import permutation
+from fkat_data.datasets.state import checked_state, saved_integer
+from fkat_data.datasets.windows import Windows, in_steps, whole_steps
+from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
+
+__all__ = ["TokenBudgetBatchSampler"]
+
+_STATE_VERSION = 1
+
+
+class TokenBudgetBatchSampler(Sampler[list[int]]):
+    """Lists of indices, each with as many samples of like length as fit ``max_tokens`` once they are padded.
+
+    The epoch's order is cut into windows. Within a window, the samples are sorted by length and cut into batches;
+    each ``world_size`` batches side by side are a step, one batch for each rank, so that ranks work about equally
+    long at each step; the steps are shuffled. Where the number of batches is no multiple of the ranks, the fullest
+    are halved. So every rank has the same number of batches and no sample stands twice; each stands once, except
+    where even batches of one sample do not come out even: then up to ``world_size - 1`` of the window's longest are
+    left out in that epoch.
+
+    A window's plan is a function of (seed, epoch, window) and the lengths: every rank derives the same one without
+    talking to the others, if ``lengths`` and ``seed`` are the same on each.
+
+    ``iter()`` yields the current epoch from the current place on; a full pass ends at the start of the next epoch. A
+    loop that was left early is given up: the next one starts the next epoch. Of several iterators only the newest
+    one lives. ``len()`` is the number of this rank's batches in the epoch that comes next; it plans them all.
+
+    Args:
+        lengths: The length of each sample in tokens, as a list, an array or a tensor; or a dataset whose
+            ``sort_key(index)`` is the length.
+        max_tokens: The budget of a batch: the number of its samples times the length of the longest one.
+        window_size: Samples that are planned together, at least ``world_size``; the last ones of an epoch are
+            spread over the others. It should hold many times ``world_size`` batches: larger windows need less
+            padding and are less random.
+        rank: This rank, from 0 to ``world_size - 1``.
+        world_size: Number of ranks.
+        shuffle: Whether each epoch has an order of its own. Else windows are those of the dataset's own order, and
+            steps stand in order of length.
+        seed: Any integer, the same on every rank; None, on one rank: one is drawn from torch's global CPU generator,
+            as in a ``BufferSortedDataset``.
+        pad_to_multiple_of: What the collate function rounds a padded length up to.
+        max_batch_size: Most samples of a batch; None: what the budget allows.
+        too_long: What to do about samples that are longer than ``max_tokens``: "raise", or "skip" them.
+
+    Raises:
+        ConfigurationError: An argument is none of these, a sample is too long, or there are fewer than ranks.
+    """
+
+    def __init__(
+        self,
+        lengths: Any,
+        max_tokens: int,
+        window_size: int = 4096,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        shuffle: bool = True,
+        seed: int | None = None,
+        pad_to_multiple_of: int = 1,
+        max_batch_size: int | None = None,
+        too_long: str = "raise",
+    ) -> None:
+        self._max_tokens = integer("max_tokens", max_tokens, minimum=1)
+        multiple = integer("pad_to_multiple_of", pad_to_multiple_of, minimum=1)
+        self._max_batch_size = None if max_batch_size is None else integer("max_batch_size", max_batch_size, minimum=1)
+        choice("too_long", too_long, ("raise", "skip"))
+        found = as_lengths("lengths", lengths)
+        # Padded; an empty sample still takes a row.
+        self._lengths = np.maximum(-(-found // multiple) * multiple, 1)
+        fitting = np.flatnonzero(self._lengths <= self._max_tokens)
+        if len(fitting) < len(found) and too_long == "raise":
+            place = int(self._lengths.argmax())
+            raise ConfigurationError(
+                f"lengths[{place}]", int(found[place]), f"at most max_tokens = {max_tokens}, or too_long='skip'"
+            )
+        self._windows = Windows(fitting, window_size, world_size, shuffle=shuffle, seed=seed)
+        self._rank = integer("rank", rank, minimum=0, maximum=self._windows.world_size - 1)
+        self._settings = {
+            "max_tokens": self._max_tokens,
+            "window_size": self._windows.window_size,
+            "world_size": self._windows.world_size,
+            "shuffle": self._windows.shuffle,
+            "pad_to_multiple_of": multiple,
+            "max_batch_size": self._max_batch_size,
+            "num_samples": len(fitting),
+        }
+        self.num_skipped: int = len(found) - len(fitting)
+        """Samples that are never served, as they are too long."""
+        self._place = (0, 0)  # epoch, batches yielded in it
+        self._iterator: object = None  # what moved the place; None after set_epoch or load_state_dict
+        self._count: tuple[tuple[int, int], int] | None = None  # (seed, epoch) -> number of batches
+
+    @property
+    def seed(self) -> int:
+        """The seed of every epoch's order, given or drawn."""
+        return self._windows.seed
+
+    def __len__(self) -> int:
+        return self._num_batches(self._start()[0])
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self._place = epoch, index = self._start()
+        self._iterator = iterator = object()
+        return self._walk(iterator, epoch, index)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next ``iter()`` yield this epoch from its start.
+
+        A place in this very epoch that ``load_state_dict`` has just set is kept: trainers call both on a resume.
+
+        Args:
+            epoch: The epoch, from 0.
+
+        Raises:
+            ConfigurationError: ``epoch`` is no integer of at least 0.
+        """
+        epoch = integer("epoch", epoch, minimum=0)
+        if self._iterator is not None or epoch != self._place[0]:
+            self._place = (epoch, 0)
+            self._iterator = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place as plain values, and the settings: the same on every rank that is equally far."""
+        epoch, index = self._place
+        return {"version": _STATE_VERSION, "epoch": epoch, "index": index, "seed": self.seed, **self._settings}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Make the next ``iter()`` yield what an unstopped one would have yielded next.
+
+        Raises:
+            StateMismatchError: The state has other settings, another seed than the one that was given here, or no
+                place among this sampler's batches. The place is then as it was.
+        """
+        state = checked_state(state_dict, self.state_dict(), "epoch", "index", "seed")
+        seed = saved_integer(state, "seed", self.seed)
+        epoch, index = (
+            saved_integer(state, field, present, minimum=0)
+            for field, present in zip(("epoch", "index"), self._place, strict=True)
+        )
+        if seed != self.seed and self._windows.is_seed_given:
+            raise StateMismatchError("seed", seed, self.seed, "give seed=None to take the saved one over")
+        own_seed, self._windows.seed = self.seed, seed
+        num_batches = self._num_batches(epoch)
+        if index > num_batches:
+            self._windows.seed = own_seed
+            raise StateMismatchError("index", index, num_batches, f"epoch {epoch} has fewer batches: other lengths?")
+        self._place = (epoch, index) if index < num_batches else (epoch + 1, 0)
+        self._iterator = None
+
+    def _start(self) -> tuple[int, int]:
+        epoch, index = self._place
+        return (epoch + 1, 0) if self._iterator is not None and index > 0 else (epoch, index)
+
+    def _walk(self, iterator: object, epoch: int, index: int) -> Iterator[list[int]]:
+        done = 0
+        for window in range(self._windows.num_windows):
+            plan = self._plan(epoch, window)
+            is_last_window = window == self._windows.num_windows - 1
+            for batch in plan[max(0, index - done) :]:
+                if self._iterator is not iterator:
+                    raise StaleIteratorError(f"this iterator over epoch {epoch} was replaced by a newer place")
+                index += 1
+                # Before the yield: what the caller has in hand counts as yielded.
+                self._place = (epoch + 1, 0) if is_last_window and index == done + len(plan) else (epoch, index)
+                yield batch
+            done += len(plan)
+
+    def _num_batches(self, epoch: int) -> int:
+        name = (self.seed, epoch)
+        if self._count is None or self._count[0] != name:
+            plans = (self._plan(epoch, window) for window in range(self._windows.num_windows))
+            self._count = (name, sum(map(len, plans)))
+        return self._count[1]
+
+    def _plan(self, epoch: int, window: int) -> list[list[int]]:
+        windows = self._windows
+        indices = windows.items(epoch, window)
+        indices = indices[np.argsort(self._lengths[indices], kind="stable")]
+        batches = whole_steps(self._cut(indices.tolist(), self._lengths[indices].tolist()), windows.world_size)
+        order = None
+        if windows.shuffle:
+            num_steps = len(batches) // windows.world_size
+            order = permutation(num_steps, b"fkat_data steps", self.seed, epoch, window)
+        return in_steps(batches, windows.world_size, self._rank, order)
+
+    def _cut(self, indices: list[int], lengths: list[int]) -> list[list[int]]:
+        batches: list[list[int]] = []
+        start = 0
+        while start < len(indices):
+            most = len(indices) - start
+            if self._max_batch_size is not None:
+                most = min(most, self._max_batch_size)
+            # What a batch that ends with the sample at a place takes grows with the place.
+            stop = bisect_right(
+                range(start, start + most),
+                self._max_tokens,
+                key=lambda place, start=start: lengths[place] * (place - start + 1),
+            )
+            batches.append(indices[start : start + stop])
+            start += stop
+        return batches

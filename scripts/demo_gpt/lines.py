@@ -1,0 +1,53 @@
+"""The lines of the demonstration's text: documents of different lengths."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fkat_data.datasets.parquet import ParquetDataset
+
+_NEWLINE = 10
+
+
+class SourceLines:
+    """The lines in shards that ``scripts/prepare_data.py`` wrote, as a map-style dataset with sort keys.
+
+    Blank lines are left out; a line that goes from one row to the next is two lines here, and so is a longer one than
+    ``longest``.
+
+    Args:
+        shard: A Parquet file or several.
+        longest: Bytes of the longest line.
+    """
+
+    def __init__(self, shard: str | list[str], longest: int) -> None:
+        rows = ParquetDataset(shard, columns=["tokens"])
+        self.text = torch.cat([row["tokens"] for row in rows.__getitems__(range(len(rows)))])
+        self.starts, self.stops = edges_of_lines(self.text.numpy(), longest)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def sort_key(self, index: int) -> int:
+        return int(self.stops[index] - self.starts[index])
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"tokens": self.text[self.starts[index] : self.stops[index]]}
+
+
+def edges_of_lines(text: npt.NDArray[np.uint8], longest: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return where lines of 2 to ``longest`` bytes begin, and where they end, the newline included."""
+    ends = np.append(np.flatnonzero(text == _NEWLINE) + 1, len(text))
+    starts: list[npt.NDArray[np.int64]] = []
+    stops: list[npt.NDArray[np.int64]] = []
+    left = np.append(0, ends[:-1])
+    while len(left):
+        stop = np.minimum(left + longest, ends)
+        starts.append(left)
+        stops.append(stop)
+        left, ends = stop[stop < ends], ends[stop < ends]
+    first, last = np.concatenate(starts), np.concatenate(stops)
+    order = np.argsort(first, kind="stable")
+    first, last = first[order], last[order]
+    is_line = last - first >= 2
+    return first[is_line], last[is_line]

@@ -1,0 +1,17 @@
+"""What the configurations make of a sample before it is batched."""
+
+from typing import Any
+
+import torch
+
+__all__ = ["backwards", "tokens_of_line"]
+
+
+def tokens_of_line(line: dict[str, Any]) -> dict[str, Any]:
+    """Return a JSON line's tokens, a list of bytes, as a tensor."""
+    return {"tokens": torch.tensor(line["tokens"], dtype=torch.uint8)}
+
+
+def backwards(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with its tokens the other way round."""
+    return {**row, "tokens": row["tokens"].flip(0)}

@@ -1,0 +1,116 @@
+"""How much of a microbatch is padding, with lengths sorted in buffers and without? Prints it, and draws it.
+
+    python scripts/plot_padding.py [--output docs/images/padding.svg] [--source FOLDER] [--batch-size N ...]
+
+The samples are the lines of Python source, by default of the standard library of the Python that runs this. The plot
+needs matplotlib.
+"""
+
+import argparse
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from demo_gpt.lines import edges_of_lines
+from prepare_data import read_text
+
+from fkat_data.datasets import BufferSortedDataset, TokenBudgetBatchSampler
+
+LONGEST = 2048
+BUFFER_SIZES = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768]
+
+
+class Lengths:
+    """A dataset of nothing but lengths."""
+
+    def __init__(self, lengths: npt.NDArray[np.int64]) -> None:
+        self.lengths: list[int] = lengths.tolist()
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def sort_key(self, index: int) -> int:
+        return self.lengths[index]
+
+    def __getitem__(self, index: int) -> int:
+        return self.lengths[index]
+
+
+def measured(lengths: npt.NDArray[np.int64], batch_sizes: list[int]) -> dict[int, dict[str, Any]]:
+    """Return for each batch size the share of padding in batches of random samples, and by size of buffer."""
+    # Lines of one file are alike: a training run would not read them in the order of the text.
+    shuffled = np.random.default_rng(0).permutation(lengths)
+    found: dict[int, dict[str, Any]] = {}
+    for batch_size in batch_sizes:
+        by_buffer: dict[int, float] = {}
+        for buffer_size in BUFFER_SIZES:
+            if buffer_size >= batch_size:
+                dataset = BufferSortedDataset(Lengths(shuffled), buffer_size, batch_size, init_seed=0)
+                by_buffer[buffer_size] = padding(np.array(list(dataset)), batch_size)
+        found[batch_size] = {"random": padding(shuffled, batch_size), "by_buffer": by_buffer}
+    return found
+
+
+def padding(lengths: npt.NDArray[np.int64], batch_size: int) -> float:
+    """Return the share of padding in whole batches of consecutive samples."""
+    batches = lengths[: len(lengths) // batch_size * batch_size].reshape(-1, batch_size)
+    return 1 - float(batches.sum() / (batches.max(axis=1) * batch_size).sum())
+
+
+def budget_padding(lengths: npt.NDArray[np.int64], max_tokens: int) -> float:
+    """Return the share of padding in batches by a budget of tokens."""
+    batches = list(TokenBudgetBatchSampler(lengths, max_tokens, seed=0))
+    return 1 - float(lengths.sum() / sum(len(batch) * lengths[batch].max() for batch in batches))
+
+
+def draw(found: dict[int, dict[str, Any]], output: Path) -> None:
+    from matplotlib import rcParams  # noqa: PLC0415 - the figures are printed without it as well
+    from matplotlib.figure import Figure  # noqa: PLC0415  see above
+
+    rcParams["svg.hashsalt"] = "padding"  # the same figures give the same file
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for batch_size, row in found.items():
+        (line,) = axes.plot(
+            list(row["by_buffer"]),
+            [100 * share for share in row["by_buffer"].values()],
+            marker="o",
+            label=f"{batch_size} lines, sorted in buffers",
+        )
+        axes.axhline(100 * row["random"], color=line.get_color(), linestyle="--", label=f"{batch_size} lines, random")
+    axes.axhline(5, color="grey", linewidth=0.8)
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("buffer_size")
+    axes.set_ylabel("padding, % of a microbatch")
+    axes.set_title("Lines of the Python standard library")
+    axes.legend(fontsize="small")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(output, metadata={"Date": None} if output.suffix == ".svg" else None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="write the plot here, as .svg or .png; default: print only")
+    parser.add_argument("--source", type=Path, default=Path(sysconfig.get_path("stdlib")), help="default: %(default)s")
+    parser.add_argument("--batch-size", type=int, nargs="+", default=[16, 32, 64], help="default: %(default)s")
+    options = parser.parse_args()
+    text, num_files = read_text(options.source)
+    starts, stops = edges_of_lines(np.frombuffer(text, np.uint8), LONGEST)
+    lengths = stops - starts
+    found = measured(lengths, options.batch_size)
+    print(f"{len(lengths):,} lines of {num_files:,} files; {lengths.mean():.1f} bytes each, {lengths.max()} at most\n")
+    print("| batch_size | random | " + " | ".join(f"buffer {size}" for size in BUFFER_SIZES) + " |")
+    print("|" + "---|" * (len(BUFFER_SIZES) + 2))
+    for batch_size, row in found.items():
+        shares = [row["random"], *(row["by_buffer"].get(size) for size in BUFFER_SIZES)]
+        print(f"| {batch_size} | " + " | ".join("" if share is None else f"{share:.1%}" for share in shares) + " |")
+    print(f"\nBatches of 4,096 tokens: {budget_padding(lengths, 4096):.1%} padding.")
+    if options.output:
+        draw(found, options.output)
+
+
+if __name__ == "__main__":
+    main()

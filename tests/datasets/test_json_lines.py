@@ -1,0 +1,266 @@
+import copy
+import gzip
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from array import array
+from pathlib import Path
+
+import fsspec
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from fkat_data.datasets import IterableJsonDataset, JsonDataset
+from fkat_data.datasets.line_index import LineIndex
+from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+
+COMPRESSIONS = {
+    "plain": lambda text: text,
+    "gzip": gzip.compress,
+    "gzip of two members": lambda text: gzip.compress(text[:7]) + gzip.compress(text[7:]),
+    "zstd": lambda text: zstandard.ZstdCompressor().compress(text),
+    "zstd of two frames": lambda text: zstandard.compress(text[:7]) + zstandard.compress(text[7:]),
+}
+SAMPLES = [{"text": f"line {number}", "number": number} for number in range(10)]
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+blanks = st.sampled_from(["", "\n", "  \n", "\r\n", "\t\n\n"])
+
+
+def text_of(samples, end="\n"):
+    return ("\n".join(json.dumps(sample) for sample in samples) + end).encode()
+
+
+@pytest.fixture(params=COMPRESSIONS)
+def path(request, tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(COMPRESSIONS[request.param](text_of(SAMPLES)))
+    return str(path)
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(values, blanks), max_size=12), st.booleans(), st.booleans(), st.data())
+def test_what_was_written_is_read(compression, lines, is_ascii, has_end, data):
+    samples = [sample for sample, _ in lines]
+    text = "".join(json.dumps(sample, ensure_ascii=is_ascii) + "\n" + blank for sample, blank in lines)
+    content = (
+        text.encode("utf-8", "surrogatepass") if has_end else text.rstrip("\r\n\t ").encode("utf-8", "surrogatepass")
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "lines"
+        path.write_bytes(COMPRESSIONS[compression](content))
+        dataset = JsonDataset(str(path))
+        assert len(dataset) == len(samples)
+        assert list(IterableJsonDataset(str(path))) == samples
+        if samples:
+            indices = data.draw(st.lists(st.integers(-len(samples), len(samples) - 1), max_size=20))
+            assert dataset.__getitems__(indices) == [samples[index] for index in indices]
+            assert [dataset[index] for index in indices] == [samples[index] for index in indices]
+
+
+@given(
+    st.lists(st.sampled_from(["", " ", "\r", "a", "bb", "ccc"]), max_size=40),
+    st.integers(1, 9),
+    st.integers(1, 8),
+)
+def test_the_index_is_bounded_and_finds_every_line(lines, chunk_bytes, most_anchors):
+    text = "\n".join(lines).encode()
+    chunks = [text[place : place + chunk_bytes] for place in range(0, len(text), chunk_bytes)]
+    index = LineIndex.of("path", chunks, 100, most_anchors)
+    wanted = [line.encode() for line in lines if line.strip()]
+    assert index.num_lines == len(wanted)
+    assert len(index.anchors) <= most_anchors
+    assert isinstance(index.anchors, array)
+    found = []
+    for number in range(len(index.anchors)):
+        offset, size = index.block(number)
+        within = [line for line in text[offset : offset + size].splitlines() if line.strip()]
+        assert len(within) == index.stride or number + 1 == len(index.anchors)
+        found += within
+    assert found == wanted
+
+
+def test_a_file_of_many_lines_is_read_by_a_thinned_index(tmp_path, monkeypatch):
+    monkeypatch.setattr(LineIndex.of.__func__, "__defaults__", (8,))
+    (tmp_path / "many").write_bytes(text_of(range(1000)))
+    dataset = JsonDataset(str(tmp_path / "many"))
+    assert dataset._indices[0].stride == 128
+    assert dataset.__getitems__([999, 0, 500, 501, 127, 128]) == [999, 0, 500, 501, 127, 128]
+
+
+def test_samples_come_in_the_order_that_was_asked_for(path):
+    dataset = JsonDataset(path)
+    assert [dataset[index] for index in range(10)] == SAMPLES
+    assert dataset.__getitems__([9, 0, 0, -1]) == [SAMPLES[9], SAMPLES[0], SAMPLES[0], SAMPLES[9]]
+    assert dataset.__getitems__([]) == []
+
+
+def test_files_follow_one_another(tmp_path, path):
+    more = tmp_path / "more.jsonl"
+    more.write_bytes(text_of(["x", "y"], end=""))
+    empty = tmp_path / "empty.jsonl"
+    empty.write_bytes(b"")
+    paths = [str(empty), path, str(more)]
+    assert list(IterableJsonDataset(paths)) == [*SAMPLES, "x", "y"]
+    dataset = JsonDataset(paths)
+    assert len(dataset) == 12
+    assert dataset.__getitems__([11, 0, 10]) == ["y", SAMPLES[0], "x"]
+
+
+@pytest.mark.parametrize("index", [10, -11, 1 << 40])
+def test_a_sample_outside_is_an_index_error(path, index):
+    with pytest.raises(IndexError, match=f"sample {index} of a dataset of 10 samples"):
+        JsonDataset(path)[index]
+
+
+@pytest.mark.parametrize("index", [1.5, "1", slice(0, 2), None])
+def test_a_number_of_a_sample_is_an_integer(path, index):
+    with pytest.raises(TypeError, match="integers"):
+        JsonDataset(path)[index]
+
+
+def test_copies_and_pickles_read_alike_without_a_new_index(path, monkeypatch):
+    dataset = JsonDataset(path)
+    dataset[0]
+    blob = pickle.dumps(dataset)
+    assert len(blob) < 2000
+    monkeypatch.setattr(LineIndex, "of", None)
+    for twin in (copy.copy(dataset), copy.deepcopy(dataset), pickle.loads(blob)):
+        assert twin[3] == SAMPLES[3]
+    assert dataset[4] == SAMPLES[4]
+
+
+def test_a_forked_process_reads_beside_its_parent(path):
+    dataset = JsonDataset(path)
+    dataset[0]
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if [dataset[index] for index in range(10)] == SAMPLES else 1)
+    assert [dataset[index] for index in range(10)] == SAMPLES
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_no_descriptor_is_left_open(path):
+    def descriptors():
+        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+    before = descriptors()
+    dataset = JsonDataset(path)
+    dataset[0]
+    iterator = iter(IterableJsonDataset(path))
+    next(iterator)
+    iterator.close()
+    del dataset, iterator
+    assert descriptors() == before
+
+
+def test_any_file_system_of_fsspec_is_read(path):
+    with fsspec.open("memory://lines/one.jsonl", "wb") as file:
+        file.write(Path(path).read_bytes())
+    for uri in ("memory://lines/one.jsonl", f"file://{path}"):
+        assert JsonDataset(uri).__getitems__([9, 1]) == [SAMPLES[9], SAMPLES[1]]
+        assert list(IterableJsonDataset(uri)) == SAMPLES
+
+
+def test_a_torch_dataloaders_workers_give_each_sample_once(path):
+    loader = DataLoader(IterableJsonDataset(path), batch_size=None, num_workers=2)
+    assert sorted(sample["number"] for sample in loader) == list(range(10))
+
+
+@pytest.mark.parametrize("missing", ["{folder}/nothing.jsonl", "file://{folder}/nothing", "memory://nothing"])
+def test_a_missing_file_is_named(tmp_path, missing):
+    missing = missing.format(folder=tmp_path)
+    with pytest.raises(ShardNotFoundError, match=missing):
+        JsonDataset(missing)
+    with pytest.raises(ShardNotFoundError, match=missing):
+        list(IterableJsonDataset(missing))
+
+
+def test_a_protocol_that_nothing_opens_is_named():
+    with pytest.raises(ConfigurationError, match="nowhere://x"):
+        JsonDataset("nowhere://x")
+
+
+@pytest.mark.parametrize("line", [b'{"a": ', b"no JSON", b'"\xff"', b"{}{}", b"[" * 100_000])
+def test_a_line_that_is_no_json_is_named_with_its_place(tmp_path, line):
+    path = tmp_path / "odd.jsonl"
+    path.write_bytes(b'{"a": 1}\n\n' + line + b"\n3\n")
+    dataset = JsonDataset(str(path))
+    assert dataset[0] == {"a": 1}
+    assert dataset[2] == 3
+    with pytest.raises(ShardCorruptError, match=r"odd\.jsonl.*line 1 .*byte 10 "):
+        dataset[1]
+    samples = iter(IterableJsonDataset(str(path)))
+    assert next(samples) == {"a": 1}
+    with pytest.raises(ShardCorruptError, match=r"odd\.jsonl.*line 1 .*byte 10 "):
+        next(samples)
+
+
+@pytest.mark.parametrize("compression", ["gzip", "zstd"])
+@pytest.mark.parametrize("kind", [JsonDataset, IterableJsonDataset])
+def test_compressed_bytes_that_end_too_early_or_make_no_sense_are_named(tmp_path, compression, kind):
+    content = COMPRESSIONS[compression](text_of([os.urandom(20).hex() for _ in range(1000)]))
+    damaged = bytearray(content)
+    damaged[len(content) // 2 : len(content) // 2 + 20] = b"\xff" * 20
+    damaged[4:40] = b"\xff" * 36
+    path = tmp_path / "damaged.jsonl"
+    for bad in (content[:-5], content[: len(content) // 2], bytes(damaged)):
+        path.write_bytes(bad)
+        with pytest.raises(ShardCorruptError, match=rf"damaged\.jsonl.*{compression}"):
+            list(kind(str(path)))
+
+
+@pytest.mark.parametrize("compression", ["plain", "gzip", "zstd"])
+@pytest.mark.parametrize("kind", [JsonDataset, IterableJsonDataset])
+def test_a_line_without_an_end_is_no_way_to_fill_the_memory(tmp_path, compression, kind):
+    path = tmp_path / "bomb.jsonl"
+    path.write_bytes(COMPRESSIONS[compression](b'1\n"' + b"a" * (8 << 20)))
+    with pytest.raises(ShardCorruptError, match=r"line at byte 2 .*longer than max_line_bytes = 100,000"):
+        list(kind(str(path), max_line_bytes=100_000))
+
+
+def test_a_file_that_was_cut_after_it_was_indexed_is_named(tmp_path):
+    path = tmp_path / "cut.jsonl"
+    path.write_bytes(text_of(range(100)))
+    dataset = JsonDataset(str(path))
+    path.write_bytes(b"1\n")
+    with pytest.raises(ShardCorruptError, match=r"cut\.jsonl"):
+        dataset[50]
+
+
+@pytest.mark.parametrize("kind", [JsonDataset, IterableJsonDataset])
+@pytest.mark.parametrize(
+    ("argument", "value"), [("paths", []), ("paths", 3), ("paths", ["a", "a"]), ("max_line_bytes", 0)]
+)
+def test_a_wrong_argument_is_named(path, kind, argument, value):
+    with pytest.raises(ConfigurationError, match=argument):
+        kind(**{"paths": path, argument: value})
+
+
+def test_without_zstandard_it_says_what_to_install(tmp_path):
+    path = tmp_path / "lines.zst"
+    path.write_bytes(COMPRESSIONS["zstd"](b"1\n"))
+    program = f"""
+import sys
+sys.modules["zstandard"] = None
+from fkat_data.datasets import JsonDataset
+try:
+    JsonDataset({str(path)!r})
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.startswith(
+        "ConfigurationError zstandard = <not installed>: expected pip install 'fkat_data[json]'"
+    )

@@ -1,0 +1,234 @@
+import itertools
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from dataset_examples import CountedKeyed, Documents, generators
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from fkat_data.datasets import Fragment, PackedDataset, collate_packed
+from fkat_data.errors import ConfigurationError, StateMismatchError
+
+# See test_buffer_sorted.py: this file may not change.
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "dataset_orders.json").read_text())["packed"]
+
+LENGTHS = st.lists(st.integers(1, 40), min_size=6, max_size=50)
+SETTINGS = st.fixed_dictionaries(
+    {
+        "sequence_length": st.integers(8, 40),
+        "window_size": st.integers(6, 30),
+        "world_size": st.integers(1, 6),
+        "shuffle": st.booleans(),
+        "seed": st.integers(-(2**70), 2**70),
+    }
+)
+
+
+def ranks(documents, options, epoch=0, **more):
+    datasets = [PackedDataset(documents, **options, **more, rank=rank) for rank in range(options["world_size"])]
+    for dataset in datasets:
+        dataset.set_epoch(epoch)
+    return datasets
+
+
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: f"{golden['seed']}-{golden['epoch']}")
+def test_the_packs_are_those_of_every_release(golden):
+    names = ("sequence_length", "window_size", "shuffle", "seed")
+    options = {name: golden[name] for name in names} | {"world_size": len(golden["ranks"])}
+    for dataset, expected in zip(
+        ranks(Documents(golden["lengths"]), options, golden["epoch"]), golden["ranks"], strict=True
+    ):
+        assert [
+            [fragment.document for fragment in dataset.fragments(index)] for index in range(len(dataset))
+        ] == expected
+
+
+@given(lengths=LENGTHS, options=SETTINGS, epoch=st.integers(0, 3))
+@settings(deadline=None, max_examples=60)
+def test_tokens_are_conserved_and_no_sequence_overflows(lengths, options, epoch):
+    documents = Documents(lengths)
+    datasets = ranks(documents, options, epoch, too_long="split")
+    assert len({len(dataset) for dataset in datasets}) == 1
+    fragments = [dataset.fragments(index) for dataset in datasets for index in range(len(dataset))]
+    assert all(0 < sum(fragment.length for fragment in each) <= options["sequence_length"] for each in fragments)
+    found = sorted((fragment.document, fragment.start, fragment.length) for each in fragments for fragment in each)
+    length = options["sequence_length"]
+    expected = [
+        (document, start, min(length, lengths[document] - start))
+        for document in range(len(lengths))
+        for start in range(0, lengths[document], length)
+    ]
+    assert len(set(found)) == len(found)
+    assert set(found) <= set(expected)
+    if options["world_size"] == 1:
+        assert found == expected
+    tokens = [token for dataset in datasets for item in dataset for token in item["tokens"][item["document_ids"] >= 0]]
+    assert sorted(map(int, tokens)) == sorted(
+        int(token) for document, start, count in found for token in documents[document][start : start + count]
+    )
+
+
+@given(lengths=LENGTHS, options=SETTINGS)
+@settings(deadline=None, max_examples=40)
+def test_ids_positions_and_boundaries_tell_the_documents_apart(lengths, options):
+    dataset = ranks(Documents(lengths), options, too_long="split", pad_value=-1)[0]
+    for index in range(len(dataset)):
+        item, fragments = dataset[index], dataset.fragments(index)
+        edges = item["cu_seqlens"].tolist()
+        filled = sum(fragment.length for fragment in fragments)
+        assert (edges[0], edges[-1]) == (0, options["sequence_length"])
+        assert [stop - start for start, stop in itertools.pairwise(edges)] == [
+            *[fragment.length for fragment in fragments],
+            *([options["sequence_length"] - filled] if filled < options["sequence_length"] else []),
+        ]
+        for place, (start, stop) in enumerate(itertools.pairwise(edges)):
+            is_padding = place == len(fragments)
+            assert set(item["document_ids"][start:stop].tolist()) == {-1 if is_padding else place}
+            assert item["position_ids"][start:stop].tolist() == list(range(stop - start))
+            if is_padding:
+                assert set(item["tokens"][start:].tolist()) == {-1}
+            else:
+                document, first, length = fragments[place]
+                expected = [document * 1000 + token for token in range(first, first + length)]
+                assert item["tokens"][start:stop].tolist() == expected
+        assert {name: value.dtype for name, value in item.items()} == {
+            "tokens": torch.int64,
+            "document_ids": torch.int32,
+            "position_ids": torch.int64,
+            "cu_seqlens": torch.int32,
+        }
+
+
+def test_any_order_of_visits_and_any_copy_sees_the_same():
+    def make():
+        return PackedDataset(Documents([1 + index * 7 % 13 for index in range(400)]), 16, 20, seed=1)
+
+    first, second = make(), make()
+    in_order = [first.fragments(index) for index in range(len(first))]
+    for index in sorted(range(len(second)), key=lambda index: index * 7919 % 101):
+        assert second.fragments(index) == in_order[index]
+    copied = pickle.loads(pickle.dumps(second))
+    assert [copied.fragments(index - len(copied)) for index in range(len(copied))] == in_order
+    assert len(second._plans) <= 4
+
+
+def test_epochs_differ_and_can_be_had_again():
+    dataset = PackedDataset(Documents([3] * 40), 6, 20, seed=1)
+    orders = []
+    for epoch in (0, 1, 0):
+        dataset.set_epoch(epoch)
+        orders.append([dataset.fragments(index) for index in range(len(dataset))])
+    assert orders[0] == orders[2] != orders[1]
+
+
+def test_where_nothing_is_shuffled_documents_stay_in_order():
+    dataset = PackedDataset(Documents([3, 3, 3, 3]), 6, shuffle=False)
+    assert [[fragment.document for fragment in dataset.fragments(index)] for index in range(2)] in (
+        [[0, 1], [2, 3]],
+        [[0, 3], [1, 2]],
+    )
+
+
+def test_documents_that_are_too_long_are_split_or_skipped_where_asked():
+    documents = Documents([5, 12, 0])
+    split = PackedDataset(documents, 5, shuffle=False, too_long="split")
+    assert sorted(fragment for index in range(len(split)) for fragment in split.fragments(index)) == [
+        Fragment(0, 0, 5),
+        Fragment(1, 0, 5),
+        Fragment(1, 5, 5),
+        Fragment(1, 10, 2),
+    ]
+    skipped = PackedDataset(documents, 5, too_long="skip", seed=0)
+    assert [skipped.fragments(index) for index in range(len(skipped))] == [[Fragment(0, 0, 5)]]
+    with pytest.raises(ConfigurationError, match=r"^lengths\[1\] = 12"):
+        PackedDataset(documents, 5)
+
+
+def test_several_fields_are_packed_alike():
+    items = [{"tokens": torch.arange(n), "labels": -torch.arange(n), "name": "a"} for n in (3, 2, 4)]
+    dataset = PackedDataset(items, 5, lengths=[3, 2, 4], fields=["tokens", "labels"], shuffle=False)
+    assert len(dataset) == 2
+    for item in dataset:
+        assert torch.equal(item["tokens"], -item["labels"])
+
+
+def test_a_document_of_another_length_than_was_said_is_named():
+    dataset = PackedDataset([torch.arange(3), torch.arange(4)], 8, lengths=[3, 5], shuffle=False)
+    with pytest.raises(ConfigurationError, match=r"^lengths\[1\] = 5: .*'tokens' in the item: \[4\]"):
+        dataset[0]
+
+
+def test_a_microbatch_is_collated_as_if_it_were_one_row():
+    dataset = PackedDataset(Documents([1 + index * 7 % 13 for index in range(60)]), 16, 20, seed=1)
+    loader = DataLoader(dataset, batch_size=3, collate_fn=collate_packed, drop_last=True)
+    for number, microbatch in enumerate(loader):
+        assert microbatch["tokens"].shape == (3, 16)
+        edges = microbatch["cu_seqlens"].tolist()
+        assert edges == sorted(set(edges))
+        assert (edges[0], edges[-1]) == (0, 48)
+        assert {16, 32} <= set(edges)
+        assert microbatch["max_seqlen"] == max(stop - start for start, stop in itertools.pairwise(edges))
+        flat = microbatch["tokens"].flatten()
+        alone = [dataset[3 * number + place] for place in range(3)]
+        assert torch.equal(flat, torch.cat([item["tokens"] for item in alone]))
+        for start, stop in itertools.pairwise(edges):
+            assert len(set((flat[start:stop] // 1000).tolist())) == 1
+
+
+def test_the_state_brings_epoch_and_seed_and_passes_through():
+    base = CountedKeyed([2] * 30, 4)
+    dataset = PackedDataset(base, 4, lengths=[2] * 30)
+    dataset.set_epoch(3)
+    other_base = CountedKeyed([2] * 30)
+    other = PackedDataset(other_base, 4, lengths=[2] * 30)
+    other.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
+    assert other_base.visits == 4
+    assert [other.fragments(index) for index in range(15)] == [dataset.fragments(index) for index in range(15)]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("version", 2), ("seed", 2), ("epoch", -1), ("sequence_length", 7), ("window_size", 21), ("world_size", 2)],
+        *[("shuffle", False), ("num_documents", 41), ("num_tokens", 1)],
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(field, value):
+    dataset = PackedDataset(Documents([3] * 40), 6, 20, seed=1)
+    with pytest.raises(StateMismatchError, match=f"^state field '{field}'"):
+        dataset.load_state_dict(dataset.state_dict() | {field: value})
+
+
+def test_an_index_outside_raises_index_error():
+    dataset = PackedDataset(Documents([3] * 4), 6, seed=1)
+    for index in (2, -3):
+        with pytest.raises(IndexError):
+            dataset[index]
+
+
+def test_no_global_generator_is_moved_where_a_seed_is_given():
+    before = generators()
+    list(PackedDataset(Documents([3] * 40), 6, 20, seed=1))
+    assert generators() == before
+
+
+@pytest.mark.parametrize(
+    ("argument", "options"),
+    [
+        ("base_dataset", {"base_dataset": iter([])}),
+        ("sequence_length", {"sequence_length": 0}),
+        ("lengths", {"lengths": [1]}),
+        ("lengths", {"base_dataset": [torch.ones(1)]}),
+        ("fields", {"fields": []}),
+        ("too_long", {"too_long": "cut"}),
+        ("rank", {"rank": 1}),
+        ("world_size", {"base_dataset": Documents([0, 0])}),
+    ],
+)
+def test_arguments_that_cannot_work_are_named(argument, options):
+    with pytest.raises(ConfigurationError, match=f"^{argument} = "):
+        PackedDataset(**{"base_dataset": Documents([1, 2]), "sequence_length": 4, "seed": 0, **options})

@@ -1,0 +1,107 @@
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from fkat_data.datasets import PaddingCollate, PaddingSide1D, pad_stack_1d
+from fkat_data.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("side", "multiple", "expected"),
+    [
+        ("right", None, [[1, 2, 3], [4, -1, -1], [-1, -1, -1]]),
+        (PaddingSide1D.left, None, [[1, 2, 3], [-1, -1, 4], [-1, -1, -1]]),
+        ("right", 2, [[1, 2, 3, -1], [4, -1, -1, -1], [-1, -1, -1, -1]]),
+        ("left", 4, [[-1, 1, 2, 3], [-1, -1, -1, 4], [-1, -1, -1, -1]]),
+        ("left", 3, [[1, 2, 3], [-1, -1, 4], [-1, -1, -1]]),
+    ],
+)
+def test_padding_stands_on_its_side(side, multiple, expected):
+    items = [torch.tensor([1, 2, 3]), torch.tensor([4]), torch.tensor([], dtype=torch.int64)]
+    assert pad_stack_1d(items, -1, side, multiple).tolist() == expected
+
+
+@given(
+    lengths=st.lists(st.integers(0, 20), min_size=1, max_size=8),
+    multiple=st.none() | st.integers(1, 9),
+    side=st.sampled_from(list(PaddingSide1D)),
+)
+@settings(deadline=None)
+def test_rows_hold_their_items_and_padding_and_are_as_short_as_can_be(lengths, multiple, side):
+    items = [torch.arange(1, length + 1, dtype=torch.float32) for length in lengths]
+    stacked = pad_stack_1d(items, 0, side, multiple)
+    width = stacked.shape[1]
+    assert max(lengths) <= width < max(lengths) + (multiple or 1)
+    assert width % (multiple or 1) == 0
+    assert stacked.dtype == torch.float32
+    for row, item in zip(stacked, items, strict=True):
+        assert row.count_nonzero() == len(item)
+        assert torch.equal(row[: len(item)] if side == "right" else row[width - len(item) :], item)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.bfloat16, torch.int32])
+def test_dtypes_are_kept(dtype):
+    assert pad_stack_1d([torch.ones(2, dtype=dtype), torch.ones(1, dtype=dtype)], 0).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("argument", "arguments"),
+    [
+        ("items", ([], 0)),
+        (r"items\[1\]", ([torch.ones(1), torch.ones(1, 1)], 0)),
+        (r"items\[1\]", ([torch.ones(1), torch.ones(1, dtype=torch.int32)], 0)),
+        (r"items\[0\]", ([[1, 2]], 0)),
+        ("padding_side", ([torch.ones(1)], 0, "top")),
+        ("pad_to_multiple_of", ([torch.ones(1)], 0, "left", 0)),
+    ],
+)
+def test_arguments_that_cannot_work_are_named(argument, arguments):
+    with pytest.raises(ConfigurationError, match=f"^{argument} = "):
+        pad_stack_1d(*arguments)
+
+
+ITEMS = [
+    {"tokens": torch.tensor([1, 2, 3]), "mask": torch.tensor([1.0, 1, 1]), "label": 5, "name": "a"},
+    {"tokens": torch.tensor([4]), "mask": torch.tensor([1.0]), "label": 6, "name": "b"},
+]
+
+
+def test_a_collate_pads_sequences_and_leaves_the_rest_to_torch():
+    microbatch = next(iter(DataLoader(ITEMS, batch_size=2, collate_fn=PaddingCollate({"tokens": -100, "mask": 0}))))
+    assert microbatch["tokens"].tolist() == [[1, 2, 3], [4, -100, -100]]
+    assert microbatch["mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert microbatch["label"].tolist() == [5, 6]
+    assert microbatch["name"] == ["a", "b"]
+
+
+def test_a_collate_with_one_value_pads_every_sequence_and_can_say_the_lengths():
+    microbatch = PaddingCollate(9, "left", 2, lengths_name="length")(ITEMS)
+    assert microbatch["tokens"].tolist() == [[9, 1, 2, 3], [9, 9, 9, 4]]
+    assert microbatch["mask"].tolist() == [[9, 1, 1, 1], [9, 9, 9, 1]]
+    assert microbatch["length"].tolist() == [3, 1]
+
+
+def test_a_collate_takes_bare_tensors_and_pickles():
+    collate = pickle.loads(pickle.dumps(PaddingCollate(7)))
+    bare = [item["tokens"] for item in ITEMS]
+    assert collate(bare).tolist() == [[1, 2, 3], [4, 7, 7]]
+    assert PaddingCollate(lengths_name="length")(bare)["length"].tolist() == [3, 1]
+
+
+@pytest.mark.parametrize("pad_value", [{"toks": 0}, {"label": 0}])
+def test_a_collate_names_entries_that_are_no_sequences(pad_value):
+    with pytest.raises(ConfigurationError):
+        PaddingCollate(pad_value)([{"tokens": torch.zeros(2), "label": 5}])
+
+
+@pytest.mark.parametrize(
+    ("argument", "arguments"),
+    [("pad_value", ("0",)), ("pad_value", ({},)), ("padding_side", (0, "up")), ("pad_to_multiple_of", (0, "left", -1))],
+)
+def test_a_collates_arguments_are_checked_when_it_is_made(argument, arguments):
+    with pytest.raises(ConfigurationError, match=f"^{argument} = "):
+        PaddingCollate(*arguments)

@@ -1,0 +1,87 @@
+import json
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from fkat_data.datasets import ResumableSequentialSampler
+from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
+
+
+def following(sampler, count):
+    """Return the next indices, over as many epochs as it takes."""
+    found = []
+    while len(found) < count:
+        found += islice(sampler, count - len(found))
+    return found
+
+
+@given(length=st.integers(1, 12), start=st.integers(0, 12))
+def test_the_first_loop_begins_at_the_start_and_the_next_one_is_whole(length, start):
+    start = min(start, length)
+    sampler = ResumableSequentialSampler(range(length), start)
+    assert list(sampler) == list(range(start % length, length))
+    assert list(sampler) == list(range(length))
+    assert len(sampler) == length
+
+
+@given(length=st.integers(1, 9), start=st.integers(0, 8), stops=st.lists(st.integers(1, 12), max_size=5))
+def test_stopping_anywhere_and_going_on_in_this_or_another_sampler_changes_nothing(length, start, stops):
+    start = min(start, length - 1)
+    whole = [index % length for index in range(start, start + 80)]
+    left, resumed = (ResumableSequentialSampler(range(length), start) for _ in range(2))
+    done = 0
+    for stop in stops:
+        assert following(left, stop) == whole[done : done + stop]
+        assert following(resumed, stop) == whole[done : done + stop]
+        done += stop
+        state = json.loads(json.dumps(resumed.state_dict()))
+        resumed = ResumableSequentialSampler(range(length))
+        resumed.load_state_dict(state)
+    assert following(resumed, 9) == whole[done : done + 9]
+
+
+def test_after_the_last_index_the_state_is_the_next_epochs_start():
+    sampler = ResumableSequentialSampler("abc")
+    states = [sampler.state_dict()["index"] for _ in sampler]
+    assert states == [1, 2, 0]
+
+
+def test_it_drives_a_dataloader():
+    loader = DataLoader("abcdefg", batch_size=2, sampler=ResumableSequentialSampler("abcdefg", 3))
+    assert list(loader) == [["d", "e"], ["f", "g"]]
+    assert list(loader) == [["a", "b"], ["c", "d"], ["e", "f"], ["g"]]
+
+
+def test_only_the_newest_iterator_lives():
+    sampler = ResumableSequentialSampler(range(5))
+    first = iter(sampler)
+    assert next(first) == 0
+    assert next(iter(sampler)) == 1
+    with pytest.raises(StaleIteratorError):
+        next(first)
+
+
+def test_an_empty_source_yields_nothing():
+    assert [list(ResumableSequentialSampler([])) for _ in range(2)] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("version", 2), ("length", 6), ("index", 6), ("index", -1), ("index", None)]
+)
+def test_a_state_that_does_not_fit_is_refused(field, value):
+    sampler = ResumableSequentialSampler(range(5), 2)
+    with pytest.raises(StateMismatchError, match=f"^state field '{field}'"):
+        sampler.load_state_dict(sampler.state_dict() | {field: value})
+    assert list(sampler) == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("argument", "arguments"),
+    [("data_source", (iter([]),)), ("start_index", ([1], -1)), ("start_index", ([1], 2)), ("start_index", ([1], "0"))],
+)
+def test_arguments_that_cannot_work_are_named(argument, arguments):
+    with pytest.raises(ConfigurationError, match=f"^{argument} = "):
+        ResumableSequentialSampler(*arguments)
