@@ -7,6 +7,8 @@ from fkat_data.errors import (
     ConfigurationError,
     FkatDataError,
     MemoryLimitError,
+    RankMismatchError,
+    ReplayMismatchError,
     ShardCorruptError,
     ShardError,
     ShardNotFoundError,
@@ -14,6 +16,7 @@ from fkat_data.errors import (
     StateMismatchError,
     WorkerDiedError,
     WorkerError,
+    WorkerStalledError,
 )
 from fkat_data.loader.factory import DataLoaderFactory
 from fkat_data.loader.sharded import ShardedDataLoader
@@ -32,6 +35,8 @@ __all__ = [
     "FsShardSampler",
     "LoaderStatistics",
     "MemoryLimitError",
+    "RankMismatchError",
+    "ReplayMismatchError",
     "Shard",
     "ShardCorruptError",
     "ShardError",
@@ -43,4 +48,5 @@ __all__ = [
     "StateMismatchError",
     "WorkerDiedError",
     "WorkerError",
+    "WorkerStalledError",
 ]

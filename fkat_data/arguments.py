@@ -1,12 +1,13 @@
 """Checks of arguments at the door: each returns the value, or raises an error that names the argument."""
 
+import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fkat_data.errors import ConfigurationError
 
-__all__ = ["boolean", "function", "integer"]
+__all__ = ["boolean", "choice", "function", "integer", "seconds"]
 
 
 def integer(argument: str, value: object, *, minimum: int | None = None, maximum: int | None = None) -> int:
@@ -54,3 +55,25 @@ def function(argument: str, value: object) -> Callable[..., Any]:
             argument, value, "something callable (in a Hydra config: a class or function with `_partial_: true`)"
         )
     return value
+
+
+def choice(argument: str, value: object, options: Sequence[str]) -> str:
+    """Return ``value`` if it is one of the options.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    if not isinstance(value, str) or value not in options:
+        raise ConfigurationError(argument, value, f"one of {', '.join(map(repr, options))}")
+    return value
+
+
+def seconds(argument: str, value: object) -> float:
+    """Return ``value`` as a float if it is a number of seconds, more than 0.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ConfigurationError(argument, value, "a number of seconds, more than 0")
+    return float(value)

@@ -5,9 +5,12 @@
     FkatDataError
       ConfigurationError (ValueError)       an argument or a configuration that cannot work
       StateMismatchError (ValueError)       a saved state that belongs to another plan
+      RankMismatchError (RuntimeError)      ranks that must agree do not
       StaleIteratorError (RuntimeError)     an iterator that a newer one, or a loaded state, has replaced
       WorkerError                           a worker failed in a way that is not a user's own exception
         WorkerDiedError                     its process is gone
+        WorkerStalledError                  it was silent for too long
+        ReplayMismatchError                 started again, it made other data than before
       MemoryLimitError (MemoryError)        shared memory would exceed the limit
       ShardError                            a shard's data is at fault
         ShardNotFoundError (FileNotFoundError)
@@ -24,6 +27,8 @@ __all__ = [
     "ConfigurationError",
     "FkatDataError",
     "MemoryLimitError",
+    "RankMismatchError",
+    "ReplayMismatchError",
     "ShardCorruptError",
     "ShardError",
     "ShardNotFoundError",
@@ -31,6 +36,7 @@ __all__ = [
     "StateMismatchError",
     "WorkerDiedError",
     "WorkerError",
+    "WorkerStalledError",
 ]
 
 _LONGEST_VALUE = 200
@@ -89,6 +95,23 @@ class StateMismatchError(FkatDataError, ValueError):
         return f"{text}; {self.hint}" if self.hint else text
 
 
+class RankMismatchError(FkatDataError, RuntimeError):
+    """Ranks of one job that must agree do not.
+
+    Args:
+        field: What they disagree on.
+        found: Who has which value.
+    """
+
+    def __init__(self, field: str, found: str) -> None:
+        self.field = field
+        self.found = found
+        super().__init__(field, found)
+
+    def __str__(self) -> str:
+        return f"ranks disagree on {self.field}: {self.found}"
+
+
 class StaleIteratorError(FkatDataError, RuntimeError):
     """An iterator was asked for more after a newer one, a loaded state or ``close()`` had replaced it."""
 
@@ -106,27 +129,111 @@ class WorkerDiedError(WorkerError):
         shard: The shard it was producing.
         epoch: The epoch of that shard.
         microbatch_index: The first microbatch of the shard that was not received.
+        last_words: The last lines that it wrote to stderr.
+        host: The machine's name.
+        num_restarts: Workers of this epoch that were started in the place of dead ones before.
     """
 
-    def __init__(self, pid: int, exit_code: int | None, shard: Any, epoch: int, microbatch_index: int) -> None:
+    def __init__(
+        self,
+        pid: int,
+        exit_code: int | None,
+        shard: Any,
+        epoch: int,
+        microbatch_index: int,
+        last_words: str = "",
+        host: str = "",
+        num_restarts: int = 0,
+    ) -> None:
         self.pid = pid
         self.exit_code = exit_code
         self.shard = shard
         self.epoch = epoch
         self.microbatch_index = microbatch_index
-        super().__init__(pid, exit_code, shard, epoch, microbatch_index)
+        self.last_words = last_words
+        self.host = host
+        self.num_restarts = num_restarts
+        super().__init__(pid, exit_code, shard, epoch, microbatch_index, last_words, host, num_restarts)
 
     def __str__(self) -> str:
-        if self.exit_code is None:
-            end = "is gone"
-        elif self.exit_code < 0:
-            end = f"was killed by signal {-self.exit_code}"
-        else:
-            end = f"ended with exit code {self.exit_code}"
-        return (
-            f"worker {self.pid} {end} while producing microbatch {self.microbatch_index} "
-            f"of shard {_shown(self.shard)} in epoch {self.epoch}"
+        text = (
+            f"worker {self.pid}{_on(self.host)} {_end(self.exit_code)} while producing microbatch "
+            f"{self.microbatch_index} of shard {_shown(self.shard)} in epoch {self.epoch}"
         )
+        if self.num_restarts:
+            text += f", after {self.num_restarts} restarts in this epoch"
+        return f"{text}. Its last words:\n{self.last_words}" if self.last_words else text
+
+
+class WorkerStalledError(WorkerError):
+    """A worker was silent for longer than ``stall_timeout_s`` while the trainer waited for it; it was killed.
+
+    Args:
+        pid: Its process id.
+        waited_s: Seconds that the trainer waited.
+        shard: The shard it was producing.
+        epoch: The epoch of that shard.
+        microbatch_index: The microbatch that was waited for.
+        stack: The worker's Python stacks at the end of the wait.
+        host: The machine's name.
+    """
+
+    def __init__(
+        self, pid: int, waited_s: float, shard: Any, epoch: int, microbatch_index: int, stack: str, host: str = ""
+    ) -> None:
+        self.pid = pid
+        self.waited_s = waited_s
+        self.shard = shard
+        self.epoch = epoch
+        self.microbatch_index = microbatch_index
+        self.stack = stack
+        self.host = host
+        super().__init__(pid, waited_s, shard, epoch, microbatch_index, stack, host)
+
+    def __str__(self) -> str:
+        return (
+            f"worker {self.pid}{_on(self.host)} gave nothing for {self.waited_s:.1f} s (stall_timeout_s): microbatch "
+            f"{self.microbatch_index} of shard {_shown(self.shard)} in epoch {self.epoch} was waited for. "
+            f"What it was doing:\n{self.stack}"
+        )
+
+
+class ReplayMismatchError(WorkerError):
+    """A worker that was started in a dead one's place made other data than the dead one had.
+
+    So what would follow is not what would have followed without the death: the dataset is not a function of the
+    position.
+
+    Args:
+        shard: The shard.
+        epoch: The epoch of that shard.
+        microbatch_index: The microbatch that was made twice, and differed.
+    """
+
+    def __init__(self, shard: Any, epoch: int, microbatch_index: int) -> None:
+        self.shard = shard
+        self.epoch = epoch
+        self.microbatch_index = microbatch_index
+        super().__init__(shard, epoch, microbatch_index)
+
+    def __str__(self) -> str:
+        return (
+            f"after a worker's restart, microbatch {self.microbatch_index} of shard {_shown(self.shard)} in epoch "
+            f"{self.epoch} differs from the one that was delivered: the dataset draws from something besides the "
+            "global generators, or keeps state between microbatches (see `fkat-data verify-resume`)"
+        )
+
+
+def _on(host: str) -> str:
+    return f" on {host}" if host else ""
+
+
+def _end(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "is gone"
+    if exit_code < 0:
+        return f"was killed by signal {-exit_code}"
+    return f"ended with exit code {exit_code}"
 
 
 class MemoryLimitError(FkatDataError, MemoryError):

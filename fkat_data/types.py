@@ -1,9 +1,9 @@
 """The words of the library as types: what passes between its parts and its users."""
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
 
-__all__ = ["Microbatch", "Profiler", "Shard", "Skippable", "Stateful"]
+__all__ = ["Microbatch", "Profiler", "ResplittableSampler", "Shard", "Skippable", "Stateful"]
 
 Shard: TypeAlias = str | list[str]
 """A file, or a group of files, with samples: one URI or a list of them."""
@@ -22,6 +22,24 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go to a place that ``state_dict`` gave."""
+        ...
+
+
+@runtime_checkable
+class ResplittableSampler(Protocol):
+    """A shard sampler that can be asked for the shards of any rank of any number of data-parallel ranks."""
+
+    @property
+    def dp_size(self) -> int | None:
+        """Number of data-parallel ranks that the shards are split over; None if this sampler splits nothing."""
+        ...
+
+    def for_rank(self, dp_size: int, dp_rank: int) -> Self:
+        """Return the sampler that a rank of ``dp_size`` ranks has; this one stays as it is."""
+        ...
+
+    def shards(self, epoch: int) -> Sequence[Shard]:
+        """Return this rank's shards of an epoch in their order."""
         ...
 
 

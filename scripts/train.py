@@ -155,8 +155,9 @@ def endless(loader: ShardedDataLoader) -> Iterator[Any]:
     """Yield the microbatches of epoch after epoch."""
     while True:
         before = loader.statistics().delivered
+        is_rest = loader.step > 0  # of an epoch that other ranks began: nothing may be left for this one
         yield from loader
-        if loader.statistics().delivered == before:
+        if loader.statistics().delivered == before and not is_rest:
             raise SystemExit("an epoch without a microbatch: data.factory.batch_size is more than a shard's rows")
 
 

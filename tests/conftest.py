@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,11 @@ import pytest
 
 # Modules here can be imported by spawned workers, which search the trainer's sys.path.
 sys.path.insert(0, str(Path(__file__).parent / "loader"))
+
+# Whoever starts the tests in the background may have them ignore these, and every program that they start as well.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 _SETTLE_S = 5.0
 

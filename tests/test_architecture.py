@@ -21,6 +21,7 @@ LAYERS = {
     "seeding": 1,
     "tree": 1,
     "distributed": 1,
+    "faults": 1,
     "samplers": 2,
     "observe": 2,
     "datasets": 3,
@@ -32,6 +33,7 @@ LAYERS = {
     "configuration": 5,
     "testing": 6,
     "__init__": 6,
+    "cli": 7,
 }
 #: They meet in the user's code only.
 STRANGERS = {"datasets", "streaming", "loader", "configuration"}

@@ -51,3 +51,22 @@ def test_what_can_be_called_is_a_function():
     assert arguments.function("f", len) is len
     with pytest.raises(ConfigurationError, match=r"f = 5: expected something callable.*_partial_: true"):
         arguments.function("f", 5)
+
+
+@pytest.mark.parametrize("value", [1, 0.5, 1e9])
+def test_seconds_are_a_positive_number(value):
+    assert arguments.seconds("t_s", value) == value
+    assert type(arguments.seconds("t_s", value)) is float
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), True, "1", None], ids=repr)
+def test_what_is_no_time_is_refused_by_name(value):
+    with pytest.raises(ConfigurationError, match=r"t_s = .*: expected a number of seconds, more than 0"):
+        arguments.seconds("t_s", value)
+
+
+def test_a_choice_is_one_of_its_options():
+    assert arguments.choice("mode", "skip", ("raise", "skip")) == "skip"
+    for value in ("Skip", "", None, 1):
+        with pytest.raises(ConfigurationError, match=r"mode = .*: expected one of 'raise', 'skip'"):
+            arguments.choice("mode", value, ("raise", "skip"))

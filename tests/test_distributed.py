@@ -64,10 +64,14 @@ for name in list(three):
     if name.startswith("all_rank") and name != "all_rank_indices":
         del three[name]
 three["fingerprint"] = {"seed": 7}
+loader = make()
+loader.load_state_dict(three)
+found["other world"] = [microbatch.tolist() for microbatch in loader]
 try:
-    make().load_state_dict(three)
+    unsplit = ShardedDataLoader(7, ["0", "1"], factory, dp_rank=rank, multiprocessing=False)
+    unsplit.load_state_dict(three)
 except StateMismatchError as error:
-    found["other world"] = str(error)
+    found["not split"] = str(error)
 with open(f"{folder}/rank{rank}.json", "w") as file:
     json.dump(found, file)
 torch.distributed.destroy_process_group()
@@ -124,9 +128,17 @@ def test_merging_the_local_states_is_the_collective_state(ranks):
     assert [found["merged"] for found in ranks] == [True, True]
 
 
-def test_a_state_of_another_number_of_ranks_is_refused_by_name(ranks):
+def test_a_state_of_another_number_of_ranks_is_split_anew(ranks):
+    # Three ranks had four shards each, and had delivered the first.
+    left = [shard for shard in range(12) if shard % 4]
+    delivered = [item for found in ranks for item in found["other world"]]
+    assert sorted(delivered) == [[shard, index] for shard in left for index in range(3)]
+    assert abs(len(ranks[0]["other world"]) - len(ranks[1]["other world"])) <= 3
+
+
+def test_a_state_of_another_number_of_ranks_is_refused_by_name_where_the_sampler_splits_nothing(ranks):
     for found in ranks:
-        assert found["other world"].startswith("state field 'dp_size': saved 3, present 2")
+        assert found["not split"].startswith("state field 'dp_size': saved 3, present 2")
 
 
 def test_without_torch_distributed_there_is_one_rank():

@@ -7,12 +7,15 @@ from fkat_data.errors import (
     ConfigurationError,
     FkatDataError,
     MemoryLimitError,
+    RankMismatchError,
+    ReplayMismatchError,
     ShardCorruptError,
     ShardNotFoundError,
     StaleIteratorError,
     StateMismatchError,
     WorkerDiedError,
     WorkerError,
+    WorkerStalledError,
 )
 
 #: One of each, and what its message says.
@@ -22,6 +25,10 @@ EXAMPLES = [
     (StateMismatchError("fingerprint.seed", 1, 2), "state field 'fingerprint.seed': saved 1, present 2"),
     (StateMismatchError("dp_size", 4, 2, "resume with 4"), "state field 'dp_size': saved 4, present 2; resume with 4"),
     (StaleIteratorError("replaced"), "replaced"),
+    (
+        RankMismatchError("seed", "7 on rank 0; 8 on ranks 1, 2"),
+        "ranks disagree on seed: 7 on rank 0; 8 on ranks 1, 2",
+    ),
     (WorkerError("failed"), "failed"),
     (
         WorkerDiedError(12, -9, "a.parquet", 1, 7),
@@ -32,6 +39,28 @@ EXAMPLES = [
         "worker 12 ended with exit code 0 while producing microbatch 0 of shard ['a', 'b'] in epoch 0",
     ),
     (WorkerDiedError(12, None, "a", 0, 0), "worker 12 is gone while producing microbatch 0 of shard 'a' in epoch 0"),
+    (
+        WorkerDiedError(12, 1, "a", 0, 0, "Bus error", "node7", 2),
+        (
+            "worker 12 on node7 ended with exit code 1 while producing microbatch 0 of shard 'a' in epoch 0, "
+            "after 2 restarts in this epoch. Its last words:\nBus error"
+        ),
+    ),
+    (
+        WorkerStalledError(12, 60.04, "a", 1, 7, 'File "x.py", line 3 in read', "node7"),
+        (
+            "worker 12 on node7 gave nothing for 60.0 s (stall_timeout_s): microbatch 7 of shard 'a' in epoch 1 was "
+            'waited for. What it was doing:\nFile "x.py", line 3 in read'
+        ),
+    ),
+    (
+        ReplayMismatchError("a", 1, 7),
+        (
+            "after a worker's restart, microbatch 7 of shard 'a' in epoch 1 differs from the one that was delivered: the "
+            "dataset draws from something besides the global generators, or keeps state between microbatches "
+            "(see `fkat-data verify-resume`)"
+        ),
+    ),
     (
         MemoryLimitError(1000, 2000, 500, "by you"),
         "the next microbatch needs 2,000 bytes of shared memory, 500 of the worker's 1,000 are held: by you",
@@ -62,6 +91,7 @@ def test_every_error_is_ours_and_what_pythons_own_would_be(error, text):
     standard = {
         ConfigurationError: ValueError,
         StateMismatchError: ValueError,
+        RankMismatchError: RuntimeError,
         StaleIteratorError: RuntimeError,
         MemoryLimitError: MemoryError,
         ShardNotFoundError: FileNotFoundError,

@@ -1,13 +1,19 @@
 """The workers of one loader: started together, ended together."""
 
+import contextlib
+import fcntl
 import os
+import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from fkat_data import arguments
 from fkat_data.observe.profile import TrainerProfile, WorkerProfile
+from fkat_data.observe.statistics import Waiting
 from fkat_data.transport.budget import default_limit_bytes
+from fkat_data.transport.segment import anonymous_file
 from fkat_data.types import Profiler
 from fkat_data.worker.inline import InlineWorker
 from fkat_data.worker.messages import Worker
@@ -34,6 +40,7 @@ class CrewSettings(NamedTuple):
         profiler: Told of the workers' actions.
         is_multiprocessing: False: one worker, in the caller's thread.
         is_zero_copy: Whether microbatches are views of shared memory.
+        is_digested: Whether microbatches are to have digests.
     """
 
     factory: Any
@@ -44,6 +51,7 @@ class CrewSettings(NamedTuple):
     profiler: Profiler | None
     is_multiprocessing: bool
     is_zero_copy: bool
+    is_digested: bool
 
 
 class Crew:
@@ -66,6 +74,10 @@ class Crew:
         self._settings = settings
         self._profile = profile
         self._owner_pid = os.getpid()
+        # Where workers write their stacks when they are asked to; one at a time is asked.
+        self._stacks: int | None = None
+        self.waiting = Waiting()
+        """How long the trainer has waited for workers."""
         self.workers: list[Worker] = []
         """The workers that run, in the order of their numbers; the same list for ever."""
 
@@ -88,19 +100,29 @@ class Crew:
             )
         settings = self._settings
         if settings.is_multiprocessing:
-            self._spawn()
+            missing = [index for index, worker in enumerate(self.workers) if not worker.is_alive]
+            self._spawn([*missing, *range(len(self.workers), settings.num_workers)])
         elif not self.workers:
             mark = WorkerProfile(settings.profiler, None).mark
-            self.workers.append(InlineWorker(Producer(settings.factory, settings.seed, settings.dp_rank, mark)))
+            producer = Producer(settings.factory, settings.seed, settings.dp_rank, mark)
+            self.workers.append(InlineWorker(producer, self.waiting, is_digested=settings.is_digested))
+
+    def replace(self, index: int) -> None:
+        """Start a worker in the place of a dead one; does not wait for it."""
+        self.workers[index].close(0.0)
+        self._spawn([index])
 
     def close(self) -> None:
         """End the workers: those that do not leave by themselves within a second are killed. Any number of calls."""
         workers = list(self.workers)
         self.workers.clear()
-        for worker in workers:
-            worker.hang_up()
-        for worker in workers:
-            worker.close(_GRACE_S)
+        deadline_s = time.monotonic() + _GRACE_S
+        with contextlib.ExitStack() as stack:  # Ctrl-C while one is waited for must not spare the others
+            stack.callback(self._close_stacks)
+            for worker in workers:
+                stack.callback(_close_until, worker, deadline_s)
+            for worker in workers:
+                worker.hang_up()
 
     def kill(self) -> None:
         """End the workers at once."""
@@ -108,11 +130,16 @@ class Crew:
         self.workers.clear()
         for worker in workers:
             worker.close(0.0)
+        self._close_stacks()
 
-    def _spawn(self) -> None:
-        missing = [index for index, worker in enumerate(self.workers) if not worker.is_alive]
-        missing += range(len(self.workers), self._settings.num_workers)
-        if not missing:
+    def _close_stacks(self) -> None:
+        stacks, self._stacks = self._stacks, None
+        if stacks is not None:
+            os.close(stacks)
+
+    def _spawn(self, indices: Sequence[int]) -> None:
+        """Start the workers at these places, each beyond the last or in the place of a dead one."""
+        if not indices:
             return
         settings = self._settings
         limit_bytes = self._limit_bytes // settings.num_workers
@@ -123,12 +150,22 @@ class Crew:
             limit_bytes=limit_bytes,
             profiler=settings.profiler,
             default_dtype=torch.get_default_dtype(),
+            is_digested=settings.is_digested,
         )
         descriptor = ship(shipped, dataloader_factory=settings.factory, profiler=settings.profiler)
+        if self._stacks is None:
+            self._stacks = anonymous_file()
+            fcntl.fcntl(self._stacks, fcntl.F_SETFL, os.O_APPEND)
         try:
-            for index in missing:
+            for index in indices:
                 worker = ProcessWorker(
-                    descriptor, index, limit_bytes, self._profile, is_zero_copy=settings.is_zero_copy
+                    descriptor,
+                    self._stacks,
+                    index,
+                    limit_bytes,
+                    self._profile,
+                    self.waiting,
+                    is_zero_copy=settings.is_zero_copy,
                 )
                 if index < len(self.workers):
                     self.workers[index].close(0.0)
@@ -140,3 +177,7 @@ class Crew:
             raise
         finally:
             os.close(descriptor)
+
+
+def _close_until(worker: Worker, deadline_s: float) -> None:
+    worker.close(max(0.0, deadline_s - time.monotonic()))

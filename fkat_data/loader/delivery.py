@@ -1,17 +1,20 @@
 """Delivery: from what the prefetcher takes to what the caller receives, and the count of it."""
 
 import contextlib
-import time
 from collections import deque
-from typing import Any
+from typing import Any, TypeAlias
 
 from fkat_data.device.host import HostMover, Mover
+from fkat_data.faults import fault
+from fkat_data.loader.agreement import RankAgreement
 from fkat_data.loader.prefetch import Arrival, Prefetcher, ShardEnd
 from fkat_data.observe.profile import TrainerProfile
 from fkat_data.plan.cursor import Cursor
 from fkat_data.types import Microbatch
 
 __all__ = ["Delivery"]
+
+_Taken: TypeAlias = tuple[Arrival | ShardEnd, Mover, Any]
 
 
 class Delivery:
@@ -29,15 +32,17 @@ class Delivery:
         self._cursor = cursor
         self._profile = profile
         # Two at most: one that the caller is about to get, and one on its way behind it.
-        self._ahead: deque[tuple[Arrival | ShardEnd, Mover, Any]] = deque()
+        self._ahead: deque[_Taken] = deque()
         self._is_interrupted = False
         self._began_mid_epoch = False
+        self._epoch = 0
         self._mover = mover
         self.is_over = True
         """Whether no iteration is under way."""
+        self.agreement: RankAgreement | None = None
+        """Told of every microbatch, where ranks are compared."""
         self.delivered = 0
         self.delivered_bytes = 0
-        self.waited_s = 0.0
 
     def begin(self) -> None:
         """Begin an iteration where the cursor says."""
@@ -48,6 +53,7 @@ class Delivery:
         self._ahead.clear()
         self._is_interrupted = False
         self.is_over = False
+        self._epoch = position.epoch
         self._began_mid_epoch = position.shard > 0 or position.microbatch > 0
         self._prefetcher.start(position)
 
@@ -67,55 +73,78 @@ class Delivery:
             StopIteration: Every microbatch of the epoch was delivered.
             BaseException: The user's, again with every further call.
         """
-        began_s = time.perf_counter()
-        while not self.is_over:
-            if self._is_interrupted:
-                self._go_on()
-            with self._profile.range("wait"):
-                taken = self._ahead.popleft() if self._ahead else self._take(block=True)
-            if taken is None:
-                self._end_epoch()
-                continue
-            arrival, mover, moving = taken
-            if isinstance(arrival, ShardEnd):
-                self._cursor.pass_shard(is_last_shard=arrival.is_last_shard)
-                continue
-            try:
-                microbatch = mover.finish(moving)
-            except BaseException:
-                self._is_interrupted = True
-                raise
-            self.waited_s += time.perf_counter() - began_s
-            self.delivered += 1
-            self.delivered_bytes += arrival.size_bytes
-            self._began_mid_epoch = False
-            self._cursor.deliver(is_last_in_shard=arrival.is_last_in_shard, is_last_shard=arrival.is_last_shard)
-            if not isinstance(self._mover, HostMover):
-                self.load_ahead()
-            return microbatch
-        raise StopIteration
-
-    def load_ahead(self) -> None:
-        """Bring the next microbatch on its way to the device, if it has arrived; does not wait."""
-        if not self._ahead and not self.is_over and not self._is_interrupted:
-            with contextlib.suppress(Exception):  # raised again when its turn has come
-                taken = self._take(block=False)
-                if taken is not None:
-                    self._ahead.append(taken)
-
-    def _take(self, *, block: bool) -> tuple[Arrival | ShardEnd, Mover, Any] | None:
         try:
-            arrival = self._prefetcher.take(block=block)
+            return self._next()
         except Exception:
             raise
         except BaseException:
             # Ctrl-C, or what a signal handler raises, may have hit between two steps that belong together.
             self._is_interrupted = True
             raise
+
+    def _next(self) -> Microbatch:
+        while not self.is_over:
+            if self._is_interrupted:
+                self._go_on()
+            taken = self._ahead.popleft() if self._ahead else self._wait()
+            if taken is None:
+                self._end_epoch()
+                continue
+            arrival, mover, moving = taken
+            fault("trainer.taken")
+            if isinstance(arrival, ShardEnd):
+                self._cursor.pass_shard(is_last_shard=arrival.is_last_shard)
+                continue
+            try:
+                if self.agreement is not None:
+                    self.agreement.deliver(self._cursor.position, arrival.digest)
+                microbatch = mover.finish(moving)
+            except BaseException:
+                self._is_interrupted = True
+                raise
+            if not isinstance(self._mover, HostMover):
+                self.load_ahead()
+            fault("trainer.deliver")
+            # The last thing: what is not counted is delivered again after an interruption.
+            self._count(arrival)
+            return microbatch
+        raise StopIteration
+
+    def _count(self, arrival: Arrival) -> None:
+        self.delivered += 1
+        self.delivered_bytes += arrival.size_bytes
+        self._began_mid_epoch = False
+        self._cursor.deliver(is_last_in_shard=arrival.is_last_in_shard, is_last_shard=arrival.is_last_shard)
+        fault("trainer.delivered")
+
+    def load_ahead(self) -> None:
+        """Bring the next microbatch on its way to the device, if it has arrived; does not wait."""
+        if self._ahead or self.is_over or self._is_interrupted:
+            return
+        try:
+            with contextlib.suppress(Exception):  # raised again when its turn has come
+                taken = self._take(block=False)
+                if taken is not None:
+                    self._ahead.append(taken)
+        except BaseException:
+            self._is_interrupted = True
+            raise
+
+    def _wait(self) -> _Taken | None:
+        if not self._profile.is_active:
+            return self._take(block=True)
+        with self._profile.range("wait"):
+            return self._take(block=True)
+
+    def _take(self, *, block: bool) -> _Taken | None:
+        arrival = self._prefetcher.take(block=block)
         if isinstance(arrival, Arrival):
+            mover = self._mover
+            if isinstance(mover, HostMover) and not self._profile.is_active:
+                return arrival, mover, arrival.microbatch
             try:
                 with self._profile.range("move"):
-                    return arrival, self._mover, self._mover.begin(arrival.microbatch)
+                    return arrival, mover, mover.begin(arrival.microbatch)
             except BaseException:
                 self._is_interrupted = True
                 raise
@@ -129,7 +158,8 @@ class Delivery:
 
     def _end_epoch(self) -> None:
         position = self._cursor.position
-        if position.shard or position.microbatch:  # a state that was taken at an end which the plan could not see
+        # A state that was taken at an end which the plan could not see, or a part of an epoch without any shard.
+        if position.epoch == self._epoch:
             self._cursor.position = position.after_epoch()
         if self._began_mid_epoch:
             # Resumed where nothing was left: the caller gets the next epoch, not an empty one.

@@ -5,11 +5,16 @@ the next microbatch is the next one in the pipe whose turn it is: nothing has to
 """
 
 import gc
+import logging
+import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from fkat_data.errors import MemoryLimitError, WorkerDiedError
+from fkat_data.errors import MemoryLimitError, StaleIteratorError, WorkerDiedError, WorkerError, WorkerStalledError
+from fkat_data.faults import fault
+from fkat_data.loader.recovery import Recovery, Remedy, Restarts, Skips
+from fkat_data.loader.stall import StallWatch
 from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.plan.task import Task
 from fkat_data.position import Position
@@ -17,6 +22,8 @@ from fkat_data.types import Shard
 from fkat_data.worker.messages import NO_LIMIT, End, Failure, Item, Starved, Worker, WorkerGone
 
 __all__ = ["Arrival", "Prefetcher", "ShardEnd"]
+
+logger = logging.getLogger(__name__)
 
 
 class Arrival(NamedTuple):
@@ -27,12 +34,14 @@ class Arrival(NamedTuple):
         is_last_in_shard: Whether its shard ends with it.
         is_last_shard: Whether its shard is the epoch's last.
         size_bytes: Bytes of its tensors and arrays that were copied.
+        digest: Of its content; 0 where nobody asked for it.
     """
 
     microbatch: Any
     is_last_in_shard: bool
     is_last_shard: bool
     size_bytes: int
+    digest: int
 
 
 class ShardEnd(NamedTuple):
@@ -51,15 +60,30 @@ class Prefetcher:
     Args:
         plan: The ordered work.
         workers: Who does it.
+        replace: Starts another worker in the place of the one at an index.
+        recovery: What may be done about faults.
         num_shard_prefetches: Shards in work ahead of the current one.
         num_microbatch_prefetches: Microbatches produced and not delivered, for each shard; -1: no bound but memory.
     """
 
     def __init__(
-        self, plan: ShardPlan, workers: Sequence[Worker], num_shard_prefetches: int, num_microbatch_prefetches: int
+        self,
+        plan: ShardPlan,
+        workers: Sequence[Worker],
+        replace: Callable[[int], None],
+        recovery: Recovery,
+        num_shard_prefetches: int,
+        num_microbatch_prefetches: int,
     ) -> None:
         self._plan = plan
         self._workers = workers
+        self._replace = replace
+        self._recovery = recovery
+        self._patience_s = recovery.stall_watch().patience_s
+        self.restarts = Restarts(recovery.max_worker_restarts)
+        """How often a dead worker was replaced."""
+        self.skips = Skips(recovery.max_skipped_shards, skips=recovery.skips_shards)
+        """Which failing shards were skipped."""
         self._num_shards_ahead = num_shard_prefetches
         self._num_microbatches_ahead = num_microbatch_prefetches
         self._ticket = 0
@@ -70,6 +94,8 @@ class Prefetcher:
         self._tasks: deque[Task] = deque()
         self._arrived: deque[Item | End | Failure] = deque()
         self._delivered = 0
+        self._last_digest: int | None = None
+        self._has_delivered = False
         self._allowance = 0
         self._starved: Starved | None = None
         self._sampler_error: Exception | None = None
@@ -95,6 +121,7 @@ class Prefetcher:
         for worker in self._workers:
             worker.cancel(self._ticket)
         self._epoch, self._next_shard, self._num_extra = position.epoch, position.shard, 0
+        self._has_delivered = position.step > 0
         self._assign(position.microbatch)
         self._fill()
         self._begin_shard()
@@ -113,7 +140,9 @@ class Prefetcher:
 
         Raises:
             BaseException: The user's, in its place in the order.
-            WorkerDiedError: The current shard's worker is gone.
+            WorkerDiedError: The current shard's worker is gone, and is not to be replaced.
+            WorkerStalledError: It was silent for too long, and is not to be replaced.
+            StaleIteratorError: Another thread has closed the loader meanwhile.
             MemoryLimitError: The caller holds all the memory that the limit allows.
         """
         while self._tasks:
@@ -130,7 +159,10 @@ class Prefetcher:
                     self._arrived.popleft()
                     return ShardEnd(self._end_shard(message.num_microbatches))
                 case Failure():
-                    raise message.error  # and again with the next call: it stays
+                    if not self._may_skip(message.error):
+                        raise message.error  # and again with the next call: it stays
+                    self._arrived.popleft()
+                    return ShardEnd(self._end_shard(self._delivered))
         if self._sampler_error is not None:
             raise self._sampler_error
         return None
@@ -147,17 +179,20 @@ class Prefetcher:
 
     def _deliver(self, item: Item) -> Arrival:
         self._delivered = item.microbatch_index + 1
+        self._last_digest = item.digest
+        self._has_delivered = True
         is_last = item.is_last
         if is_last is None and self._arrived and isinstance(self._arrived[0], End):
             self._arrived.popleft()
             is_last = True
         if is_last:
-            return Arrival(item.microbatch, True, self._end_shard(self._delivered), item.size_bytes)
+            return Arrival(item.microbatch, True, self._end_shard(self._delivered), item.size_bytes, item.digest)
         self._allow(self._delivered + self._num_microbatches_ahead)
-        return Arrival(item.microbatch, False, False, item.size_bytes)
+        return Arrival(item.microbatch, False, False, item.size_bytes, item.digest)
 
     def _end_shard(self, num_microbatches: int) -> bool:
         """Go on to the next shard; return whether the one that ended is the epoch's last."""
+        fault("trainer.end_shard")
         ended = self._tasks.popleft()
         self._num_extra = max(0, self._num_extra - 1)
         if self._plan.num_shards(ended.epoch) is not None:  # an endless sampler's shards are too many to remember
@@ -171,6 +206,7 @@ class Prefetcher:
     def _begin_shard(self) -> None:
         if self._tasks:
             self._delivered = self._tasks[0].first_microbatch
+            self._last_digest = None
             self._allowance = self._initial_allowance(self._delivered)
 
     def _fill(self) -> None:
@@ -182,8 +218,12 @@ class Prefetcher:
         shard = self._plan_shard(self._next_shard)
         if shard is None:
             return
-        task = Task(self._ticket, self._epoch, self._next_shard, shard, first_microbatch)
+        piece = self._plan.piece(self._epoch, self._next_shard)
+        if piece is not None:
+            first_microbatch += piece.first_microbatch
+        task = Task(self._ticket, self._epoch, self._next_shard, shard, first_microbatch, piece)
         self._worker_of(task).assign(task, self._initial_allowance(first_microbatch))
+        fault("trainer.assigned")
         self._tasks.append(task)
         self._ticket += 1
         self._next_shard += 1
@@ -221,22 +261,75 @@ class Prefetcher:
             # Whatever the bound says, what is waited for must be made.
             self._allow(num_expected + 1)
         try:
-            while True:
-                message = worker.receive(block=block and self._starved is None)
-                if isinstance(message, Starved):
-                    self._starved = message
-                elif message is None:
-                    if self._starved is None or not block:
-                        return None
-                    self._check_starvation(worker)
-                elif message.ticket >= task.ticket:  # a smaller one was cancelled when it was already on its way
-                    self._starved = None
-                    self._arrived.append(message)
-                    return message
+            return self._next_message(worker, task, num_expected, block=block)
         except WorkerGone as gone:
-            error = WorkerDiedError(gone.pid, gone.exit_code, task.shard, task.epoch, num_expected)
+            if worker not in self._workers:
+                raise StaleIteratorError("the loader was closed while this iterator waited") from None
+            number = self.restarts.in_epoch
+            told = (gone.pid, gone.exit_code, task.shard, task.epoch, num_expected, gone.last_words)
+            return self._lose(worker, num_expected, WorkerDiedError(*told, socket.gethostname(), number), block=block)
+        except WorkerStalledError as stalled:
+            worker.close(0.0)
+            return self._lose(worker, num_expected, stalled, block=block)
+
+    def _next_message(
+        self, worker: Worker, task: Task, num_expected: int, *, block: bool
+    ) -> Item | End | Failure | None:
+        watch: StallWatch | None = None
+        patience_s = self._patience_s if block else 0.0
+        while True:
+            message = worker.receive(timeout_s=patience_s if self._starved is None else 0)
+            if isinstance(message, Starved):
+                self._starved = message
+            elif message is None:
+                if not block:
+                    return None
+                if self._starved is not None:
+                    self._check_starvation(worker)
+                    continue
+                watch = watch or self._recovery.stall_watch()
+                watch.report(worker, task, num_expected, len(self._tasks))
+                patience_s = watch.patience_s
+            elif message.ticket >= task.ticket:  # a smaller one was cancelled when it was already on its way
+                self._starved = None
+                self._arrived.append(message)
+                return message
+
+    def _lose(
+        self, worker: Worker, num_expected: int, error: WorkerError, *, block: bool
+    ) -> Item | End | Failure | None:
+        """Act on the end of the current shard's worker; return the next message."""
+        task = self._tasks[0]
+        remedy = self.restarts.remedy(task, num_expected, has_begun=worker.has_begun(task.ticket))
+        if remedy is Remedy.GIVE_UP or (remedy is Remedy.GIVE_UP_SHARD and not self.skips.is_active):
             self._arrived.append(Failure(task.ticket, error))
             return self._arrived[-1]
+        logger.warning("%s; another worker is started in its place", error)
+        fault("trainer.replace")
+        self._replace(task.ticket % len(self._workers))
+        fault("trainer.replaced")
+        self._starved = None
+        last = self._arrived[-1] if self._arrived else None
+        digest = last.digest if isinstance(last, Item) else self._last_digest
+        resumed = task._replace(first_microbatch=num_expected, digest=digest)
+        for lost in list(self._tasks):
+            if lost.ticket % len(self._workers) != task.ticket % len(self._workers):
+                continue
+            if lost is not task:
+                self._worker_of(lost).assign(lost, self._initial_allowance(lost.first_microbatch))
+            elif remedy is Remedy.GO_ON:
+                self._worker_of(task).assign(resumed, self._allowance)
+        if remedy is Remedy.GO_ON:
+            return self._receive(block=block)
+        self._arrived.append(Failure(task.ticket, error))
+        return self._arrived[-1]
+
+    def _may_skip(self, error: BaseException) -> bool:
+        task = self._tasks[0]
+        if isinstance(error, (WorkerDiedError, WorkerStalledError)) and not self._worker_of(task).is_alive:
+            return False  # nobody is there who could make the next shard
+        is_last = len(self._tasks) == 1 and self._plan_shard(task.shard_index + 1) is None
+        return self.skips.may_skip(task, error, is_whole_epoch_lost=is_last and not self._has_delivered)
 
     def _check_starvation(self, worker: Worker) -> None:
         """Raise if the worker waits for memory that nobody but the caller can give back."""

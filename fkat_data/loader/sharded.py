@@ -12,19 +12,20 @@ from typing import Any, Self
 import torch
 
 from fkat_data import arguments
-from fkat_data.device.accelerator import AcceleratorMover
-from fkat_data.device.host import HostMover, Mover
+from fkat_data.device.choice import mover_for
 from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
+from fkat_data.loader.agreement import RankCheck
 from fkat_data.loader.crew import Crew, CrewSettings
 from fkat_data.loader.delivery import Delivery
 from fkat_data.loader.prefetch import Prefetcher
+from fkat_data.loader.recovery import ON_SHARD_ERROR, Recovery
+from fkat_data.loader.resume import Identity, adopt, rank_state, resume
 from fkat_data.observe.profile import TrainerProfile
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.plan.cursor import Cursor
-from fkat_data.plan.shard_plan import shard_plan
-from fkat_data.plan.state import RankState, merge, read, read_rank, verify
-from fkat_data.position import Position
+from fkat_data.plan.elastic_plan import elastic_shard_plan
+from fkat_data.plan.state import RankState, merge, read_rank
 from fkat_data.types import Microbatch, Profiler, Shard
 
 __all__ = ["ShardedDataLoader"]
@@ -58,6 +59,19 @@ class ShardedDataLoader:
         memory_limit_bytes: Shared memory of all workers together; reaching it makes them wait. Default: an eighth
             of the available memory, at most 1 GiB.
         zero_copy: False delivers copies in memory of the caller's own.
+        max_worker_restarts: Workers that may be started in the place of dead ones, in each epoch; 0: a death is an
+            error. What follows a restart is what would have followed without the death, which is checked.
+        on_shard_error: ``"raise"``, or ``"skip"`` to log a shard that raises and to go on with the next one.
+        max_skipped_shards: Shards that may be skipped in each epoch.
+        stall_warning_s: After so many seconds of waiting for one microbatch, a log line tells what the worker is
+            doing; again after twice as many, and so on.
+        stall_timeout_s: After so many, the worker is killed, and the wait ends like a worker's death; None: never.
+        replica_group: The ranks that must be given the same microbatches as this one, as tensor-parallel ones must: a
+            process group of torch.distributed, or the list of its ranks. Every rank of the job names its own; what
+            is delivered is then compared, and ranks that disagree are named.
+        check_ranks_every: Microbatches between two comparisons in the background; 100 where there is a
+            ``replica_group``. Given without one, ranks compare their plans alone, when an iteration begins and after
+            a state was loaded: a collective call, on every rank.
 
     Raises:
         ConfigurationError: An argument cannot work, or the factory cannot be sent to a worker.
@@ -77,6 +91,13 @@ class ShardedDataLoader:
         *,
         memory_limit_bytes: int | None = None,
         zero_copy: bool = True,
+        max_worker_restarts: int = 0,
+        on_shard_error: str = "raise",
+        max_skipped_shards: int = 10,
+        stall_warning_s: float = 30.0,
+        stall_timeout_s: float | None = None,
+        replica_group: Any = None,
+        check_ranks_every: int | None = None,
     ) -> None:
         self._seed = arguments.integer("seed", seed)
         # There may be fewer data-parallel ranks than ranks, but not more.
@@ -91,7 +112,15 @@ class ShardedDataLoader:
         if profiler is not None and not isinstance(profiler, Profiler):
             raise ConfigurationError("profiler", profiler, "an object with start(name) and stop(name)")
         self._factory = arguments.function("dataloader_factory", dataloader_factory)
-        self._plan = shard_plan(shard_sampler)
+        self._plan = elastic_shard_plan(shard_sampler)
+        self._identity = Identity(self._seed, self._dp_rank)
+        recovery = Recovery(
+            max_worker_restarts=arguments.integer("max_worker_restarts", max_worker_restarts, minimum=0),
+            skips_shards=arguments.choice("on_shard_error", on_shard_error, ON_SHARD_ERROR) == "skip",
+            max_skipped_shards=arguments.integer("max_skipped_shards", max_skipped_shards, minimum=0),
+            stall_warning_s=arguments.seconds("stall_warning_s", stall_warning_s),
+            stall_timeout_s=None if stall_timeout_s is None else arguments.seconds("stall_timeout_s", stall_timeout_s),
+        )
         profile = TrainerProfile(profiler)
         settings = CrewSettings(
             factory=dataloader_factory,
@@ -102,11 +131,20 @@ class ShardedDataLoader:
             profiler=profiler,
             is_multiprocessing=arguments.boolean("multiprocessing", multiprocessing),
             is_zero_copy=arguments.boolean("zero_copy", zero_copy),
+            is_digested=recovery.max_worker_restarts > 0 or replica_group is not None,
         )
         self._crew = Crew(settings, profile)
-        self._prefetcher = Prefetcher(self._plan, self._crew.workers, num_shard_prefetches, num_microbatch_prefetches)
+        self._prefetcher = Prefetcher(
+            self._plan,
+            self._crew.workers,
+            self._crew.replace,
+            recovery,
+            num_shard_prefetches,
+            num_microbatch_prefetches,
+        )
         self._cursor = Cursor()
-        self._delivery = Delivery(self._prefetcher, self._cursor, _mover(device), profile)
+        self._delivery = Delivery(self._prefetcher, self._cursor, mover_for(device), profile)
+        self._ranks = RankCheck(replica_group, check_ranks_every, self._seed, self._plan)
         # Which iterator is the newest: a reference to it would be one in a circle.
         self._generation = 0
         self._is_handed_out = False
@@ -129,10 +167,10 @@ class ShardedDataLoader:
         if self._is_handed_out or self._delivery.is_over:
             self._begin()
         self._is_handed_out = True
-        return _EpochIterator(self, self._generation)
+        return _EpochIterator(self, self._delivery.next, self._check_generation)
 
     def __len__(self) -> int:
-        """Return the microbatches in an epoch.
+        """Return the microbatches in an epoch; where it was split anew, those before count as ``step`` does.
 
         Raises:
             TypeError: That is not known: not every shard was seen to its end yet, and the factory has no
@@ -141,7 +179,7 @@ class ShardedDataLoader:
         num_shards = self._plan.num_shards(self.epoch)
         if num_shards is None:
             raise TypeError("the number of microbatches is not known: the sampler does not say how many shards it has")
-        return sum(self._num_microbatches(self._plan.shard(self.epoch, index)) for index in range(num_shards))
+        return self._plan.first_step(self.epoch) + sum(self._num_microbatches(index) for index in range(num_shards))
 
     def __bool__(self) -> bool:
         """Return True: a loader is something, whatever its length."""
@@ -157,10 +195,16 @@ class ShardedDataLoader:
 
         Raises:
             StopIteration: The epoch is over; the next call begins another.
+            StaleIteratorError: The loader was closed meanwhile, by another thread or a signal's handler.
         """
         self._begin_if_over()
         self._is_handed_out = True
-        return self._delivery.next()
+        generation = self._generation
+        try:
+            return self._delivery.next()
+        except Exception:
+            self._check_generation(generation)
+            raise
 
     def prefetch_shards(self, count: int) -> None:
         """Put ``count`` more shards in work now; begins an epoch if none is under way.
@@ -179,11 +223,11 @@ class ShardedDataLoader:
         rank's place alone. Loads with ``torch.load(weights_only=True)``. The form is described in
         ``fkat_data.plan.state``.
         """
-        return merge(gather(self._rank_state(self._cursor.position)))
+        return merge(gather(self._rank_state()))
 
     def local_state_dict(self) -> dict[str, Any]:
         """Return this rank's place as plain values, which JSON can hold; not collective."""
-        return self._rank_state(self._cursor.position).as_dict()
+        return self._rank_state().as_dict()
 
     @staticmethod
     def merge_state_dicts(local_state_dicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -200,20 +244,20 @@ class ShardedDataLoader:
         """Go to a saved place: the next iteration begins at the first microbatch that was not delivered before it.
 
         An iteration under way ends: its iterator raises ``StaleIteratorError``. Takes what ``state_dict`` or
-        ``local_state_dict`` gave; of the former, this process's rank is used.
+        ``local_state_dict`` gave; of the former, this process's rank is used. A ``state_dict`` of another number of
+        data-parallel ranks is split anew: what is left of its epoch is dealt out to the present ranks, each of which
+        then begins in that epoch, at the largest ``step`` of those before. A rank for which nothing is left has an
+        epoch without microbatches, so that all ranks have equally many epochs.
 
         Raises:
             StateMismatchError: It is no state, or belongs to another plan; nothing has changed then.
         """
-        saved = self._own_rank(read(state_dict))
-        verify(saved, self._rank_state(Position(saved.position.epoch, 0, 0, 0)))
-        self._plan.load_sampler_state(saved.position.epoch, saved.sampler)
-        position = saved.position
-        num_shards = self._plan.num_shards(position.epoch)
-        if num_shards is not None and position.shard >= num_shards:
-            position = position.after_epoch()
+        resumption = resume(state_dict, self._plan, self._identity)
+        adopt(self._plan, resumption, self._identity)
         self._stop()
-        self._cursor.load(position)
+        self._ranks.is_due = True
+        self._cursor.load(resumption.position)
+        self._prefetcher.skips.load(resumption.position.epoch, resumption.skipped)
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done so far; cheap enough for every step."""
@@ -221,8 +265,10 @@ class ShardedDataLoader:
         return LoaderStatistics(
             delivered=delivery.delivered,
             delivered_bytes=delivery.delivered_bytes,
-            waited_s=delivery.waited_s,
+            waited_s=self._crew.waiting.total_s,
             held_bytes=self._crew.held_bytes,
+            worker_restarts=self._prefetcher.restarts.total,
+            skipped_shards=self._prefetcher.skips.total,
         )
 
     def set_device(self, device: torch.device | str | None) -> None:
@@ -231,7 +277,7 @@ class ShardedDataLoader:
         Raises:
             ConfigurationError: There is no such device.
         """
-        self._delivery.load_to(_mover(device))
+        self._delivery.load_to(mover_for(device))
 
     def close(self) -> None:
         """End the workers, within about a second; any number of calls. A new iteration starts them again."""
@@ -260,6 +306,7 @@ class ShardedDataLoader:
     def _begin(self) -> None:
         self._crew.start()
         self._delivery.begin()
+        self._delivery.agreement = self._ranks.check(self._rank_state())
         self._generation += 1
         self._is_handed_out = False
 
@@ -268,76 +315,52 @@ class ShardedDataLoader:
             self._begin()
 
     def _stop(self) -> None:
-        self._delivery.stop()
         self._generation += 1
+        self._delivery.stop()
 
-    def _rank_state(self, position: Position) -> RankState:
-        epoch, plan = position.epoch, self._plan
-        return RankState(
-            position,
-            seed=self._seed,
-            dp_rank=self._dp_rank,
-            num_shards=plan.num_shards(epoch),
-            shards=plan.digest(epoch),
-            sampler=plan.sampler_state(epoch),
-        )
+    def _check_generation(self, generation: int) -> None:
+        """Raise if what was begun in a generation was stopped: a stop must not look like an end, nor like a fault."""
+        if generation != self._generation:
+            raise StaleIteratorError(
+                "this iterator has ended: the loader was iterated anew, was given a state, or was closed"
+            ) from None
 
-    def _own_rank(self, ranks: list[RankState]) -> RankState:
-        rank, world_size = rank_and_world_size()
-        if len(ranks) == 1 and (world_size == 1 or ranks[0].dp_rank == self._dp_rank):
-            return ranks[0]
-        if world_size == 1 and self._dp_rank < len(ranks):  # ranks that torch.distributed does not know of
-            return ranks[self._dp_rank]
-        if len(ranks) != world_size:
-            raise StateMismatchError("dp_size", len(ranks), world_size, "resume with the ranks that saved it")
-        return ranks[rank]
+    def _rank_state(self) -> RankState:
+        position = self._cursor.position
+        return rank_state(self._plan, self._identity, position, self._prefetcher.skips.shards(position.epoch))
 
-    def _num_microbatches(self, shard: Shard | None) -> int:
+    def _num_microbatches(self, index: int) -> int:
+        shard, piece = self._plan.shard(self.epoch, index), self._plan.piece(self.epoch, index)
+        num_before = 0 if piece is None else piece.first_microbatch
         known = self._prefetcher.num_microbatches.get(repr(shard))
         if known is not None:
-            return known
+            return known - num_before
         count = getattr(self._factory, "num_microbatches", None)
         if not callable(count):
             raise TypeError(f"the number of microbatches is not known before shard {shard!r} was read to its end")
-        return arguments.integer("num_microbatches(shard)", count(shard), minimum=0)
+        return arguments.integer("num_microbatches(shard)", count(shard), minimum=0) - num_before
 
 
 class _EpochIterator(Iterator[Microbatch]):
     """One epoch of a loader."""
 
-    def __init__(self, loader: ShardedDataLoader, generation: int) -> None:
+    def __init__(
+        self, loader: ShardedDataLoader, take: Callable[[], Microbatch], check_generation: Callable[[int], None]
+    ) -> None:
         self._loader = loader
-        self._next = loader._delivery.next  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # its other half
-        self._generation = generation
+        self._next = take
+        self._check_generation = check_generation
+        self._generation = loader._generation  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # its other half
         self._is_over = False
 
     def __next__(self) -> Microbatch:
         if self._is_over:
             raise StopIteration
         if self._generation != self._loader._generation:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-            raise StaleIteratorError(
-                "this iterator has ended: the loader was iterated anew, was given a state, or was closed"
-            )
+            self._check_generation(self._generation)
         try:
             return self._next()
-        except StopIteration:
-            self._is_over = True
+        except Exception as error:
+            self._check_generation(self._generation)  # it may have been closed while this waited
+            self._is_over = isinstance(error, StopIteration)
             raise
-
-
-def _mover(device: torch.device | str | None) -> Mover:
-    if device is None:
-        return HostMover()
-    try:
-        target = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ConfigurationError("device", device, f"a torch device, or null ({error})") from error
-    if target.type == "cpu":
-        return HostMover()
-    if target.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigurationError("device", device, "a device of this machine; torch sees no CUDA device here")
-    try:
-        torch.empty(0, device=target)
-    except Exception as error:
-        raise ConfigurationError("device", device, f"a device of this machine ({error})") from error
-    return AcceleratorMover(target)

@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any, cast
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.plan.elastic import Piece
 from fkat_data.samplers.base import ShardSampler, check_shards
 from fkat_data.samplers.sequence import as_shard_sampler
 from fkat_data.types import Shard, Stateful
@@ -46,6 +47,16 @@ class ShardPlan(ABC):
     def num_shards(self, epoch: int) -> int | None:
         """Return the number of shards in an epoch, or None where it is not known."""
 
+    def piece(self, epoch: int, index: int) -> Piece | None:
+        """Return where the shard at a place comes from, in an epoch that was split anew; None in any other."""
+        del epoch, index
+        return None
+
+    def first_step(self, epoch: int) -> int:
+        """Return the microbatches that count as delivered when this rank's part of an epoch begins."""
+        del epoch
+        return 0
+
     def digest(self, epoch: int) -> str | None:
         """Return 16 hexadecimal digits that name the epoch's order, or None where it is not known beforehand."""
         del epoch
@@ -70,17 +81,18 @@ class PureShardPlan(ShardPlan):
 
     Args:
         shards: Gives an epoch's shards.
+        epoch: The epoch that is asked for at once.
 
     Raises:
-        ConfigurationError: The first epoch has none.
+        ConfigurationError: That epoch has none.
     """
 
-    def __init__(self, shards: Callable[[int], Sequence[Shard]]) -> None:
+    def __init__(self, shards: Callable[[int], Sequence[Shard]], epoch: int = 0) -> None:
         self._of_epoch = shards
         self._epoch = -1
         self._shards: Sequence[Shard] = ()
         self._digest = ""
-        self._go_to(0)
+        self._go_to(epoch)
 
     def shard(self, epoch: int, index: int) -> Shard | None:
         """Return the shard at a place, or None past the epoch's end."""

@@ -10,10 +10,17 @@ A *rank state* is one rank's, of plain values that JSON can hold. A *state* is a
         "all_rank_steps": [13, 16],                    # microbatches delivered in the epoch
         "all_rank_epochs": [2, 2],
         "all_rank_samplers": [None, None],             # states of users' own samplers; left out where there are none
+        "all_rank_skipped": [[0], []],                 # shards that failed and were skipped; left out where none was
         "dp_size": 2,
         "fingerprint": {"seed": 7, "all_rank_dp_ranks": [0, 1], "all_rank_num_shards": [4, 4],
-                        "all_rank_shards": ["9f3c…", "11ab…"]},
+                        "all_rank_shards": ["9f3c…", "11ab…"],
+                        "dp_size": 2},                 # ranks that the sampler splits over; left out where it does not
+        "resplits": [],                                # where the ranks were when their number changed, see below
     }
+
+An item of ``resplits`` has the lists ``epochs``, ``indices``, ``microbatches`` and ``steps``, with an item for each
+data-parallel rank that there was. Only re-splits are kept that an epoch under way depends on. The field is there
+wherever the sampler splits its shards, as torch.distributed.checkpoint reads only fields that it is shown.
 
 Of these only ``all_rank_indices`` must be there; the others have the defaults that a start of epoch 0 gives them.
 """
@@ -24,6 +31,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from fkat_data.errors import StateMismatchError
+from fkat_data.plan.elastic import Layer, without_idle
 from fkat_data.position import Position
 
 __all__ = ["VERSION", "RankState", "merge", "read", "read_rank", "verify"]
@@ -41,6 +49,9 @@ class RankState(NamedTuple):
         num_shards: Shards of the rank in the position's epoch.
         shards: Digest of their order.
         sampler: State of a user's own sampler at the epoch's begin.
+        dp_size: Data-parallel ranks that the rank's sampler splits the shards over.
+        layers: Where the ranks were when their number changed, for each time.
+        skipped: Places of the epoch's shards that failed and were skipped.
     """
 
     position: Position
@@ -49,6 +60,9 @@ class RankState(NamedTuple):
     num_shards: int | None = None
     shards: str | None = None
     sampler: dict[str, Any] | None = None
+    dp_size: int | None = None
+    layers: tuple[Layer, ...] = ()
+    skipped: tuple[int, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the rank state as plain values."""
@@ -68,6 +82,11 @@ class RankState(NamedTuple):
         }
         if self.sampler is not None:
             state["sampler"] = self.sampler
+        if self.dp_size is not None:
+            state["fingerprint"]["dp_size"] = self.dp_size
+            state["resplits"] = _resplits(self.layers)
+        if self.skipped:
+            state["skipped"] = list(self.skipped)
         return state
 
 
@@ -75,12 +94,16 @@ def merge(ranks: Sequence[RankState]) -> dict[str, Any]:
     """Return the state of all ranks, given in the order of their ranks.
 
     Raises:
-        StateMismatchError: The ranks do not share one seed.
+        StateMismatchError: The ranks do not share one seed, one number of ranks and one past of it.
     """
-    seed = ranks[0].seed
+    seed, dp_size, layers = ranks[0].seed, ranks[0].dp_size, ranks[0].layers
     for rank in ranks:
         if rank.seed != seed:
             raise StateMismatchError("fingerprint.seed", seed, rank.seed, "every rank must be given the same seed")
+        if rank.dp_size != dp_size:
+            raise StateMismatchError("fingerprint.dp_size", dp_size, rank.dp_size, "the ranks are of different runs")
+        if rank.layers != layers:
+            raise StateMismatchError("resplits", layers, rank.layers, "the ranks were given different states")
     positions = [rank.position for rank in ranks]
     # Views of one storage: torch.save then writes one record for all of them.
     indices = torch.tensor([position.shard - 1 for position in positions], dtype=torch.int)
@@ -101,6 +124,13 @@ def merge(ranks: Sequence[RankState]) -> dict[str, Any]:
     }
     if any(rank.sampler is not None for rank in ranks):
         state["all_rank_samplers"] = [rank.sampler for rank in ranks]
+    if any(rank.skipped for rank in ranks):
+        state["all_rank_skipped"] = [list(rank.skipped) for rank in ranks]
+    if dp_size is not None:
+        state["fingerprint"]["dp_size"] = dp_size
+        # What one rank does not need any more another one may.
+        is_whole = {rank.dp_rank for rank in ranks} == set(range(dp_size))
+        state["resplits"] = _resplits(without_idle(layers, state["epoch"]) if is_whole else layers)
     return state
 
 
@@ -125,20 +155,29 @@ def read(state: Mapping[str, Any]) -> list[RankState]:
     epoch = _count(state.get("epoch", 0), "epoch")
     columns = {
         name: _items(state, f"all_rank_{name}", num_ranks, default)
-        for name, default in (("microbatches", 0), ("steps", None), ("epochs", epoch), ("samplers", None))
+        for name, default in (
+            ("microbatches", 0),
+            ("steps", None),
+            ("epochs", epoch),
+            ("samplers", None),
+            ("skipped", ()),
+        )
     }
     fingerprint = _mapping(state.get("fingerprint", {}), "fingerprint")
     seed = fingerprint.get("seed")
     dp_ranks, nums_shards, digests = (
         _items(fingerprint, f"all_rank_{name}", num_ranks) for name in ("dp_ranks", "num_shards", "shards")
     )
+    saved_dp_size, layers = _dp_size(fingerprint), _layers(state)
     ranks: list[RankState] = []
     for rank in range(num_ranks):
         position = _position(
             columns["epochs"][rank], indices[rank], columns["microbatches"][rank], columns["steps"][rank]
         )
-        sampler = columns["samplers"][rank]
-        ranks.append(RankState(position, seed, dp_ranks[rank], nums_shards[rank], digests[rank], sampler))
+        sampler, skipped = columns["samplers"][rank], _places(columns["skipped"][rank], "all_rank_skipped")
+        dp_rank = _dp_rank(dp_ranks[rank])
+        own = RankState(position, seed, dp_rank, nums_shards[rank], digests[rank], sampler)
+        ranks.append(own._replace(dp_size=saved_dp_size, layers=layers, skipped=skipped))
     return ranks
 
 
@@ -160,10 +199,13 @@ def read_rank(state: Mapping[str, Any]) -> RankState:
     return RankState(
         position,
         seed=fingerprint.get("seed"),
-        dp_rank=fingerprint.get("dp_rank"),
+        dp_rank=_dp_rank(fingerprint.get("dp_rank")),
         num_shards=fingerprint.get("num_shards"),
         shards=fingerprint.get("shards"),
         sampler=sampler,
+        dp_size=_dp_size(fingerprint),
+        layers=_layers(state),
+        skipped=_places(state.get("skipped", ()), "skipped"),
     )
 
 
@@ -180,7 +222,8 @@ def verify(saved: RankState, present: RankState) -> None:
         ("shards", "the shards, or their order, have changed since the state was saved"),
     ):
         was, now = getattr(saved, field), getattr(present, field)
-        if was is not None and now is not None and was != now:
+        # Types first: what a foreign state holds may have an equality of its own.
+        if was is not None and now is not None and (type(was) is not type(now) or was != now):
             raise StateMismatchError(f"fingerprint.{field}", was, now, hint)
     if present.num_shards is not None and saved.position.shard > present.num_shards:
         raise StateMismatchError("all_rank_indices", saved.position.shard - 1, f"<{present.num_shards} shards>")
@@ -215,17 +258,58 @@ def _items(state: Mapping[str, Any], field: str, length: int | None, default: ob
     return items
 
 
-def _count(value: object, field: str, minimum: int = 0) -> int:
+def _count(value: object, field: str, minimum: int = 0, maximum: int = 2**63 - 1) -> int:
     if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_floating_point():
         value = value.item()
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise StateMismatchError(field, value, f"<an integer of at least {minimum}>", _NO_STATE)
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        raise StateMismatchError(field, value, f"<an integer from {minimum} to {maximum}>", _NO_STATE)
     return value
 
 
+def _places(value: object, field: str) -> tuple[int, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        raise StateMismatchError(field, value, "<a list of shards' places>", _NO_STATE)
+    return tuple(_count(place, field) for place in cast("Sequence[object]", value))
+
+
+def _resplits(layers: Sequence[Layer]) -> list[dict[str, list[int]]]:
+    return [
+        {
+            "epochs": [position.epoch for position in layer],
+            "indices": [position.shard - 1 for position in layer],
+            "microbatches": [position.microbatch for position in layer],
+            "steps": [position.step for position in layer],
+        }
+        for layer in layers
+    ]
+
+
+def _layers(state: Mapping[str, Any]) -> tuple[Layer, ...]:
+    if state.get("resplits") is None:
+        return ()
+    layers: list[Layer] = []
+    for item in _items(state, "resplits", None):
+        resplit = _mapping(item, "resplits")
+        epochs = _items(resplit, "epochs", None)
+        if not epochs:
+            raise StateMismatchError("resplits", [], "<a position for each rank>", _NO_STATE)
+        columns = (_items(resplit, name, len(epochs)) for name in ("indices", "microbatches", "steps"))
+        layers.append(tuple(_position(*place) for place in zip(epochs, *columns, strict=True)))
+    return tuple(layers)
+
+
+def _dp_size(fingerprint: Mapping[str, Any]) -> int | None:
+    value = fingerprint.get("dp_size")
+    return None if value is None else _count(value, "fingerprint.dp_size", minimum=1)
+
+
+def _dp_rank(value: object) -> int | None:
+    return None if value is None else _count(value, "fingerprint.dp_rank")
+
+
 def _position(epoch: object, index: object, microbatch: object, step: object) -> Position:
+    shard = _count(index, "all_rank_indices", minimum=-1, maximum=2**31 - 2) + 1
     microbatch = _count(microbatch, "all_rank_microbatches")
-    shard = _count(index, "all_rank_indices", minimum=-1) + 1
     # A state that does not say its step was taken between shards by a loader that counted only those.
     step = _count(step, "all_rank_steps") if step is not None else microbatch
     return Position(_count(epoch, "all_rank_epochs"), shard, microbatch, step)

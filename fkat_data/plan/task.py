@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from fkat_data.plan.elastic import Piece
 from fkat_data.types import Shard
 
 __all__ = ["Task"]
@@ -16,6 +17,8 @@ class Task(NamedTuple):
         shard_index: The shard's place in the epoch's order of this rank.
         shard: What the factory is called with.
         first_microbatch: Microbatches that were delivered before; they are stepped over.
+        piece: Whose random streams the shard has, in an epoch that was split anew; None: this rank's own.
+        digest: Of the last one that is stepped over, where a dead worker had made it: it is made again, and must be the same.
     """
 
     ticket: int
@@ -23,3 +26,5 @@ class Task(NamedTuple):
     shard_index: int
     shard: Shard
     first_microbatch: int
+    piece: Piece | None = None
+    digest: int | None = None

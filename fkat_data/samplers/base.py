@@ -1,9 +1,10 @@
 """What every sampler of shards is: a pure order, with iteration and state built on it once."""
 
+import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from fkat_data.arguments import integer
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
@@ -112,6 +113,12 @@ class ShardSampler:
             raise StateMismatchError("index", index, num_shards, f"epoch {epoch} has fewer shards than were yielded")
         self._place = (epoch, index) if index < num_shards else (epoch + 1, 0)
         self._iterator = None
+
+    def _with(self, **attributes: Any) -> Self:
+        """Return a copy with other attributes, at the start of epoch 0; arguments of a subclass's own stay."""
+        other = copy.copy(self)
+        vars(other).update(attributes, _place=(0, 0), _iterator=None)
+        return other
 
     def _saved(self, state_dict: Mapping[str, Any], field: str) -> int:
         present = self.state_dict()[field]

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from typing import Self
 
 from fkat_data.arguments import boolean, integer
 from fkat_data.errors import ConfigurationError
@@ -41,7 +42,8 @@ class DistributedDataParallelShardSampler(ShardSampler):
         self._num_uri_merge = integer("num_uri_merge", num_uri_merge, minimum=-1)
 
         shards = self._sampler.shards(0)
-        self._last = (0, self._part(0, shards))  # now: too few shards are an error here and not when training starts
+        # Now: too few shards are an error here and not when training starts.
+        self._last: tuple[int, Sequence[Shard]] = (0, self._part(0, shards))
         rest = len(shards) % self._dp_size
         if self._drop_last and rest:
             _logger.warning(
@@ -76,6 +78,17 @@ class DistributedDataParallelShardSampler(ShardSampler):
     def num_uri_merge(self) -> int:
         """URIs that are joined into one shard; -1 for all; 0 for none."""
         return self._num_uri_merge
+
+    def for_rank(self, dp_size: int, dp_rank: int) -> Self:
+        """Return this sampler as a rank of another number of ranks has it, at the start of epoch 0.
+
+        Raises:
+            ConfigurationError: There is no such rank. Too few shards are an error of ``shards``.
+        """
+        dp_size = integer("dp_size", dp_size, minimum=1)
+        dp_rank = integer("dp_rank", dp_rank, minimum=0, maximum=dp_size - 1)
+        # No epoch is asked for yet: to load a state, one epoch is needed of many ranks.
+        return self._with(_dp_size=dp_size, _dp_rank=dp_rank, _last=(-1, ()))
 
     def shards(self, epoch: int) -> Sequence[Shard]:
         """Return this rank's shards of an epoch.

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from typing import Self
 
 from fkat_data.arguments import integer
+from fkat_data.errors import ConfigurationError
 from fkat_data.samplers.base import ShardSampler
 from fkat_data.samplers.sequence import as_shard_sampler
-from fkat_data.types import Shard
+from fkat_data.types import ResplittableSampler, Shard
 
 __all__ = ["ShuffledShardSampler"]
 
@@ -42,6 +44,22 @@ class ShuffledShardSampler(ShardSampler):
     def seed(self) -> int:
         """The seed of every epoch's order."""
         return self._seed
+
+    @property
+    def dp_size(self) -> int | None:
+        """Number of data-parallel ranks that the sampler inside splits its shards over; None if it does not."""
+        return self._sampler.dp_size if isinstance(self._sampler, ResplittableSampler) else None
+
+    def for_rank(self, dp_size: int, dp_rank: int) -> Self:
+        """Return this sampler as a rank of another number of ranks has it, at the start of epoch 0.
+
+        Raises:
+            ConfigurationError: The sampler inside cannot be asked for another rank's shards.
+        """
+        inside = self._sampler
+        if not isinstance(inside, ResplittableSampler) or inside.dp_size is None:
+            raise ConfigurationError("sampler", inside, "a sampler that splits its shards over ranks, to be split anew")
+        return self._with(_sampler=inside.for_rank(dp_size, dp_rank), _last=None)
 
     def shards(self, epoch: int) -> Sequence[Shard]:
         """Return the shards of an epoch in its own order."""

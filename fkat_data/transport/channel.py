@@ -136,36 +136,46 @@ class Channel:
         """Let ``wait`` end when this descriptor is readable, too."""
         self._poll.register(descriptor, select.POLLIN)
 
-    def wait(self) -> bool:
+    def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until something arrives, or a watched descriptor is readable; return whether something has arrived.
 
         The peer's end counts as something.
+
+        Args:
+            timeout_s: How long at most; None: for ever.
         """
         self.flush()
+        timeout_ms = None if timeout_s is None else 1000 * timeout_s
         while self.has_unsent:
             self._poll.modify(self._socket, select.POLLIN | select.POLLOUT)
-            events = self._poll.poll()
+            events = self._poll.poll(timeout_ms)
             self._poll.modify(self._socket, select.POLLIN)
             self.flush()
-            if any(event != select.POLLOUT for _, event in events):
+            if not events or any(event != select.POLLOUT for _, event in events):
                 break
         else:
-            events = self._poll.poll()
+            events = self._poll.poll(timeout_ms)
         number = self._socket.fileno()
         return any(descriptor == number for descriptor, _ in events)
 
-    def close(self) -> None:
-        """Close this end; the peer receives end of file."""
+    def hang_up(self) -> None:
+        """Let both sides receive end of file, a thread in ``wait`` included; the descriptors stay open."""
         self._outbox.clear()
         self._unsent = b""
         with contextlib.suppress(OSError):
             # Reaches the peer even if a forked process still holds the descriptor.
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close this end; the peer receives end of file."""
+        self.hang_up()
         self.abandon()
 
     def abandon(self) -> None:
         """Close the descriptors without a word to the peer: for a forked child that inherited them."""
         self._socket.close()
+        self._start = self._end = 0
+        self._ended = True
         while self._descriptors:
             os.close(self._descriptors.popleft())
 

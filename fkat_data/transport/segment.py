@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import MemoryLimitError
+from fkat_data.faults import fault
 from fkat_data.transport.budget import available_bytes
 
 __all__ = ["Segment", "SegmentLeases", "SegmentPool", "anonymous_file", "rounded_size"]
@@ -141,6 +142,10 @@ class SegmentPool:
         """Take the credit for a segment: nobody reads it any more."""
         self._free.append(self._segments[index])
 
+    def discard(self, index: int) -> None:
+        """Let go of a segment that is not free and must not be written again."""
+        self._drop(self._segments[index])
+
     def _count_take(self) -> None:
         # A moment in which the trainer was late must not make the pool larger for ever: now and then, what was never
         # needed since the last time goes.
@@ -159,7 +164,9 @@ class SegmentPool:
     def _create(self, size_bytes: int) -> Segment:
         descriptor = anonymous_file()
         try:
+            fault("worker.reserve")
             _reserve(descriptor, size_bytes)
+            fault("worker.reserved")
             segment = Segment(self._next_index, descriptor, size_bytes, is_written=True)
             self._next_index += 1
             self._announce(segment, descriptor)
@@ -176,10 +183,13 @@ class SegmentLeases:
     Args:
         release: Called with a segment's index and size when the last view of its microbatch is gone; on whichever thread
             dropped it, so it must neither block nor take a lock that the caller may hold.
+        discard: Called so in place of ``release`` for a segment that must not be written again.
     """
 
-    def __init__(self, release: Callable[[int, int], None]) -> None:
+    def __init__(self, release: Callable[[int, int], None], discard: Callable[[int, int], None] | None = None) -> None:
         self._release = release
+        self._discard = discard
+        self._shared: set[int] = set()
         self._segments: dict[int, Segment] = {}
         self._leases: dict[int, weakref.ref[Any]] = {}
 
@@ -214,13 +224,21 @@ class SegmentLeases:
         segment = self._segments[index]
         exporter = np.frombuffer(segment.view, dtype=np.uint8)
         leases, release, size_bytes = self._leases, self._release, segment.size_bytes
+        shared, discard = self._shared, self._discard
 
         def end(_: weakref.ref[Any]) -> None:
             del leases[index]
-            release(index, size_bytes)
+            if index not in shared:
+                release(index, size_bytes)
+            elif discard is not None:
+                discard(index, size_bytes)
 
         leases[index] = weakref.ref(exporter, end)
         return exporter
+
+    def share(self) -> None:
+        """Take note that a process is about to be forked, which may look at what is leased now for as long as it lives."""
+        self._shared.update(list(self._leases))
 
     def clear(self) -> None:
         """Forget all segments; memory that is still looked at stays mapped until its last view dies."""

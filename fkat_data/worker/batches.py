@@ -91,14 +91,21 @@ class SeededBatches:
         """Yield the batches."""
         pending: list[Any] = []
         index = 0
-        for batch in self._draw():
-            # One batch is kept back: when a batch is handed out, it is known whether it is the last.
-            if pending and (handed := self._hand_out(pending.pop(), index - 1)) is not None:
-                yield handed[0]
-            pending.append(batch)
-            index += 1
+        try:
+            for batch in self._draw():
+                # One batch is kept back: when a batch is handed out, it is known whether it is the last.
+                if pending and (handed := self._hand_out(pending.pop(), index - 1)) is not None:
+                    yield handed[0]
+                pending.append(batch)
+                index += 1
+        except Exception:  # the sampler's: raised after the batches before it
+            yield from self._last(pending, index - 1)
+            raise
         self.num_batches = index
-        if pending and (handed := self._hand_out(pending.pop(), index - 1)) is not None:
+        yield from self._last(pending, index - 1)
+
+    def _last(self, pending: list[Any], index: int) -> Iterator[Any]:
+        if pending and (handed := self._hand_out(pending.pop(), index)) is not None:
             yield handed[0]
 
     def _draw(self) -> Iterator[Any]:
@@ -110,11 +117,15 @@ class SeededBatches:
                 self._streams.seed_batch_order(chunk_index)
             chunk: list[Any] = []
             is_over = True
-            for batch in iterator:
-                chunk.append(batch)
-                if len(chunk) == size:
-                    is_over = False
-                    break
+            try:
+                for batch in iterator:
+                    chunk.append(batch)
+                    if len(chunk) == size:
+                        is_over = False
+                        break
+            except Exception:
+                yield from chunk
+                raise
             yield from chunk
             if is_over:
                 return

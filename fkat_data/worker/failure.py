@@ -13,8 +13,13 @@ __all__ = ["pack_failure", "unpack_failure"]
 _LONGEST_TEXT = 100_000
 
 
-def pack_failure(error: BaseException) -> bytes:
-    """Return an exception as bytes, with its traceback as text."""
+def pack_failure(error: BaseException, place: str = "") -> bytes:
+    """Return an exception as bytes, with its traceback as text.
+
+    Args:
+        error: The exception.
+        place: What is told of its place where it takes no notes itself.
+    """
     try:
         text = "".join(traceback.format_exception(error))
     except Exception:  # noqa: BLE001 - an exception whose own __str__ raises must still be told of
@@ -23,7 +28,8 @@ def pack_failure(error: BaseException) -> bytes:
         )
     if len(text) > _LONGEST_TEXT:
         text = f"{text[: _LONGEST_TEXT // 2]}\n…\n{text[-_LONGEST_TEXT // 2 :]}"
-    return pickle.dumps((_rebuildable(error), type(error).__qualname__, text, list(getattr(error, "__notes__", []))))
+    notes = list(getattr(error, "__notes__", ())) or ([place] if place else [])
+    return pickle.dumps((_rebuildable(error), type(error).__qualname__, text, notes))
 
 
 def unpack_failure(body: bytes) -> BaseException:

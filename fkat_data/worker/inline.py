@@ -1,10 +1,15 @@
 """The in-process twin: produces in the caller's own thread, for breakpoints, profilers and tracebacks."""
 
+import inspect
+import os
+import time
 from collections import deque
 from collections.abc import Generator
 
+from fkat_data.observe.statistics import Waiting
 from fkat_data.plan.task import Task
 from fkat_data.seeding import preserved_generators
+from fkat_data.transport.digest import digest_of
 from fkat_data.worker.messages import End, Failure, Item, Message
 from fkat_data.worker.produce import Produced, Producer, produce
 
@@ -18,10 +23,14 @@ class InlineWorker:
 
     Args:
         producer: How tasks are produced.
+        waiting: Told how long the caller has waited for production.
+        is_digested: Whether microbatches are to have digests.
     """
 
-    def __init__(self, producer: Producer) -> None:
+    def __init__(self, producer: Producer, waiting: Waiting, *, is_digested: bool = False) -> None:
         self._producer = producer
+        self._waiting = waiting
+        self._is_digested = is_digested
         self._tasks: deque[Task] = deque()
         self._production: Generator[Produced] | None = None
         self._next_index = 0
@@ -32,9 +41,22 @@ class InlineWorker:
         return True
 
     @property
+    def pid(self) -> int:
+        """This process."""
+        return os.getpid()
+
+    @property
     def held_bytes(self) -> int:
         """0: nothing is copied."""
         return 0
+
+    def has_begun(self, ticket: int) -> bool:
+        """Return whether the task is in work."""
+        return bool(self._tasks) and self._tasks[0].ticket == ticket and self._production is not None
+
+    def stack(self) -> str:
+        """Return nothing: whoever asks is the one who works."""
+        return ""
 
     def assign(self, task: Task, allowance: int) -> None:
         """Take a task, to be produced after those taken before."""
@@ -47,13 +69,14 @@ class InlineWorker:
     def cancel(self, ticket: int) -> None:
         """Drop every task with a ticket below this one."""
         while self._tasks and self._tasks[0].ticket < ticket:
-            self._end_task()
+            self._end_task(self._tasks[0])
 
-    def receive(self, *, block: bool) -> Message | None:
-        """Return the next message, produced now; None if ``block`` is false, or if there is no task."""
-        if not block or not self._tasks:
+    def receive(self, *, timeout_s: float | None) -> Message | None:
+        """Return the next message, produced now; None if ``timeout_s`` is 0, or if there is no task."""
+        if timeout_s == 0 or not self._tasks:
             return None
         task = self._tasks[0]
+        began_s = time.perf_counter()
         with preserved_generators():
             if self._production is None:
                 self._production = produce(task, self._producer)
@@ -61,15 +84,18 @@ class InlineWorker:
             try:
                 produced = next(self._production, None)
             except Exception as error:  # noqa: BLE001 - raised in its place in the order
-                self._end_task()
+                self._end_task(task)
                 return Failure(task.ticket, error)
+            finally:
+                self._waiting.total_s += time.perf_counter() - began_s
         if produced is None:
-            self._end_task()
+            self._end_task(task)
             return End(task.ticket, self._next_index)
         self._next_index = produced.microbatch_index + 1
         if produced.is_last:
-            self._end_task()
-        return Item(task.ticket, produced.microbatch_index, produced.is_last, produced.microbatch, 0)
+            self._end_task(task)
+        digest = digest_of(produced.microbatch) if self._is_digested else 0
+        return Item(task.ticket, produced.microbatch_index, produced.is_last, produced.microbatch, 0, digest)
 
     def hang_up(self) -> None:
         """Do nothing: there is no one to tell."""
@@ -78,10 +104,13 @@ class InlineWorker:
         """Drop every task."""
         del timeout_s
         while self._tasks:
-            self._end_task()
+            self._end_task(self._tasks[0])
 
-    def _end_task(self) -> None:
+    def _end_task(self, task: Task) -> None:
+        if not self._tasks or self._tasks[0] is not task:  # the loader was closed while the task was at work
+            return
         self._tasks.popleft()
-        if self._production is not None:
-            self._production.close()
-            self._production = None
+        production, self._production = self._production, None
+        # One at work in another thread, or below a signal's handler, ends when it is let go.
+        if production is not None and inspect.getgeneratorstate(production) != inspect.GEN_RUNNING:
+            production.close()

@@ -2,17 +2,16 @@
 
 import contextlib
 import ctypes
-import fcntl
 import mmap
 import os
 import pickle
 import signal
 import socket
-import threading
 from typing import Any
 
 import torch
 
+from fkat_data.faults import fault
 from fkat_data.observe.profile import WorkerProfile
 from fkat_data.transport.channel import Channel
 from fkat_data.types import Shard
@@ -22,33 +21,31 @@ from fkat_data.worker.settings import WorkerSettings
 
 __all__ = ["main"]
 
-_F_SETSIG = 10
 # From malloc.h: memory that a dataset frees and takes again for every microbatch stays mapped between them.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_THRESHOLD_BYTES = 32 << 20
 _TRIM_THRESHOLD_BYTES = 512 << 20
 
 
-def main(settings_file: mmap.mmap, worker_index: int, channel_descriptor: int, lifeline_descriptor: int) -> None:
+def main(settings_file: mmap.mmap, worker_index: int, channel_descriptor: int) -> None:
     """Serve the trainer at the other end of the channel until it is gone.
+
+    The process is bound to its trainer by then (see ``fkat_data.worker.lifeline``).
 
     Args:
         settings_file: The pickled ``WorkerSettings``, at its current position.
         worker_index: The worker's number among its loader's.
         channel_descriptor: The worker's end of the pipe.
-        lifeline_descriptor: Reads end of file when the trainer's process is gone.
     """
-    _die_with(lifeline_descriptor)
-    # Ctrl-C and a scheduler's SIGTERM reach the whole job: what follows is the trainer's decision, and its
-    # end of the pipe tells.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    fault("worker.started")
     channel = Channel(socket.socket(fileno=channel_descriptor))
     os.register_at_fork(after_in_child=lambda: _leave_to_parent(channel))
     _keep_freed_memory()
     torch.set_num_threads(1)
     server = _prepare(settings_file, worker_index, channel)
+    fault("worker.ready")
     server.run()
+    fault("worker.leaving")
 
 
 def _prepare(settings_file: mmap.mmap, worker_index: int, channel: Channel) -> Server:
@@ -56,14 +53,14 @@ def _prepare(settings_file: mmap.mmap, worker_index: int, channel: Channel) -> S
     torch.set_default_dtype(settings.default_dtype)
     profile = WorkerProfile(settings.profiler, worker_index)
     producer = Producer(settings.factory, settings.seed, settings.dp_rank, profile.mark)
-    return Server(channel, producer, settings.limit_bytes, profile.finish)
+    return Server(channel, producer, settings.limit_bytes, profile.finish, is_digested=settings.is_digested)
 
 
 def _settings(settings_file: mmap.mmap) -> WorkerSettings:
     try:
         return pickle.load(settings_file)
     except Exception as error:  # noqa: BLE001 - told to the trainer in place of the first shard
-        return WorkerSettings(_Unloadable(error), 0, 0, 1, None, torch.get_default_dtype())
+        return WorkerSettings(_Unloadable(error), 0, 0, 1, None, torch.get_default_dtype(), is_digested=False)
 
 
 class _Unloadable:
@@ -75,31 +72,6 @@ class _Unloadable:
     def __call__(self, shard: Shard) -> Any:
         del shard
         raise self._error
-
-
-def _die_with(descriptor: int) -> None:
-    """Have the kernel kill this process and its children when the trainer's end of ``descriptor`` closes.
-
-    The kernel sends the signal, so it ends a process that never gets back to Python's bytecode, and it goes to the
-    process group, so it ends the workers of a nested DataLoader as well.
-    """
-    try:
-        fcntl.fcntl(descriptor, _F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(descriptor, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
-    except (OSError, AttributeError):
-        threading.Thread(target=_die_after_end_of_file, args=(descriptor,), daemon=True).start()
-        return
-    # The trainer may have died before the signal was armed.
-    os.set_blocking(descriptor, False)
-    with contextlib.suppress(BlockingIOError):
-        if os.read(descriptor, 1) == b"":
-            os.killpg(os.getpgrp(), signal.SIGKILL)
-
-
-def _die_after_end_of_file(descriptor: int) -> None:
-    os.read(descriptor, 1)
-    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def _leave_to_parent(channel: Channel) -> None:

@@ -38,6 +38,7 @@ class Kind(IntEnum):
     ALLOW = 2
     CREDIT = 3
     CANCEL = 4
+    DISCARD = 5
     # worker to trainer
     SEGMENT = 16
     RETIRE = 17
@@ -45,10 +46,11 @@ class Kind(IntEnum):
     END = 19
     FAILURE = 20
     STARVED = 21
+    BEGIN = 22
 
 
-# ticket, microbatch index, is last (-1: not known), segment index, envelope in segment, parts, envelope bytes
-ITEM = struct.Struct("<QQbi?IQ")
+# ticket, microbatch index, is last (-1: not known), segment index, envelope in segment, parts, envelope bytes, digest
+ITEM = struct.Struct("<QQbi?IQI")
 NO_SEGMENT = -1
 # ticket, number of microbatches
 END = struct.Struct("<QQ")
@@ -74,6 +76,7 @@ class Item(NamedTuple):
         is_last: Whether the shard ends with it; None where only its end will tell.
         microbatch: What the user's DataLoader yielded.
         size_bytes: Bytes of its tensors and arrays; 0 where nothing was copied.
+        digest: What ``fkat_data.transport.digest`` says of its content; 0 where nobody asked for it.
     """
 
     ticket: int
@@ -81,6 +84,7 @@ class Item(NamedTuple):
     is_last: bool | None
     microbatch: Any
     size_bytes: int
+    digest: int
 
 
 class End(NamedTuple):
@@ -127,12 +131,14 @@ class WorkerGone(Exception):  # noqa: N818 - becomes a WorkerDiedError where sha
     Args:
         pid: Its process id.
         exit_code: As ``subprocess`` gives it; None if it could not be learned.
+        last_words: The last lines that it wrote to stderr.
     """
 
-    def __init__(self, pid: int, exit_code: int | None) -> None:
-        super().__init__(pid, exit_code)
+    def __init__(self, pid: int, exit_code: int | None, last_words: str) -> None:
+        super().__init__(pid, exit_code, last_words)
         self.pid = pid
         self.exit_code = exit_code
+        self.last_words = last_words
 
 
 Message = Item | End | Failure | Starved
@@ -147,8 +153,21 @@ class Worker(Protocol):
         ...
 
     @property
+    def pid(self) -> int:
+        """The process that it runs in."""
+        ...
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of memory that delivered or arrived microbatches hold."""
+        ...
+
+    def has_begun(self, ticket: int) -> bool:
+        """Return whether the worker is known to have set to work on a task."""
+        ...
+
+    def stack(self) -> str:
+        """Return what the worker is doing: its Python stacks, taken from outside."""
         ...
 
     def assign(self, task: Task, allowance: int) -> None:
@@ -163,8 +182,8 @@ class Worker(Protocol):
         """Drop every task with a ticket below this one."""
         ...
 
-    def receive(self, *, block: bool) -> Message | None:
-        """Return the next message, or None if none is there and ``block`` is false.
+    def receive(self, *, timeout_s: float | None) -> Message | None:
+        """Return the next message, or None if none comes within ``timeout_s``; None waits for as long as it takes.
 
         Raises:
             WorkerGone: The worker's process is gone, and everything that it sent was received.

@@ -4,9 +4,11 @@ import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from fkat_data.errors import ConfigurationError, WorkerError
+from fkat_data.errors import ConfigurationError, ReplayMismatchError, WorkerError
+from fkat_data.faults import fault
 from fkat_data.plan.task import Task
 from fkat_data.seeding import ShardStreams
+from fkat_data.transport.digest import digest_of
 from fkat_data.types import Shard
 from fkat_data.worker.batches import Production, begin
 
@@ -48,17 +50,23 @@ def produce(task: Task, producer: Producer) -> Generator[Produced]:
 
     Raises:
         Exception: Whatever the user's code raises, with notes that name shard and microbatch.
+        ReplayMismatchError: A dead worker had made other data for the same place.
         WorkerError: The user's code raised StopIteration, which would look like the end of the shard.
     """
     index = task.first_microbatch
     production: Production | None = None
     try:
-        streams = ShardStreams.of(producer.seed, producer.dp_rank, task.epoch, task.shard_index)
+        dp_rank, shard_index = (producer.dp_rank, task.shard_index) if task.piece is None else task.piece[:2]
+        streams = ShardStreams.of(producer.seed, dp_rank, task.epoch, shard_index)
         producer.mark("build")
         streams.seed_opening()
+        fault("worker.build")
         production = _begin(task, producer, streams)
+        fault("worker.built")
         producer.mark("")
         for made, microbatch in _iterate(production, streams, producer.mark):
+            if made == task.first_microbatch - 1 and task.digest not in (None, digest_of(microbatch)):
+                raise ReplayMismatchError(task.shard, task.epoch, made)
             if made >= task.first_microbatch:
                 index = made
                 yield Produced(made, microbatch, _is_last(production, made))
@@ -71,12 +79,20 @@ def produce(task: Task, producer: Producer) -> Generator[Produced]:
 
 
 def _begin(task: Task, producer: Producer, streams: ShardStreams) -> Production:
-    product = producer.factory(task.shard)
+    try:
+        product = producer.factory(task.shard)
+    except StopIteration as error:
+        raise WorkerError("the factory raised StopIteration") from error
     if not isinstance(product, Iterable):
         raise ConfigurationError(
             "dataloader_factory", product, "something that returns an iterable of microbatches for a shard"
         )
-    return begin(product, task.first_microbatch, streams)
+    # What a dead worker made last is made again, to see that it is the same.
+    first = task.first_microbatch - (task.digest is not None)
+    try:
+        return begin(product, first, streams)
+    except StopIteration as error:
+        raise WorkerError("the factory's product raised StopIteration when its iteration began") from error
 
 
 def _iterate(production: Production, streams: ShardStreams, mark: Callable[[str], None]) -> Iterator[tuple[int, Any]]:
@@ -106,13 +122,16 @@ def _is_last(production: Production, index: int) -> bool | None:
     return None
 
 
-def name_place(error: BaseException, task: Task, index: int, *, is_open: bool) -> None:
-    """Note on an exception, once, which shard and microbatch it concerns."""
-    if any(note.startswith(_NOTE) for note in getattr(error, "__notes__", [])):
-        return
+def name_place(error: BaseException, task: Task, index: int, *, is_open: bool) -> str:
+    """Note on an exception, once, which shard and microbatch it concerns; return the note."""
+    for note in getattr(error, "__notes__", []):
+        if note.startswith(_NOTE):
+            return note
     where = f"at microbatch {index} of" if is_open else "while opening"
+    note = f"{_NOTE} {where} shard {task.shard!r} (epoch {task.epoch}, shard index {task.shard_index})"
     with contextlib.suppress(Exception):  # a frozen dataclass, for one, takes no notes
-        error.add_note(f"{_NOTE} {where} shard {task.shard!r} (epoch {task.epoch}, shard index {task.shard_index})")
+        error.add_note(note)
+    return note
 
 
 _NOTE = "fkat_data:"

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from fkat_data.errors import WorkerError
+from fkat_data.faults import fault
 from fkat_data.plan.task import Task
 from fkat_data.transport.channel import Channel, ChannelClosed
 from fkat_data.transport.codec import copied_size, encode, write
+from fkat_data.transport.digest import digest_of
 from fkat_data.transport.segment import Segment, SegmentPool
 from fkat_data.worker.failure import pack_failure
 from fkat_data.worker.messages import (
@@ -48,6 +50,10 @@ _MOST_UNHEARD = 16
 _LONGEST_UNHEARD_S = 0.001
 
 
+class _UnheardError(Exception):
+    """What the trainer said was not taken in: the worker must not go on as if it had been."""
+
+
 class _CancelledError(Exception):
     """The trainer does not want the current task any more."""
 
@@ -66,9 +72,19 @@ class Server:
         producer: How tasks are produced.
         limit_bytes: Shared memory that this worker may take.
         finish: Called once at the end.
+        is_digested: Whether microbatches are to have digests.
     """
 
-    def __init__(self, channel: Channel, producer: Producer, limit_bytes: int, finish: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        producer: Producer,
+        limit_bytes: int,
+        finish: Callable[[], None],
+        *,
+        is_digested: bool = False,
+    ) -> None:
+        self._is_digested = is_digested
         self._finish = finish
         self._channel = channel
         self._producer = producer
@@ -101,24 +117,29 @@ class Server:
         index = task.first_microbatch
         is_last: bool | None = None
         production = produce(task, self._producer)
+        self._channel.send(Kind.BEGIN, TICKET.pack(task.ticket))
         try:
             self._wait_for_allowance(job, index)
             for produced in production:
+                fault("worker.produced")
                 self._publish(task, produced)
                 index, is_last = produced.microbatch_index + 1, produced.is_last
                 if is_last:
                     break
                 self._wait_for_allowance(job, index)
             if not is_last:
+                fault("worker.end")
                 self._channel.send(Kind.END, END.pack(task.ticket, index))
+                fault("worker.ended")
         except _CancelledError:
-            pass
-        except ChannelClosed:
+            fault("worker.cancelled")
+        except (ChannelClosed, _UnheardError):
             raise
         except BaseException as raised:  # noqa: BLE001 - a user's exception of any kind is the trainer's to handle
             error = raised if isinstance(raised, Exception) else _told(raised)
-            name_place(error, task, index, is_open=True)
-            self._channel.send(Kind.FAILURE, TICKET.pack(task.ticket) + pack_failure(error))
+            place = name_place(error, task, index, is_open=True)
+            fault("worker.failure")
+            self._channel.send(Kind.FAILURE, TICKET.pack(task.ticket) + pack_failure(error, place))
         finally:
             production.close()
 
@@ -140,6 +161,8 @@ class Server:
     def _publish(self, task: Task, produced: Produced) -> None:
         self._producer.mark("encode")
         encoded = encode(produced.microbatch)
+        digest = digest_of(produced.microbatch) if self._is_digested else 0
+        fault("worker.encoded")
         size_bytes = encoded.size_bytes
         envelope, tail = encoded.envelope, encoded.envelope
         segment_index, in_segment = NO_SEGMENT, len(envelope) > _LONGEST_ENVELOPE
@@ -148,12 +171,15 @@ class Server:
             tail = envelope + self._scratch[:size_bytes]
         else:
             extra = copied_size([len(envelope)]) if in_segment else 0
+            fault("worker.take_segment")
             segment = self._take_segment(task, size_bytes + extra)
+            fault("worker.writing")
             write(encoded.parts, segment.view, segment.address, extra)
             if in_segment:
                 segment.view[: len(envelope)] = envelope
                 tail = b""
             segment_index = segment.index
+            fault("worker.written")
         is_last = -1 if produced.is_last is None else int(produced.is_last)
         head = ITEM.pack(
             task.ticket,
@@ -163,8 +189,10 @@ class Server:
             in_segment,
             len(encoded.parts),
             len(envelope),
+            digest,
         )
         self._channel.send(Kind.ITEM, b"".join((head, encoded.layout, tail)))
+        fault("worker.sent")
         self._producer.mark("")
 
     def _take_segment(self, task: Task, size_bytes: int) -> Segment:
@@ -177,6 +205,7 @@ class Server:
         if segment is None:
             needed_bytes = self._pool.size_of(size_bytes)
             self._channel.send(Kind.STARVED, STARVED.pack(needed_bytes, self._pool.held_bytes, self._limit_bytes))
+            fault("worker.starved")
             while segment is None:
                 self._hear(block=True)
                 self._check_wanted(task)
@@ -191,13 +220,22 @@ class Server:
             self._channel.wait()
             frame = self._channel.receive()
         while frame is not None:
-            self._obey(frame.kind, frame.body)
+            try:
+                self._obey(frame.kind, frame.body)
+            except ChannelClosed:
+                raise
+            except Exception as error:
+                # Taken for the dataset's, it would fail one shard, and a lost task would be waited for in vain.
+                raise _UnheardError("a message of the trainer's could not be taken in") from error
             frame = self._channel.receive_buffered()
 
     def _obey(self, kind: int, body: bytes) -> None:
         match kind:
             case Kind.CREDIT:
                 self._pool.give_back(CREDIT.unpack(body)[0])
+                fault("worker.credited")
+            case Kind.DISCARD:
+                self._pool.discard(CREDIT.unpack(body)[0])
             case Kind.ALLOW:
                 ticket, allowance = ALLOWANCE.unpack(body)
                 for job in self._jobs:
@@ -205,6 +243,7 @@ class Server:
                         job.allowance = allowance
             case Kind.ASSIGN:
                 task, allowance = unpack_task(body)
+                fault("worker.assigned")
                 self._jobs.append(_Job(task, allowance))
             case Kind.CANCEL:
                 self._cancelled_below = TICKET.unpack(body)[0]
@@ -219,6 +258,7 @@ class Server:
 
     def _announce(self, segment: Segment, descriptor: int) -> None:
         self._channel.send(Kind.SEGMENT, SEGMENT.pack(segment.index, segment.size_bytes), descriptor)
+        fault("worker.announced")
 
     def _retire(self, index: int) -> None:
         self._channel.send(Kind.RETIRE, CREDIT.pack(index))

@@ -19,6 +19,7 @@ class WorkerSettings(NamedTuple):
         limit_bytes: Shared memory that the worker may take.
         profiler: Told of the worker's actions.
         default_dtype: torch's default, as the trainer has it.
+        is_digested: Whether microbatches are to have digests.
     """
 
     factory: Any
@@ -27,3 +28,4 @@ class WorkerSettings(NamedTuple):
     limit_bytes: int
     profiler: Profiler | None
     default_dtype: torch.dtype
+    is_digested: bool

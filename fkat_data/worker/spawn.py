@@ -1,21 +1,15 @@
-"""A worker in a process of its own, as the trainer holds it.
+"""A worker in a process of its own, as the trainer talks to it."""
 
-The process is started anew (no fork: threads, locks and CUDA stay behind), without importing the trainer's
-``__main__`` (so a script needs no guard, and a notebook has none), in a process group of its own (so that Ctrl-C at
-the terminal is the trainer's alone).
-"""
-
-import contextlib
 import os
-import signal
 import socket
 import struct
-import subprocess
-import sys
+import time
 import weakref
-from typing import Any, cast
+from typing import Any
 
+from fkat_data.faults import fault
 from fkat_data.observe.profile import TrainerProfile
+from fkat_data.observe.statistics import Waiting
 from fkat_data.plan.task import Task
 from fkat_data.transport.channel import Channel, ChannelClosed, Frame
 from fkat_data.transport.codec import copied_size, decode
@@ -39,18 +33,9 @@ from fkat_data.worker.messages import (
     WorkerGone,
     pack_task,
 )
+from fkat_data.worker.process import WorkerProcess
 
 __all__ = ["ProcessWorker"]
-
-# The settings are a pickled list of the paths to import from, then the pickled settings proper.
-_BOOTSTRAP = """\
-import sys, mmap, pickle
-settings, worker_index, channel, lifeline = map(int, sys.argv[1:])
-settings = mmap.mmap(settings, 0, access=mmap.ACCESS_READ)
-sys.path[:], sys.argv = pickle.load(settings)
-from fkat_data.worker.main import main
-main(settings, worker_index, channel, lifeline)
-"""
 
 _LARGE_CREDIT_BYTES = 1 << 20
 
@@ -62,36 +47,46 @@ class ProcessWorker:
 
     Args:
         settings: A descriptor of the shipped settings (see ``fkat_data.worker.ship``); stays the caller's.
+        stacks: A descriptor of memory for the worker's stacks (see ``WorkerProcess``); stays the caller's.
         worker_index: Its number among the loader's workers.
         limit_bytes: Shared memory that the worker may take.
         profile: Told when a microbatch is decoded.
+        waiting: Told how long the trainer has waited.
         is_zero_copy: Whether microbatches are views of shared memory, or copies.
     """
 
     def __init__(
-        self, settings: int, worker_index: int, limit_bytes: int, profile: TrainerProfile, *, is_zero_copy: bool
+        self,
+        settings: int,
+        stacks: int,
+        worker_index: int,
+        limit_bytes: int,
+        profile: TrainerProfile,
+        waiting: Waiting,
+        *,
+        is_zero_copy: bool,
     ) -> None:
         self._profile = profile
+        self._waiting = waiting
         self._is_zero_copy = is_zero_copy
         self._owner_pid = os.getpid()
         ours, theirs = socket.socketpair()
-        lifeline, self._lifeline = os.pipe()
         try:
-            self._process = _start(settings, worker_index, theirs.fileno(), lifeline)
+            self._process = WorkerProcess(settings, worker_index, theirs.fileno(), stacks)
         except BaseException:
             ours.close()
-            os.close(self._lifeline)
             raise
         finally:
             theirs.close()
-            os.close(lifeline)
-        self._pidfd = _pidfd(self._process.pid)
         self._channel = Channel(ours)
-        if self._pidfd is not None:
+        if self._process.pidfd is not None:
             # The process is watched as well as the pipe, which a child of the worker may hold open.
-            self._channel.watch(self._pidfd)
-        self._leases = SegmentLeases(_Credits(self._channel, limit_bytes))
+            self._channel.watch(self._process.pidfd)
+        given_back = _Credits(self._channel, limit_bytes)
+        self._leases = SegmentLeases(given_back, given_back.discard)
+        self._is_hung_up = False
         self._is_closed = False
+        self._last_begun = -1
         _workers.add(self)
 
     @property
@@ -102,15 +97,24 @@ class ProcessWorker:
     @property
     def is_alive(self) -> bool:
         """Whether the worker can be given tasks."""
-        return not self._is_closed and not self._is_dead()
+        return not self._is_closed and not self._process.is_dead()
 
     @property
     def held_bytes(self) -> int:
         """Bytes of shared memory whose microbatches are alive."""
         return self._leases.leased_bytes
 
+    def has_begun(self, ticket: int) -> bool:
+        """Return whether the worker is known to have set to work on a task."""
+        return self._last_begun >= ticket
+
+    def stack(self) -> str:
+        """Return the worker's Python stacks, taken from outside."""
+        return self._process.stack()
+
     def assign(self, task: Task, allowance: int) -> None:
         """Take a task, to be produced after those taken before."""
+        fault("trainer.assign")
         self._channel.post(Kind.ASSIGN, pack_task(task, allowance))
 
     def allow(self, ticket: int, allowance: int) -> None:
@@ -121,8 +125,8 @@ class ProcessWorker:
         """Drop every task with a ticket below this one."""
         self._channel.post(Kind.CANCEL, TICKET.pack(ticket))
 
-    def receive(self, *, block: bool) -> Message | None:
-        """Return the next message, or None if none has arrived and ``block`` is false.
+    def receive(self, *, timeout_s: float | None) -> Message | None:
+        """Return the next message, or None if none comes within ``timeout_s``; None waits for as long as it takes.
 
         Raises:
             WorkerGone: The process is gone, and everything that it sent was received.
@@ -136,14 +140,13 @@ class ProcessWorker:
                 message = self._understand(frame)
                 if message is not None:
                     return message
-            elif not block:
+            elif timeout_s == 0 or not self._wait(timeout_s):
                 return None
-            else:
-                self._wait()
 
     def hang_up(self) -> None:
-        """Close the pipe: the worker ends when it next looks at it."""
-        self._channel.close()
+        """Close the pipe: the worker ends when it next looks at it, and a thread that waits for the worker wakes up."""
+        self._is_hung_up = True
+        self._channel.hang_up()
 
     def close(self, timeout_s: float) -> None:
         """End the worker: by the closed pipe, or by a signal when ``timeout_s`` has passed. Any number of calls."""
@@ -152,42 +155,51 @@ class ProcessWorker:
         self._is_closed = True
         if os.getpid() != self._owner_pid:  # a fork of the trainer has the object, not the worker
             return
-        self._channel.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout_s)
-        self._kill_group()
-        self._process.wait()
-        os.close(self._lifeline)
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-        self._leases.clear()
+        fault("trainer.close")
+        self.hang_up()
+        try:
+            self._process.close(timeout_s)
+        finally:
+            # Not before: a thread that waits in receive() is to be woken, and to find its descriptors as they were.
+            self._channel.close()
+            self._leases.clear()
+        fault("trainer.closed")
+
+    def share(self) -> None:
+        """Before a fork: what its child inherits must not be written again."""
+        self._leases.share()
 
     def abandon(self) -> None:
         """In a forked child: let go of what would keep the worker alive, and of nothing else."""
+        if self._is_closed:
+            return
         self._is_closed = True
         self._channel.abandon()
-        os.close(self._lifeline)
+        self._process.abandon()
 
-    def _wait(self) -> None:
-        if not self._channel.wait() and self._is_dead():
+    def _wait(self, timeout_s: float | None) -> bool:
+        """Wait for something to receive; return whether there is."""
+        fault("trainer.receive")
+        began_s = time.perf_counter()
+        try:
+            has_arrived = self._channel.wait(timeout_s)
+        finally:
+            self._waiting.total_s += time.perf_counter() - began_s
+        if not has_arrived and self._process.is_dead():
             raise self._gone()
-
-    def _is_dead(self) -> bool:
-        if self._process.returncode is not None:
-            return True
-        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return has_arrived
 
     def _gone(self) -> WorkerGone:
-        self._kill_group()
-        try:
-            exit_code = self._process.wait(timeout=1.0)
-        except subprocess.TimeoutExpired:
-            exit_code = None
-        return WorkerGone(self._process.pid, exit_code)
-
-    def _kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        if os.getpid() != self._owner_pid:
+            raise RuntimeError(
+                f"this loader belongs to process {self._owner_pid}; make one in process {os.getpid()}, "
+                "which was forked from it"
+            )
+        if self._is_hung_up:  # by another thread; the worker is given the time to leave
+            return WorkerGone(self.pid, None, "")
+        self._process.kill()
+        self._process.join(1.0)
+        return WorkerGone(self.pid, self._process.exit_code, self._process.last_words)
 
     def _understand(self, frame: Frame) -> Message | None:
         body = frame.body
@@ -196,13 +208,17 @@ class ProcessWorker:
                 return self._item(body)
             case Kind.SEGMENT:
                 index, size_bytes = SEGMENT.unpack(body)
+                fault("trainer.map")
                 self._leases.add(index, self._channel.take_descriptor(), size_bytes)
+                fault("trainer.mapped")
             case Kind.RETIRE:
                 self._leases.remove(CREDIT.unpack(body)[0])
             case Kind.END:
                 return End(*END.unpack(body))
             case Kind.FAILURE:
                 return Failure(TICKET.unpack_from(body)[0], unpack_failure(body[TICKET.size :]))
+            case Kind.BEGIN:
+                self._last_begun = TICKET.unpack(body)[0]
             case Kind.STARVED:
                 return Starved(*STARVED.unpack(body))
             case _:
@@ -210,7 +226,7 @@ class ProcessWorker:
         return None
 
     def _item(self, body: bytes) -> Message:
-        ticket, index, is_last, segment, in_segment, num_parts, envelope_bytes = ITEM.unpack_from(body)
+        ticket, index, is_last, segment, in_segment, num_parts, envelope_bytes, digest = ITEM.unpack_from(body)
         start = ITEM.size + 8 * num_parts
         sizes: tuple[int, ...] = struct.unpack_from(f"<{num_parts}q", body, ITEM.size)
         size_bytes = copied_size([size if size >= 0 else -1 - size for size in sizes])
@@ -220,6 +236,7 @@ class ProcessWorker:
             envelope = body[start : start + envelope_bytes]
             base = bytearray(memoryview(body)[start + envelope_bytes :])
         else:
+            fault("trainer.lease")
             base = self._leases.lease(segment)
             envelope = body[start:]
             if in_segment:
@@ -227,6 +244,7 @@ class ProcessWorker:
                 offset = copied_size([envelope_bytes])
             if not self._is_zero_copy:
                 base, offset = bytearray(memoryview(base)[offset : offset + size_bytes]), 0
+        fault("trainer.decode")
         try:
             if self._profile.is_active:
                 with self._profile.range("decode"):
@@ -236,7 +254,8 @@ class ProcessWorker:
         except Exception as error:  # noqa: BLE001 - what rebuilding a user's class raises belongs in its place
             error.add_note(f"fkat_data: while rebuilding microbatch {index} in the trainer's process")
             return Failure(ticket, error)
-        return Item(ticket, index, None if is_last < 0 else bool(is_last), microbatch, size_bytes)
+        fault("trainer.decoded")
+        return Item(ticket, index, None if is_last < 0 else bool(is_last), microbatch, size_bytes, digest)
 
 
 class _Credits:
@@ -251,29 +270,24 @@ class _Credits:
         self._most_deferred_bytes = min(_LARGE_CREDIT_BYTES, limit_bytes // 8)
 
     def __call__(self, index: int, size_bytes: int) -> None:
-        self._channel.defer(Kind.CREDIT, CREDIT.pack(index))
+        self._give(Kind.CREDIT, index, size_bytes)
+
+    def discard(self, index: int, size_bytes: int) -> None:
+        """Give a segment back that must not be written again."""
+        self._give(Kind.DISCARD, index, size_bytes)
+
+    def _give(self, kind: Kind, index: int, size_bytes: int) -> None:
+        self._channel.defer(kind, CREDIT.pack(index))
         self._deferred_bytes += size_bytes
         if self._deferred_bytes >= self._most_deferred_bytes:
             self._deferred_bytes = 0
+            fault("trainer.credit")
             self._channel.flush()
 
 
-def _start(settings: int, worker_index: int, channel: int, lifeline: int) -> "subprocess.Popen[bytes]":
-    # Flags such as -X and -W hold for workers too; multiprocessing has had this function since Python 3.2.
-    flags = cast("list[str]", subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]  # noqa: SLF001
-    return subprocess.Popen(  # noqa: S603 - our own interpreter
-        [sys.executable, *flags, "-c", _BOOTSTRAP, *map(str, (settings, worker_index, channel, lifeline))],
-        stdin=subprocess.DEVNULL,
-        pass_fds=(settings, channel, lifeline),
-        process_group=0,
-    )
-
-
-def _pidfd(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):  # another kernel: the end of the pipe alone tells
-        return None
+def _share_segments() -> None:
+    for worker in list(_workers):
+        worker.share()
 
 
 def _abandon_workers() -> None:
@@ -282,4 +296,4 @@ def _abandon_workers() -> None:
     _workers.clear()
 
 
-os.register_at_fork(after_in_child=_abandon_workers)
+os.register_at_fork(before=_share_segments, after_in_child=_abandon_workers)

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import costs
+import datasets
+import files
 import growth
 import latency
 import overlap
@@ -33,6 +35,8 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "growth": growth.run,
     "overlap": overlap.run,
     "costs": costs.run,
+    "datasets": datasets.run,
+    "files": files.run,
     "peers": throughput.peers,
 }
 _PEERS_PYTHON = Path(__file__).resolve().parents[2] / ".venvs" / "bench" / "bin" / "python"

@@ -4,6 +4,7 @@ import gc
 import os
 import pickle
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -399,16 +400,46 @@ def test_statistics_count_what_the_caller_received():
         return [torch.zeros(10_000, dtype=torch.uint8) for _ in range(3)]
 
     with make(["a"], factory, multiprocessing=True) as loader:
-        assert loader.statistics() == LoaderStatistics(0, 0, 0.0, 0)
+        assert loader.statistics() == LoaderStatistics(0, 0, 0.0, 0, 0, 0)
         kept = list(loader)
         statistics = loader.statistics()
         assert statistics.delivered == 3
         assert 30_000 <= statistics.delivered_bytes < 31_000
         assert statistics.waited_s > 0
         assert statistics.held_bytes >= 30_000
-        assert set(statistics.as_dict()) == {"delivered", "delivered_bytes", "waited_s", "held_bytes"}
+        assert statistics.as_dict() == {
+            "delivered": 3,
+            "delivered_bytes": statistics.delivered_bytes,
+            "waited_s": statistics.waited_s,
+            "held_bytes": statistics.held_bytes,
+            "worker_restarts": 0,
+            "skipped_shards": 0,
+        }
         kept.clear()
         assert loader.statistics().held_bytes == 0
+
+
+def test_only_what_was_not_there_was_waited_for():
+    with make(["list-a-9"], multiprocessing=True) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        while loader._prefetcher.num_arrived < 5:
+            loader._prefetcher._receive(block=False)
+        before_s = loader.statistics().waited_s
+        for _ in range(5):
+            next(iterator)
+        assert loader.statistics().waited_s == before_s > 0
+
+
+def test_in_process_the_making_is_what_was_waited_for():
+    def factory(shard):
+        for _ in range(3):
+            time.sleep(0.02)
+            yield torch.zeros(1)
+
+    loader = make(["a"], factory)
+    list(loader)
+    assert loader.statistics().waited_s >= 0.06
 
 
 # --- microbatches of every kind, through a real process ----------------------------------------------------------

@@ -1,6 +1,8 @@
 """Nothing outlives a trainer that is killed, whatever its workers are doing."""
 
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -41,9 +43,9 @@ time.sleep(600)
 
 
 @contextlib.contextmanager
-def trainer_process(path):
+def trainer_process(path, environment=None):
     """A trainer that has come to its first microbatch, or to its loader."""
-    with subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True) as trainer:
+    with subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True, env=environment) as trainer:
         try:
             assert trainer.stdout.readline() == "ready\n"
             yield trainer
@@ -94,3 +96,35 @@ def test_a_trainer_killed_while_its_workers_start_leaves_none(tmp_path):
             workers = psutil.Process(trainer.pid).children(recursive=True)
             time.sleep(delay)
         check_that_they_end(workers)
+
+
+def test_workers_that_still_import_are_gone_at_once_and_deaf_to_what_ends_others(tmp_path):
+    path = tmp_path / "trainer.py"
+    # What the workers import first waits: they stay where they are before any of the package runs in them.
+    folder = tmp_path / "slow"
+    folder.mkdir()
+    (folder / "pickle.py").write_text("import time\ntime.sleep(600)\n")
+    slow = f"import os, pickle\nos.environ['PYTHONPATH'] = {str(folder)!r} + os.pathsep + os.environ['PYTHONPATH']\n"
+    program = PROGRAM.format(inner="pass", nested=False, ahead=2, depth=-1).replace("next(iterator)", "")
+    path.write_text(slow + program)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    with trainer_process(path, environment) as trainer:
+        workers = psutil.Process(trainer.pid).children()
+        assert len(workers) == 2
+        for worker in workers:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+                worker.send_signal(number)
+        assert len(psutil.wait_procs(workers, timeout=0.5)[1]) == 2
+        trainer.kill()
+        # Their new parent may take its time to reap them: as zombies they are as dead.
+        deadline = time.monotonic() + 1
+        while time.monotonic() < deadline and any(map(is_working, workers)):
+            time.sleep(0.01)
+        assert not any(map(is_working, workers))
+
+
+def is_working(process):
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,14 +1,18 @@
 import copy
 import io
 import json
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed import checkpoint
 
+from fkat_data import ShardedDataLoader
 from fkat_data.errors import StateMismatchError
+from fkat_data.plan.elastic import without_idle
 from fkat_data.plan.state import VERSION, RankState, merge, read, read_rank, verify
 from fkat_data.position import Position
 
@@ -18,17 +22,29 @@ names = st.one_of(st.none(), st.text("0123456789abcdef", min_size=16, max_size=1
 samplers = st.one_of(st.none(), st.dictionaries(st.text(max_size=5), st.integers(), max_size=3))
 
 
-def rank_states(seed):
+past = st.lists(st.lists(positions, min_size=1, max_size=3).map(tuple), max_size=2).map(tuple)
+splits = st.one_of(st.just((None, ())), st.tuples(st.integers(1, 4), past))
+
+
+def rank_states(seed, split):
     small = st.one_of(st.none(), st.integers(0, 1000))
-    return st.builds(RankState, positions, st.just(seed), small, small, names, samplers)
+    dp_size, layers = map(st.just, split)
+    skipped = st.lists(counts, max_size=3).map(tuple)
+    return st.builds(RankState, positions, st.just(seed), small, small, names, samplers, dp_size, layers, skipped)
 
 
-several = st.integers(-(2**70), 2**70).flatmap(lambda seed: st.lists(rank_states(seed), min_size=1, max_size=9))
+several = st.tuples(st.integers(-(2**70), 2**70), splits).flatmap(
+    lambda common: st.lists(rank_states(*common), min_size=1, max_size=9)
+)
 
 
 @given(ranks=several)
 def test_what_is_merged_is_read_back(ranks):
-    assert read(merge(ranks)) == ranks
+    read_back = read(merge(ranks))
+    if {rank.dp_rank for rank in ranks} == set(range(ranks[0].dp_size or 0)):
+        epoch = min(rank.position.epoch for rank in ranks)
+        ranks = [rank._replace(layers=without_idle(rank.layers, epoch)) for rank in ranks]
+    assert read_back == ranks
 
 
 @given(ranks=several)
@@ -44,15 +60,29 @@ def test_a_state_survives_torch_save_and_loads_as_weights_only(ranks):
     file = io.BytesIO()
     torch.save(merge(ranks), file)
     file.seek(0)
-    assert read(torch.load(file, weights_only=True)) == ranks
+    assert read(torch.load(file, weights_only=True)) == read(merge(ranks))
 
 
-# As text, with plain numbers: torch.save adds 1.3 kB of zip framing to anything, and 0.3 kB to a tensor.
+def eight_ranks():
+    return merge(
+        [
+            RankState(Position(3, 1000 + rank, 17, 54321), 12345, rank, 2048, f"0123456789abcde{rank}")
+            for rank in range(8)
+        ]
+    )
+
+
 def test_the_state_of_eight_ranks_takes_less_than_2_kb():
-    ranks = [
-        RankState(Position(3, 1000 + rank, 17, 54321), 12345, rank, 2048, f"0123456789abcde{rank}") for rank in range(8)
-    ]
-    assert len(json.dumps(merge(ranks), default=int)) < 1024
+    assert len(json.dumps(eight_ranks(), default=int)) < 1024
+
+
+def test_the_state_of_eight_ranks_adds_less_than_2_kb_to_a_checkpoint():
+    sizes_bytes = []
+    for content in ({}, eight_ranks()):
+        file = io.BytesIO()
+        torch.save(content, file)  # frames anything in 1.3 kB
+        sizes_bytes.append(len(file.getvalue()))
+    assert sizes_bytes[1] - sizes_bytes[0] < 2000
 
 
 def test_the_documented_form_is_what_is_written():
@@ -106,6 +136,21 @@ def test_ranks_of_different_seeds_do_not_merge():
         merge([RankState(Position(0, 0, 0, 0), 1), RankState(Position(0, 0, 0, 0), 2)])
 
 
+def test_ranks_of_different_pasts_do_not_merge():
+    place = Position(0, 0, 0, 0)
+    with pytest.raises(StateMismatchError, match=r"fingerprint\.dp_size.*saved 1, present 2"):
+        merge([RankState(place, dp_size=1), RankState(place, dp_size=2)])
+    with pytest.raises(StateMismatchError, match="resplits"):
+        merge([RankState(place, dp_size=2), RankState(place, dp_size=2, layers=((place,),))])
+
+
+def test_the_documented_form_of_a_resplit_is_what_is_written():
+    layer = (Position(2, 0, 3, 3), Position(3, 1, 0, 2))
+    state = RankState(Position(2, 0, 0, 3), dp_rank=0, dp_size=3, layers=(layer,)).as_dict()
+    assert state["fingerprint"]["dp_size"] == 3
+    assert state["resplits"] == [{"epochs": [2, 3], "indices": [-1, 0], "microbatches": [3, 0], "steps": [3, 2]}]
+
+
 GOOD = merge([RankState(Position(1, 2, 3, 4), 7, 0, 5, "abcd"), RankState(Position(1, 1, 0, 9), 7, 1, 5, "ef01")])
 
 
@@ -138,6 +183,14 @@ GOOD = merge([RankState(Position(1, 2, 3, 4), 7, 0, 5, "abcd"), RankState(Positi
         ({"all_rank_steps": ["a", "b"]}, "all_rank_steps"),
         ({"fingerprint": 5}, "fingerprint"),
         ({"fingerprint": {"all_rank_shards": ["a"]}}, "all_rank_shards"),
+        ({"fingerprint": {"dp_size": 0}}, "fingerprint.dp_size"),
+        # re-splits that are none
+        ({"resplits": 5}, "resplits"),
+        ({"resplits": [5]}, "resplits"),
+        ({"resplits": [{}]}, "epochs"),
+        ({"resplits": [{"epochs": []}]}, "resplits"),
+        ({"resplits": [{"epochs": [0], "indices": [0, 1]}]}, "indices"),
+        ({"resplits": [{"epochs": [0], "indices": [-2]}]}, "all_rank_indices"),
     ],
     ids=str,
 )
@@ -188,7 +241,7 @@ hostile = st.recursive(
 
 
 @given(
-    field=st.sampled_from([*GOOD, "all_rank_samplers"]),
+    field=st.sampled_from([*GOOD, "all_rank_samplers", "resplits"]),
     value=hostile,
     drop=st.lists(st.sampled_from(list(GOOD)), max_size=2),
 )
@@ -231,3 +284,129 @@ def test_what_one_side_does_not_say_is_no_contradiction():
     verify(RankState(Position(1, 5, 0, 0)), PRESENT)
     verify(PRESENT, RankState(Position(0, 0, 0, 0)))
     verify(PRESENT, PRESENT)
+
+
+# --- states that a loader is given -------------------------------------------------------------------------------
+
+SHARDS = ["a", "b", "c"]
+
+
+def a_loader(shards=SHARDS):
+    return ShardedDataLoader(7, shards, lambda shard: [f"{shard}{index}" for index in range(4)], multiprocessing=False)
+
+
+def a_state(num_delivered=6):
+    loader = a_loader()
+    iterator = iter(loader)
+    for _ in range(num_delivered):
+        next(iterator)
+    return loader.state_dict(), list(iterator)
+
+
+huge = st.sampled_from([2**31, 2**63 - 1, 2**63, 2**64, 10**30, -(2**63), float("nan"), float("inf")])
+junk = st.one_of(hostile, huge, st.builds(torch.full, st.just((2, 2)), huge.filter(lambda value: abs(value) < 2**63)))
+
+
+@st.composite
+def mutated(draw):
+    """A true state, at some place of which something was dropped, put or cut off."""
+    state = copy.deepcopy(draw(st.sampled_from([a_state()[0], a_loader().local_state_dict()])))
+    for _ in range(draw(st.integers(1, 3))):
+        where = state
+        if "fingerprint" in state and isinstance(state["fingerprint"], dict) and draw(st.booleans()):
+            where = state["fingerprint"]
+        if not where:
+            continue
+        key = draw(st.sampled_from(sorted(where)))
+        kind = draw(st.sampled_from(["drop", "put", "put inside", "cut"]))
+        if kind == "drop":
+            del where[key]
+        elif kind == "put inside" and isinstance(where[key], list):
+            where[key] = [draw(junk) for _ in where[key]]
+        elif kind == "cut" and isinstance(where[key], list):
+            where[key] = where[key][:-1]
+        else:
+            where[key] = draw(junk)
+    return state
+
+
+def given_to(loader, state):
+    """The refusal of a state; None if it was taken. Any other exception fails the test."""
+    try:
+        loader.load_state_dict(state)
+    except StateMismatchError as error:
+        return error
+    return None
+
+
+@given(state=st.one_of(mutated(), junk))
+@settings(max_examples=200, deadline=None)
+def test_a_loader_takes_whatever_it_is_given_or_refuses_it_by_field_and_is_what_it_was(state):
+    loader = a_loader()
+    before = loader.local_state_dict()
+    refusal = given_to(loader, state)
+    if refusal is not None:
+        assert repr(refusal.field) in str(refusal)
+        assert loader.local_state_dict() == before
+        assert next(iter(loader)) == "a0"
+    else:
+        # What was taken can be saved again, and the loader goes on from there.
+        json.dumps(loader.local_state_dict())
+        again = a_loader()
+        again.load_state_dict(loader.state_dict())
+        assert again.local_state_dict() == loader.local_state_dict()
+
+
+class Endless:
+    """A user's own sampler, of which nobody knows how many shards it has; its state is whatever it likes."""
+
+    def __iter__(self):
+        return iter(SHARDS)
+
+    def state_dict(self):
+        return {"own": 1}
+
+    def load_state_dict(self, state):
+        assert set(state) == {"own"}
+
+
+@given(state=mutated())
+@settings(max_examples=100, deadline=None)
+def test_a_loader_of_a_users_own_sampler_takes_a_state_or_refuses_it_by_field(state):
+    loader = a_loader(Endless())
+    refusal = given_to(loader, state)
+    assert refusal.field if refusal is not None else loader.state_dict()
+
+
+def test_a_state_round_trips_through_a_distributed_checkpoint_and_resumes(tmp_path):
+    saved, rest = a_state()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that torch.distributed is not initialised: that is meant
+        checkpoint.save({"loader": saved}, checkpoint_id=tmp_path)
+        loader = a_loader()
+        target = {"loader": loader.state_dict()}
+        checkpoint.load(target, checkpoint_id=tmp_path)
+    loader.load_state_dict(target["loader"])
+    assert list(loader) == rest
+
+
+def test_a_loader_is_itself_a_part_of_a_distributed_checkpoint(tmp_path):
+    _, rest = a_state()
+    running = a_loader()
+    iterator = iter(running)
+    for _ in range(6):
+        next(iterator)
+    resumed = a_loader()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        checkpoint.save({"loader": running}, checkpoint_id=tmp_path)
+        checkpoint.load({"loader": resumed}, checkpoint_id=tmp_path)
+    assert list(resumed) == rest == list(iterator)
+
+
+def test_a_state_that_was_saved_and_loaded_as_weights_only_resumes(tmp_path):
+    saved, rest = a_state()
+    torch.save({"loader": saved}, tmp_path / "state.pt")
+    loader = a_loader()
+    loader.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True)["loader"])
+    assert list(loader) == rest

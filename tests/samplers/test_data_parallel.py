@@ -196,3 +196,41 @@ def test_the_arguments_can_be_read_and_not_set():
     assert (sampler.dp_size, sampler.dp_rank, sampler.drop_last, sampler.num_uri_merge) == (2, 1, False, 2)
     with pytest.raises(AttributeError):
         sampler.dp_rank = 0
+
+
+@given(worlds(), st.integers(1, 9), st.integers(0, 3), st.booleans(), st.integers(-1, 3))
+@settings(deadline=None)
+def test_a_sampler_gives_any_ranks_shards_of_any_number_of_ranks(world, dp_size, epoch, drop_last, num_uri_merge):
+    count, own_size = world
+    dp_size = min(dp_size, count)
+    shuffled = ShuffledShardSampler(named(count), 3)
+    sampler = DistributedDataParallelShardSampler(shuffled, own_size, own_size - 1, drop_last, num_uri_merge)
+    before = sampler.shards(epoch)
+    for dp_rank in range(dp_size):
+        fresh = DistributedDataParallelShardSampler(shuffled, dp_size, dp_rank, drop_last, num_uri_merge)
+        other = sampler.for_rank(dp_size, dp_rank)
+        assert (other.dp_size, other.dp_rank) == (dp_size, dp_rank)
+        assert other.shards(epoch) == fresh.shards(epoch)
+        assert ShuffledShardSampler(sampler).for_rank(dp_size, dp_rank).shards(epoch) == (
+            ShuffledShardSampler(fresh).shards(epoch)
+        )
+    assert (sampler.dp_size, sampler.shards(epoch)) == (own_size, before)
+
+
+def test_another_ranks_sampler_begins_at_the_start_and_leaves_this_one_where_it_is():
+    sampler = DistributedDataParallelShardSampler(named(8), 2, 0)
+    iterator = iter(sampler)
+    next(iterator)
+    assert list(sampler.for_rank(4, 1)) == ["s002", "s003"]
+    assert list(iterator) == ["s001", "s002", "s003"]
+
+
+@pytest.mark.parametrize(("dp_size", "dp_rank", "where"), [(0, 0, "dp_size"), (2, 2, "dp_rank"), (2, -1, "dp_rank")])
+def test_a_rank_that_cannot_be_has_no_sampler(dp_size, dp_rank, where):
+    with pytest.raises(ConfigurationError, match=rf"^{where} = "):
+        DistributedDataParallelShardSampler(named(8), 2, 0).for_rank(dp_size, dp_rank)
+
+
+def test_another_number_of_ranks_than_there_are_shards_is_an_error_when_it_is_asked_for_them():
+    with pytest.raises(ConfigurationError, match="dp_size = 9"):
+        DistributedDataParallelShardSampler(named(8), 2, 0).for_rank(9, 0).shards(0)

@@ -122,3 +122,10 @@ def test_the_sampler_and_the_seed_can_be_read_and_not_set():
 def test_a_seed_that_is_no_integer_is_refused(seed):
     with pytest.raises(ConfigurationError, match=r"^seed = "):
         ShuffledShardSampler(["a"], seed)
+
+
+def test_around_what_splits_nothing_there_are_no_other_ranks():
+    sampler = ShuffledShardSampler(["a", "b"])
+    assert sampler.dp_size is None
+    with pytest.raises(ConfigurationError, match=r"^sampler = .*to be split anew"):
+        sampler.for_rank(2, 0)

@@ -17,6 +17,7 @@ CASES = [
     ("growth", "varying", {"ours"}),
     ("overlap", "tokens", {"ours", "torch"}),
     ("costs", "tokens", {"ours", "torch"}),
+    ("files", "tokens", {"ours", "pyarrow"}),
 ]
 
 
@@ -26,6 +27,13 @@ def test_benchmark_runs(benchmark, workload, contestants, tmp_path):
     trials = report["trials"][benchmark]
     assert {trial["contestant"] for trial in trials} == contestants
     assert all(number >= 0 for trial in trials for number in trial.values() if isinstance(number, float))
+
+
+def test_the_datasets_are_measured(tmp_path):
+    trials = run(tmp_path, "--only", "datasets")["trials"]["datasets"]
+    assert [trial["variant"] for trial in trials] == ["sorted", "shards", "paused True", "paused False"]
+    assert all(number > 0 for trial in trials for name, number in trial.items() if name.endswith("_per_s"))
+    assert (tmp_path / "printed").read_text().count("**") == 6
 
 
 def test_prints_markdown_tables(tmp_path):

@@ -209,3 +209,23 @@ def test_anonymous_memory_is_empty_and_has_no_name():
         assert os.fstat(descriptor).st_nlink == 0
     finally:
         os.close(descriptor)
+
+
+def test_what_a_fork_may_look_at_is_discarded_and_not_released():
+    released, discarded = [], []
+    made = []
+    pool = SegmentPool(1 << 20, lambda segment, descriptor: made.append((segment, os.dup(descriptor))), made.append)
+    leases = SegmentLeases(lambda *given: released.append(given), lambda *given: discarded.append(given))
+    for _ in range(2):
+        pool.take(1000)
+    for segment, descriptor in made:
+        leases.add(segment.index, descriptor, segment.size_bytes)
+    before = leases.lease(0)
+    leases.share()
+    after = leases.lease(1)
+    del before, after
+    assert [index for index, _ in discarded] == [0]
+    assert [index for index, _ in released] == [1]
+    pool.discard(0)
+    assert made[-1] == 0, "the trainer is told to forget it"
+    assert pool.held_bytes == released[0][1], "and it counts no more"

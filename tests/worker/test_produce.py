@@ -122,6 +122,32 @@ def test_a_dataset_that_raises_stop_iteration_does_not_end_its_shard():
             run(lambda shard: DataLoader(Stops(count)))  # noqa: B023
 
 
+def test_a_factory_that_raises_stop_iteration_is_told_of():
+    def factory(shard):
+        raise StopIteration
+
+    with pytest.raises(WorkerError, match="factory raised StopIteration"):
+        run(factory)
+
+
+@pytest.mark.parametrize("num_good", range(8))
+def test_what_a_sampler_gave_before_it_failed_is_made_before_its_failure(num_good):
+    class Failing:
+        def __iter__(self):
+            yield from ([index] for index in range(num_good))
+            raise OSError("the index broke off")
+
+    def factory(shard):
+        return DataLoader(Draws(10), batch_sampler=Failing(), collate_fn=lambda samples: samples[0][0])
+
+    production = produce(Task(0, 0, 0, "shard", 0), Producer(factory, 7, 0, lambda name: None))
+    made = []
+    with pytest.raises(OSError, match="broke off") as caught:
+        made.extend(produced.microbatch for produced in production)
+    assert made == list(range(num_good))
+    assert f"microbatch {num_good} of shard 'shard'" in caught.value.__notes__[0]
+
+
 def test_a_product_that_is_not_iterable_is_refused():
     with pytest.raises(ConfigurationError, match="dataloader_factory = None"):
         run(lambda shard: None)

@@ -1,0 +1,1 @@
+"""The program ``fkat-data``; needs the extra ``cli``."""

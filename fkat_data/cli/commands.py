@@ -1,0 +1,90 @@
+"""The commands of the program, and their options."""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fkat_data.cli.composition import loader_maker
+from fkat_data.cli.overdue import OverdueError, overdue_after
+from fkat_data.cli.presentation import progress_shown, show_failure, show_report
+from fkat_data.errors import ConfigurationError
+from fkat_data.testing.verify import verify_resume
+
+__all__ = ["Mode", "app", "start", "verify_resume_command"]
+
+_NOT_EXACT = 1
+_NOT_VERIFIED = 2
+_LEAST_GRACE_S = 2.0
+
+app = typer.Typer(
+    name="fkat-data", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+)
+
+
+class Mode(StrEnum):
+    """Where the data are made."""
+
+    BOTH = "both"
+    WORKERS = "workers"
+    IN_PROCESS = "in-process"
+
+    @property
+    def multiprocessing(self) -> bool | None:
+        """The argument of ``verify_resume`` that it stands for."""
+        return {Mode.BOTH: None, Mode.WORKERS: True, Mode.IN_PROCESS: False}[self]
+
+
+@app.callback()
+def start() -> None:
+    """Tools for data loaded with fkat_data."""
+    # As `python -m` does: a configuration names the user's own modules.
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+
+
+@app.command("verify-resume")
+def verify_resume_command(
+    config: Annotated[Path, typer.Argument(help="A YAML file; its folder is the Hydra configuration tree.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Hydra overrides, as in seed=3.")] = None,
+    key: Annotated[str | None, typer.Option(help="The loader's node. [default: loader, or the whole file]")] = None,
+    microbatches: Annotated[
+        int | None, typer.Option(help="Microbatches of a run. [default: an epoch and a quarter, at most 200]")
+    ] = None,
+    trials: Annotated[int, typer.Option(help="How many stops.")] = 8,
+    seed: Annotated[int, typer.Option(help="Decides on the stops and the prefetch depths.")] = 0,
+    mode: Annotated[Mode, typer.Option(help="Where the data are made.")] = Mode.BOTH,
+    timeout_s: Annotated[float, typer.Option(help="Seconds after which it ends.")] = 600.0,
+) -> None:
+    """Stop and resume the loader of a configuration at random places, and compare it with a run that nothing stops.
+
+    Exit code 0: every stop was resumed bit for bit. 1: not so; the place and the likely cause are named. 2: the
+    configuration or the data do not work, so nothing was verified.
+    """
+    console = Console()
+    try:
+        make_loader = loader_maker(config, overrides or [], key)
+        with overdue_after(timeout_s + max(_LEAST_GRACE_S, timeout_s / 4)), progress_shown(console) as progress:
+            report = verify_resume(
+                make_loader,
+                num_microbatches=microbatches,
+                num_trials=trials,
+                seed=seed,
+                multiprocessing=mode.multiprocessing,
+                timeout_s=timeout_s,
+                progress=progress,
+            )
+    except ConfigurationError as error:
+        show_failure(console, "the configuration does not work, so nothing was verified", error)
+        raise typer.Exit(_NOT_VERIFIED) from error
+    except OverdueError as error:
+        show_failure(console, "the loader hangs, so nothing was verified", error)
+        raise typer.Exit(_NOT_VERIFIED) from error
+    except Exception as error:
+        show_failure(console, "the data fail without a stop, so nothing was verified", error)
+        raise typer.Exit(_NOT_VERIFIED) from error
+    show_report(console, report)
+    raise typer.Exit(0 if report.is_exact else _NOT_EXACT)

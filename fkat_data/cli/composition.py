@@ -1,0 +1,64 @@
+"""From a configuration file to a function that makes its loader, again and again."""
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from fkat_data.configuration import instantiate, register_resolvers
+from fkat_data.errors import ConfigurationError
+
+__all__ = ["loader_maker"]
+
+_DEFAULT_KEY = "loader"
+
+
+def loader_maker(path: Path, overrides: Sequence[str], key: str | None) -> Callable[..., Any]:
+    """Return a function that instantiates a new loader, with some of its arguments changed.
+
+    Args:
+        path: A YAML file; its folder is the tree that its defaults are looked up in.
+        overrides: In Hydra's grammar.
+        key: The loader's node, as in ``data.train.loader``; None: the whole file if it has a ``_target_``, else
+            ``loader``.
+
+    Raises:
+        ConfigurationError: There is no such file or node, or the file does not compose.
+    """
+    config = _composed(path, overrides)
+    if key is None and "_target_" not in config:
+        key = _DEFAULT_KEY
+    _node(config, key)
+
+    def make_loader(**arguments: Any) -> Any:
+        # A copy of the whole: the node's interpolations lead out of it.
+        node = _node(copy.deepcopy(config), key)
+        with open_dict(node):
+            node.update(arguments)
+        return instantiate(node)
+
+    return make_loader
+
+
+def _composed(path: Path, overrides: Sequence[str]) -> DictConfig:
+    if not path.is_file() or path.suffix not in (".yaml", ".yml"):
+        raise ConfigurationError("CONFIG", str(path), "a YAML file that exists")
+    register_resolvers()
+    try:
+        with initialize_config_dir(str(path.resolve().parent), version_base="1.3"):
+            return compose(path.stem, list(overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigurationError("CONFIG", str(path), f"a configuration that composes: {error}") from error
+
+
+def _node(config: DictConfig, key: str | None) -> DictConfig:
+    node = config if key is None else OmegaConf.select(config, key)
+    if not isinstance(node, DictConfig) or "_target_" not in node:
+        keys = ", ".join(str(name) for name in config)
+        raise ConfigurationError("--key", key, f"a node with a `_target_` (the configuration has: {keys})")
+    return node

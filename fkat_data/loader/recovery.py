@@ -1,0 +1,143 @@
+"""What is done about faults: how often a dead worker is replaced, and which failing shards are skipped.
+
+Counts and decisions alone; whoever asks acts on them.
+"""
+
+import logging
+from enum import Enum
+from typing import NamedTuple
+
+from fkat_data.errors import ConfigurationError, ReplayMismatchError
+from fkat_data.loader.stall import StallWatch
+from fkat_data.plan.task import Task
+
+__all__ = ["ON_SHARD_ERROR", "Recovery", "Remedy", "Restarts", "Skips"]
+
+logger = logging.getLogger(__name__)
+
+ON_SHARD_ERROR = ("raise", "skip")
+_DEATHS_AT_ONE_PLACE = 2
+# A wrong configuration, too little memory, a dataset that is no function of the position: others would fail as well.
+_NOT_THE_SHARDS = (ConfigurationError, MemoryError, ReplayMismatchError)
+
+
+class Recovery(NamedTuple):
+    """What a user allows to be done about faults.
+
+    Attributes:
+        max_worker_restarts: Workers that may be started in the place of dead ones, in each epoch.
+        skips_shards: Whether a shard that raises is skipped.
+        max_skipped_shards: Shards that may be skipped in each epoch.
+        stall_warning_s: After so long a wait for one worker it is reported.
+        stall_timeout_s: After so long it is killed; None: never.
+    """
+
+    max_worker_restarts: int
+    skips_shards: bool
+    max_skipped_shards: int
+    stall_warning_s: float
+    stall_timeout_s: float | None
+
+    def stall_watch(self) -> StallWatch:
+        """Return what measures a wait that begins now."""
+        return StallWatch(self.stall_warning_s, self.stall_timeout_s)
+
+
+class Remedy(Enum):
+    """What to do about a dead worker."""
+
+    GO_ON = "replace it and go on where it was"
+    GIVE_UP_SHARD = "replace it, and give up the shard that kills it"
+    GIVE_UP = "tell the caller"
+
+
+class Restarts:
+    """Decides whether a dead worker is replaced.
+
+    Two deaths at one microbatch of one shard are no accident: a third try would end like the others. Deaths before
+    the shard was begun are not the shard's.
+
+    Args:
+        most: Replacements in one epoch.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._epoch = -1
+        self.in_epoch = 0
+        """Replacements in the present epoch."""
+        self.total = 0
+        """Replacements since the loader was made."""
+        self._place: tuple[int, int, int] | None = None
+        self._deaths_at_place = 0
+
+    def remedy(self, task: Task, microbatch_index: int, *, has_begun: bool) -> Remedy:
+        """Return what to do about a worker that died before it gave a microbatch, and count it."""
+        if task.epoch != self._epoch:
+            self._epoch, self.in_epoch, self._place, self._deaths_at_place = task.epoch, 0, None, 0
+        place = (task.epoch, task.shard_index, microbatch_index)
+        if place != self._place:
+            self._place, self._deaths_at_place = place, 0
+        self._deaths_at_place += has_begun
+        if self.in_epoch >= self._most:
+            return Remedy.GIVE_UP
+        self.in_epoch += 1
+        self.total += 1
+        return Remedy.GO_ON if self._deaths_at_place < _DEATHS_AT_ONE_PLACE else Remedy.GIVE_UP_SHARD
+
+
+class Skips:
+    """Decides whether a failing shard is skipped, and remembers those that were.
+
+    Args:
+        skips: Whether any is.
+        most: How many in one epoch.
+    """
+
+    def __init__(self, most: int, *, skips: bool) -> None:
+        self._most = most
+        self.is_active = skips
+        """Whether failing shards are skipped."""
+        self._epoch = 0
+        self._shards: list[int] = []
+        self.total = 0
+        """Shards skipped since the loader was made."""
+
+    def shards(self, epoch: int) -> tuple[int, ...]:
+        """Return the places of the shards that were skipped in an epoch, if it is the present one."""
+        return tuple(self._shards) if epoch == self._epoch else ()
+
+    def load(self, epoch: int, shards: tuple[int, ...]) -> None:
+        """Take over what was skipped in an epoch before a resume."""
+        self._epoch, self._shards = epoch, list(shards)
+
+    def may_skip(self, task: Task, error: BaseException, *, is_whole_epoch_lost: bool) -> bool:
+        """Return whether a shard that failed is skipped; count and log it then.
+
+        Args:
+            task: The shard.
+            error: Why it failed; a note is added where the shard could have been skipped but for the bound.
+            is_whole_epoch_lost: Whether the epoch would end without a microbatch: failures alone are no empty epoch.
+        """
+        if task.epoch != self._epoch:
+            self.load(task.epoch, ())
+        if not self.is_active or not isinstance(error, Exception) or isinstance(error, _NOT_THE_SHARDS):
+            return False
+        if len(self._shards) >= self._most:
+            error.add_note(f"fkat_data: not skipped: {self._most} shards were, in this epoch (max_skipped_shards)")
+            return False
+        if is_whole_epoch_lost:
+            error.add_note("fkat_data: not skipped: no shard of this epoch gave anything")
+            return False
+        self._shards.append(task.shard_index)
+        self.total += 1
+        logger.warning(
+            "skipping the rest of shard %r (epoch %d, shard index %d), the %d. shard skipped in this epoch: %s: %s",
+            task.shard,
+            task.epoch,
+            task.shard_index,
+            len(self._shards),
+            type(error).__name__,
+            error,
+        )
+        return True

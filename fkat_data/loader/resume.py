@@ -1,0 +1,175 @@
+"""From a saved state to a place: the very one that a rank had, or its part of what other ranks had left."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fkat_data.distributed import rank_and_world_size
+from fkat_data.errors import StateMismatchError
+from fkat_data.plan.elastic import Layer, with_layer
+from fkat_data.plan.elastic_plan import ElasticShardPlan
+from fkat_data.plan.shard_plan import ShardPlan
+from fkat_data.plan.state import RankState, read, verify
+from fkat_data.position import Position
+
+__all__ = ["Identity", "Resumption", "adopt", "rank_state", "resume"]
+
+_logger = logging.getLogger(__name__)
+
+
+class Identity(NamedTuple):
+    """Whose state it is.
+
+    Attributes:
+        seed: The loader's seed.
+        dp_rank: The loader's data-parallel rank.
+    """
+
+    seed: int
+    dp_rank: int
+
+
+class Resumption(NamedTuple):
+    """Where to go on.
+
+    Attributes:
+        position: The place in the plan that the layers give.
+        layers: Every change of the number of ranks that an epoch under way depends on.
+        sampler: State of a user's own sampler at the epoch's begin.
+        skipped: Places of the epoch's shards that failed and were skipped.
+    """
+
+    position: Position
+    layers: tuple[Layer, ...] = ()
+    sampler: dict[str, Any] | None = None
+    skipped: tuple[int, ...] = ()
+
+
+def rank_state(plan: ShardPlan, identity: Identity, position: Position, skipped: tuple[int, ...] = ()) -> RankState:
+    """Return a rank's state at a position; ``skipped``: shards of its epoch that failed and were skipped."""
+    epoch = position.epoch
+    is_elastic = isinstance(plan, ElasticShardPlan)
+    return RankState(
+        position,
+        seed=identity.seed,
+        dp_rank=identity.dp_rank,
+        num_shards=plan.num_shards(epoch),
+        shards=plan.digest(epoch),
+        sampler=plan.sampler_state(epoch),
+        dp_size=plan.dp_size if is_elastic else None,
+        layers=plan.layers if is_elastic else (),
+        skipped=skipped,
+    )
+
+
+def resume(state_dict: Mapping[str, Any], plan: ShardPlan, identity: Identity) -> Resumption:
+    """Return where a loader goes on after a state; changes nothing.
+
+    Raises:
+        StateMismatchError: It is no state, or belongs to another plan, or to another number of ranks while this
+            sampler, or a rank that is missing, does not let it be split anew.
+    """
+    ranks = read(state_dict)
+    saved_size = _saved_size(ranks)
+    if isinstance(plan, ElasticShardPlan):
+        if saved_size != plan.dp_size:
+            return _split_anew(ranks, saved_size, plan, identity)
+    elif ranks[0].layers or (ranks[0].dp_size or 1) > 1:
+        hint = "the present sampler does not split its shards: use DistributedDataParallelShardSampler, for 1 rank too"
+        raise StateMismatchError("dp_size", saved_size, "<not split>", hint)
+    saved = _own_rank(ranks, identity.dp_rank)
+    epoch = saved.position.epoch
+    present = plan
+    if isinstance(plan, ElasticShardPlan) and saved.layers != plan.layers:
+        present = plan.for_rank(plan.dp_size, identity.dp_rank, epoch, saved.layers)
+    verify(saved, rank_state(present, identity, Position(epoch, 0, 0, 0)))
+    num_shards = present.num_shards(epoch)
+    # A part of an epoch that was without shards from the start is not over before it was iterated.
+    is_over = num_shards is not None and saved.position.shard >= max(1, num_shards)
+    if is_over:
+        return Resumption(saved.position.after_epoch(), saved.layers, saved.sampler)
+    return Resumption(saved.position, saved.layers, saved.sampler, saved.skipped)
+
+
+def adopt(plan: ShardPlan, resumption: Resumption, identity: Identity) -> None:
+    """Make a plan the one that a resumption's position is in."""
+    plan.load_sampler_state(resumption.position.epoch, resumption.sampler)
+    if isinstance(plan, ElasticShardPlan):
+        plan.adopt(identity.dp_rank, resumption.layers)
+
+
+def _saved_size(ranks: Sequence[RankState]) -> int:
+    """Return the data-parallel ranks that a state was saved by: there may be more ranks, with equal dp_ranks."""
+    if ranks[0].dp_size is not None:
+        return ranks[0].dp_size
+    dp_ranks = {rank.dp_rank for rank in ranks}
+    return len(ranks) if None in dp_ranks else len(dp_ranks)
+
+
+def _own_rank(ranks: Sequence[RankState], dp_rank: int) -> RankState:
+    rank, world_size = rank_and_world_size()
+    if len(ranks) == 1 and (world_size == 1 or ranks[0].dp_rank == dp_rank):
+        return ranks[0]
+    if len(ranks) == world_size:
+        return ranks[rank]
+    if ranks[0].dp_size is not None:
+        return _one_of_each(ranks, ranks[0].dp_size)[dp_rank]
+    if world_size == 1 and dp_rank < len(ranks):  # ranks that torch.distributed does not know of
+        return ranks[dp_rank]
+    raise StateMismatchError("dp_size", len(ranks), world_size, "resume with the ranks that saved it")
+
+
+def _split_anew(ranks: Sequence[RankState], saved_size: int, plan: ElasticShardPlan, identity: Identity) -> Resumption:
+    before = _one_of_each(ranks, saved_size)
+    positions: dict[int, Position] = {}
+    num_left = num_begun = 0
+    # By epoch: a sampler that shuffles for all ranks then need not do it for each of them.
+    for dp_rank, saved in sorted(enumerate(before), key=lambda item: item[1].position.epoch):
+        position = saved.position
+        saved_plan = plan.for_rank(saved_size, dp_rank, position.epoch, saved.layers)
+        verify(saved, rank_state(saved_plan, Identity(identity.seed, dp_rank), Position(position.epoch, 0, 0, 0)))
+        while position.shard >= (num_shards := saved_plan.num_shards(position.epoch) or 0):
+            position = position.after_epoch()
+        positions[dp_rank] = position
+        num_left += num_shards - position.shard
+        num_begun += position.microbatch > 0
+    layers, epoch = with_layer(before[0].layers, tuple(positions[dp_rank] for dp_rank in range(saved_size)))
+    _check_dp_rank(plan, identity, epoch)
+    _logger.info(
+        "state of %d data-parallel ranks split anew over %d, from epoch %d on: %d shards left, %d of them begun",
+        saved_size,
+        plan.dp_size,
+        epoch,
+        num_left,
+        num_begun,
+    )
+    step = max(position.step for position in positions.values() if position.epoch == epoch)
+    return Resumption(Position(epoch, 0, 0, step), layers)
+
+
+def _one_of_each(ranks: Sequence[RankState], dp_size: int) -> list[RankState]:
+    """Return the state of each data-parallel rank, once all of its replicas agree."""
+    found: dict[int, tuple[int, RankState]] = {}
+    for rank, state in enumerate(ranks):
+        dp_rank = rank if state.dp_rank is None else state.dp_rank
+        first_rank, first = found.setdefault(dp_rank, (rank, state))
+        if first.position != state.position:
+            places = f"<rank {first_rank} at {tuple(first.position)}, rank {rank} at {tuple(state.position)}>"
+            expected = f"<one place for data-parallel rank {dp_rank}>"
+            raise StateMismatchError("all_rank_indices", places, expected, "its replicas are not in step")
+    if set(found) != set(range(dp_size)):
+        hint = "to split anew, every rank's place is needed: merge_state_dicts makes one state of all local ones"
+        raise StateMismatchError("fingerprint.all_rank_dp_ranks", sorted(found), f"<all of {dp_size} ranks>", hint)
+    return [found[dp_rank][1] for dp_rank in range(dp_size)]
+
+
+def _check_dp_rank(plan: ElasticShardPlan, identity: Identity, epoch: int) -> None:
+    """Raise unless the loader and its sampler are of one rank: else two ranks would take one part."""
+    if identity.dp_rank >= plan.dp_size:
+        raise StateMismatchError("dp_size", f"<data-parallel rank {identity.dp_rank}>", plan.dp_size, _RANK_HINT)
+    own = plan.for_rank(plan.dp_size, identity.dp_rank, epoch).digest(epoch)
+    if own != plan.own.digest(epoch):
+        raise StateMismatchError("dp_rank", identity.dp_rank, "<another rank's shards>", _RANK_HINT)
+
+
+_RANK_HINT = "give the loader the dp_rank that its sampler has"

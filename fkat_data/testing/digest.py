@@ -1,0 +1,266 @@
+"""Whether two microbatches are the same, bit for bit, and where they are not.
+
+Looks into dicts and other mappings, lists, tuples, sets, dataclasses, tensors, arrays, and any other object that
+pickles. Two values have one digest if their structure, types, dtypes, shapes and bytes are equal: a dict's order
+counts, ``-0.0`` is not ``0.0``, a NaN equals one of the same bits. A tensor's strides and device do not count.
+"""
+
+import copyreg
+import dataclasses
+import enum
+import hashlib
+import struct
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import zip_longest
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+
+__all__ = ["Difference", "digest", "first_difference"]
+
+_LONGEST_TEXT = 60
+_DIGEST_BYTES = 16
+
+
+class Difference(NamedTuple):
+    """Where two values part.
+
+    Attributes:
+        path: The place in the tree, as in ``['tokens'][3]``; "" for the value itself.
+        element: The index of the first element that differs, in a tensor or an array; None elsewhere.
+        first: What the first value has there, shown.
+        second: What the second value has there, shown.
+    """
+
+    path: str
+    element: tuple[int, ...] | None
+    first: str
+    second: str
+
+    def __str__(self) -> str:
+        place = self.path or "the microbatch itself"
+        if self.element is not None:
+            place += f", element {list(self.element)}"
+        return f"{place}: {self.first} became {self.second}"
+
+
+def digest(value: Any) -> str:
+    """Return 32 hexadecimal digits that name the value: equal for equal values, in any process.
+
+    Raises:
+        Exception: An object in it cannot be pickled.
+    """
+    total = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for node in _walk(value, "", ()):
+        path, kind = node.path.encode("utf-8", "surrogatepass"), node.kind.encode("utf-8", "surrogatepass")
+        total.update(struct.pack("<QQQ", len(path), len(kind), memoryview(node.content).nbytes))
+        total.update(path)
+        total.update(kind)
+        total.update(node.content)
+    return total.hexdigest()
+
+
+def first_difference(first: Any, second: Any) -> Difference | None:
+    """Return the first place, in the order of the tree, where two values differ; None if they are equal.
+
+    Raises:
+        Exception: An object in them cannot be pickled.
+    """
+    for one, other in zip_longest(_walk(first, "", ()), _walk(second, "", ())):
+        if one is None:
+            return Difference(other.path, None, "nothing", other.shown())
+        if other is None:
+            return Difference(one.path, None, one.shown(), "nothing")
+        if one.path != other.path:
+            # Their containers are of one kind and one size: what differs is a key.
+            return Difference(one.path, None, one.path, other.path)
+        if one.kind != other.kind:
+            return Difference(one.path, None, one.kind, other.kind)
+        if bytes(one.content) != bytes(other.content):
+            return _within(one, other)
+    return None
+
+
+class _Node(NamedTuple):
+    path: str
+    kind: str
+    content: bytes | memoryview
+    shape: tuple[int, ...] | None = None
+    value: Any = None
+
+    def shown(self) -> str:
+        if self.shape is not None:
+            return self.kind
+        text = self.kind if self.value is None else repr(self.value)
+        return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "…"
+
+
+def _within(one: _Node, other: _Node) -> Difference:
+    if one.shape is None:
+        return Difference(one.path, None, one.shown(), other.shown())
+    rows = [np.frombuffer(node.content, np.uint8).reshape(int(np.prod(one.shape)), -1) for node in (one, other)]
+    first = int((rows[0] != rows[1]).any(axis=1).argmax())
+    index = tuple(int(place) for place in np.unravel_index(first, one.shape))
+    shown = [str(node.value[index].item()) for node in (one, other)]
+    return Difference(one.path, index, *(f"{text[:_LONGEST_TEXT]} ({one.kind})" for text in shown))
+
+
+# Each visitor yields a node for the value, then those of what it holds. ``above`` are the ids of what holds it.
+_Nodes = Iterator[_Node]
+
+
+def _walk(value: Any, path: str, above: tuple[int, ...]) -> _Nodes:
+    if id(value) in above:
+        yield _Node(path, f"<what is {len(above) - above.index(id(value))} levels above>", b"")
+        return
+    plain = _plain(value)
+    if plain is not None:
+        yield _Node(path, type(value).__name__, plain, value=value)
+        return
+    visit = _visitor(value)
+    yield from visit(value, path, (*above, id(value)))
+
+
+def _plain(value: Any) -> bytes | None:
+    kind = cast("type[Any]", type(value))
+    if kind is str:
+        return value.encode("utf-8", "surrogatepass")
+    if kind is float:
+        return struct.pack("<d", value)
+    if kind is complex:
+        return struct.pack("<2d", value.real, value.imag)
+    if kind in (bytes, bytearray):
+        return bytes(value)
+    return repr(value).encode() if value is None or kind in (int, bool) else None
+
+
+def _visitor(value: Any) -> Callable[[Any, str, tuple[int, ...]], _Nodes]:
+    kinds: tuple[tuple[Any, Callable[[Any, str, tuple[int, ...]], _Nodes]], ...] = (
+        (torch.Tensor, _walk_tensor),
+        (np.ndarray, _walk_array),
+        (np.generic, _walk_array),
+        ((type, types.FunctionType, types.BuiltinFunctionType, enum.Enum), _walk_name),
+        (Mapping, _walk_mapping),
+        ((list, tuple), _walk_sequence),
+        ((set, frozenset), _walk_set),
+    )
+    for kind, visit in kinds:
+        if isinstance(value, kind):
+            return visit
+    return _walk_dataclass if dataclasses.is_dataclass(value) else _walk_object
+
+
+def _name(value: Any) -> str:
+    kind = cast("type[Any]", type(value))
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _walk_tensor(tensor: torch.Tensor, path: str, above: tuple[int, ...]) -> _Nodes:
+    tensor = tensor.detach()
+    shape = [*tensor.shape] if not tensor.is_nested else "nested"
+    kind = f"{tensor.dtype} {shape}"
+    if tensor.is_quantized:
+        yield _Node(path, kind, str(tensor.qscheme()).encode())
+        yield from _walk(tensor.int_repr(), f"{path}.int_repr()", above)
+        yield from _walk(tensor.dequantize(), f"{path}.dequantize()", above)
+    elif tensor.is_nested:
+        yield _Node(path, kind, b"")
+        yield from _walk(list(tensor.unbind()), f"{path}.unbind()", above)
+    elif tensor.layout is not torch.strided:
+        parts = {
+            torch.sparse_coo: ("coalesce().indices", "coalesce().values"),
+            torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+            torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+            torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+            torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+        }[tensor.layout]
+        yield _Node(path, f"{kind} {tensor.layout}", b"")
+        for part in parts:
+            owner = tensor.coalesce() if tensor.layout is torch.sparse_coo else tensor
+            yield from _walk(getattr(owner, part.rpartition(".")[2])(), f"{path}.{part}()", above)
+    else:
+        dense = tensor.cpu().resolve_conj().resolve_neg().contiguous()
+        content = _memory(dense.reshape(-1).view(torch.uint8).numpy()) if dense.numel() else b""
+        yield _Node(path, kind, content, tuple(tensor.shape), dense)
+
+
+def _memory(content: Any) -> memoryview:
+    return memoryview(content)
+
+
+def _walk_array(value: Any, path: str, above: tuple[int, ...]) -> _Nodes:
+    array: np.ndarray[Any, Any] = np.asarray(value)
+    scalar = "" if isinstance(value, np.ndarray) else " scalar"
+    kind = f"{_name(value)} {array.dtype.str}{scalar} {[*array.shape]}"
+    if array.dtype.names:  # between its fields there may be bytes that mean nothing
+        yield _Node(path, kind, repr(array.dtype.names).encode())
+        for name in array.dtype.names:
+            yield from _walk(array[name], f"{path}[{name!r}]", above)
+    elif array.dtype.hasobject:
+        yield _Node(path, kind, b"")
+        for index, item in enumerate(array.ravel().tolist()):
+            yield from _walk(item, f"{path}.flat[{index}]", above)
+    else:
+        dense = np.ascontiguousarray(array).reshape(array.shape)
+        content = _memory(dense.reshape(-1).view(np.uint8)) if dense.nbytes else b""
+        yield _Node(path, kind, content, array.shape, dense)
+    if isinstance(value, np.ma.MaskedArray):
+        yield from _walk(np.ma.getmaskarray(cast("Any", value)), f"{path}.mask", above)
+
+
+def _walk_name(value: Any, path: str, above: tuple[int, ...]) -> _Nodes:
+    del above
+    name = f".{value.name}" if isinstance(value, enum.Enum) else f" {value.__module__}.{value.__qualname__}"
+    yield _Node(path, f"{_name(value)}{name}", b"")
+
+
+def _walk_mapping(mapping: Mapping[Any, Any], path: str, above: tuple[int, ...]) -> _Nodes:
+    yield _Node(path, f"{_name(mapping)} of {len(mapping)}", b"")
+    for index, (key, item) in enumerate(mapping.items()):
+        if _plain(key) is not None:
+            yield from _walk(item, f"{path}[{key!r}]", above)
+        else:
+            yield from _walk(key, f"{path}.keys()[{index}]", above)
+            yield from _walk(item, f"{path}.values()[{index}]", above)
+
+
+def _walk_sequence(items: list[Any] | tuple[Any, ...], path: str, above: tuple[int, ...]) -> _Nodes:
+    yield _Node(path, f"{_name(items)} of {len(items)}", b"")
+    names: tuple[str, ...] | None = getattr(items, "_fields", None)
+    for index, item in enumerate(items):
+        yield from _walk(item, f"{path}.{names[index]}" if names else f"{path}[{index}]", above)
+
+
+def _walk_set(items: Iterable[Any], path: str, above: tuple[int, ...]) -> _Nodes:
+    digests = sorted(digest(item) for item in items)
+    del above  # what can be in a set cannot hold it
+    yield _Node(path, f"{_name(items)} of {len(digests)}", "".join(digests).encode())
+
+
+def _walk_dataclass(instance: Any, path: str, above: tuple[int, ...]) -> _Nodes:
+    names = [field.name for field in dataclasses.fields(instance) if hasattr(instance, field.name)]
+    yield _Node(path, f"{_name(instance)} of {', '.join(names)}", b"")
+    for name in names:
+        yield from _walk(getattr(instance, name), f"{path}.{name}", above)
+
+
+def _walk_object(value: Any, path: str, above: tuple[int, ...]) -> _Nodes:
+    # What pickle would write. Not its bytes: they say as well which parts are one object in memory.
+    reduce = copyreg.dispatch_table.get(cast("type[Any]", type(value)))
+    reduced: Any = reduce(value) if reduce else value.__reduce_ex__(4)
+    if isinstance(reduced, str):
+        yield _Node(path, f"{_name(value)} {reduced}", b"")
+        return
+    call, arguments, state, items, entries, *_ = (*reduced, None, None, None, None)
+    yield _Node(path, _name(value), b"")
+    yield from _walk(call, f"{path}.<made by>", above)
+    yield from _walk(arguments, f"{path}.<made of>", above)
+    if isinstance(state, dict):
+        for name, item in cast("dict[Any, Any]", state).items():
+            yield from _walk(item, f"{path}.{name}", above)
+    elif state is not None:
+        yield from _walk(state, f"{path}.<state>", above)
+    yield from _walk([*(items or ())], f"{path}.<items>", above)
+    yield from _walk([*(entries or ())], f"{path}.<entries>", above)

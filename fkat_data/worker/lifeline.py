@@ -1,0 +1,50 @@
+"""What a worker's process does first: it binds its life to its trainer's, and goes deaf to what is not meant for it.
+
+The text of this module runs in the worker before anything slow is imported, so it needs nothing but the standard
+library: a trainer may die, and a scheduler may signal the whole job, while workers are still importing torch.
+"""
+
+import contextlib
+import fcntl
+import os
+import signal
+import threading
+
+__all__ = ["DEAF_TO", "bind"]
+
+DEAF_TO = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
+"""Ctrl-C and a scheduler's signals reach the whole job: what follows is the trainer's decision, and its end of the
+pipe tells. Schedulers announce a preemption by SIGUSR1 or SIGUSR2, which by default end a process."""
+
+_F_SETSIG = 10
+
+
+def bind(descriptor: int) -> None:
+    """Ignore ``DEAF_TO``, and have the kernel kill this process and its children when the trainer is gone.
+
+    The kernel sends the signal, so it ends a process that never gets back to Python's bytecode, and it goes to the
+    process group, so it ends the workers of a nested DataLoader as well.
+
+    Args:
+        descriptor: The reading end of a pipe whose other end closes with the trainer.
+    """
+    for number in DEAF_TO:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF_TO)  # the trainer had them blocked up to here
+    try:
+        fcntl.fcntl(descriptor, _F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(descriptor, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
+    except (OSError, AttributeError):
+        threading.Thread(target=_die_after_end_of_file, args=(descriptor,), daemon=True).start()
+        return
+    # The trainer may have died before the signal was armed.
+    os.set_blocking(descriptor, False)
+    with contextlib.suppress(BlockingIOError):
+        if os.read(descriptor, 1) == b"":
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def _die_after_end_of_file(descriptor: int) -> None:
+    os.read(descriptor, 1)
+    os.killpg(os.getpgrp(), signal.SIGKILL)

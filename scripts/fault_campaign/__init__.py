@@ -1,0 +1,1 @@
+"""Random kills of workers and trainers, and whether anything was lost by them."""

@@ -1,0 +1,88 @@
+"""Kill workers and trainers at random, and see that nothing is lost, repeated, or left behind.
+
+scripts/campaign [--kills N] [--seed N] [--case N] [--jobs N] [--json PATH]
+scripts/campaign --sweep
+"""
+
+import argparse
+import itertools
+import json
+import resource
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from fault_campaign.case import draw
+from fault_campaign.conductor import play
+from fault_campaign.outcome import Outcome, report, text_of
+from fault_campaign.workload import expected
+
+_SAYS_EVERY_S = 60.0
+
+
+class _Campaign:
+    """Cases, one after the other, by several threads, until there were kills enough."""
+
+    def __init__(self, seed: int, num_kills: int) -> None:
+        self._seed = seed
+        self._num_kills = num_kills
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._said_s = self.began_s = time.monotonic()
+        self.outcomes: list[Outcome] = []
+
+    def work(self) -> None:
+        while sum(outcome.num_kills for outcome in self.outcomes) < self._num_kills:
+            self.play(next(self._numbers))
+
+    def play(self, number: int) -> None:
+        case = draw(self._seed, number)
+        with self._lock:  # what is due is made under this process's random generators
+            due = expected(case)
+        outcome = play(case, number, due)
+        with self._lock:
+            self.outcomes.append(outcome)
+            for failure in outcome.failures:
+                print(f"case {number}: {failure['what']} ({outcome.folder})\n{failure['details']}", flush=True)
+            if time.monotonic() - self._said_s > _SAYS_EVERY_S:
+                self._said_s = time.monotonic()
+                figures = self.report()
+                print(
+                    f"{figures['took_s']:.0f} s: {figures['cases']} cases, {figures['kills']} kills, "
+                    f"{len(figures['failures'])} failures",
+                    flush=True,
+                )
+
+    def report(self) -> dict[str, object]:
+        return report(
+            sorted(self.outcomes, key=lambda outcome: outcome.number), self._seed, time.monotonic() - self.began_s
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/campaign", description=__doc__)
+    parser.add_argument("--kills", type=int, default=1000, help="how many processes to end (default 1000)")
+    parser.add_argument("--seed", type=int, default=0, help="of all draws (default 0)")
+    parser.add_argument("--case", type=int, help="play this case only")
+    parser.add_argument("--jobs", type=int, default=2, help="cases at a time (default 2)")
+    parser.add_argument("--json", type=Path, help="write the report to this file as well")
+    options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    campaign = _Campaign(options.seed, options.kills)
+    if options.case is not None:
+        campaign.play(options.case)
+    else:
+        with ThreadPoolExecutor(options.jobs) as pool:
+            for done in [pool.submit(campaign.work) for _ in range(options.jobs)]:
+                done.result()
+    figures = campaign.report()
+    print(text_of(figures))
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1), encoding="utf-8")
+    return 1 if figures["failures"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""One case of the campaign: what is trained on, by what kind of trainer, and how it is struck. A function of seeds."""
+
+import random
+import signal
+from typing import Any, NamedTuple, Self
+
+__all__ = ["KINDS", "Case", "Life", "Strike", "draw"]
+
+KINDS = ("map", "iterable", "list", "generator", "nested")
+_LARGEST_MICROBATCH_BYTES = 300 << 10
+
+
+class Strike(NamedTuple):
+    """One signal to one victim, or to all.
+
+    Attributes:
+        victim: "worker", "trainer", "grandchild" (a nested DataLoader's worker) or "all".
+        signal: "KILL", "SEGV", "ABRT", "TERM", "INT", or "STOP", which is followed by CONT.
+        after_microbatches: The trainer is let deliver so many before ...
+        delay_s: ... and so many seconds pass after them.
+        choice: From 0 to 1: which of the victims there are.
+        stop_s: Seconds between STOP and CONT.
+    """
+
+    victim: str
+    signal: str
+    after_microbatches: int
+    delay_s: float
+    choice: float
+    stop_s: float
+
+    @property
+    def number(self) -> signal.Signals:
+        """The signal."""
+        return signal.Signals[f"SIG{self.signal}"]
+
+    @property
+    def is_deadly(self) -> bool:
+        """Whether it ends its victim: workers are deaf to TERM and INT, their children to INT."""
+        deaf = {"worker": ("TERM", "INT", "STOP"), "grandchild": ("INT", "STOP")}
+        return self.signal not in deaf.get(self.victim, ("STOP",))
+
+
+class Life(NamedTuple):
+    """What may differ between two lives of one trainer.
+
+    Attributes:
+        num_shard_prefetches: As of the loader.
+        num_microbatch_prefetches: As of the loader.
+        rewinds: After a failure, whether the trainer goes back to its checkpoint itself; otherwise it ends.
+    """
+
+    num_shard_prefetches: int
+    num_microbatch_prefetches: int
+    rewinds: bool
+
+
+class Case(NamedTuple):
+    """One trainer's run and its strikes.
+
+    Attributes:
+        seed: The loader's.
+        shards: Names, ``kind-name-count``.
+        shuffles_shards: Whether each epoch has an order of its own.
+        shuffles: Whether each shard of a map-style kind is read in another order.
+        batch_size: Samples in a microbatch.
+        drop_last: Whether a smaller last batch is dropped.
+        sample_numbers: Numbers of 8 bytes in a sample.
+        jitter_s: A sample takes up to so long, at random.
+        pause_s: The trainer computes for so long on each microbatch.
+        num_epochs: Epochs.
+        checkpoint_every: Microbatches from a checkpoint to the next.
+        max_worker_restarts: As of the loader.
+        zero_copy: As of the loader.
+        memory_limit_bytes: As of the loader.
+        lives: What the trainer's lives are like, in turn.
+        strikes: In their order; what is left when the trainer is through does not happen.
+    """
+
+    seed: int
+    shards: list[str]
+    shuffles_shards: bool
+    shuffles: bool
+    batch_size: int
+    drop_last: bool
+    sample_numbers: int
+    jitter_s: float
+    pause_s: float
+    num_epochs: int
+    checkpoint_every: int
+    max_worker_restarts: int
+    zero_copy: bool
+    memory_limit_bytes: int | None
+    lives: list[Life]
+    strikes: list[Strike]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the case as plain values."""
+        fields = self._asdict()
+        fields["lives"] = [life._asdict() for life in self.lives]
+        fields["strikes"] = [strike._asdict() for strike in self.strikes]
+        return fields
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Self:
+        """Return the case that ``as_dict`` was called on."""
+        lives = [Life(**life) for life in fields["lives"]]
+        strikes = [Strike(**strike) for strike in fields["strikes"]]
+        return cls(**{**fields, "lives": lives, "strikes": strikes})
+
+
+def draw(seed: int, number: int) -> Case:
+    """Return case ``number`` of the campaign with a seed."""
+    dice = random.Random(f"{seed}/{number}")
+    shards = [
+        f"{dice.choice(KINDS)}-{place}-{dice.choice((0, dice.randint(1, 9), dice.randint(1, 9), dice.randint(1, 9)))}"
+        for place in range(dice.randint(1, 7))
+    ]
+    batch_size = dice.randint(1, 4)
+    largest = _LARGEST_MICROBATCH_BYTES // 8 // batch_size
+    return Case(
+        seed=dice.randrange(1 << 32),
+        shards=shards,
+        shuffles_shards=dice.random() < 0.5,
+        shuffles=dice.random() < 0.5,
+        batch_size=batch_size,
+        drop_last=dice.random() < 0.3,
+        sample_numbers=dice.choice((1, dice.randint(1, 300), dice.randint(1, largest))),
+        jitter_s=dice.choice((0.0, 0.0, dice.uniform(0, 0.005))),
+        pause_s=dice.choice((0.0, 0.01, 0.03, 0.06)),
+        num_epochs=dice.randint(1, 3),
+        checkpoint_every=dice.randint(1, 7),
+        max_worker_restarts=dice.choice((0, 50, 50)),
+        zero_copy=dice.random() < 0.8,
+        memory_limit_bytes=dice.choice((None, 4 << 20)),
+        lives=[Life(dice.randint(0, 4), dice.randint(-1, 3), dice.random() < 0.6) for _ in range(3)],
+        strikes=[_strike(dice) for _ in range(dice.randint(4, 14))],
+    )
+
+
+def _strike(dice: random.Random) -> Strike:
+    # Half of them while a process or two are being started, half close after a sign of life.
+    follows = dice.random() < 0.5
+    return Strike(
+        victim=dice.choices(("worker", "trainer", "grandchild", "all"), (60, 15, 20, 5))[0],
+        signal=dice.choices(("KILL", "SEGV", "ABRT", "TERM", "INT", "STOP"), (50, 10, 10, 10, 10, 10))[0],
+        after_microbatches=dice.randint(1, 3) if follows else 0,
+        delay_s=dice.uniform(0, 0.04) if follows else dice.uniform(0, 2.0),
+        choice=dice.random(),
+        stop_s=dice.uniform(0, 0.6),
+    )

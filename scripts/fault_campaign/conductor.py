@@ -1,0 +1,199 @@
+"""Plays one case: starts the trainer, strikes, starts it again until it is through, and holds the outcome to account."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from fault_campaign.case import Case, Strike
+from fault_campaign.leavings import files_left, shared_memory_of
+from fault_campaign.ledger import audit, entries
+from fault_campaign.outcome import Hit, Outcome
+from fault_campaign.processes import MARK, marked, send, stacks, wait_until_gone
+from fault_campaign.trainer_end import complaint_about_end
+
+__all__ = ["play"]
+
+_POLL_S = 0.003
+_HANG_S = 60.0
+_GONE_WITHIN_S = 5.0
+_VICTIM_WITHIN_S = 5.0
+
+
+def play(case: Case, number: int, due: list[str]) -> Outcome:
+    """Play a case.
+
+    Args:
+        case: The case.
+        number: Its number, for names.
+        due: The digests of the microbatches that the trainer is to deliver.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=f"fault_campaign_{number}_"))
+    (folder / "case.json").write_text(json.dumps(case.as_dict()), encoding="utf-8")
+    play = _Play(case, number, due, folder)
+    try:
+        play.run()
+    finally:
+        for process in marked(play.mark):
+            send(process.pid, play.kill, play.mark)
+    if play.outcome.failures:
+        play.outcome.folder = str(folder)
+    else:
+        shutil.rmtree(folder)
+    return play.outcome
+
+
+class _Play:
+    kill = Strike("trainer", "KILL", 0, 0.0, 0.0, 0.0).number
+
+    def __init__(self, case: Case, number: int, due: list[str], folder: Path) -> None:
+        self._case = case
+        self._due = due
+        self._folder = folder
+        self._temporary = folder / "tmp"
+        self.mark = f"{os.getpid()}-{number}"
+        self.outcome = Outcome(number)
+        self._strikes = list(case.strikes)
+        self._seen: set[int] = set()
+        self._base = 0
+        self._sign: tuple[int, int] = (0, 0)
+        self._sign_at_s = 0.0
+
+    def run(self) -> None:
+        while not self.outcome.failures:
+            hits_before, events_before = len(self.outcome.hits), len(self._events())
+            code = self._live()
+            self.outcome.lives += 1
+            if code is None:
+                return
+            self._check_leavings()
+            self._check_ledger(is_through=code == 0)
+            hits = self.outcome.hits[hits_before:]
+            events = self._events()[events_before:]
+            complaint = complaint_about_end(code, self._trainer, hits, events)
+            if complaint:
+                self._fail(complaint, (self._folder / "stderr").read_text(errors="replace")[-3000:])
+            if code == 0:
+                break
+        self.outcome.add_events(self._events(), has_nested=any(name.startswith("nested") for name in self._case.shards))
+
+    def _live(self) -> int | None:
+        """Let the trainer live until it ends; return its exit code, or None if it hung."""
+        self._temporary.mkdir(exist_ok=True)
+        environment = {**os.environ, MARK: self.mark, "TMPDIR": str(self._temporary)}
+        command = [sys.executable, "-m", "fault_campaign.trainer", str(self._folder), str(self.outcome.lives)]
+        self._sign_at_s = time.monotonic()
+        with (self._folder / "stderr").open("ab") as stderr:
+            trainer = subprocess.Popen(command, env=environment, stderr=stderr, start_new_session=True)
+        self._trainer = trainer.pid
+        while trainer.poll() is None:
+            if self._strikes and self._wait_for_moment(trainer, self._strikes[0]):
+                self._strike(trainer, self._strikes.pop(0))
+            elif not self._is_moving():
+                self._fail("hang", stacks(self.mark))
+                trainer.kill()
+                trainer.wait()
+                return None
+            else:
+                time.sleep(_POLL_S)
+        return trainer.returncode
+
+    def _wait_for_moment(self, trainer: "subprocess.Popen[bytes]", strike: Strike) -> bool:
+        """Return whether the moment of a strike has come; waits through the last part of it."""
+        count = len(entries(self._folder / "ledger"))
+        self._base = min(self._base, count)  # the trainer has gone back
+        if count - self._base < strike.after_microbatches:
+            return False
+        until_s = time.monotonic() + strike.delay_s
+        while trainer.poll() is None and time.monotonic() < until_s:
+            time.sleep(min(_POLL_S, max(0.0, until_s - time.monotonic())))
+        self._base = len(entries(self._folder / "ledger"))
+        return trainer.poll() is None
+
+    def _strike(self, trainer: "subprocess.Popen[bytes]", strike: Strike) -> None:
+        victims = self._victims(trainer, strike)
+        for pid in victims:
+            self._hit(pid, strike, strike.signal)
+        if strike.signal == "STOP":
+            time.sleep(strike.stop_s)
+            for pid in victims:
+                self._hit(pid, strike, "CONT")
+        self._sign_at_s = time.monotonic()
+
+    def _victims(self, trainer: "subprocess.Popen[bytes]", strike: Strike) -> list[int]:
+        deadline_s = time.monotonic() + _VICTIM_WITHIN_S
+        wants = strike.victim
+        if wants == "grandchild" and not any(name.startswith("nested") for name in self._case.shards):
+            wants = "worker"
+        while trainer.poll() is None and time.monotonic() < deadline_s:
+            processes = marked(self.mark)
+            self._seen |= {process.pid for process in processes}
+            workers = {process.pid for process in processes if process.parent == trainer.pid}
+            grandchildren = {process.pid for process in processes if process.parent in workers}
+            everyone = sorted({process.pid for process in processes})
+            pids = {
+                "trainer": [trainer.pid],
+                "worker": sorted(workers),
+                "grandchild": sorted(grandchildren),
+                "all": everyone,
+            }[wants]
+            if wants == "all":
+                return sorted(pids, key=lambda pid: hash((pid, strike.choice)))
+            if pids:
+                return [pids[int(strike.choice * len(pids))]]
+            time.sleep(_POLL_S)
+        return []
+
+    def _hit(self, pid: int, strike: Strike, name: str) -> None:
+        at_s = time.monotonic()
+        if send(pid, strike._replace(signal=name).number, self.mark):
+            role = "trainer" if pid == self._trainer else "worker"
+            if strike.victim == "grandchild":
+                role = "grandchild"
+            self.outcome.hits.append(Hit(pid, strike.victim, role, name, at_s))
+
+    def _is_moving(self) -> bool:
+        sign = (self._size("ledger"), self._size("events"))
+        now_s = time.monotonic()
+        if sign != self._sign:
+            self._sign, self._sign_at_s = sign, now_s
+        return now_s - self._sign_at_s < _HANG_S
+
+    def _size(self, name: str) -> int:
+        path = self._folder / name
+        return path.stat().st_size if path.exists() else 0
+
+    def _check_leavings(self) -> None:
+        began_s = time.monotonic()
+        left = wait_until_gone(self.mark, _GONE_WITHIN_S)
+        self.outcome.gone_s.append(time.monotonic() - began_s)
+        if left:
+            self.outcome.leftovers += len(left)
+            self._fail("processes left", stacks(self.mark))
+        ours, torchs = files_left(self._temporary)
+        names = shared_memory_of(self._seen)
+        self.outcome.torchs_leftovers += torchs + len(names)
+        if ours:
+            self.outcome.leftovers += len(ours)
+            self._fail("files left", "\n".join(ours))
+        shutil.rmtree(self._temporary)
+
+    def _check_ledger(self, *, is_through: bool) -> None:
+        found = entries(self._folder / "ledger")
+        due = self._due if is_through else self._due[: len(found)]
+        found_wrong = audit(found, due)
+        if any(found_wrong):
+            self.outcome.audits.append(found_wrong)
+            self._fail(f"not what was due: {found_wrong}", "\n".join(found))
+
+    def _events(self) -> list[dict[str, Any]]:
+        path = self._folder / "events"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def _fail(self, what: str, details: str) -> None:
+        self.outcome.failures.append({"what": what, "details": details})

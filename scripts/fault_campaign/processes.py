@@ -1,0 +1,87 @@
+"""A trainer's processes, found by a mark in their environment: children, and children whose parents are gone."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["MARK", "Process", "marked", "send", "stacks", "wait_until_gone"]
+
+MARK = "FKAT_DATA_CAMPAIGN_CASE"
+
+
+class Process(NamedTuple):
+    """A process that lives, or is stopped.
+
+    Attributes:
+        pid: Its process id.
+        parent: Its parent's.
+    """
+
+    pid: int
+    parent: int
+
+
+def marked(mark: str) -> list[Process]:
+    """Return the processes with a mark; what is dead and only waits for its parent is not one."""
+    wanted = f"{MARK}={mark}".encode()
+    found: list[Process] = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                    state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+                    if state not in "ZX":
+                        found.append(Process(int(folder.name), int(parent)))
+    return found
+
+
+def wait_until_gone(mark: str, timeout_s: float) -> list[Process]:
+    """Wait until no process has the mark; return those that are left after ``timeout_s``."""
+    deadline_s = time.monotonic() + timeout_s
+    while (left := marked(mark)) and time.monotonic() < deadline_s:
+        time.sleep(0.005)
+    return left
+
+
+def send(pid: int, number: signal.Signals, mark: str) -> bool:
+    """Send a signal to a process if it is still the one with the mark; return whether it was."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if not any(process.pid == pid for process in marked(mark)):
+            return False
+        signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def stacks(mark: str) -> str:
+    """Return what every marked process is doing, as far as it can be learned."""
+    return "\n\n".join(
+        f"process {process.pid}, child of {process.parent}\n{_stack(process.pid)}" for process in marked(mark)
+    )
+
+
+def _stack(pid: int) -> str:
+    py_spy = Path(sys.executable).with_name("py-spy")
+    if py_spy.exists():
+        done = subprocess.run(
+            [py_spy, "dump", "--pid", str(pid)], capture_output=True, text=True, check=False, timeout=30
+        )
+        if done.returncode == 0:
+            return done.stdout
+    texts: list[str] = []
+    for name in ("cmdline", "wchan", "status", "syscall"):
+        with contextlib.suppress(OSError):
+            texts.append(Path(f"/proc/{pid}/{name}").read_text(errors="replace").replace("\0", " "))
+    return "\n".join(texts)

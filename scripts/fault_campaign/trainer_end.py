@@ -1,0 +1,54 @@
+"""Whether a trainer ended as it should have."""
+
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+from fault_campaign.outcome import Hit
+from fault_campaign.trainer import AGAIN
+
+__all__ = ["complaint_about_end"]
+
+# Python's own ways to end after Ctrl-C: by the signal, by its exit code, and early in the start by a plain error.
+_AFTER_INTERRUPT = (-signal.SIGINT, 128 + signal.SIGINT, 1)
+
+
+def complaint_about_end(code: int, trainer: int, hits: Sequence[Hit], events: Sequence[dict[str, Any]]) -> str:
+    """Return what is wrong with a trainer's end, or nothing.
+
+    Args:
+        code: Its exit code, as ``subprocess`` gives it.
+        trainer: Its process id.
+        hits: What it and its workers were hit by.
+        events: What it has told.
+    """
+    names = {hit.signal for hit in hits if hit.pid == trainer}
+    for event in events:
+        complaint = _complaint_about(event, hits)
+        if complaint:
+            return complaint
+    if code == 0 or (code < 0 and signal.Signals(-code).name.removeprefix("SIG") in names):
+        return ""
+    if "INT" in names and code in _AFTER_INTERRUPT:
+        return ""
+    if code == AGAIN and any(event["what"] in ("died", "failed") for event in events):
+        return ""
+    return f"the trainer ended with {code}, after {sorted(names)}"
+
+
+def _complaint_about(event: dict[str, Any], hits: Sequence[Hit]) -> str:
+    match event["what"]:
+        case "died" | "replaced":
+            signals = {
+                int(signal.Signals[f"SIG{hit.signal}"]) for hit in hits if hit.pid == event["pid"] and hit.is_deadly
+            }
+            if event["exit_code"] is None or -event["exit_code"] not in signals:
+                return f"a worker ended with {event['exit_code']}, hit by {sorted(signals)}"
+        case "failed":
+            if not any(hit.victim in ("grandchild", "all") for hit in hits):
+                return f"an error that nothing explains: {event['error']}"
+        case "logged":
+            return f"a warning that nothing explains: {event['message']}"
+        case _:
+            pass
+    return ""

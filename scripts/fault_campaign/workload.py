@@ -1,0 +1,125 @@
+"""What a case trains on: shards of every kind of product, whose samples say what they are and draw at random."""
+
+import hashlib
+import random
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from fault_campaign.case import Case
+from fkat_data import ShardedDataLoader, ShuffledShardSampler
+from fkat_data.types import Shard
+
+__all__ = ["Factory", "digest", "expected", "loader_of"]
+
+
+class _Samples(Dataset[torch.Tensor]):
+    """A shard's samples by index."""
+
+    def __init__(self, shard: str, case: Case, jitter_s: float) -> None:
+        self._name = float(int(shard.split("-")[1]))
+        self._count = int(shard.rsplit("-", 1)[1])
+        self._numbers = case.sample_numbers
+        self._jitter_s = jitter_s
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self._jitter_s:
+            # Not a global generator's draw: how long it takes must not decide on what is made.
+            time.sleep(random.SystemRandom().uniform(0, self._jitter_s))
+        draws = random.random() + float(np.random.random_sample()) + float(torch.rand(()))  # noqa: NPY002 - under test
+        return torch.arange(self._numbers, dtype=torch.float64) + (self._name * 1000 + index + draws / 3)
+
+
+class _Row(IterableDataset[torch.Tensor]):
+    """A shard's samples in a row."""
+
+    def __init__(self, samples: _Samples) -> None:
+        self._samples = samples
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for index in range(len(self._samples)):
+            yield self._samples[index]
+
+
+class Factory:
+    """Makes of each shard the kind of product that its name says.
+
+    Args:
+        case: The case.
+        is_plain: Whether nothing takes time and no DataLoader has workers: for the run that the others are held against.
+    """
+
+    def __init__(self, case: Case, *, is_plain: bool = False) -> None:
+        self._case = case._replace(lives=[], strikes=[])
+        self._is_plain = is_plain
+
+    def __call__(self, shard: Shard) -> Iterable[Any]:
+        """Return the shard's microbatches."""
+        case = self._case
+        name = str(shard)
+        kind = name.split("-", 1)[0]
+        samples = _Samples(name, case, 0.0 if self._is_plain else case.jitter_s)
+        if kind in ("map", "nested"):
+            return DataLoader(
+                samples,
+                batch_size=case.batch_size,
+                shuffle=case.shuffles and len(samples) > 0,  # torch shuffles no empty dataset
+                drop_last=case.drop_last,
+                num_workers=2 if kind == "nested" and not self._is_plain else 0,
+            )
+        if kind == "iterable":
+            return DataLoader(_Row(samples), batch_size=case.batch_size, drop_last=case.drop_last)
+        if kind == "list":
+            return [{"sample": samples[index], "shard": name} for index in range(len(samples))]
+        return ({"sample": samples[index].numpy(), "index": index} for index in range(len(samples)))
+
+
+def loader_of(
+    case: Case, factory: Factory, *, num_shard_prefetches: int = 0, num_microbatch_prefetches: int = -1, workers: bool
+) -> ShardedDataLoader:
+    """Return the case's loader."""
+    return ShardedDataLoader(
+        case.seed,
+        ShuffledShardSampler(case.shards, case.seed) if case.shuffles_shards else case.shards,
+        factory,
+        num_shard_prefetches,
+        num_microbatch_prefetches,
+        multiprocessing=workers,
+        memory_limit_bytes=case.memory_limit_bytes,
+        zero_copy=case.zero_copy,
+        max_worker_restarts=case.max_worker_restarts,
+    )
+
+
+def digest(microbatch: Any) -> str:
+    """Return what tells a microbatch from every other: a hash of all its bytes."""
+    hashed = hashlib.blake2b(digest_size=12)
+    _add(hashed, microbatch)
+    return hashed.hexdigest()
+
+
+def expected(case: Case) -> list[str]:
+    """Return the digests of all microbatches of the case's epochs, made plainly in this process."""
+    with loader_of(case, Factory(case, is_plain=True), workers=False) as loader:
+        return [digest(microbatch) for _ in range(case.num_epochs) for microbatch in loader]
+
+
+def _add(hashed: "hashlib.blake2b", value: Any) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            hashed.update(str(key).encode())
+            _add(hashed, item)
+    elif isinstance(value, torch.Tensor):
+        _add(hashed, value.numpy())
+    elif isinstance(value, np.ndarray):
+        hashed.update(f"{value.dtype}{value.shape}".encode())
+        hashed.update(np.ascontiguousarray(value).tobytes())
+    else:
+        hashed.update(repr(value).encode())

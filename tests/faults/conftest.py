@@ -1,0 +1,32 @@
+"""Fault tests run over whole programs and over many modules at once, so this folder mirrors no single module."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+# Modules here can be imported by spawned workers, which search the trainer's sys.path.
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind(nothing_left_behind):
+    """Every test here may start processes; none may leave one."""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a text as a trainer's program in a session of its own; it and all below it are gone at the end."""
+    from programs import Program
+
+    started = []
+
+    def run(text, *arguments, **options):
+        path = tmp_path / f"trainer{len(started)}.py"
+        path.write_text(text)
+        started.append(Program(path, arguments, **options))
+        return started[-1]
+
+    yield run
+    for program in started:
+        program.end()

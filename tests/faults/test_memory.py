@@ -1,0 +1,240 @@
+"""Memory, files and descriptors: little of each is needed, nothing grows, and what a caller keeps never changes."""
+
+import random
+import subprocess
+import threading
+import zlib
+
+import numpy as np
+import pytest
+import torch
+
+from fkat_data import ShardedDataLoader
+
+#: Four workers, microbatches of many sizes, some of them kept; prints what was received.
+NARROW = """
+import resource, sys
+import torch
+from torch.utils.data import DataLoader, Dataset
+from fkat_data import ShardedDataLoader
+
+class Numbers(Dataset):
+    def __init__(self, shard):
+        self.shard = int(shard)
+    def __len__(self):
+        return 30
+    def __getitem__(self, index):
+        size = 1 + 3000 * (index % 7)
+        return {f"part {part}": torch.full((size,), 100 * self.shard + index) for part in range(9)}
+
+def load(shard):
+    return DataLoader(Numbers(shard), batch_size=None, num_workers=NESTED)
+
+loader = ShardedDataLoader(0, [str(shard) for shard in range(8)], load, num_shard_prefetches=4)
+got, kept = [], []
+for microbatch in loader:
+    got.append(int(microbatch["part 8"][-1]))
+    kept = [*kept[-3:], microbatch]
+assert got == [100 * shard + index for shard in range(8) for index in range(30)], got
+assert all(int(part.unique()) == int(microbatch["part 0"][0]) for microbatch in kept for part in microbatch.values())
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], flush=True)
+loader.close()
+"""
+
+
+@pytest.mark.parametrize("limit", [64, pytest.param(256, marks=pytest.mark.slow)])
+def test_four_workers_run_with_few_open_files(start, limit):
+    program = start(NARROW.replace("NESTED", "0"), limits=f"ulimit -n {limit}")
+    program.expect(str(limit))
+    program.check_silent_end()
+
+
+def test_a_nested_data_loader_runs_with_256_open_files(start):
+    text = NARROW.replace("NESTED", "1").replace("num_shard_prefetches=4", "num_shard_prefetches=1")
+    program = start(
+        text.replace("range(8)]", "range(2)]").replace("in range(8)", "in range(2)"), limits="ulimit -n 256"
+    )
+    program.expect("256")
+    program.check_silent_end()
+
+
+def own_shared_memory(size):
+    return ["unshare", "-m", "bash", "-c", f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$@"', "bash"]
+
+
+def test_microbatches_larger_than_all_of_dev_shm_come_through(start):
+    under = own_shared_memory("8m")
+    permitted = subprocess.run([*under, "true"], capture_output=True, check=False)
+    if permitted.returncode:
+        pytest.skip(f"no mount of its own is permitted here: {permitted.stderr.decode().strip()}")
+    program = start(
+        """
+import os
+import torch
+from fkat_data import ShardedDataLoader
+
+def load(shard):
+    return (torch.full((12 << 20,), index, dtype=torch.uint8) for index in range(6))
+
+status = os.statvfs("/dev/shm")
+print(status.f_blocks * status.f_frsize, flush=True)
+with ShardedDataLoader(0, ["a", "b"], load, num_shard_prefetches=2) as loader:
+    assert [int(microbatch.float().mean()) for microbatch in loader] == [*range(6), *range(6)]
+assert os.statvfs("/dev/shm").f_bfree == status.f_bfree
+""",
+        under=under,
+    )
+    program.expect(str(8 << 20))
+    program.check_silent_end()
+
+
+#: Counts what the trainer and its worker hold after a tenth of the way, and at the end.
+SLOPE = """
+import gc, os, sys
+from pathlib import Path
+import torch
+from fkat_data import ShardedDataLoader
+
+count = int(sys.argv[1])
+
+def load(shard):
+    size = int(shard)
+    return (torch.full((size,), index) for index in range(count // 2))
+
+def held(pid):
+    process = Path("/proc", str(pid))
+    status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
+    kib = {name: int(status[name].split()[0]) for name in ("RssAnon", "RssShmem")}
+    maps = len((process / "maps").read_text().splitlines())
+    return {**kib, "files": len(os.listdir(process / "fd")), "maps": maps}
+
+# In the message itself, and in segments.
+loader = ShardedDataLoader(0, ["3", "600"], load, memory_limit_bytes=4 << 20, num_shard_prefetches=2)
+pids = [os.getpid(), *(worker.pid for worker in loader._crew.workers)]
+before = None
+for number, microbatch in enumerate(loader):
+    # Each kind of microbatch is counted from a tenth of its own way on, in the trainer and the worker that makes it.
+    counted = pids[0], pids[1 + 2 * number // count]
+    if number in (count // 20, count // 2 + count // 20):
+        gc.collect()
+        before = [held(pid) for pid in counted]
+    if number in (count // 2 - 2, count - 1):
+        gc.collect()
+        after = [held(pid) for pid in counted]
+        for was, now in zip(before, after):
+            assert now["RssAnon"] - was["RssAnon"] < 3000, (number, was, now)
+            assert now["RssShmem"] - was["RssShmem"] < 5000, (number, was, now)
+            assert now["files"] <= was["files"] + 1, (number, was, now)
+            assert now["maps"] <= was["maps"] + 70, (number, was, now)
+files = [now["files"] for now in after]
+print(number + 1, len(files), flush=True)
+loader.close()
+"""
+
+
+@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_nothing_grows_over_many_microbatches(start, count):
+    program = start(SLOPE, count)
+    program.expect(f"{count} 2")
+    program.check_silent_end()
+
+
+# --- what is kept ------------------------------------------------------------------------------------------------
+
+NUM_MICROBATCHES = 30
+LARGEST_BYTES = 60_000
+
+
+def changing_sizes(shard):
+    """Random bytes, sizes and shapes, and beside them the checksum that the worker has seen."""
+    draws = np.random.default_rng(int(shard))
+    for _ in range(NUM_MICROBATCHES):
+        array = draws.integers(0, 256, size=int(draws.integers(2, LARGEST_BYTES)), dtype=np.uint8)
+        kind = int(draws.integers(4))
+        if kind == 0:
+            microbatch = array
+        elif kind == 1:
+            microbatch = torch.from_numpy(array)
+        elif kind == 2:
+            microbatch = [torch.from_numpy(array[: len(array) // 2]), array[len(array) // 2 :]]
+        else:
+            microbatch = {"first": torch.from_numpy(array)[:1], "rest": torch.from_numpy(array)[1:]}
+        yield microbatch, zlib.crc32(array.tobytes())
+
+
+def checksum(microbatch):
+    match microbatch:
+        case dict():
+            parts = list(microbatch.values())
+        case list():
+            parts = microbatch
+        case _:
+            parts = [microbatch]
+    found = 0
+    for part in parts:
+        found = zlib.crc32(np.ascontiguousarray(part).tobytes(), found)
+    return found
+
+
+def view_of(microbatch, draws):
+    """One view that holds the memory by itself, as autograd's saved tensors or a user's slice do."""
+    match microbatch:
+        case dict():
+            return draws.choice(list(microbatch.values())).view(torch.uint8)
+        case list():
+            return draws.choice(microbatch)
+        case torch.Tensor():
+            return draws.choice([microbatch.numpy(), microbatch[len(microbatch) // 2 :], microbatch.unsqueeze(0)])
+        case _:
+            return draws.choice([microbatch[::2], memoryview(microbatch), torch.from_numpy(microbatch)])
+
+
+def keep_at_random(loader, draws, num_trials):
+    """Keep microbatches and views for a while, at most four at once: the pool has room for little more."""
+    kept = []
+    released_by = []
+
+    def release(place):
+        item, expected = kept.pop(place)
+        assert checksum(item) == expected
+        if draws.random() < 0.2:  # the last view dies in another thread
+            thread = threading.Thread(target=list.clear, args=([item],))
+            released_by.append(thread)
+            del item
+            thread.start()
+
+    for _ in range(num_trials):
+        for microbatch, expected in loader:
+            assert checksum(microbatch) == expected, "it arrived as it was made"
+            if draws.random() < 0.5:
+                item = view_of(microbatch, draws) if draws.random() < 0.5 else microbatch
+                kept.append((item, checksum(item)))
+            microbatch = item = None  # noqa: PLW2901 - what is not kept must be free to go
+            while len(kept) > 4 or (kept and draws.random() < 0.3):
+                release(draws.randrange(len(kept)))
+        # Some live on into the next epoch.
+        for item, expected in kept:
+            assert checksum(item) == expected
+    for thread in released_by:
+        thread.join()
+    loader.close()
+    for item, expected in kept:
+        assert checksum(item) == expected, "it outlives its loader"
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+@pytest.mark.parametrize("num_trials", [100, pytest.param(3000, marks=pytest.mark.slow)])
+def test_what_is_kept_never_changes_though_the_pool_is_at_its_smallest(num_trials):
+    seed = 20260
+    draws = random.Random(seed)
+
+    class AnotherShardEachEpoch:
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+        def __iter__(self):
+            yield str(self.epoch + seed)
+
+    with ShardedDataLoader(0, AnotherShardEachEpoch(), changing_sizes, memory_limit_bytes=1 << 20) as loader:
+        keep_at_random(loader, draws, num_trials)
+        assert loader.statistics().delivered == num_trials * NUM_MICROBATCHES

@@ -1,0 +1,83 @@
+"""A trainer that is killed takes every process below it along, whatever they are doing at that moment."""
+
+import time
+
+import psutil
+import pytest
+
+PROGRAM = """
+import os, sys, time
+from pathlib import Path
+import torch
+from torch.utils.data import DataLoader, Dataset
+from fkat_data import ShardedDataLoader
+
+doing, mark, num_nested = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+
+# Room for the microbatch that is kept, and for no other.
+limit_bytes = 1 << 20 if doing == "waiting for a segment" else None
+
+def do():
+    time.sleep(0.3)  # a thread of a nested worker sends what was made before
+    (mark / str(os.getpid())).touch()
+    if doing == "busy in C":
+        sum(range(10**11))  # one call into C: it gives the interpreter's lock to nobody
+    elif doing == "importing":
+        sys.path.insert(0, str(mark))
+        import slow_to_import
+    elif doing == "reading":
+        reader, writer = os.pipe()
+        os.read(reader, 1)
+
+class Occupied(Dataset):
+    def __len__(self):
+        return 100
+    def __getitem__(self, index):
+        if index > 4:
+            do()
+        return torch.full((50_000,), index)
+
+def load(shard):
+    return DataLoader(Occupied(), batch_size=2, num_workers=num_nested)
+
+loader = ShardedDataLoader(0, ["a", "b"], load, num_shard_prefetches=1, memory_limit_bytes=limit_bytes)
+iterator = iter(loader)
+kept = next(iterator)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("doing", "num_nested"),
+    [
+        ("busy in C", 2),
+        ("importing", 0),
+        pytest.param("busy in C", 0, marks=pytest.mark.slow),
+        pytest.param("importing", 2, marks=pytest.mark.slow),
+        ("reading", 2),
+        pytest.param("reading", 0, marks=pytest.mark.slow),
+        ("waiting for a segment", 0),
+    ],
+)
+def test_all_below_a_killed_trainer_is_gone_within_five_seconds(start, tmp_path, doing, num_nested):
+    mark = tmp_path / "mark"
+    mark.mkdir()
+    (mark / "slow_to_import.py").write_text("import time\nwhile True:\n    time.sleep(0.01)\n")
+    program = start(PROGRAM, doing, mark, num_nested)
+    program.expect("ready")
+    # What the worker, or its own workers, do is begun; each says so itself.
+    num_begun = 0 if doing == "waiting for a segment" else max(1, num_nested)
+    while len(list(mark.glob("[0-9]*"))) < num_begun:
+        assert program.process.poll() is None, program.stderr
+        time.sleep(0.01)
+    for worker in program.below() if num_begun == 0 else ():
+        while worker.status() != psutil.STATUS_SLEEPING:
+            time.sleep(0.01)
+    descendants = program.below()
+    assert len(descendants) == 1 + num_nested
+    for process in descendants:
+        assert process.status() != psutil.STATUS_ZOMBIE
+    program.kill()
+    program.check_all_gone(5.0)
+    assert program.stderr == ""

@@ -1,0 +1,70 @@
+import logging
+
+import pytest
+
+from fkat_data.errors import ConfigurationError, MemoryLimitError, ReplayMismatchError
+from fkat_data.loader.recovery import Remedy, Restarts, Skips
+from fkat_data.plan.task import Task
+
+GO_ON, GIVE_UP_SHARD, GIVE_UP = Remedy.GO_ON, Remedy.GIVE_UP_SHARD, Remedy.GIVE_UP
+
+
+def task(epoch=0, index=0):
+    return Task(index, epoch, index, f"s{index}", 0)
+
+
+@pytest.mark.parametrize(
+    ("most", "deaths", "remedies"),
+    [
+        (0, [(0, 0, 3, True)], [GIVE_UP]),
+        (1, [(0, 0, 3, True), (0, 1, 3, True)], [GO_ON, GIVE_UP]),
+        (5, [(0, 0, 3, True), (0, 0, 3, True)], [GO_ON, GIVE_UP_SHARD]),
+        (5, [(0, 0, 3, True), (0, 0, 4, True), (0, 1, 4, True)], [GO_ON, GO_ON, GO_ON]),
+        # A worker that dies before it begins the shard says nothing about the shard.
+        (3, [(0, 0, 3, False)] * 4, [GO_ON, GO_ON, GO_ON, GIVE_UP]),
+        (3, [(0, 0, 3, True), (0, 0, 3, False), (0, 0, 3, True)], [GO_ON, GO_ON, GIVE_UP_SHARD]),
+        # Each epoch has its own account.
+        (1, [(0, 0, 3, True), (1, 0, 3, True), (1, 0, 4, True)], [GO_ON, GO_ON, GIVE_UP]),
+    ],
+)
+def test_a_worker_is_replaced_unless_it_is_in_vain(most, deaths, remedies):
+    restarts = Restarts(most)
+    found = [restarts.remedy(task(epoch, shard), index, has_begun=begun) for epoch, shard, index, begun in deaths]
+    assert found == remedies
+    assert restarts.total == sum(remedy is not GIVE_UP for remedy in remedies)
+
+
+def test_failing_shards_are_skipped_counted_and_logged(caplog):
+    skips = Skips(2, skips=True)
+    with caplog.at_level(logging.WARNING):
+        assert skips.may_skip(task(0, 3), ValueError("bad row"), is_whole_epoch_lost=False)
+    assert "shard 's3' (epoch 0, shard index 3), the 1. shard skipped in this epoch: ValueError: bad row" in caplog.text
+    assert skips.may_skip(task(0, 5), OSError("gone"), is_whole_epoch_lost=False)
+    assert skips.shards(0) == (3, 5)
+    error = ValueError("one more")
+    assert not skips.may_skip(task(0, 6), error, is_whole_epoch_lost=False)
+    assert error.__notes__ == ["fkat_data: not skipped: 2 shards were, in this epoch (max_skipped_shards)"]
+    assert skips.may_skip(task(1, 0), ValueError("the next epoch"), is_whole_epoch_lost=False)
+    assert (skips.shards(0), skips.shards(1), skips.total) == ((), (0,), 3)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigurationError("x", 1, "2"),
+        MemoryLimitError(1, 2, 0, "too large"),
+        MemoryError(),
+        ReplayMismatchError("a", 0, 1),
+        KeyboardInterrupt(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_is_not_the_shards_fault_is_not_skipped(error):
+    assert not Skips(9, skips=True).may_skip(task(), error, is_whole_epoch_lost=False)
+
+
+def test_nothing_is_skipped_by_default_and_no_epoch_is_lost_in_silence():
+    assert not Skips(9, skips=False).may_skip(task(), ValueError(), is_whole_epoch_lost=False)
+    error = ValueError()
+    assert not Skips(9, skips=True).may_skip(task(), error, is_whole_epoch_lost=True)
+    assert error.__notes__ == ["fkat_data: not skipped: no shard of this epoch gave anything"]

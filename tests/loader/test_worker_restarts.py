@@ -1,0 +1,303 @@
+"""What the loader does about workers that die or fall silent, and about shards that fail: with real processes."""
+
+import logging
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loader_examples import MIXED, epoch, make, mixed, plain, same_state, sample
+from torch.utils.data import DataLoader
+
+from fkat_data import ReplayMismatchError, WorkerDiedError, WorkerStalledError
+
+RESTARTS = {"multiprocessing": True, "max_worker_restarts": 50}
+
+
+def kill(loader, index, number=signal.SIGKILL):
+    worker = loader._crew.workers[index % len(loader._crew.workers)]
+    if worker.is_alive:
+        os.kill(worker.pid, number)
+        while worker.is_alive:  # psutil would take the exit code away from whom it is meant for
+            time.sleep(0.001)
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    kills=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=3),
+    num_shards_ahead=st.sampled_from([0, 1, 3]),
+    num_microbatches_ahead=st.sampled_from([-1, 0, 1]),
+)
+def test_an_epoch_with_deaths_has_the_bits_of_one_without(kills, num_shards_ahead, num_microbatches_ahead):
+    expected = epoch(make())
+    found, states = [], []
+    options = {"num_shard_prefetches": num_shards_ahead, "num_microbatch_prefetches": num_microbatches_ahead}
+    with make(**RESTARTS, **options) as loader, make() as undisturbed:
+        for step, (microbatch, _) in enumerate(zip(loader, undisturbed, strict=True)):
+            found.append(plain(microbatch))
+            states.append(same_state(loader.state_dict(), undisturbed.state_dict()))
+            for at, worker in kills:
+                if at == step:
+                    kill(loader, worker)
+        assert found == expected
+        assert all(states)
+        assert loader.statistics().delivered == len(expected)
+
+
+def test_a_worker_killed_while_it_starts_is_replaced_too():
+    with make(**RESTARTS) as loader:
+        for _ in range(3):
+            loader.load_batch()  # begins the epoch, and waits for nothing
+            kill(loader, 0)
+        assert epoch(loader) == epoch(make())
+        assert loader.statistics().worker_restarts == 3
+
+
+def test_kept_microbatches_of_a_dead_worker_stay_as_they_are():
+    def factory(shard):
+        return [torch.full((5000,), index) for index in range(6)]
+
+    with make(["a"], factory, **RESTARTS) as loader:
+        kept = []
+        for index, microbatch in enumerate(loader):
+            kept.append(microbatch)
+            if index == 2:
+                kill(loader, 0)
+        assert [microbatch.unique().tolist() for microbatch in kept] == [[index] for index in range(6)]
+
+
+def crashing(shard):
+    for index in range(4):
+        if shard == "b" and index == 2:
+            sys.stderr.write("reading row 17\n")
+            sys.stderr.flush()
+            os.kill(os.getpid(), signal.SIGSEGV)
+        yield torch.tensor(index)
+
+
+def test_a_shard_that_kills_its_worker_twice_is_named_with_its_last_words():
+    with make(["a", "b", "c"], crashing, **RESTARTS) as loader:
+        found = []
+        with pytest.raises(WorkerDiedError, match="after 1 restarts") as caught:
+            found.extend(int(microbatch) for microbatch in loader)  # extend keeps nothing of what came before
+        error = caught.value
+        assert (error.shard, error.microbatch_index, error.exit_code) == ("b", 2, -signal.SIGSEGV)
+        assert "reading row 17" in error.last_words
+        assert "in crashing" in error.last_words  # the stack at the crash
+        assert error.host
+        assert loader.step == 6
+
+
+def test_a_shard_that_kills_its_worker_is_skipped_where_that_is_asked_for(caplog):
+    with make(["a", "b", "c"], crashing, on_shard_error="skip", **RESTARTS) as loader:
+        with caplog.at_level(logging.WARNING):
+            assert epoch(loader) == [0, 1, 2, 3, 0, 1, 0, 1, 2, 3]
+        assert loader.statistics().skipped_shards == 1
+        assert loader.statistics().worker_restarts == 2
+        assert "skipping the rest of shard 'b'" in caplog.text
+
+
+def test_no_more_workers_are_replaced_than_was_allowed_in_an_epoch():
+    with make(["list-a-9"], multiprocessing=True, max_worker_restarts=2, num_microbatch_prefetches=0) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        for _ in range(2):
+            kill(loader, 0)
+            next(iterator)
+            next(iterator)
+        kill(loader, 0)
+        with pytest.raises(WorkerDiedError, match="after 2 restarts in this epoch"):
+            list(iterator)
+
+
+GENERATOR = random.Random()
+
+
+def unrepeatable(shard):
+    return [torch.full((3,), GENERATOR.random()) for _ in range(6)]
+
+
+class Unrepeatable:
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return torch.full((3,), GENERATOR.random())
+
+
+@pytest.mark.parametrize("factory", [unrepeatable, lambda shard: DataLoader(Unrepeatable())], ids=["list", "map"])
+def test_a_restart_that_is_not_provably_equal_is_an_error(factory):
+    with make(["a"], factory, **RESTARTS, num_microbatch_prefetches=1, on_shard_error="skip") as loader:
+        iterator = iter(loader)
+        next(iterator)
+        next(iterator)
+        kill(loader, 0)
+        with pytest.raises(ReplayMismatchError, match="differs from the one that was delivered"):
+            list(iterator)
+
+
+def test_what_a_worker_writes_to_stderr_appears_on_the_trainers(run_script):
+    done = run_script("""
+import sys
+from fkat_data import ShardedDataLoader
+def factory(shard):
+    print("seen", file=sys.stderr)
+    return [1]
+with ShardedDataLoader(0, ["a"], factory) as loader:
+    print(list(loader))
+""")
+    assert done.stdout.strip() == "[1]"
+    assert done.stderr.strip() == "seen"
+
+
+def test_a_worker_that_writes_much_to_stderr_is_not_held_up(run_script):
+    done = run_script("""
+import sys
+from fkat_data import ShardedDataLoader
+def factory(shard):
+    for index in range(50):
+        sys.stderr.write("x" * 10_000 + "\\n")
+        yield index
+with ShardedDataLoader(0, ["a"], factory) as loader:
+    import time
+    time.sleep(3)  # the trainer computes
+    print(sum(loader))
+""")
+    assert done.stdout.strip() == "1225"
+    assert len(done.stderr) == 50 * 10_001
+
+
+def test_a_dead_worker_is_buried_with_its_children_though_the_trainer_computes():
+    with make(["nested-a-40"], multiprocessing=True, num_microbatch_prefetches=1) as loader:
+        next(iter(loader))
+        pid = loader._crew.workers[0].pid
+        children = [child.pid for child in psutil.Process(pid).children(recursive=True)]
+        assert len(children) >= 2
+        os.kill(pid, signal.SIGKILL)
+        deadline_s = time.monotonic() + 5
+        while left := [number for number in (pid, *children) if Path(f"/proc/{number}").exists()]:
+            assert time.monotonic() < deadline_s, f"left, perhaps as zombies: {left}"
+            time.sleep(0.01)
+
+
+# --- shards that fail --------------------------------------------------------------------------------------------
+
+
+def failing(shard):
+    if shard.startswith("unopened"):
+        raise OSError(f"{shard} is not there")
+    for index in range(3):
+        if shard.startswith("bad") and index == 1:
+            raise ValueError("row 1 is bad")
+        yield sample(shard, index)
+
+
+@pytest.mark.parametrize("multiprocessing", [False, True])
+@pytest.mark.parametrize("num_shards_ahead", [0, 2])
+def test_failing_shards_are_left_out_and_nothing_else(multiprocessing, num_shards_ahead, caplog):
+    shards = ["a", "bad-b", "unopened-c", "d", "bad-e"]
+    options = {"multiprocessing": multiprocessing, "num_shard_prefetches": num_shards_ahead}
+    with make(shards, failing, on_shard_error="skip", **options) as loader:
+        assert [int(microbatch[1]) for microbatch in loader] == [0, 1, 2, 0, 0, 1, 2, 0]
+        assert loader.statistics().skipped_shards == 3
+        assert (loader.epoch, loader.step) == (1, 0)
+        assert [int(microbatch[1]) for microbatch in loader] == [0, 1, 2, 0, 0, 1, 2, 0]
+        assert loader.statistics().skipped_shards == 6
+    assert caplog.text.count("skipping the rest of shard 'bad-b'") == 2
+
+
+def test_skipping_has_a_bound_for_each_epoch_that_a_resume_does_not_reset():
+    shards = ["bad-a", "bad-b", "good-c", "bad-d", "good-e"]
+    options = {"on_shard_error": "skip", "max_skipped_shards": 2}
+    loader = make(shards, failing, **options)
+    iterator = iter(loader)
+    for _ in range(4):
+        next(iterator)
+    state = loader.state_dict()
+    assert state["all_rank_skipped"] == [[0, 1]]
+    resumed = make(shards, failing, **options)
+    resumed.load_state_dict(state)
+    with pytest.raises(ValueError, match="row 1 is bad") as caught:
+        list(resumed)
+    assert any("2 shards were, in this epoch (max_skipped_shards)" in note for note in caught.value.__notes__)
+
+
+def test_an_epoch_of_failures_alone_is_no_empty_epoch():
+    with make(["unopened-a", "unopened-b"], failing, on_shard_error="skip") as loader:
+        with pytest.raises(OSError, match="unopened-b is not there"):
+            list(loader)
+        assert loader.statistics().skipped_shards == 1
+
+
+# --- workers that fall silent ------------------------------------------------------------------------------------
+
+
+def hanging(shard):
+    yield torch.tensor(0)
+    if shard == "b":
+        holding_the_lock_in_c()
+    yield torch.tensor(1)
+
+
+def holding_the_lock_in_c():
+    sum(range(3 * 10**8))
+
+
+def sleeping(shard):
+    yield torch.tensor(0)
+    if shard == "b":
+        time.sleep(60)
+    yield torch.tensor(1)
+
+
+@pytest.mark.parametrize("factory", [hanging, sleeping])
+def test_a_silent_worker_is_reported_with_its_stack_and_at_last_ended(factory, caplog):
+    options = {"multiprocessing": True, "stall_warning_s": 0.25, "stall_timeout_s": 1.0}
+    with make(["b"], factory, **options) as loader:
+        loader.load_batch()
+        while not loader._crew.workers[0].has_begun(0):  # its start is slower than that
+            loader._crew.workers[0].receive(timeout_s=0)
+            time.sleep(0.01)
+        with (
+            caplog.at_level(logging.WARNING),
+            pytest.raises(WorkerStalledError, match=r"gave nothing for 1\.0 s") as caught,
+        ):
+            list(loader)
+        warnings = [record.getMessage() for record in caplog.records if "waiting for" in record.getMessage()]
+        assert len(warnings) == 2
+        assert "microbatch 1 of shard 'b'" in warnings[0] or "microbatch 0 of shard 'b'" in warnings[0]
+        assert "is working on; 1 shards are in work, no microbatch is ready" in warnings[-1]
+        for text in (warnings[-1], caught.value.stack):
+            assert f"in {'holding_the_lock_in_c' if factory is hanging else 'sleeping'}" in text
+
+
+def test_a_stopped_worker_is_told_of_as_such_and_replaced_at_the_timeout(caplog):
+    options = {"stall_warning_s": 0.5, "stall_timeout_s": 4.0, "num_microbatch_prefetches": 0, **RESTARTS}
+    with make(["list-a-5"], **options) as loader:
+        iterator = iter(loader)
+        found = [plain(next(iterator))]
+        os.kill(loader._crew.workers[0].pid, signal.SIGSTOP)
+        with caplog.at_level(logging.WARNING):
+            found += [plain(microbatch) for microbatch in iterator]
+        assert found == epoch(make(["list-a-5"]))
+        assert "no Python stack: the process does not answer (state T (stopped))" in caplog.text
+        assert loader.statistics().worker_restarts == 1
+
+
+def test_a_slow_caller_is_no_stall(caplog):
+    with make(MIXED, mixed, multiprocessing=True, stall_warning_s=0.3, stall_timeout_s=5.0) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        time.sleep(0.5)
+        caplog.clear()
+        for _ in range(3):
+            time.sleep(0.4)
+            next(iterator)
+        assert "waiting for" not in caplog.text

@@ -1,0 +1,149 @@
+"""The campaign draws the same cases again, sees what is wrong with a ledger, and finds nothing wrong in a short run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+from fault_campaign.case import KINDS, Case, draw  # noqa: E402
+from fault_campaign.leavings import files_left  # noqa: E402
+from fault_campaign.ledger import Audit, Ledger, audit, entries  # noqa: E402
+from fault_campaign.outcome import Hit, Outcome, report  # noqa: E402
+from fault_campaign.trainer_end import complaint_about_end  # noqa: E402
+from fault_campaign.workload import expected  # noqa: E402
+
+
+@given(st.integers(0, 1 << 32), st.integers(0, 1 << 20))
+def test_a_case_is_a_function_of_its_seeds_and_survives_json(seed, number):
+    case = draw(seed, number)
+    assert draw(seed, number) == case
+    assert Case.of(json.loads(json.dumps(case.as_dict()))) == case
+
+
+def test_cases_cover_every_kind_and_every_strike():
+    cases = [draw(0, number) for number in range(200)]
+    assert {shard.split("-")[0] for case in cases for shard in case.shards} == set(KINDS)
+    assert {(strike.victim, strike.signal) for case in cases for strike in case.strikes} == {
+        (victim, name)
+        for victim in ("worker", "trainer", "grandchild", "all")
+        for name in ("KILL", "SEGV", "ABRT", "TERM", "INT", "STOP")
+    }
+    assert len({repr(case) for case in cases}) == len(cases)
+
+
+def test_what_is_due_differs_from_microbatch_to_microbatch_and_is_the_same_each_time():
+    case = draw(0, 3)._replace(num_epochs=3, shards=["map-0-7", "generator-1-3", "nested-2-4"], drop_last=False)
+    due = expected(case)
+    assert len(due) >= 3 * 6
+    assert len(set(due)) == len(due)
+    assert expected(case) == due
+
+
+DUE = ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("found", "wrong"),
+    [
+        ("abcd", Audit(0, 0, 0, 0)),
+        ("acd", Audit(1, 0, 0, 0)),
+        ("abccd", Audit(0, 1, 0, 0)),
+        ("abbd", Audit(1, 1, 0, 0)),
+        ("abxd", Audit(1, 0, 1, 0)),
+        ("abdc", Audit(0, 0, 0, 2)),
+        ("", Audit(4, 0, 0, 0)),
+    ],
+)
+def test_an_audit_tells_what_is_wrong(found, wrong):
+    assert audit([f"{place} {digest}" for place, digest in enumerate(found)], DUE) == wrong
+
+
+def test_an_audit_sees_a_wrong_place():
+    assert audit(["0 a", "2 b"], ["a", "b"]).reordered == 1
+
+
+def test_a_ledger_keeps_what_a_checkpoint_knows_of_and_drops_half_a_line(tmp_path):
+    path = tmp_path / "ledger"
+    ledger = Ledger(path, 0)
+    for digest in DUE:
+        ledger.write(digest)
+    ledger.close()
+    with path.open("a") as file:
+        file.write("4 hal")
+    assert entries(path) == ["0 a", "1 b", "2 c", "3 d"]
+    ledger = Ledger(path, 2)
+    ledger.write("x")
+    ledger.close()
+    assert entries(path) == ["0 a", "1 b", "2 x"]
+
+
+def hit(pid, name, role="worker"):
+    return Hit(pid, role, role, name, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("code", "hits", "events", "complaint"),
+    [
+        (0, [], [], ""),
+        (-9, [hit(1, "KILL", "trainer")], [], ""),
+        (-9, [hit(1, "TERM", "trainer")], [], "ended with -9"),
+        (1, [hit(1, "INT", "trainer")], [], ""),
+        (1, [], [], "ended with 1"),
+        (3, [], [], "ended with 3"),
+        (3, [hit(2, "KILL")], [{"what": "died", "pid": 2, "exit_code": -signal.SIGKILL}], ""),
+        (3, [hit(2, "TERM")], [{"what": "died", "pid": 2, "exit_code": -signal.SIGTERM}], "a worker ended with -15"),
+        (0, [hit(2, "KILL")], [{"what": "replaced", "pid": 3, "exit_code": -signal.SIGKILL}], "a worker ended with -9"),
+        (3, [hit(2, "KILL")], [{"what": "failed", "error": "ValueError"}], "nothing explains: ValueError"),
+        (0, [], [{"what": "logged", "message": "odd"}], "nothing explains: odd"),
+    ],
+)
+def test_a_trainers_end_is_held_against_what_it_was_hit_by(code, hits, events, complaint):
+    said = complaint_about_end(code, 1, hits, events)
+    assert complaint in said
+    assert bool(said) == bool(complaint)
+
+
+def test_a_report_counts_kills_and_measures_from_the_kill_or_from_when_the_trainer_waits():
+    outcome = Outcome(
+        0, lives=1, hits=[Hit(2, "worker", "worker", "KILL", 10.0), Hit(2, "worker", "worker", "INT", 9.0)]
+    )
+    event = {"what": "replaced", "pid": 2, "began_s": 10.5, "at_s": 10.75, "num_workers": 1}
+    outcome.add_events([event, {**event, "what": "recovered", "at_s": 12.0}], has_nested=False)
+    figures = report([outcome], seed=0, took_s=1.0)
+    assert (figures["kills"], figures["lost"], figures["hangs"]) == (1, 0, 0)
+    assert figures["detected_s"]["max"] == 0.25
+    assert figures["restarted_s"]["max"] == 1.25
+
+
+def test_twenty_kills_lose_nothing_and_leave_nothing(tmp_path):
+    path = [str(SCRIPTS), *(entry for entry in sys.path if entry)]
+    done = subprocess.run(
+        [sys.executable, "-m", "fault_campaign", "--kills", "20", "--seed", "5", "--json", str(tmp_path / "report")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads((tmp_path / "report").read_text())
+    assert figures["kills"] >= 20
+    assert not figures["failures"]
+    assert sum(figures[name] for name in ("hangs", "lost", "repeated", "corrupt", "reordered", "leftovers")) == 0
+
+
+def test_what_others_leave_is_told_from_what_the_loader_leaves(tmp_path):
+    (tmp_path / "pymp-abc").mkdir()
+    (tmp_path / "0t94dks1").write_bytes(b"blat")  # Python's tempfile tries a folder so, and removes it again
+    assert files_left(tmp_path) == ([], 2)
+    (tmp_path / "segment0").write_bytes(b"12345")
+    (tmp_path / "fkat_data_x").write_bytes(b"")
+    assert files_left(tmp_path) == (["fkat_data_x", "segment0"], 2)
