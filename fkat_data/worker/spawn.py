@@ -37,7 +37,7 @@ from fkat_data.worker.process import WorkerProcess
 
 __all__ = ["ProcessWorker"]
 
-_LARGE_CREDIT_BYTES = 1 << 20
+_LARGE_CREDIT_BYTES = 4 << 20
 
 _workers: "weakref.WeakSet[ProcessWorker]" = weakref.WeakSet()
 
