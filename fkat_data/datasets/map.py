@@ -12,20 +12,10 @@ from fkat_data.errors import ConfigurationError
 __all__ = ["IterableMapDataset", "MapDataset"]
 
 
-class MapDataset(Dataset[Any]):
-    """The samples of a map-style dataset, each put through a function.
-
-    Args:
-        dataset: Has ``__getitem__`` and ``__len__``; its ``__getitems__`` is used where it has one.
-        fn: Called with a sample; returns what takes its place.
-
-    Raises:
-        ConfigurationError: ``dataset`` has no indices, or ``fn`` cannot be called.
-    """
+class _Mapped:
+    """What both kinds of dataset can be made by."""
 
     def __init__(self, dataset: Any, fn: Callable[[Any], Any]) -> None:
-        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-            raise ConfigurationError("dataset", dataset, "a dataset with __getitem__ and __len__")
         self.dataset = dataset
         self.fn = arguments.function("fn", fn)
 
@@ -46,6 +36,23 @@ class MapDataset(Dataset[Any]):
     @classmethod
     def _generate(cls, dataset_generator: Callable[..., Any], fn: Callable[[Any], Any], shard: Any) -> Self:
         return cls(dataset_generator(shard), fn)
+
+
+class MapDataset(_Mapped, Dataset[Any]):
+    """The samples of a map-style dataset, each put through a function.
+
+    Args:
+        dataset: Has ``__getitem__`` and ``__len__``; its ``__getitems__`` is used where it has one.
+        fn: Called with a sample; returns what takes its place.
+
+    Raises:
+        ConfigurationError: ``dataset`` has no indices, or ``fn`` cannot be called.
+    """
+
+    def __init__(self, dataset: Any, fn: Callable[[Any], Any]) -> None:
+        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+            raise ConfigurationError("dataset", dataset, "a dataset with __getitem__ and __len__")
+        super().__init__(dataset, fn)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -60,7 +67,7 @@ class MapDataset(Dataset[Any]):
         return [self.fn(sample) for sample in samples]
 
 
-class IterableMapDataset(IterableDataset[Any]):
+class IterableMapDataset(_Mapped, IterableDataset[Any]):
     """The samples of an iterable dataset, each put through a function.
 
     Args:
@@ -72,29 +79,9 @@ class IterableMapDataset(IterableDataset[Any]):
     """
 
     def __init__(self, dataset: Iterable[Any], fn: Callable[[Any], Any]) -> None:
-        super().__init__()
         if not isinstance(dataset, Iterable):
             raise ConfigurationError("dataset", dataset, "an iterable of samples")
-        self.dataset = dataset
-        self.fn = arguments.function("fn", fn)
-
-    @classmethod
-    def over(cls, dataset_generator: Callable[..., Any], fn: Callable[[Any], Any]) -> Callable[..., Self]:
-        """Return a ``dataset_generator`` for a ``DataLoaderFactory``: it maps what another one makes of a shard.
-
-        Args:
-            dataset_generator: Called with the shard; returns its dataset.
-            fn: As for the class.
-
-        Raises:
-            ConfigurationError: One of them cannot be called.
-        """
-        generate = arguments.function("dataset_generator", dataset_generator)
-        return partial(cls._generate, generate, arguments.function("fn", fn))
-
-    @classmethod
-    def _generate(cls, dataset_generator: Callable[..., Any], fn: Callable[[Any], Any], shard: Any) -> Self:
-        return cls(dataset_generator(shard), fn)
+        super().__init__(dataset, fn)
 
     def __iter__(self) -> Iterator[Any]:
         return map(self.fn, self.dataset)
