@@ -12,6 +12,8 @@ from fkat_data.datasets.requirement import required
 
 __all__ = ["ArrowColumn", "rows_of"]
 
+_PYTHON_NUMBERS = {"int64", "float64", "bool"}
+
 # pyarrow ships no types: what comes from it is Any, and not Unknown.
 _arrow = required("pyarrow", "parquet")
 
@@ -23,11 +25,13 @@ class ArrowColumn(NamedTuple):
         numbers: The rows as numbers, (rows, ...); None for a column of anything else.
         objects: The rows as pyarrow has them; None where ``numbers`` says it all.
         has_null: Which rows hold a null where numbers should be, bool[rows]; None if none does.
+        is_python_number: Whether a row is a number of a type that Python has: int64, float64 or bool.
     """
 
     numbers: npt.NDArray[Any] | None
     objects: Any = None
     has_null: npt.NDArray[np.bool_] | None = None
+    is_python_number: bool = False
 
     @classmethod
     def of(cls, column: Any) -> "ArrowColumn":
@@ -48,13 +52,15 @@ class ArrowColumn(NamedTuple):
         is_null |= _null_rows(leaf, len(array))
         filled = leaf.fill_null(_arrow.scalar(0).cast(kind)) if leaf.null_count else leaf
         numbers = filled.to_numpy(zero_copy_only=False).reshape(len(array), *shape)
-        return cls(numbers, array, is_null) if is_null.any() else cls(numbers)
+        # Python's numbers come at a tenth of the price, and torch collates them to the tensor that it makes of tensors.
+        is_python = not shape and numbers.dtype.name in _PYTHON_NUMBERS
+        return cls(numbers, array, is_null, is_python) if is_null.any() else cls(numbers, is_python_number=is_python)
 
     def values_at(self, rows: npt.NDArray[np.int64]) -> list[Any]:
         """Return the values of ``rows``, in that order."""
         if self.numbers is None:
             return self.objects.take(_arrow.array(rows)).to_pylist()
-        values = list(torch.from_numpy(self.numbers.take(rows, 0)).unbind(0))
+        values = _values(self.numbers.take(rows, 0), self)
         for place, value in self.objects_at(np.arange(len(rows)), rows):
             values[place] = value
         return values
@@ -86,6 +92,8 @@ def rows_of(
             place is in one part, and every part has the same columns.
     """
     found = list(parts)
+    if not found:
+        return []
     if len(found) == 1:
         _, rows, columns = found[0]
         values = {name: column.values_at(rows) for name, column in columns.items()}
@@ -97,18 +105,25 @@ def rows_of(
 
 def _scattered(num_rows: int, parts: list[_Part]) -> dict[str, list[Any]]:
     numbers: dict[str, npt.NDArray[Any]] = {}  # column -> (num_rows, ...)
-    values: dict[str, list[Any]] = {}  # column -> value of each row
     for places, rows, columns in parts:
         for name, column in columns.items():
-            of_column = values.setdefault(name, [None] * num_rows)
             if column.numbers is not None:
                 if name not in numbers:
                     numbers[name] = np.empty((num_rows, *column.numbers.shape[1:]), column.numbers.dtype)
-                    of_column[:] = torch.from_numpy(numbers[name]).unbind(0)
                 numbers[name][places] = column.numbers[rows]
+    values = {
+        name: _values(numbers[name], column) if name in numbers else [None] * num_rows
+        for name, column in parts[0][2].items()
+    }
+    for places, rows, columns in parts:
+        for name, column in columns.items():
             for place, value in column.objects_at(places, rows):
-                of_column[place] = value
+                values[name][place] = value
     return values
+
+
+def _values(numbers: npt.NDArray[Any], column: ArrowColumn) -> list[Any]:
+    return numbers.tolist() if column.is_python_number else list(torch.from_numpy(numbers).unbind(0))
 
 
 def _null_rows(array: Any, num_rows: int) -> npt.NDArray[np.bool_]:

@@ -33,9 +33,10 @@ class ParquetDataset(Dataset[dict[str, Any]]):
     Local files are mapped into memory; no more than 32 files are open at a time. A copy in another process opens the
     files anew when it first reads.
 
-    A row is a dict from column to value. Numbers, booleans and fixed-size lists of them (of lists, and so on) are
-    tensors, cut from one gather for all the rows of a microbatch; any other value, and any value with a null in it,
-    is what pyarrow's ``to_pylist`` gives.
+    A row is a dict from column to value. Fixed-size lists of numbers or booleans (of lists, and so on) are tensors,
+    cut from one gather for all the rows of a microbatch, and so are numbers of types that Python has not, as int32
+    and float32. Any other value, an int64, a float64 and a boolean among them, and any value with a null in it, is
+    what pyarrow's ``to_pylist`` gives. Collated by torch, every number is of its column's dtype.
 
     Args:
         paths: A Parquet file or several, in this order: local paths, or URIs of any file system that fsspec opens.
@@ -111,7 +112,8 @@ class ParquetDataset(Dataset[dict[str, Any]]):
         rows = np.asarray(indices) if len(indices) else np.empty(0, np.int64)
         if rows.dtype.kind not in "iu":
             raise TypeError(f"row numbers are integers, not {indices!r}")
-        if not len(rows) or 0 <= rows.min() <= rows.max() < length:
+        # As unsigned numbers the negative ones are the largest: one comparison finds what is outside.
+        if not np.count_nonzero(rows.astype(np.int64, copy=False).view(np.uint64) >= length):
             return rows
         outside = (rows < -length) | (rows >= length)
         if outside.any():
@@ -121,11 +123,13 @@ class ParquetDataset(Dataset[dict[str, Any]]):
     def _parts(
         self, rows: npt.NDArray[np.int64]
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], dict[str, ArrowColumn]]]:
+        if not len(rows):
+            return
         group_of_row = np.searchsorted(self._ends, rows, side="right")
-        if len(rows) and (group_of_row == group_of_row[0]).all():
-            group_index = int(group_of_row[0])
+        group_index = int(group_of_row[0])
+        if np.count_nonzero(group_of_row == group_index) == len(rows):
             first_row = int(self._ends[group_index]) - self._groups[group_index].num_rows
-            yield rows, rows - first_row, self._decoded(group_index)
+            yield rows, rows - first_row if first_row else rows, self._decoded(group_index)
             return
         for group_index in cast("list[int]", np.unique(group_of_row).tolist()):
             places = np.flatnonzero(group_of_row == group_index)

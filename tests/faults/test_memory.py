@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fkat_data import ShardedDataLoader
+from fkat_data.transport.segment import SegmentLeases
 
 #: Four workers, microbatches of many sizes, some of them kept; prints what was received.
 NARROW = """
@@ -141,6 +142,7 @@ def test_nothing_grows_over_many_microbatches(start, count):
 
 # --- what is kept ------------------------------------------------------------------------------------------------
 
+SEED = 20260
 NUM_MICROBATCHES = 30
 LARGEST_BYTES = 60_000
 
@@ -222,19 +224,33 @@ def keep_at_random(loader, draws, num_trials):
         assert checksum(item) == expected, "it outlives its loader"
 
 
+class AnotherShardEachEpoch:
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        yield str(self.epoch + SEED)
+
+
+def check_what_is_kept(num_trials):
+    with ShardedDataLoader(0, AnotherShardEachEpoch(), changing_sizes, memory_limit_bytes=1 << 20) as loader:
+        keep_at_random(loader, random.Random(SEED), num_trials)
+        assert loader.statistics().delivered == num_trials * NUM_MICROBATCHES
+
+
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 @pytest.mark.parametrize("num_trials", [100, pytest.param(3000, marks=pytest.mark.slow)])
 def test_what_is_kept_never_changes_though_the_pool_is_at_its_smallest(num_trials):
-    seed = 20260
-    draws = random.Random(seed)
+    check_what_is_kept(num_trials)
 
-    class AnotherShardEachEpoch:
-        def set_epoch(self, epoch):
-            self.epoch = epoch
 
-        def __iter__(self):
-            yield str(self.epoch + seed)
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+def test_the_same_trials_notice_memory_that_is_given_back_too_early(monkeypatch):
+    def lease_for_no_time(self, index):
+        segment = self._segments[index]
+        self._release(index, segment.size_bytes)
+        return np.frombuffer(segment.view, dtype=np.uint8)
 
-    with ShardedDataLoader(0, AnotherShardEachEpoch(), changing_sizes, memory_limit_bytes=1 << 20) as loader:
-        keep_at_random(loader, draws, num_trials)
-        assert loader.statistics().delivered == num_trials * NUM_MICROBATCHES
+    monkeypatch.setattr(SegmentLeases, "lease", lease_for_no_time)
+    with pytest.raises(AssertionError):
+        check_what_is_kept(100)
