@@ -1,7 +1,6 @@
 """Columns of Arrow tables as rows: numbers by one gather, anything else as pyarrow gives it."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import repeat
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,6 +15,8 @@ _PYTHON_NUMBERS = {"int64", "float64", "bool"}
 
 # pyarrow ships no types: what comes from it is Any, and not Unknown.
 _arrow = required("pyarrow", "parquet")
+_compute = required("pyarrow.compute", "parquet")
+_UNCHECKED = _compute.TakeOptions(boundscheck=False)
 
 
 class ArrowColumn(NamedTuple):
@@ -59,8 +60,11 @@ class ArrowColumn(NamedTuple):
     def values_at(self, rows: npt.NDArray[np.int64]) -> list[Any]:
         """Return the values of ``rows``, in that order."""
         if self.numbers is None:
-            return self.objects.take(_arrow.array(rows)).to_pylist()
+            # The row numbers were checked before, and the method would make these options each time.
+            return _compute.call_function("take", [self.objects, _arrow.array(rows)], _UNCHECKED).to_pylist()
         values = _values(self.numbers.take(rows, 0), self)
+        if self.objects is None:
+            return values
         for place, value in self.objects_at(np.arange(len(rows)), rows):
             values[place] = value
         return values
@@ -99,8 +103,12 @@ def rows_of(
         values = {name: column.values_at(rows) for name, column in columns.items()}
     else:
         values = _scattered(num_rows, found)
-    # In C from end to end: a comprehension takes half as long again.
-    return list(map(dict, map(zip, repeat(tuple(values)), zip(*values.values(), strict=True))))
+    # Column by column: half the time of making each row's dict by itself.
+    samples: list[dict[str, Any]] = [{} for _ in range(num_rows)]
+    for name, column_values in values.items():
+        for sample, value in zip(samples, column_values, strict=True):
+            sample[name] = value
+    return samples
 
 
 def _scattered(num_rows: int, parts: list[_Part]) -> dict[str, list[Any]]:
