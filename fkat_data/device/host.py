@@ -12,6 +12,11 @@ class Mover(Protocol):
     delivered.
     """
 
+    @property
+    def copied_s(self) -> float:
+        """Seconds in which copies were under way, as far as they have been looked at."""
+        ...
+
     def begin(self, microbatch: Any) -> Any:
         """Start to move a microbatch; return what ``finish`` needs."""
         ...
@@ -23,6 +28,9 @@ class Mover(Protocol):
 
 class HostMover:
     """Leaves a microbatch as it is."""
+
+    copied_s = 0.0
+    """Nothing is copied."""
 
     def begin(self, microbatch: Any) -> Any:
         """Return the microbatch."""

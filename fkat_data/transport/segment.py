@@ -204,6 +204,11 @@ class SegmentLeases:
         return sum(self._segments[index].size_bytes for index in list(self._leases) if index in self._segments)
 
     @property
+    def num_mapped(self) -> int:
+        """Segments that are mapped."""
+        return len(self._segments)
+
+    @property
     def mapped_bytes(self) -> int:
         """Bytes of all mapped segments."""
         return sum(segment.size_bytes for segment in self._segments.values())
