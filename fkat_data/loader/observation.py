@@ -96,6 +96,7 @@ class Observation:
         if self._timeline is not None:
             self._returned_s = None
             self._timeline.tell(f"epoch {epoch} begins", self._before)
+            self._timeline.sample(self._before)
 
     def end(self, epoch: int) -> None:
         """Take note that an epoch was delivered to its end, and say in one line how it went."""

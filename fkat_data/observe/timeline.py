@@ -14,9 +14,15 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.observe.events import MAIN_THREAD, Recorder, counter_event, instant_event, named_event
 from fkat_data.observe.statistics import LoaderStatistics
 
-__all__ = ["Timeline", "open_timeline"]
+__all__ = ["HELD", "READY", "SECONDS", "TOTALS", "Timeline", "open_timeline"]
 
 logger = logging.getLogger(__name__)
+
+READY, HELD, SECONDS = "microbatches ready", "shared memory held", "seconds spent"
+"""The names of the counters."""
+
+TOTALS = ("waited_s", "store_s", "build_s", "produce_s", "replay_s", "encode_s", "blocked_s", "idle_s")
+"""Those of ``LoaderStatistics`` that ``SECONDS`` counts."""
 
 _END = b"\n]\n"
 _LARGEST_BYTES = 256 << 20
@@ -71,12 +77,15 @@ class Timeline:
         self.write(named_event("thread_name", pid, thread, name))
 
     def sample(self, statistics: LoaderStatistics) -> None:
-        """Draw how many microbatches are ready, and how much memory is held."""
+        """Draw how many microbatches are ready, how much memory is held, and where the time has gone."""
         now_s = time.perf_counter()
-        self.write(counter_event("microbatches ready", now_s, self._pid, {"ready": statistics.queue_depth}))
-        self.write(
-            counter_event("shared memory held, MiB", now_s, self._pid, {"MiB": statistics.held_bytes / (1 << 20)})
+        seconds = {name: round(getattr(statistics, name), 6) for name in TOTALS}
+        counters = (
+            counter_event(READY, now_s, self._pid, {"ready": statistics.queue_depth}),
+            counter_event(HELD, now_s, self._pid, {"MiB": round(statistics.held_bytes / (1 << 20), 3)}),
+            counter_event(SECONDS, now_s, self._pid, seconds),
         )
+        self.write(b"".join(counters))
 
     def tell(self, name: str, statistics: LoaderStatistics, **more: Any) -> None:
         """Write the numbers of this moment, under a name that Perfetto shows."""
