@@ -8,6 +8,7 @@ from collections.abc import Callable
 from fkat_data.loader.crew import Crew
 from fkat_data.loader.delivery import Delivery
 from fkat_data.loader.prefetch import Prefetcher
+from fkat_data.observe.events import CYCLE_S
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.observe.timeline import Timeline
 from fkat_data.types import Microbatch
@@ -50,7 +51,7 @@ class Observation:
         self._began_s: float | None = None
         self._before = LoaderStatistics()
         self._returned_s: float | None = None
-        self._sampled_s = self._told_s = 0.0
+        self._next_drawn_s = self._sampled_s = self._told_s = 0.0
         crew.waiting.num_delivered = lambda: delivery.delivered
         if timeline is not None:
             crew.waiting.recorder = delivery.recorder = timeline.recorder
@@ -128,6 +129,10 @@ class Observation:
             called_s = time.perf_counter()
             if self._returned_s is not None:
                 timeline.recorder.add("step", self._returned_s, called_s)
+                self._returned_s = None
+            if called_s < self._next_drawn_s:
+                return take()
+            self._next_drawn_s = called_s + CYCLE_S
             try:
                 return take()
             finally:

@@ -11,6 +11,8 @@ from typing import Any
 
 __all__ = [
     "BEGINS_CYCLE",
+    "CYCLE_S",
+    "LONG_S",
     "MAIN_THREAD",
     "PRODUCTION_THREAD",
     "Recorder",
@@ -22,13 +24,15 @@ __all__ = [
 MAIN_THREAD, PRODUCTION_THREAD = 1, 2
 """The tracks of a process: what its main thread does; and, in process, the making of microbatches."""
 
-BEGINS_CYCLE = frozenset({"produce", "replay", "step"})
+BEGINS_CYCLE = frozenset({"produce", "replay", "next"})
 """The names of the events that a microbatch's begin with."""
 
-# At most 4,000 microbatches a second are drawn for each process.
-_CYCLE_S = 0.00025
-# What lasts longer is drawn in any case.
-_LONG_S = 0.0001
+CYCLE_S = 0.0005
+"""At most 2,000 microbatches a second are drawn for each process."""
+
+LONG_S = 0.0001
+"""What lasts longer is drawn in any case."""
+
 _BATCH_EVENTS = 512
 _BATCH_S = 0.5
 
@@ -55,8 +59,8 @@ class Recorder:
         if name in BEGINS_CYCLE:
             self._is_drawn = began_s >= self._next_cycle_s
             if self._is_drawn:
-                self._next_cycle_s = began_s + _CYCLE_S
-        if self._is_drawn or ended_s - began_s > _LONG_S:
+                self._next_cycle_s = began_s + CYCLE_S
+        if self._is_drawn or ended_s - began_s > LONG_S:
             self._events.append((name, began_s, ended_s, index, label))
 
     @property

@@ -94,9 +94,9 @@ class StageClock:
             index: Which shard of its epoch it is about, for ``build``; or which microbatch of its shard.
             label: What a timeline calls it besides.
         """
-        if self._is_heard:
-            self._tell(name, label)
         now_s = time.perf_counter()
+        if self._is_heard:
+            self._tell(name, label, now_s)
         slots, before, began_s = self._slots, self._stage, self._began_s
         self._stage = slots[_STAGE] = _NUMBER[name]
         self._index = slots[_INDEX] = index
@@ -135,9 +135,9 @@ class StageClock:
         finally:
             _installed[:] = before
 
-    def _tell(self, name: str, label: str) -> None:
+    def _tell(self, name: str, label: str, now_s: float) -> None:
         if self.recorder is not None and self._stage:
-            self.recorder.add(STAGES[self._stage], self._began_s, time.perf_counter(), self._index, self._label)
+            self.recorder.add(STAGES[self._stage], self._began_s, now_s, self._index, self._label)
         self._label = label
         if self._profile is not None and name in _PROFILED:
             self._profile.mark(_PROFILED[name])

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from fkat_data.observe.events import Recorder
+from fkat_data.observe.events import LONG_S, Recorder
 from fkat_data.observe.verdict import Verdict, judge
 
 __all__ = ["LoaderStatistics", "Waiting"]
@@ -44,7 +44,7 @@ class Waiting:
         self.total_s += ended_s - began_s
         if self.num_delivered() == self._delivered_before:
             self.first_s += ended_s - began_s
-        if self.recorder is not None:
+        if self.recorder is not None and ended_s - began_s > LONG_S:
             self.recorder.add("wait", began_s, ended_s)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import measure
 import workloads
-from measure import Result, Settings, Table, medians
+from measure import Result, Settings, Table, Usage, medians
 
 __all__ = ["run", "trial"]
 
@@ -32,16 +32,17 @@ def trial(workload: str, steps: int, step_s: float, *, is_traced: bool) -> dict[
             for _ in range(1 + steps // 10):
                 next(microbatches)
             gc.collect()
-            began_s = time.perf_counter()
+            before = Usage.now()
             for _ in range(steps):
                 next(microbatches)
                 if step_s:
                     given_s = time.perf_counter()
                     while time.perf_counter() < given_s + step_s:
                         pass
-            wall_s = time.perf_counter() - began_s
+            used = measure.used_between(before, Usage.now(), steps)
         size_bytes = path.stat().st_size if is_traced else 0
-    return {"contestant": "ours", "wall_s": wall_s, "us": 1e6 * wall_s / steps, "bytes": size_bytes / steps}
+    us = {"us": 1e6 * used["wall_s"] / steps, "cpu_us": used["trainer_cpu_us"] + used["worker_cpu_us"]}
+    return {"contestant": "ours", **used, **us, "bytes": size_bytes / steps}
 
 
 def run(settings: Settings) -> Result:
@@ -58,8 +59,20 @@ def run(settings: Settings) -> Result:
             found = measure.in_turn(settings, variants)
             trials += [trial for each in found.values() for trial in each]
             without, traced = medians(found["without"]), medians(found["with"])
-            overhead = 100 * (traced("us") / without("us") - 1)
-            numbers = [f"{without('us'):,.1f}", f"{traced('us'):,.1f}", f"{overhead:.2f}", f"{traced('bytes'):,.0f}"]
-            rows.append([workload, f"{1e3 * step_s:.0f} ms", *numbers, f"{_TARGET_PERCENT:.0f}"])
-    headers = ["microbatch", "step", "without, µs each", "with, µs each", "overhead %", "bytes each", "target (under)"]
+            row = [workload, f"{1e3 * step_s:.0f} ms"]
+            for key in ("us", "cpu_us"):
+                overhead = 100 * (traced(key) / without(key) - 1)
+                row += [f"{without(key):,.1f}", f"{traced(key):,.1f}", f"{overhead:.2f}"]
+            rows.append([*row, f"{traced('bytes'):,.0f}", f"{_TARGET_PERCENT:.0f}"])
+    times = ["without, µs each", "with", "overhead %"]
+    headers = [
+        "microbatch",
+        "step",
+        *times,
+        "CPU of both, without, µs",
+        "with",
+        "overhead %",
+        "bytes each",
+        "target (under)",
+    ]
     return Result([Table("What a timeline costs", headers, rows)], trials)
