@@ -1,7 +1,8 @@
 """The mover to an accelerator: copies on a side stream, so that they hide behind the caller's computation.
 
 The copy of a microbatch is issued when it arrives. When it is delivered, the caller's current stream waits for the
-copy's event; the host never does. The host's memory is kept until the event has passed.
+copy's event; the host does not, unless so many copies are under way that more would not be faster. The host's memory
+is kept until the event has passed.
 """
 
 import weakref
@@ -14,6 +15,10 @@ from fkat_data.device.engine import CopyEngine, Ticket
 from fkat_data.tree import map_tensors
 
 __all__ = ["AcceleratorMover", "Moving"]
+
+
+# Where copies are slower than all the rest, the host has to wait for one, or they would pile up without end.
+_MOST_IN_FLIGHT = 4
 
 
 class Moving(NamedTuple):
@@ -54,6 +59,8 @@ class AcceleratorMover:
         Raises:
             Exception: What the copying raises: there may be no memory left on the device.
         """
+        if len(self._sources) >= _MOST_IN_FLIGHT:
+            self._sources[0][0].wait()
         self._let_go()
         ticket: Ticket | None = None
         copies: dict[int, Any] = {}
@@ -80,6 +87,12 @@ class AcceleratorMover:
         if moving.ticket is not None:
             self._engine.hand_over(moving.ticket, _tensors(moving.microbatch))
         return moving.microbatch
+
+    def wait(self) -> None:
+        """Have the host wait until all copies are complete, and let go of what they read."""
+        if self._sources:
+            self._sources[-1][0].wait()
+        self._let_go()
 
     def _let_go(self) -> None:
         while self._sources and self._sources[0][0].is_done():

@@ -25,6 +25,10 @@ class Mover(Protocol):
         """Return the microbatch, where the caller may use it."""
         ...
 
+    def wait(self) -> None:
+        """Have the host wait until all that ``begin`` was given may be let go of, and let go of it."""
+        ...
+
 
 class HostMover:
     """Leaves a microbatch as it is."""
@@ -39,3 +43,6 @@ class HostMover:
     def finish(self, moving: Any) -> Any:
         """Return the microbatch."""
         return moving
+
+    def wait(self) -> None:
+        """Do nothing: nothing is kept."""

@@ -63,6 +63,7 @@ class Delivery:
         self.delivered_bytes = 0
         self.delivered_at_s = 0.0
         self._copied_before_s = 0.0
+        prefetcher.let_go = mover.wait
 
     @property
     def num_ahead(self) -> int:
@@ -92,6 +93,7 @@ class Delivery:
     def load_to(self, mover: Mover) -> None:
         """Move what is not yet on its way by another mover."""
         self._copied_before_s = self.copied_s
+        self._prefetcher.let_go = mover.wait
         self._mover = mover
 
     def stop(self) -> None:

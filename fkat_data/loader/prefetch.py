@@ -80,6 +80,8 @@ class Prefetcher:
         self._replace = replace
         self._recovery = recovery
         self._patience_s = recovery.patience().interval_s
+        self.let_go: Callable[[], None] | None = None
+        """Called before it is said that the caller holds too much: what only copies to a device hold is no fault."""
         self.restarts = Restarts(recovery.max_worker_restarts)
         """How often a dead worker was replaced."""
         self.skips = Skips(recovery.max_skipped_shards, skips=recovery.skips_shards)
@@ -341,6 +343,8 @@ class Prefetcher:
         if starved is None:
             return
         gc.collect()  # microbatches in reference cycles
+        if self.let_go is not None:
+            self.let_go()
         held_bytes = worker.held_bytes
         if held_bytes + starved.needed_bytes > starved.limit_bytes:
             raise MemoryLimitError(

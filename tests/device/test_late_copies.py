@@ -74,3 +74,31 @@ def test_the_device_may_change_between_two_microbatches(multiprocessing):
                 loader.set_device(None)
         engine.run_until(len(engine.issued_copies) - 2)
         assert [int(microbatch["x"].unique()) for microbatch in kept] == list(range(NUM_MICROBATCHES))
+
+
+def test_copies_that_are_late_are_waited_for_before_memory_runs_out():
+    """They hold as much as the limit allows, and nobody else lets them go."""
+
+    def large(shard):
+        for index in range(20):
+            yield torch.full((400_000,), index, dtype=torch.uint8)
+
+    engine = LateEngine()
+    with make(["a"], large, multiprocessing=True, memory_limit_bytes=1 << 20) as loader:
+        loader._delivery.load_to(AcceleratorMover(engine))
+        kept = list(loader)
+        engine.run_until(len(engine.issued_copies) - 2)
+        assert [int(microbatch.unique()) for microbatch in kept] == list(range(20))
+        loader.set_device(None)
+
+
+def test_the_host_waits_when_more_copies_would_not_be_faster():
+    engine = LateEngine()
+    mover = AcceleratorMover(engine)
+    for index in range(10):
+        mover.finish(mover.begin(torch.tensor([index])))
+        assert len(mover._sources) <= 4
+    assert engine.num_done == 6
+    mover.wait()
+    assert engine.num_done == 10
+    assert not mover._sources
