@@ -12,12 +12,15 @@ from fkat_data.cli.composition import loader_maker
 from fkat_data.cli.overdue import OverdueError, overdue_after
 from fkat_data.cli.presentation import progress_shown, show_failure, show_report
 from fkat_data.errors import ConfigurationError
+from fkat_data.observe.report.page import page
+from fkat_data.observe.report.run import read_run
 from fkat_data.testing.verify import verify_resume
 
-__all__ = ["Mode", "app", "start", "verify_resume_command"]
+__all__ = ["Mode", "app", "report_command", "start", "verify_resume_command"]
 
 _NOT_EXACT = 1
 _NOT_VERIFIED = 2
+_NO_REPORT = 2
 _LEAST_GRACE_S = 2.0
 
 app = typer.Typer(
@@ -88,3 +91,24 @@ def verify_resume_command(
         raise typer.Exit(_NOT_VERIFIED) from error
     show_report(console, report)
     raise typer.Exit(0 if report.is_exact else _NOT_EXACT)
+
+
+@app.command("report")
+def report_command(
+    timeline: Annotated[Path, typer.Argument(help="What a loader's `trace` has written; the run may still go on.")],
+    output: Annotated[Path | None, typer.Option(help="The page. [default: beside the timeline, .html]")] = None,
+) -> None:
+    """Turn a timeline into one page of HTML: who waits for whom, how long things take, and what to change.
+
+    Exit code 0: the page was written. 2: there is no such timeline, or the page cannot be written.
+    """
+    console = Console()
+    written = timeline.with_suffix(".html") if output is None else output
+    try:
+        run = read_run(timeline)
+        written.write_text(page(run, timeline.name), encoding="utf-8")
+    except (ConfigurationError, OSError) as error:
+        show_failure(console, "there is no report", error)
+        raise typer.Exit(_NO_REPORT) from error
+    console.print(str(run.statistics.verdict), markup=False, highlight=False, soft_wrap=True)
+    console.print(str(written), markup=False, highlight=False, soft_wrap=True)

@@ -3,6 +3,7 @@
 import torch
 
 from fkat_data.device.accelerator import AcceleratorMover
+from fkat_data.device.engine import engine_for
 from fkat_data.device.host import HostMover, Mover
 from fkat_data.errors import ConfigurationError
 
@@ -29,4 +30,4 @@ def mover_for(device: torch.device | str | None) -> Mover:
         torch.empty(0, device=target)
     except Exception as error:
         raise ConfigurationError("device", device, f"a device of this machine ({error})") from error
-    return AcceleratorMover(target)
+    return AcceleratorMover(engine_for(target))

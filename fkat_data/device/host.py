@@ -12,6 +12,11 @@ class Mover(Protocol):
     delivered.
     """
 
+    @property
+    def copied_s(self) -> float:
+        """Seconds in which copies were under way, as far as they have been looked at."""
+        ...
+
     def begin(self, microbatch: Any) -> Any:
         """Start to move a microbatch; return what ``finish`` needs."""
         ...
@@ -20,9 +25,16 @@ class Mover(Protocol):
         """Return the microbatch, where the caller may use it."""
         ...
 
+    def wait(self) -> None:
+        """Have the host wait until all that ``begin`` was given may be let go of, and let go of it."""
+        ...
+
 
 class HostMover:
     """Leaves a microbatch as it is."""
+
+    copied_s = 0.0
+    """Nothing is copied."""
 
     def begin(self, microbatch: Any) -> Any:
         """Return the microbatch."""
@@ -31,3 +43,6 @@ class HostMover:
     def finish(self, moving: Any) -> Any:
         """Return the microbatch."""
         return moving
+
+    def wait(self) -> None:
+        """Do nothing: nothing is kept."""

@@ -10,8 +10,11 @@ from typing import Any, NamedTuple
 import torch
 
 from fkat_data import arguments
+from fkat_data.observe.events import PRODUCTION_THREAD
 from fkat_data.observe.profile import TrainerProfile, WorkerProfile
+from fkat_data.observe.stages import StageClock, StageTimes, added_times, new_page
 from fkat_data.observe.statistics import Waiting
+from fkat_data.observe.timeline import Timeline
 from fkat_data.transport.budget import default_limit_bytes
 from fkat_data.transport.segment import anonymous_file
 from fkat_data.types import Profiler
@@ -41,6 +44,7 @@ class CrewSettings(NamedTuple):
         is_multiprocessing: False: one worker, in the caller's thread.
         is_zero_copy: Whether microbatches are views of shared memory.
         is_digested: Whether microbatches are to have digests.
+        timeline: Where events of the workers go; None: they send none.
     """
 
     factory: Any
@@ -52,6 +56,7 @@ class CrewSettings(NamedTuple):
     is_multiprocessing: bool
     is_zero_copy: bool
     is_digested: bool
+    timeline: Timeline | None = None
 
 
 class Crew:
@@ -80,11 +85,21 @@ class Crew:
         """How long the trainer has waited for workers."""
         self.workers: list[Worker] = []
         """The workers that run, in the order of their numbers; the same list for ever."""
+        self._past: list[StageTimes] = []
+
+    @property
+    def num_processes(self) -> int:
+        """Workers in processes of their own, when all of them run."""
+        return self._settings.num_workers if self._settings.is_multiprocessing else 0
 
     @property
     def held_bytes(self) -> int:
         """Bytes of shared memory whose microbatches are alive."""
         return sum(worker.held_bytes for worker in self.workers)
+
+    def times(self) -> StageTimes:
+        """Return what all workers that there ever were have spent their time on."""
+        return added_times([*self._past, *(worker.times() for worker in self.workers)])
 
     def start(self) -> None:
         """Start the workers that do not run, those that died included; does not wait for them.
@@ -103,9 +118,7 @@ class Crew:
             missing = [index for index, worker in enumerate(self.workers) if not worker.is_alive]
             self._spawn([*missing, *range(len(self.workers), settings.num_workers)])
         elif not self.workers:
-            mark = WorkerProfile(settings.profiler, None).mark
-            producer = Producer(settings.factory, settings.seed, settings.dp_rank, mark)
-            self.workers.append(InlineWorker(producer, self.waiting, is_digested=settings.is_digested))
+            self.workers.append(self._inline_worker())
 
     def replace(self, index: int) -> None:
         """Start a worker in the place of a dead one; does not wait for it."""
@@ -116,6 +129,7 @@ class Crew:
         """End the workers: those that do not leave by themselves within a second are killed. Any number of calls."""
         workers = list(self.workers)
         self.workers.clear()
+        self._remember(workers)
         deadline_s = time.monotonic() + _GRACE_S
         with contextlib.ExitStack() as stack:  # Ctrl-C while one is waited for must not spare the others
             stack.callback(self._close_stacks)
@@ -127,10 +141,22 @@ class Crew:
     def kill(self) -> None:
         """End the workers at once."""
         workers = list(self.workers)
+        self._remember(workers)
         self.workers.clear()
         for worker in workers:
             worker.close(0.0)
         self._close_stacks()
+
+    def _remember(self, workers: Sequence[Worker]) -> None:
+        self._past = [added_times([*self._past, *(worker.times() for worker in workers)])]
+
+    def _inline_worker(self) -> InlineWorker:
+        settings, recorder = self._settings, None
+        if settings.timeline is not None:
+            recorder = settings.timeline.recorder_of(PRODUCTION_THREAD, "production")
+        clock = StageClock(new_page(), WorkerProfile(settings.profiler, None), recorder)
+        producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark)
+        return InlineWorker(producer, self.waiting, clock, is_digested=settings.is_digested)
 
     def _close_stacks(self) -> None:
         stacks, self._stacks = self._stacks, None
@@ -151,6 +177,7 @@ class Crew:
             profiler=settings.profiler,
             default_dtype=torch.get_default_dtype(),
             is_digested=settings.is_digested,
+            is_traced=settings.timeline is not None,
         )
         descriptor = ship(shipped, dataloader_factory=settings.factory, profiler=settings.profiler)
         if self._stacks is None:
@@ -165,9 +192,11 @@ class Crew:
                     limit_bytes,
                     self._profile,
                     self.waiting,
+                    settings.timeline,
                     is_zero_copy=settings.is_zero_copy,
                 )
                 if index < len(self.workers):
+                    self._remember([self.workers[index]])
                     self.workers[index].close(0.0)
                     self.workers[index] = worker
                 else:

@@ -1,20 +1,34 @@
 """Delivery: from what the prefetcher takes to what the caller receives, and the count of it."""
 
 import contextlib
+import time
 from collections import deque
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from fkat_data.device.host import HostMover, Mover
 from fkat_data.faults import fault
 from fkat_data.loader.agreement import RankAgreement
 from fkat_data.loader.prefetch import Arrival, Prefetcher, ShardEnd
+from fkat_data.observe.events import Recorder
 from fkat_data.observe.profile import TrainerProfile
 from fkat_data.plan.cursor import Cursor
 from fkat_data.types import Microbatch
 
-__all__ = ["Delivery"]
+__all__ = ["Delivery", "EpochWatch"]
 
 _Taken: TypeAlias = tuple[Arrival | ShardEnd, Mover, Any]
+
+
+class EpochWatch(Protocol):
+    """Who wants to know of iterations."""
+
+    def begin(self, epoch: int) -> None:
+        """An iteration over an epoch, or over the rest of one, begins."""
+        ...
+
+    def end(self, epoch: int) -> None:
+        """The epoch was delivered to its end."""
+        ...
 
 
 class Delivery:
@@ -41,8 +55,25 @@ class Delivery:
         """Whether no iteration is under way."""
         self.agreement: RankAgreement | None = None
         """Told of every microbatch, where ranks are compared."""
+        self.watch: EpochWatch | None = None
+        """Told of the begin and the end of iterations."""
+        self.recorder: Recorder | None = None
+        """Given an event for each copy to a device."""
         self.delivered = 0
         self.delivered_bytes = 0
+        self.delivered_at_s = 0.0
+        self._copied_before_s = 0.0
+        prefetcher.let_go = mover.wait
+
+    @property
+    def num_ahead(self) -> int:
+        """Microbatches on their way to the device, or there, and not delivered."""
+        return sum(isinstance(arrival, Arrival) for arrival, _, _ in self._ahead)
+
+    @property
+    def copied_s(self) -> float:
+        """Seconds in which copies to devices were under way."""
+        return self._copied_before_s + self._mover.copied_s
 
     def begin(self) -> None:
         """Begin an iteration where the cursor says."""
@@ -55,10 +86,14 @@ class Delivery:
         self.is_over = False
         self._epoch = position.epoch
         self._began_mid_epoch = position.shard > 0 or position.microbatch > 0
+        if self.watch is not None:
+            self.watch.begin(position.epoch)
         self._prefetcher.start(position)
 
     def load_to(self, mover: Mover) -> None:
         """Move what is not yet on its way by another mover."""
+        self._copied_before_s = self.copied_s
+        self._prefetcher.let_go = mover.wait
         self._mover = mover
 
     def stop(self) -> None:
@@ -113,6 +148,7 @@ class Delivery:
     def _count(self, arrival: Arrival) -> None:
         self.delivered += 1
         self.delivered_bytes += arrival.size_bytes
+        self.delivered_at_s = time.perf_counter()
         self._began_mid_epoch = False
         self._cursor.deliver(is_last_in_shard=arrival.is_last_in_shard, is_last_shard=arrival.is_last_shard)
         fault("trainer.delivered")
@@ -142,12 +178,16 @@ class Delivery:
             mover = self._mover
             if isinstance(mover, HostMover) and not self._profile.is_active:
                 return arrival, mover, arrival.microbatch
+            began_s = time.perf_counter()
             try:
                 with self._profile.range("move"):
-                    return arrival, mover, mover.begin(arrival.microbatch)
+                    moving = mover.begin(arrival.microbatch)
+                if self.recorder is not None:
+                    self.recorder.add("move", began_s, time.perf_counter())
             except BaseException:
                 self._is_interrupted = True
                 raise
+            return arrival, mover, moving
         return None if arrival is None else (arrival, self._mover, None)
 
     def _go_on(self) -> None:
@@ -158,6 +198,8 @@ class Delivery:
 
     def _end_epoch(self) -> None:
         position = self._cursor.position
+        if self.watch is not None:
+            self.watch.end(self._epoch)
         # A state that was taken at an end which the plan could not see, or a part of an epoch without any shard.
         if position.epoch == self._epoch:
             self._cursor.position = position.after_epoch()

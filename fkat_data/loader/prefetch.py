@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from fkat_data.errors import MemoryLimitError, StaleIteratorError, WorkerDiedError, WorkerError, WorkerStalledError
 from fkat_data.faults import fault
+from fkat_data.loader.patience import Patience
 from fkat_data.loader.recovery import Recovery, Remedy, Restarts, Skips
-from fkat_data.loader.stall import StallWatch
 from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.plan.task import Task
 from fkat_data.position import Position
@@ -79,7 +79,9 @@ class Prefetcher:
         self._workers = workers
         self._replace = replace
         self._recovery = recovery
-        self._patience_s = recovery.stall_watch().patience_s
+        self._patience_s = recovery.patience().interval_s
+        self.let_go: Callable[[], None] | None = None
+        """Called before it is said that the caller holds too much: what only copies to a device hold is no fault."""
         self.restarts = Restarts(recovery.max_worker_restarts)
         """How often a dead worker was replaced."""
         self.skips = Skips(recovery.max_skipped_shards, skips=recovery.skips_shards)
@@ -275,25 +277,29 @@ class Prefetcher:
     def _next_message(
         self, worker: Worker, task: Task, num_expected: int, *, block: bool
     ) -> Item | End | Failure | None:
-        watch: StallWatch | None = None
-        patience_s = self._patience_s if block else 0.0
-        while True:
-            message = worker.receive(timeout_s=patience_s if self._starved is None else 0)
-            if isinstance(message, Starved):
-                self._starved = message
-            elif message is None:
-                if not block:
-                    return None
-                if self._starved is not None:
-                    self._check_starvation(worker)
-                    continue
-                watch = watch or self._recovery.stall_watch()
-                watch.report(worker, task, num_expected, len(self._tasks))
-                patience_s = watch.patience_s
-            elif message.ticket >= task.ticket:  # a smaller one was cancelled when it was already on its way
-                self._starved = None
-                self._arrived.append(message)
-                return message
+        patience: Patience | None = None
+        interval_s = self._patience_s if block else 0.0
+        try:
+            while True:
+                message = worker.receive(timeout_s=interval_s if self._starved is None else 0)
+                if isinstance(message, Starved):
+                    self._starved = message
+                elif message is None:
+                    if not block:
+                        return None
+                    if self._starved is not None:
+                        self._check_starvation(worker)
+                        continue
+                    patience = patience or self._recovery.patience()
+                    patience.report(worker, task, num_expected, len(self._tasks))
+                    interval_s = patience.interval_s
+                elif message.ticket >= task.ticket:  # a smaller one was cancelled when it was already on its way
+                    self._starved = None
+                    self._arrived.append(message)
+                    return message
+        finally:
+            if patience is not None:
+                patience.end()
 
     def _lose(
         self, worker: Worker, num_expected: int, error: WorkerError, *, block: bool
@@ -337,6 +343,8 @@ class Prefetcher:
         if starved is None:
             return
         gc.collect()  # microbatches in reference cycles
+        if self.let_go is not None:
+            self.let_go()
         held_bytes = worker.held_bytes
         if held_bytes + starved.needed_bytes > starved.limit_bytes:
             raise MemoryLimitError(

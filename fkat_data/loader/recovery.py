@@ -8,7 +8,9 @@ from enum import Enum
 from typing import NamedTuple
 
 from fkat_data.errors import ConfigurationError, ReplayMismatchError
+from fkat_data.loader.patience import Patience
 from fkat_data.loader.stall import StallWatch
+from fkat_data.observe.progress import display_for
 from fkat_data.plan.task import Task
 
 __all__ = ["ON_SHARD_ERROR", "Recovery", "Remedy", "Restarts", "Skips"]
@@ -38,9 +40,9 @@ class Recovery(NamedTuple):
     stall_warning_s: float
     stall_timeout_s: float | None
 
-    def stall_watch(self) -> StallWatch:
+    def patience(self) -> Patience:
         """Return what measures a wait that begins now."""
-        return StallWatch(self.stall_warning_s, self.stall_timeout_s)
+        return Patience(StallWatch(self.stall_warning_s, self.stall_timeout_s), display_for())
 
 
 class Remedy(Enum):

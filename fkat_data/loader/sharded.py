@@ -5,6 +5,7 @@ from the pipe in order, the mover brings each to its device, and the cursor coun
 ``state_dict`` has to say.
 """
 
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
@@ -18,11 +19,14 @@ from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismat
 from fkat_data.loader.agreement import RankCheck
 from fkat_data.loader.crew import Crew, CrewSettings
 from fkat_data.loader.delivery import Delivery
+from fkat_data.loader.observation import Observation
 from fkat_data.loader.prefetch import Prefetcher
 from fkat_data.loader.recovery import ON_SHARD_ERROR, Recovery
+from fkat_data.loader.repetition import Repetition
 from fkat_data.loader.resume import Identity, adopt, rank_state, resume
 from fkat_data.observe.profile import TrainerProfile
 from fkat_data.observe.statistics import LoaderStatistics
+from fkat_data.observe.timeline import open_timeline
 from fkat_data.plan.cursor import Cursor
 from fkat_data.plan.elastic_plan import elastic_shard_plan
 from fkat_data.plan.state import RankState, merge, read_rank
@@ -72,6 +76,10 @@ class ShardedDataLoader:
         check_ranks_every: Microbatches between two comparisons in the background; 100 where there is a
             ``replica_group``. Given without one, ranks compare their plans alone, when an iteration begins and after
             a state was loaded: a collective call, on every rank.
+        trace: A file for the timeline of this run, for ``fkat-data report``, Perfetto or Chrome; of several ranks,
+            each has its own: ``run-rank3.json`` for ``run.json``. It is replaced, and ends at 256 MiB.
+        replay: Deliver the first microbatch over and over, without workers and without an end: how fast training is
+            with a loader that costs nothing. ``step`` counts; ``state_dict`` stays what it was before.
 
     Raises:
         ConfigurationError: An argument cannot work, or the factory cannot be sent to a worker.
@@ -98,10 +106,12 @@ class ShardedDataLoader:
         stall_timeout_s: float | None = None,
         replica_group: Any = None,
         check_ranks_every: int | None = None,
+        trace: str | os.PathLike[str] | None = None,
+        replay: bool = False,
     ) -> None:
         self._seed = arguments.integer("seed", seed)
         # There may be fewer data-parallel ranks than ranks, but not more.
-        world_size = rank_and_world_size()[1]
+        rank, world_size = rank_and_world_size()
         self._dp_rank = arguments.integer(
             "dp_rank", dp_rank, minimum=0, maximum=world_size - 1 if world_size > 1 else None
         )
@@ -122,6 +132,7 @@ class ShardedDataLoader:
             stall_timeout_s=None if stall_timeout_s is None else arguments.seconds("stall_timeout_s", stall_timeout_s),
         )
         profile = TrainerProfile(profiler)
+        timeline = None if trace is None else open_timeline(trace, rank, world_size)
         settings = CrewSettings(
             factory=dataloader_factory,
             seed=self._seed,
@@ -132,6 +143,7 @@ class ShardedDataLoader:
             is_multiprocessing=arguments.boolean("multiprocessing", multiprocessing),
             is_zero_copy=arguments.boolean("zero_copy", zero_copy),
             is_digested=recovery.max_worker_restarts > 0 or replica_group is not None,
+            timeline=timeline,
         )
         self._crew = Crew(settings, profile)
         self._prefetcher = Prefetcher(
@@ -144,6 +156,11 @@ class ShardedDataLoader:
         )
         self._cursor = Cursor()
         self._delivery = Delivery(self._prefetcher, self._cursor, mover_for(device), profile)
+        self._observation = Observation(self._crew, self._prefetcher, self._delivery, num_shard_prefetches, timeline)
+        self._repetition: Repetition | None = None
+        if arguments.boolean("replay", replay):
+            self._repetition = Repetition(self._delivery, self._cursor, self._crew)
+        self._next = self._observation.drawn((self._repetition or self._delivery).next)
         self._ranks = RankCheck(replica_group, check_ranks_every, self._seed, self._plan)
         # Which iterator is the newest: a reference to it would be one in a circle.
         self._generation = 0
@@ -160,14 +177,17 @@ class ShardedDataLoader:
     @property
     def step(self) -> int:
         """Microbatches of that epoch that were delivered before it."""
-        return self._cursor.position.step
+        return self._cursor.position.step + (0 if self._repetition is None else self._repetition.num_delivered)
 
     def __iter__(self) -> Iterator[Microbatch]:
         """Begin an epoch, or the rest of one after ``load_state_dict``; an older iterator ends."""
-        if self._is_handed_out or self._delivery.is_over:
+        if self._repetition is not None and self._repetition.is_ready:
+            self._repetition.restart()
+            self._generation += 1
+        elif self._is_handed_out or self._delivery.is_over:
             self._begin()
         self._is_handed_out = True
-        return _EpochIterator(self, self._delivery.next, self._check_generation)
+        return _EpochIterator(self, self._next, self._check_generation)
 
     def __len__(self) -> int:
         """Return the microbatches in an epoch; where it was split anew, those before count as ``step`` does.
@@ -201,7 +221,7 @@ class ShardedDataLoader:
         self._is_handed_out = True
         generation = self._generation
         try:
-            return self._delivery.next()
+            return self._next()
         except Exception:
             self._check_generation(generation)
             raise
@@ -214,7 +234,8 @@ class ShardedDataLoader:
         """
         count = arguments.integer("count", count, minimum=0)
         self._begin_if_over()
-        self._prefetcher.extend(count)
+        if self._repetition is None:
+            self._prefetcher.extend(count)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place of all ranks: what was delivered, whatever was prefetched.
@@ -261,15 +282,7 @@ class ShardedDataLoader:
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done so far; cheap enough for every step."""
-        delivery = self._delivery
-        return LoaderStatistics(
-            delivered=delivery.delivered,
-            delivered_bytes=delivery.delivered_bytes,
-            waited_s=self._crew.waiting.total_s,
-            held_bytes=self._crew.held_bytes,
-            worker_restarts=self._prefetcher.restarts.total,
-            skipped_shards=self._prefetcher.skips.total,
-        )
+        return self._observation.statistics()
 
     def set_device(self, device: torch.device | str | None) -> None:
         """Deliver to another device from the next microbatch on that is not yet on its way.
@@ -278,10 +291,12 @@ class ShardedDataLoader:
             ConfigurationError: There is no such device.
         """
         self._delivery.load_to(mover_for(device))
+        self._forget_repeated()
 
     def close(self) -> None:
         """End the workers, within about a second; any number of calls. A new iteration starts them again."""
         self._stop()
+        self._observation.close()
         self._crew.close()
 
     def teardown(self, *args: Any) -> None:
@@ -311,12 +326,17 @@ class ShardedDataLoader:
         self._is_handed_out = False
 
     def _begin_if_over(self) -> None:
-        if self._delivery.is_over:
+        if self._delivery.is_over and not (self._repetition is not None and self._repetition.is_ready):
             self._begin()
 
     def _stop(self) -> None:
         self._generation += 1
         self._delivery.stop()
+        self._forget_repeated()
+
+    def _forget_repeated(self) -> None:
+        if self._repetition is not None:
+            self._repetition.forget()
 
     def _check_generation(self, generation: int) -> None:
         """Raise if what was begun in a generation was stopped: a stop must not look like an end, nor like a fault."""

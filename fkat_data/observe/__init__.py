@@ -1,1 +1,7 @@
-"""What the loader shows of itself: counts, times, named ranges."""
+"""What the loader shows of itself: counts, times, named ranges, a timeline, a report."""
+
+from fkat_data.observe.stages import reading
+from fkat_data.observe.statistics import LoaderStatistics
+from fkat_data.observe.verdict import Verdict
+
+__all__ = ["LoaderStatistics", "Verdict", "reading"]

@@ -69,6 +69,11 @@ class WorkerProfile:
         if profiler is not None and worker_index is not None:
             _use_own_file(profiler, worker_index)
 
+    @property
+    def is_active(self) -> bool:
+        """Whether anybody is told."""
+        return self._profiler is not None
+
     def mark(self, name: str) -> None:
         """Begin the named action; "" ends the one before."""
         if self._profiler is None:

@@ -1,42 +1,147 @@
 """What a loader has done so far, in numbers."""
 
-from dataclasses import asdict, dataclass
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from fkat_data.observe.events import LONG_S, Recorder
+from fkat_data.observe.verdict import Verdict, judge
 
 __all__ = ["LoaderStatistics", "Waiting"]
 
+# How things stand now, or how the loader was made: no sums over time.
+_STATES = frozenset(
+    {"queue_depth", "num_segments", "segment_bytes", "held_bytes", "num_workers", "num_shard_prefetches", "num_cpus"}
+)
+# One for all loaders of a caller.
+_SHARED = frozenset({"elapsed_s", "num_shard_prefetches", "num_cpus"})
 
-@dataclass(slots=True)
+
 class Waiting:
     """How long a trainer has waited for its workers.
 
     Attributes:
         total_s: Seconds so far.
+        first_s: Those of them before the first microbatch of an iteration.
+        num_delivered: Returns how many microbatches were delivered.
+        recorder: Given an event for each wait; None: nothing is drawn.
     """
 
-    total_s: float = 0.0
+    def __init__(self) -> None:
+        self.total_s = 0.0
+        self.first_s = 0.0
+        self.num_delivered: Callable[[], int] = int
+        self.recorder: Recorder | None = None
+        self._delivered_before = 0
+
+    def begin(self) -> None:
+        """Take note that an iteration begins."""
+        self._delivered_before = self.num_delivered()
+
+    def add(self, began_s: float, ended_s: float) -> None:
+        """Count a wait, given by its begin and end on the clock of ``time.perf_counter``."""
+        self.total_s += ended_s - began_s
+        if self.num_delivered() == self._delivered_before:
+            self.first_s += ended_s - began_s
+        if self.recorder is not None and ended_s - began_s > LONG_S:
+            self.recorder.add("wait", began_s, ended_s)
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderStatistics:
-    """A snapshot of a loader's counts since it was made.
+    """A snapshot of a loader's numbers since it was made.
+
+    Times of workers are sums over all of them: two workers that are busy for a second have spent two. Each second of
+    a worker counts in one stage alone.
 
     Attributes:
         delivered: Microbatches that the caller received.
         delivered_bytes: Bytes of their tensors and arrays that came through shared memory or the pipe; 0 in process.
+        elapsed_s: Seconds of iteration, up to the last delivery: between two iterations none are counted.
         waited_s: Seconds that the caller stood still because its microbatch was not there yet; in process, because it
             had to be made.
-        held_bytes: Bytes of shared memory whose microbatches are alive now.
+        waited_first_s: Those of them before the first microbatch of an iteration: workers start, shards are opened.
+        produced: Microbatches that the workers have made, those dropped by a resume or an epoch left early included.
+        queue_depth: Microbatches that are made and not yet delivered, now.
+        store_s: Workers' seconds in ``fkat_data.observe.reading``: waiting for stored bytes.
+        build_s: Workers' seconds in the factory, and in the first look at what it returns.
+        produce_s: Workers' seconds in the making of microbatches: the DataLoader, ``__getitem__``, collating.
+        replay_s: Workers' seconds in making again what was delivered before a resume.
+        encode_s: Workers' seconds in writing microbatches into shared memory, and telling of them.
+        blocked_s: Workers' seconds waiting for room in the memory limit, or for leave to go on.
+        idle_s: Workers' seconds waiting for a shard to produce.
+        copied_s: Seconds in which copies to the device were under way.
+        num_segments: Pieces of shared memory, now.
+        segment_bytes: Their bytes.
+        held_bytes: Bytes of those whose microbatches are alive now.
         worker_restarts: Workers that were started in the place of dead ones.
         skipped_shards: Shards whose rest was left out, as they failed.
+        num_workers: Worker processes; 0 in process.
+        num_shard_prefetches: As the loader was given it.
+        num_cpus: CPUs that this process may run on.
     """
 
-    delivered: int
-    delivered_bytes: int
-    waited_s: float
-    held_bytes: int
-    worker_restarts: int
-    skipped_shards: int
+    delivered: int = 0
+    delivered_bytes: int = 0
+    elapsed_s: float = 0.0
+    waited_s: float = 0.0
+    waited_first_s: float = 0.0
+    produced: int = 0
+    queue_depth: int = 0
+    store_s: float = 0.0
+    build_s: float = 0.0
+    produce_s: float = 0.0
+    replay_s: float = 0.0
+    encode_s: float = 0.0
+    blocked_s: float = 0.0
+    idle_s: float = 0.0
+    copied_s: float = 0.0
+    num_segments: int = 0
+    segment_bytes: int = 0
+    held_bytes: int = 0
+    worker_restarts: int = 0
+    skipped_shards: int = 0
+    num_workers: int = 0
+    num_shard_prefetches: int = 0
+    num_cpus: int = 1
+
+    @property
+    def waited_share(self) -> float:
+        """The share of the time that the caller waited, from 0 to 1."""
+        return min(1.0, self.waited_s / self.elapsed_s) if self.elapsed_s else 0.0
+
+    @property
+    def produce_s_per_microbatch(self) -> float:
+        """Seconds that a worker needs for a microbatch, on average, without opening its shard and writing it."""
+        return self.produce_s / self.produced if self.produced else 0.0
+
+    @property
+    def verdict(self) -> Verdict:
+        """What limits the loop, and what to change; prints as a sentence."""
+        return judge(self)
 
     def as_dict(self) -> dict[str, float]:
-        """Return the numbers by name, for a logger of metrics."""
-        return asdict(self)
+        """Return the numbers by name, the two averages included, for a logger of metrics."""
+        return {
+            **{name: getattr(self, name) for name in _NAMES},
+            "waited_share": self.waited_share,
+            "produce_s_per_microbatch": self.produce_s_per_microbatch,
+        }
+
+    def since(self, earlier: Self) -> Self:
+        """Return what was done since an earlier snapshot; what is no sum over time stays as it is now."""
+        sums = {name: getattr(self, name) - getattr(earlier, name) for name in _NAMES if name not in _STATES}
+        return dataclasses.replace(self, **sums)
+
+    @classmethod
+    def together(cls, several: Iterable[Self]) -> Self:
+        """Return the numbers of several loaders of one caller added up; of what they share, the largest."""
+        found = [cls(), *several]
+        numbers: dict[str, Any] = {
+            name: (max if name in _SHARED else sum)(getattr(one, name) for one in found) for name in _NAMES
+        }
+        return cls(**numbers)
+
+
+_NAMES = tuple(field.name for field in dataclasses.fields(LoaderStatistics))

@@ -8,6 +8,7 @@ The worker's side is ``SegmentPool``. The trainer's is ``SegmentLeases``: a *lea
 segment, and ends when the last view of it dies, in whichever thread that happens.
 """
 
+import bisect
 import ctypes
 import errno
 import fcntl
@@ -16,7 +17,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ from fkat_data.errors import MemoryLimitError
 from fkat_data.faults import fault
 from fkat_data.transport.budget import available_bytes
 
-__all__ = ["Segment", "SegmentLeases", "SegmentPool", "anonymous_file", "rounded_size"]
+__all__ = ["Mapping", "Segment", "SegmentLeases", "SegmentPool", "anonymous_file", "mapping_at", "rounded_size"]
 
 _SMALLEST = 1 << 16
 _TAKES_BETWEEN_CLEARANCES = 4096
@@ -47,6 +48,20 @@ def rounded_size(size_bytes: int) -> int:
         return _SMALLEST
     step = 1 << max(12, (size_bytes - 1).bit_length() - 3)
     return (size_bytes + step - 1) // step * step
+
+
+class Mapping(NamedTuple):
+    """Where a piece of shared memory is mapped in this process.
+
+    Attributes:
+        address: Its begin.
+        size_bytes: Its length.
+        before_unmap: Called when the last view of it is gone, in any thread.
+    """
+
+    address: int
+    size_bytes: int
+    before_unmap: list[Callable[[], None]]
 
 
 class Segment:
@@ -204,6 +219,11 @@ class SegmentLeases:
         return sum(self._segments[index].size_bytes for index in list(self._leases) if index in self._segments)
 
     @property
+    def num_mapped(self) -> int:
+        """Segments that are mapped."""
+        return len(self._segments)
+
+    @property
     def mapped_bytes(self) -> int:
         """Bytes of all mapped segments."""
         return sum(segment.size_bytes for segment in self._segments.values())
@@ -259,8 +279,36 @@ def _mapped(descriptor: int, size_bytes: int, *, is_written: bool) -> Any:
         number = ctypes.get_errno()
         raise OSError(number, f"mapping {size_bytes:,} bytes of shared memory: {os.strerror(number)}")
     memory = (ctypes.c_ubyte * size_bytes).from_address(address)
-    weakref.finalize(memory, _libc.munmap, address, size_bytes).atexit = False
+    mapping = Mapping(address, size_bytes, [])
+    if not is_written:
+        _mappings[address] = mapping
+        _ordered.clear()
+    weakref.finalize(memory, _unmap, mapping).atexit = False
     return memory
+
+
+def mapping_at(address: int) -> Mapping | None:
+    """Return the mapping for reading that an address lies in, or None."""
+    addresses = next(iter(_ordered), None)
+    if addresses is None:
+        addresses = sorted(_mappings)
+        _ordered[:] = [addresses]
+    position = bisect.bisect_right(addresses, address) - 1
+    mapping = _mappings.get(addresses[position]) if position >= 0 else None
+    return mapping if mapping is not None and address < mapping.address + mapping.size_bytes else None
+
+
+# Those for reading, by address. Any thread may unmap one at any instant, so their order is kept beside them, anew when
+# one comes. One that is gone may stay in it: no tensor's address lies there.
+_mappings: dict[int, Mapping] = {}
+_ordered: list[list[int]] = []
+
+
+def _unmap(mapping: Mapping) -> None:
+    _mappings.pop(mapping.address, None)
+    for action in mapping.before_unmap:
+        action()
+    _libc.munmap(mapping.address, mapping.size_bytes)
 
 
 def anonymous_file() -> int:

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Generator
 
+from fkat_data.observe.stages import StageClock, StageTimes, new_page
 from fkat_data.observe.statistics import Waiting
 from fkat_data.plan.task import Task
 from fkat_data.seeding import preserved_generators
@@ -24,10 +25,14 @@ class InlineWorker:
     Args:
         producer: How tasks are produced.
         waiting: Told how long the caller has waited for production.
+        clock: What the producer marks; measures what is done.
         is_digested: Whether microbatches are to have digests.
     """
 
-    def __init__(self, producer: Producer, waiting: Waiting, *, is_digested: bool = False) -> None:
+    def __init__(
+        self, producer: Producer, waiting: Waiting, clock: StageClock | None = None, *, is_digested: bool = False
+    ) -> None:
+        self._clock = clock or StageClock(new_page())
         self._producer = producer
         self._waiting = waiting
         self._is_digested = is_digested
@@ -49,6 +54,25 @@ class InlineWorker:
     def held_bytes(self) -> int:
         """0: nothing is copied."""
         return 0
+
+    @property
+    def num_segments(self) -> int:
+        """0: nothing is copied."""
+        return 0
+
+    @property
+    def segment_bytes(self) -> int:
+        """0: nothing is copied."""
+        return 0
+
+    @property
+    def num_received(self) -> int:
+        """All that was made: nothing waits on its way."""
+        return self._clock.times().produced
+
+    def times(self) -> StageTimes:
+        """Return what the time was spent on, between microbatches not counted."""
+        return self._clock.times()
 
     def has_begun(self, ticket: int) -> bool:
         """Return whether the task is in work."""
@@ -77,7 +101,7 @@ class InlineWorker:
             return None
         task = self._tasks[0]
         began_s = time.perf_counter()
-        with preserved_generators():
+        with preserved_generators(), self._clock.installed():
             if self._production is None:
                 self._production = produce(task, self._producer)
                 self._next_index = task.first_microbatch
@@ -87,10 +111,12 @@ class InlineWorker:
                 self._end_task(task)
                 return Failure(task.ticket, error)
             finally:
-                self._waiting.total_s += time.perf_counter() - began_s
+                self._clock.mark("")
+                self._waiting.add(began_s, time.perf_counter())
         if produced is None:
             self._end_task(task)
             return End(task.ticket, self._next_index)
+        self._clock.count()
         self._next_index = produced.microbatch_index + 1
         if produced.is_last:
             self._end_task(task)

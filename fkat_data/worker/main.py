@@ -12,9 +12,13 @@ from typing import Any
 import torch
 
 from fkat_data.faults import fault
+from fkat_data.observe.events import MAIN_THREAD, Recorder
 from fkat_data.observe.profile import WorkerProfile
+from fkat_data.observe.stages import Page, StageClock
 from fkat_data.transport.channel import Channel
+from fkat_data.transport.segment import Segment
 from fkat_data.types import Shard
+from fkat_data.worker.messages import PAGE_BYTES, Kind
 from fkat_data.worker.produce import Producer
 from fkat_data.worker.serve import Server
 from fkat_data.worker.settings import WorkerSettings
@@ -27,7 +31,7 @@ _MMAP_THRESHOLD_BYTES = 32 << 20
 _TRIM_THRESHOLD_BYTES = 512 << 20
 
 
-def main(settings_file: mmap.mmap, worker_index: int, channel_descriptor: int) -> None:
+def main(settings_file: mmap.mmap, worker_index: int, channel_descriptor: int, page_descriptor: int) -> None:
     """Serve the trainer at the other end of the channel until it is gone.
 
     The process is bound to its trainer by then (see ``fkat_data.worker.lifeline``).
@@ -36,31 +40,40 @@ def main(settings_file: mmap.mmap, worker_index: int, channel_descriptor: int) -
         settings_file: The pickled ``WorkerSettings``, at its current position.
         worker_index: The worker's number among its loader's.
         channel_descriptor: The worker's end of the pipe.
+        page_descriptor: Where the worker says what it spends its time on, see ``fkat_data.observe.stages``.
     """
     fault("worker.started")
     channel = Channel(socket.socket(fileno=channel_descriptor))
     os.register_at_fork(after_in_child=lambda: _leave_to_parent(channel))
     _keep_freed_memory()
     torch.set_num_threads(1)
-    server = _prepare(settings_file, worker_index, channel)
+    page = Segment(0, page_descriptor, PAGE_BYTES, is_written=True)
+    os.close(page_descriptor)
+    server, clock = _prepare(settings_file, worker_index, channel, page.view.cast("d"))
     fault("worker.ready")
-    server.run()
+    with clock.installed():
+        server.run()
     fault("worker.leaving")
 
 
-def _prepare(settings_file: mmap.mmap, worker_index: int, channel: Channel) -> Server:
+def _prepare(settings_file: mmap.mmap, worker_index: int, channel: Channel, page: Page) -> tuple[Server, StageClock]:
     settings = _settings(settings_file)
     torch.set_default_dtype(settings.default_dtype)
     profile = WorkerProfile(settings.profiler, worker_index)
-    producer = Producer(settings.factory, settings.seed, settings.dp_rank, profile.mark)
-    return Server(channel, producer, settings.limit_bytes, profile.finish, is_digested=settings.is_digested)
+    recorder = None
+    if settings.is_traced:
+        recorder = Recorder(lambda events: channel.send(Kind.EVENTS, events), os.getpid(), MAIN_THREAD)
+    clock = StageClock(page, profile, recorder)
+    producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark)
+    finish, is_digested = profile.finish, settings.is_digested
+    return Server(channel, producer, settings.limit_bytes, finish, clock=clock, is_digested=is_digested), clock
 
 
 def _settings(settings_file: mmap.mmap) -> WorkerSettings:
     try:
         return pickle.load(settings_file)
     except Exception as error:  # noqa: BLE001 - told to the trainer in place of the first shard
-        return WorkerSettings(_Unloadable(error), 0, 0, 1, None, torch.get_default_dtype(), is_digested=False)
+        return WorkerSettings(_Unloadable(error), 0, 0, 1, None, torch.get_default_dtype(), False, False)
 
 
 class _Unloadable:

@@ -1,10 +1,12 @@
 """What a trainer and its workers say to each other, as values and as bytes."""
 
+import mmap
 import pickle
 import struct
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
+from fkat_data.observe.stages import StageTimes
 from fkat_data.plan.task import Task
 
 __all__ = [
@@ -14,6 +16,7 @@ __all__ = [
     "ITEM",
     "NO_LIMIT",
     "NO_SEGMENT",
+    "PAGE_BYTES",
     "SEGMENT",
     "STARVED",
     "TICKET",
@@ -47,6 +50,7 @@ class Kind(IntEnum):
     FAILURE = 20
     STARVED = 21
     BEGIN = 22
+    EVENTS = 23
 
 
 # ticket, microbatch index, is last (-1: not known), segment index, envelope in segment, parts, envelope bytes, digest
@@ -63,6 +67,8 @@ ALLOWANCE = struct.Struct("<Qq")
 NO_LIMIT = -1
 # tickets below this one
 TICKET = struct.Struct("<Q")
+# where a worker says what it does (see fkat_data.observe.stages): what a system can map at the least
+PAGE_BYTES = mmap.PAGESIZE
 # bytes needed, bytes held, limit in bytes
 STARVED = struct.Struct("<QQQ")
 
@@ -160,6 +166,25 @@ class Worker(Protocol):
     @property
     def held_bytes(self) -> int:
         """Bytes of memory that delivered or arrived microbatches hold."""
+        ...
+
+    @property
+    def num_segments(self) -> int:
+        """Pieces of shared memory that the worker has."""
+        ...
+
+    @property
+    def segment_bytes(self) -> int:
+        """Bytes of those."""
+        ...
+
+    @property
+    def num_received(self) -> int:
+        """Microbatches that were received from the worker."""
+        ...
+
+    def times(self) -> StageTimes:
+        """Return what the worker has spent its time on."""
         ...
 
     def has_begun(self, ticket: int) -> bool:

@@ -30,7 +30,7 @@ STACK_SIGNAL = signal.SIGRTMAX - 3
 _BOOTSTRAP = f"""\
 {inspect.getsource(lifeline)}
 import sys, faulthandler
-settings, worker_index, channel, lifeline, stacks, stack_signal = map(int, sys.argv[1:])
+settings, worker_index, channel, page, lifeline, stacks, stack_signal = map(int, sys.argv[1:])
 bind(lifeline)
 faulthandler.enable()
 faulthandler.register(stack_signal, file=stacks)
@@ -38,7 +38,7 @@ import mmap, pickle
 settings = mmap.mmap(settings, 0, access=mmap.ACCESS_READ)
 sys.path[:], sys.argv = pickle.load(settings)
 from fkat_data.worker.main import main
-main(settings, worker_index, channel)
+main(settings, worker_index, channel, page)
 """
 
 _KILL_GRACE_S = 5.0
@@ -53,16 +53,17 @@ class WorkerProcess:
         settings: A descriptor of the shipped settings (see ``fkat_data.worker.ship``); stays the caller's.
         worker_index: The worker's number among its loader's.
         channel: The worker's end of the pipe; stays the caller's.
+        page: A descriptor of the page where the worker says what it does; stays the caller's.
         stacks: A descriptor of memory that the loader's workers write their stacks to; stays the caller's.
     """
 
-    def __init__(self, settings: int, worker_index: int, channel: int, stacks: int) -> None:
+    def __init__(self, settings: int, worker_index: int, channel: int, page: int, stacks: int) -> None:
         self._stacks = stacks
         lifeline_descriptor, self._lifeline = os.pipe()
         self._stderr, stderr = os.pipe()
         try:
             fault("trainer.spawn")
-            self._process = _start((settings, worker_index, channel, lifeline_descriptor, stacks), stderr)
+            self._process = _start((settings, worker_index, channel, page, lifeline_descriptor, stacks), stderr)
         except BaseException:
             os.close(self._lifeline)
             os.close(self._stderr)
@@ -151,19 +152,17 @@ class WorkerProcess:
         return text or f"no Python stack: the process does not answer (state {_status(self.pid).get('State', 'gone')})"
 
 
-def _start(descriptors: tuple[int, ...], stderr: int) -> "subprocess.Popen[bytes]":
-    settings, worker_index, channel, lifeline_descriptor, stacks = descriptors
+def _start(numbers: tuple[int, ...], stderr: int) -> "subprocess.Popen[bytes]":
     # Flags such as -X and -W hold for workers too; multiprocessing has had this function since Python 3.2.
     flags = cast("list[str]", subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]  # noqa: SLF001
-    numbers = map(str, (settings, worker_index, channel, lifeline_descriptor, stacks, int(STACK_SIGNAL)))
     # A process inherits what its parent's thread blocks: nothing that the worker is deaf to reaches it before it is.
     blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, lifeline.DEAF_TO)
     try:
         return subprocess.Popen(  # noqa: S603 - our own interpreter
-            [sys.executable, *flags, "-c", _BOOTSTRAP, *numbers],
+            [sys.executable, *flags, "-c", _BOOTSTRAP, *map(str, numbers), str(int(STACK_SIGNAL))],
             stdin=subprocess.DEVNULL,
             stderr=stderr,
-            pass_fds=(settings, channel, lifeline_descriptor, stacks),
+            pass_fds=(numbers[0], *numbers[2:]),  # all but the worker's index
             process_group=0,
         )
     finally:

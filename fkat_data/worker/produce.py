@@ -36,13 +36,13 @@ class Producer(NamedTuple):
         factory: Makes the iterable of a shard's microbatches.
         seed: The loader's seed.
         dp_rank: The loader's data-parallel rank.
-        mark: Called with "build" and "produce" when such a piece of the user's code begins, with "" when it ends.
+        mark: Called with one of ``fkat_data.observe.stages.STAGES`` when it begins, with "" when the last one ends.
     """
 
     factory: Callable[[Shard], Iterable[Any]]
     seed: int
     dp_rank: int
-    mark: Callable[[str], None]
+    mark: Callable[..., None]
 
 
 def produce(task: Task, producer: Producer) -> Generator[Produced]:
@@ -58,13 +58,12 @@ def produce(task: Task, producer: Producer) -> Generator[Produced]:
     try:
         dp_rank, shard_index = (producer.dp_rank, task.shard_index) if task.piece is None else task.piece[:2]
         streams = ShardStreams.of(producer.seed, dp_rank, task.epoch, shard_index)
-        producer.mark("build")
+        producer.mark("build", task.shard_index, repr(task.shard))
         streams.seed_opening()
         fault("worker.build")
         production = _begin(task, producer, streams)
         fault("worker.built")
-        producer.mark("")
-        for made, microbatch in _iterate(production, streams, producer.mark):
+        for made, microbatch in _iterate(production, task.first_microbatch, streams, producer.mark):
             if made == task.first_microbatch - 1 and task.digest not in (None, digest_of(microbatch)):
                 raise ReplayMismatchError(task.shard, task.epoch, made)
             if made >= task.first_microbatch:
@@ -95,20 +94,21 @@ def _begin(task: Task, producer: Producer, streams: ShardStreams) -> Production:
         raise WorkerError("the factory's product raised StopIteration when its iteration began") from error
 
 
-def _iterate(production: Production, streams: ShardStreams, mark: Callable[[str], None]) -> Iterator[tuple[int, Any]]:
+def _iterate(
+    production: Production, first_wanted: int, streams: ShardStreams, mark: Callable[..., None]
+) -> Iterator[tuple[int, Any]]:
     index = production.first_index
     batches = production.batches
     while True:
         if batches is None:
             streams.seed_microbatch(index)
-        mark("produce")
+        mark("produce" if index >= first_wanted else "replay", index)
         try:
             microbatch = next(production.microbatches)
         except StopIteration as error:
             if batches is not None and (batches.num_batches is None or index < batches.num_batches):
                 raise WorkerError("the dataset raised StopIteration, which would end the shard early") from error
             return
-        mark("")
         yield index, microbatch
         index += 1
 

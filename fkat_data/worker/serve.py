@@ -17,6 +17,7 @@ import numpy as np
 
 from fkat_data.errors import WorkerError
 from fkat_data.faults import fault
+from fkat_data.observe.stages import StageClock
 from fkat_data.plan.task import Task
 from fkat_data.transport.channel import Channel, ChannelClosed
 from fkat_data.transport.codec import copied_size, encode, write
@@ -72,6 +73,7 @@ class Server:
         producer: How tasks are produced.
         limit_bytes: Shared memory that this worker may take.
         finish: Called once at the end.
+        clock: Counts what is made, and measures the time.
         is_digested: Whether microbatches are to have digests.
     """
 
@@ -82,8 +84,11 @@ class Server:
         limit_bytes: int,
         finish: Callable[[], None],
         *,
+        clock: StageClock,
         is_digested: bool = False,
     ) -> None:
+        self._clock = clock
+        self._recorder = clock.recorder
         self._is_digested = is_digested
         self._finish = finish
         self._channel = channel
@@ -102,8 +107,8 @@ class Server:
         """Serve; returns when the trainer is gone or has closed the pipe."""
         try:
             while True:
-                while not self._jobs:
-                    self._hear(block=True)
+                if not self._jobs:
+                    self._wait_for_task()
                 self._do(self._jobs[0])
                 if self._jobs:
                     self._jobs.popleft()
@@ -129,6 +134,7 @@ class Server:
                 self._wait_for_allowance(job, index)
             if not is_last:
                 fault("worker.end")
+                self._send_events()
                 self._channel.send(Kind.END, END.pack(task.ticket, index))
                 fault("worker.ended")
         except _CancelledError:
@@ -139,9 +145,17 @@ class Server:
             error = raised if isinstance(raised, Exception) else _told(raised)
             place = name_place(error, task, index, is_open=True)
             fault("worker.failure")
+            self._send_events()
             self._channel.send(Kind.FAILURE, TICKET.pack(task.ticket) + pack_failure(error, place))
         finally:
             production.close()
+
+    def _wait_for_task(self) -> None:
+        self._producer.mark("idle")
+        self._send_events()
+        while not self._jobs:
+            self._hear(block=True)
+        self._producer.mark("")
 
     def _wait_for_allowance(self, job: _Job, index: int) -> None:
         self._check_wanted(job.task)
@@ -150,16 +164,19 @@ class Server:
         if self._num_unheard >= _MOST_UNHEARD or time.monotonic() - self._heard_s > _LONGEST_UNHEARD_S:
             self._hear(block=False)
             self._check_wanted(job.task)
-        while job.allowance != NO_LIMIT and index >= job.allowance:
-            self._hear(block=True)
-            self._check_wanted(job.task)
+        if job.allowance != NO_LIMIT and index >= job.allowance:
+            self._producer.mark("blocked", index)
+            while job.allowance != NO_LIMIT and index >= job.allowance:
+                self._hear(block=True)
+                self._check_wanted(job.task)
+            self._producer.mark("")
 
     def _check_wanted(self, task: Task) -> None:
         if task.ticket < self._cancelled_below:
             raise _CancelledError
 
     def _publish(self, task: Task, produced: Produced) -> None:
-        self._producer.mark("encode")
+        self._producer.mark("encode", produced.microbatch_index)
         encoded = encode(produced.microbatch)
         digest = digest_of(produced.microbatch) if self._is_digested else 0
         fault("worker.encoded")
@@ -191,9 +208,11 @@ class Server:
             len(envelope),
             digest,
         )
+        if self._recorder is not None and (produced.is_last or self._recorder.is_due):
+            self._recorder.flush()
+        self._clock.count()
         self._channel.send(Kind.ITEM, b"".join((head, encoded.layout, tail)))
         fault("worker.sent")
-        self._producer.mark("")
 
     def _take_segment(self, task: Task, size_bytes: int) -> Segment:
         # Segments that were given back meanwhile are warm: a large microbatch goes there, not to the next free one.
@@ -206,11 +225,16 @@ class Server:
             needed_bytes = self._pool.size_of(size_bytes)
             self._channel.send(Kind.STARVED, STARVED.pack(needed_bytes, self._pool.held_bytes, self._limit_bytes))
             fault("worker.starved")
-            while segment is None:
-                self._hear(block=True)
-                self._check_wanted(task)
-                segment = self._pool.take(size_bytes)
+            with self._clock.within("blocked"):
+                while segment is None:
+                    self._hear(block=True)
+                    self._check_wanted(task)
+                    segment = self._pool.take(size_bytes)
         return segment
+
+    def _send_events(self) -> None:
+        if self._recorder is not None:
+            self._recorder.flush()
 
     def _hear(self, *, block: bool) -> None:
         """Take what the trainer has said; wait for at least one message if ``block``."""

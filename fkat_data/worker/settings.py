@@ -20,6 +20,7 @@ class WorkerSettings(NamedTuple):
         profiler: Told of the worker's actions.
         default_dtype: torch's default, as the trainer has it.
         is_digested: Whether microbatches are to have digests.
+        is_traced: Whether the trainer wants events of a timeline.
     """
 
     factory: Any
@@ -29,3 +30,4 @@ class WorkerSettings(NamedTuple):
     profiler: Profiler | None
     default_dtype: torch.dtype
     is_digested: bool
+    is_traced: bool

@@ -8,12 +8,15 @@ import weakref
 from typing import Any
 
 from fkat_data.faults import fault
+from fkat_data.observe.events import MAIN_THREAD
 from fkat_data.observe.profile import TrainerProfile
+from fkat_data.observe.stages import StageTimes, stage_times
 from fkat_data.observe.statistics import Waiting
+from fkat_data.observe.timeline import Timeline
 from fkat_data.plan.task import Task
 from fkat_data.transport.channel import Channel, ChannelClosed, Frame
 from fkat_data.transport.codec import copied_size, decode
-from fkat_data.transport.segment import SegmentLeases
+from fkat_data.transport.segment import Segment, SegmentLeases, anonymous_file
 from fkat_data.worker.failure import unpack_failure
 from fkat_data.worker.messages import (
     ALLOWANCE,
@@ -21,6 +24,7 @@ from fkat_data.worker.messages import (
     END,
     ITEM,
     NO_SEGMENT,
+    PAGE_BYTES,
     SEGMENT,
     STARVED,
     TICKET,
@@ -52,6 +56,7 @@ class ProcessWorker:
         limit_bytes: Shared memory that the worker may take.
         profile: Told when a microbatch is decoded.
         waiting: Told how long the trainer has waited.
+        timeline: Given the worker's events; None: it sends none.
         is_zero_copy: Whether microbatches are views of shared memory, or copies.
     """
 
@@ -63,21 +68,31 @@ class ProcessWorker:
         limit_bytes: int,
         profile: TrainerProfile,
         waiting: Waiting,
+        timeline: Timeline | None = None,
         *,
         is_zero_copy: bool,
     ) -> None:
         self._profile = profile
         self._waiting = waiting
+        self._timeline = timeline
+        self._num_received = 0
         self._is_zero_copy = is_zero_copy
         self._owner_pid = os.getpid()
         ours, theirs = socket.socketpair()
+        page = anonymous_file()
         try:
-            self._process = WorkerProcess(settings, worker_index, theirs.fileno(), stacks)
+            os.truncate(page, PAGE_BYTES)
+            self._page = Segment(0, page, PAGE_BYTES, is_written=True).view.cast("d")
+            self._process = WorkerProcess(settings, worker_index, theirs.fileno(), page, stacks)
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
+            os.close(page)
+        if timeline is not None:
+            timeline.name_process(self.pid, f"worker {worker_index}")
+            timeline.name_thread(self.pid, MAIN_THREAD, "production")
         self._channel = Channel(ours)
         if self._process.pidfd is not None:
             # The process is watched as well as the pipe, which a child of the worker may hold open.
@@ -103,6 +118,25 @@ class ProcessWorker:
     def held_bytes(self) -> int:
         """Bytes of shared memory whose microbatches are alive."""
         return self._leases.leased_bytes
+
+    @property
+    def num_segments(self) -> int:
+        """Pieces of shared memory that the worker has."""
+        return self._leases.num_mapped
+
+    @property
+    def segment_bytes(self) -> int:
+        """Bytes of those."""
+        return self._leases.mapped_bytes
+
+    @property
+    def num_received(self) -> int:
+        """Microbatches that were received from the worker."""
+        return self._num_received
+
+    def times(self) -> StageTimes:
+        """Return what the worker has spent its time on."""
+        return stage_times(self._page, time.perf_counter())
 
     def has_begun(self, ticket: int) -> bool:
         """Return whether the worker is known to have set to work on a task."""
@@ -184,7 +218,7 @@ class ProcessWorker:
         try:
             has_arrived = self._channel.wait(timeout_s)
         finally:
-            self._waiting.total_s += time.perf_counter() - began_s
+            self._waiting.add(began_s, time.perf_counter())
         if not has_arrived and self._process.is_dead():
             raise self._gone()
         return has_arrived
@@ -221,11 +255,15 @@ class ProcessWorker:
                 self._last_begun = TICKET.unpack(body)[0]
             case Kind.STARVED:
                 return Starved(*STARVED.unpack(body))
+            case Kind.EVENTS:
+                if self._timeline is not None:
+                    self._timeline.write(body)
             case _:
                 raise ValueError(f"the worker sent a message of unknown kind {frame.kind}")
         return None
 
     def _item(self, body: bytes) -> Message:
+        self._num_received += 1
         ticket, index, is_last, segment, in_segment, num_parts, envelope_bytes, digest = ITEM.unpack_from(body)
         start = ITEM.size + 8 * num_parts
         sizes: tuple[int, ...] = struct.unpack_from(f"<{num_parts}q", body, ITEM.size)

@@ -24,6 +24,7 @@ import latency
 import overlap
 import start
 import throughput
+import tracing
 from contestants import CONTESTANTS
 from measure import Result, Settings
 from workloads import WORKLOADS
@@ -37,6 +38,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "costs": costs.run,
     "datasets": datasets.run,
     "files": files.run,
+    "tracing": tracing.run,
     "peers": throughput.peers,
 }
 _PEERS_PYTHON = Path(__file__).resolve().parents[2] / ".venvs" / "bench" / "bin" / "python"

@@ -1,19 +1,49 @@
+import gc
+from collections import UserDict
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
 import pytest
 import torch
+from device_examples import LateEngine
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from fkat_data.device.accelerator import AcceleratorMover
+from fkat_data.device.choice import mover_for
+from fkat_data.device.engine import DirectEngine, StreamEngine, engine_for
 from fkat_data.device.host import HostMover
+from fkat_data.errors import ConfigurationError
 
 MICROBATCH = {"tensor": torch.arange(3), "text": "a", "nested": [(torch.ones(2),)]}
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@dataclass
+class Record:
+    x: Any
+    name: str = "r"
+
+
+class Encoding(UserDict):
+    """As a tokenizer's: it moves itself."""
+
+    def to(self, device):
+        self.data = {key: value.to(device) for key, value in self.data.items()}
+        return self
 
 
 def test_the_hosts_mover_leaves_a_microbatch_as_it_is():
     mover = HostMover()
     assert mover.finish(mover.begin(MICROBATCH)) is MICROBATCH
+    assert mover.copied_s == 0
 
 
 def test_a_device_without_streams_gets_its_tensors_at_once():
-    mover = AcceleratorMover(torch.device("meta"))
+    mover = AcceleratorMover(engine_for(torch.device("meta")))
     moved = mover.finish(mover.begin(MICROBATCH))
     assert moved["tensor"].is_meta
     assert moved["nested"][0][0].is_meta
@@ -21,10 +51,119 @@ def test_a_device_without_streams_gets_its_tensors_at_once():
     assert not MICROBATCH["tensor"].is_meta
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_copies_to_cuda_are_ordered_before_what_the_caller_does_next():
-    mover = AcceleratorMover(torch.device("cuda"))
-    moving = [mover.begin({"tensor": torch.full((1 << 20,), index)}) for index in range(20)]
-    for index, one in enumerate(moving):
-        assert int(mover.finish(one)["tensor"].sum()) == index << 20
+@pytest.mark.parametrize(
+    ("microbatch", "tensors"),
+    [
+        (torch.ones(2), lambda moved: [moved]),
+        ([torch.ones(2), "a", None, 3], lambda moved: moved[:1]),
+        (Pair(torch.ones(2), {"b": torch.ones(1)}), lambda moved: [moved.left, moved.right["b"]]),
+        (Record(torch.ones(2)), lambda moved: [moved.x]),
+        (Encoding(ids=torch.ones(2), mask=torch.ones(1)), lambda moved: list(moved.values())),
+        (pack_sequence([torch.ones(3), torch.ones(2)]), lambda moved: [moved.data]),
+        ({"deep": [[(Record([torch.ones(2)]),)]]}, lambda moved: moved["deep"][0][0][0].x),
+    ],
+    ids=["tensor", "list", "named tuple", "dataclass", "moves itself", "packed sequence", "nested"],
+)
+def test_tensors_move_wherever_they_are_and_the_source_stays(microbatch, tensors):
+    mover = AcceleratorMover(engine_for(torch.device("meta")))
+    moved = mover.finish(mover.begin(microbatch))
+    assert type(moved) is type(microbatch)
+    assert tensors(moved)
+    assert all(tensor.is_meta for tensor in tensors(moved))
+    assert not any(tensor.is_meta for tensor in tensors(microbatch))
+
+
+def test_a_tensor_that_is_there_twice_is_one_tensor_on_the_device():
+    tensor = torch.ones(3)
+    mover = AcceleratorMover(engine_for(torch.device("meta")))
+    moved = mover.finish(mover.begin({"a": tensor, "b": [tensor]}))
+    assert moved["a"] is moved["b"][0]
+
+
+def test_the_source_is_kept_until_it_was_read():
+    engine = LateEngine()
+    mover = AcceleratorMover(engine)
+    sources = [torch.full((5,), index) for index in range(3)]
+    alive = [gc_count(source) for source in sources]
+    moved = [mover.finish(mover.begin([source])) for source in sources]
+    assert [gc_count(source) > before for source, before in zip(sources, alive, strict=True)] == [True] * 3
+    engine.run_until(1)
+    assert mover.copied_s == 0.5  # which looks at what is done
+    assert [gc_count(source) > before for source, before in zip(sources, alive, strict=True)] == [False, False, True]
+    engine.run_until(2)
+    assert [one[0].tolist() for one in moved] == [[0] * 5, [1] * 5, [2] * 5]
+
+
+def gc_count(value):
+    """How many containers hold a value, this test's own list included."""
+    return len([holder for holder in gc.get_referrers(value) if isinstance(holder, list)])
+
+
+def test_a_mover_that_is_dropped_waits_for_its_copies():
+    engine = LateEngine()
+    mover = AcceleratorMover(engine)
+    moved = mover.finish(mover.begin(torch.arange(4)))
+    assert moved.tolist() == [99] * 4
+    del mover
+    gc.collect()
+    assert moved.tolist() == [0, 1, 2, 3]
+
+
+def test_where_one_tensor_finds_no_room_the_others_are_kept_until_they_were_read():
+    class Full(LateEngine):
+        def copy(self, value):
+            if value.numel() == 3:
+                raise torch.OutOfMemoryError
+            return super().copy(value)
+
+    engine = Full()
+    mover = AcceleratorMover(engine)
+    microbatch = [torch.ones(2), torch.ones(3)]
+    with pytest.raises(torch.OutOfMemoryError):
+        mover.begin(microbatch)
+    assert [source for _, source in mover._sources] == [microbatch]
+    engine.run_until(0)
+    assert mover.copied_s == 0.25
+    assert not mover._sources
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_every_tensor_is_handed_over():
+    class Moved:
+        def __init__(self):
+            self.x = torch.ones(2)
+            self.me = self
+
+        def to(self, device):
+            return self
+
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    sparse = torch.ones(2, 2).to_sparse()
+    compressed = torch.ones(2, 2).to_sparse_csr()
+    packed = pack_sequence([torch.ones(3), torch.ones(2)])
+    engine = LateEngine()
+    mover = AcceleratorMover(engine)
+    moving = mover.begin({"x": torch.ones(1)})
+    mover.finish(moving._replace(microbatch=[nested, sparse, compressed, packed, Moved(), torch.ones(7)]))
+    sizes = [tensor.numel() for tensor in engine.handed_over[0][1]]
+    assert sizes == [5, 3, 8, 4, 3, 4, 4, 5, 3, 2, 7]
+    assert isinstance(packed, PackedSequence)
+
+
+@pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), None])
+def test_the_host_is_no_device_to_move_to(device):
+    assert isinstance(mover_for(device), HostMover)
+
+
+def test_what_copies_is_chosen_by_the_device():
+    assert isinstance(engine_for(torch.device("meta")), DirectEngine)
+    assert isinstance(mover_for("meta"), AcceleratorMover)
+    assert StreamEngine.__doc__
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:7", "nowhere", 3.5, "cuda:x"])
+def test_a_device_that_is_not_there_is_refused(device):
+    if torch.cuda.is_available():
+        pytest.skip("it may be there")
+    with pytest.raises(ConfigurationError, match="device"):
+        mover_for(device)

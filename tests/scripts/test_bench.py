@@ -18,6 +18,7 @@ CASES = [
     ("overlap", "tokens", {"ours", "torch"}),
     ("costs", "tokens", {"ours", "torch"}),
     ("files", "tokens", {"ours", "pyarrow"}),
+    ("tracing", "tokens", {"ours"}),
 ]
 
 

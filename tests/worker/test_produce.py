@@ -19,7 +19,11 @@ def _generators_as_they_were():
         yield
 
 
-def run(factory, first=0, mark=lambda name: None):
+def unheard(name, *place):
+    """What is done is nobody's matter here."""
+
+
+def run(factory, first=0, mark=unheard):
     task = Task(ticket=0, epoch=0, shard_index=0, shard="shard", first_microbatch=first)
     return [
         (made.microbatch_index, made.microbatch, made.is_last) for made in produce(task, Producer(factory, 7, 0, mark))
@@ -140,7 +144,7 @@ def test_what_a_sampler_gave_before_it_failed_is_made_before_its_failure(num_goo
     def factory(shard):
         return DataLoader(Draws(10), batch_sampler=Failing(), collate_fn=lambda samples: samples[0][0])
 
-    production = produce(Task(0, 0, 0, "shard", 0), Producer(factory, 7, 0, lambda name: None))
+    production = produce(Task(0, 0, 0, "shard", 0), Producer(factory, 7, 0, unheard))
     made = []
     with pytest.raises(OSError, match="broke off") as caught:
         made.extend(produced.microbatch for produced in production)
@@ -153,12 +157,16 @@ def test_a_product_that_is_not_iterable_is_refused():
         run(lambda shard: None)
 
 
-def test_marks_are_made_in_pairs_and_end():
+def test_marks_say_what_is_done_where_and_that_it_ended():
     marks = []
-    run(lambda shard: [1, 2], mark=marks.append)
-    assert marks[:2] == ["build", ""]
-    assert marks[-1] == ""
-    assert marks.count("produce") == 3
+    run(lambda shard: [1, 2], mark=lambda *mark: marks.append(mark))
+    assert marks == [("build", 0, "'shard'"), ("produce", 0), ("produce", 1), ("produce", 2), ("",)]
+
+
+def test_what_was_delivered_before_is_marked_as_made_again():
+    marks = []
+    run(lambda shard: iter([1, 2, 3]), 2, mark=lambda *mark: marks.append(mark))
+    assert marks[1:4] == [("replay", 0), ("replay", 1), ("produce", 2)]
 
 
 def test_a_production_that_is_dropped_ends_the_users_generator():
@@ -171,7 +179,7 @@ def test_a_production_that_is_dropped_ends_the_users_generator():
             ended.append(shard)
 
     task = Task(0, 0, 0, "shard", 0)
-    production = produce(task, Producer(factory, 7, 0, lambda name: None))
+    production = produce(task, Producer(factory, 7, 0, unheard))
     next(production)
     production.close()
     del production

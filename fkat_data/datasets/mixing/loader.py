@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self, cast
 
@@ -160,13 +160,12 @@ class DictDataLoader:
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done so far: microbatches delivered, and the rest added up where sources have statistics."""
-        found: list[LoaderStatistics] = [LoaderStatistics(0, 0, 0.0, 0, 0, 0)]
+        found: list[LoaderStatistics] = []
         for source in self._sources.values():
             statistics = getattr(source.loader, "statistics", None)
             if callable(statistics):
                 found.append(cast("LoaderStatistics", statistics()))
-        sums = [sum(numbers) for numbers in zip(*map(astuple, found), strict=True)]
-        return replace(LoaderStatistics(*sums), delivered=self._num_delivered)
+        return replace(LoaderStatistics.together(found), delivered=self._num_delivered)
 
     def close(self) -> None:
         """Close every source that can be closed, and end the iteration under way; any number of calls."""

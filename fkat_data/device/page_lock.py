@@ -1,0 +1,73 @@
+"""Page-locked segments: the device's copy engine reads the very memory that the worker wrote.
+
+A segment is locked once, when something is copied out of it first, and unlocked before it is unmapped. Locks belong
+to the process: loaders on several devices share them.
+"""
+
+import contextlib
+import logging
+from typing import Any
+
+import torch
+
+from fkat_data.transport.segment import Mapping, mapping_at
+
+__all__ = ["PageLocks"]
+
+logger = logging.getLogger(__name__)
+
+# Of CUDA's runtime: the memory counts as locked for every device of the process.
+_PORTABLE = 1
+
+
+class PageLocks:
+    """Locks segments for one device.
+
+    Args:
+        device: A CUDA device.
+        runtime: CUDA's runtime, as ``torch.cuda.cudart()`` gives it; None: that.
+    """
+
+    def __init__(self, device: torch.device, runtime: Any = None) -> None:
+        self._device = device
+        self._runtime: Any = torch.cuda.cudart() if runtime is None else runtime
+
+    def hold(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor lies in a segment that is page-locked; its segment is, from now on, if it can be."""
+        mapping = mapping_at(tensor.data_ptr())
+        if mapping is None:
+            return False
+        is_locked = _locked.get(mapping.address)
+        return self._lock(mapping) if is_locked is None else is_locked
+
+    def _lock(self, mapping: Mapping) -> bool:
+        code = int(self._runtime.cudaHostRegister(mapping.address, mapping.size_bytes, _PORTABLE))
+        _locked[mapping.address] = code == 0
+        mapping.before_unmap.append(lambda: _unlock(mapping.address, self._runtime))
+        if code:
+            self._tell(code, mapping.size_bytes)
+        return code == 0
+
+    def _tell(self, code: int, size_bytes: int) -> None:
+        # CUDA tells of an error once more, at the next kernel that anybody launches: let that be this one.
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=self._device)
+        if not _told:
+            _told.append(code)
+            logger.warning(
+                "CUDA does not page-lock %d bytes of shared memory (error %d; see `ulimit -l`): microbatches are copied "
+                "once more on their way to %s",
+                size_bytes,
+                code,
+                self._device,
+            )
+
+
+# By a mapping's address: whether it was locked, or refused.
+_locked: dict[int, bool] = {}
+_told: list[int] = []
+
+
+def _unlock(address: int, runtime: Any) -> None:
+    if _locked.pop(address, False):
+        runtime.cudaHostUnregister(address)

@@ -1,0 +1,65 @@
+"""How the page looks, in light and in dark."""
+
+__all__ = ["MEANINGS", "STYLE"]
+
+MEANINGS = {
+    "wait": "the trainer waits",
+    "step": "the trainer does its own work",
+    "next": "the loader at work in the trainer",
+    "move": "a copy to the device is issued",
+    "produce": "a microbatch is made",
+    "build": "the factory opens a shard",
+    "store": "stored bytes are waited for",
+    "replay": "a microbatch from before a resume is made again",
+    "encode": "a microbatch is written to shared memory",
+    "blocked": "a worker waits for room, or for leave",
+    "idle": "a worker has no shard",
+}
+"""What each colour stands for; the names are those of a timeline's spans."""
+
+# Colours that people with any colour vision tell apart (after Okabe and Ito), for fills on light and on dark.
+_COLOURS = {
+    "wait": "#d55e00",
+    "step": "#009e73",
+    "next": "#8a8f98",
+    "move": "#56b4e9",
+    "produce": "#0072b2",
+    "build": "#7b5ea7",
+    "store": "#e69f00",
+    "replay": "#cc79a7",
+    "encode": "#56b4e9",
+    "blocked": "#b9a44c",
+    "idle": "var(--idle)",
+}
+
+STYLE = """
+:root{color-scheme:light dark;--paper:#fff;--ink:#1c1e21;--faint:#6b7280;--grid:#e3e5e8;--card:#f5f6f8;--idle:#d5d8dd}
+@media (prefers-color-scheme:dark){:root{--paper:#15171a;--ink:#e6e8eb;--faint:#9aa1ab;--grid:#2c3036;
+--card:#1e2126;--idle:#3d434c}}
+body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
+main{max-width:1040px;margin:0 auto;padding:24px 20px 60px}
+h1{font-size:19px;font-weight:600;color:var(--faint);margin:0 0 10px}
+h2{font-size:20px;margin:38px 0 4px}h3{font-size:14px;margin:14px 0 2px}
+.verdict{font-size:21px;line-height:1.4;margin:0 0 20px;padding:14px 18px;background:var(--card);
+border-left:6px solid #d55e00;border-radius:4px}.verdict.caller,.verdict.start{border-color:#009e73}
+code{font:0.92em ui-monospace,monospace}
+ul{list-style:none;padding:0;margin:0}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(125px,1fr));gap:10px;margin-bottom:20px}
+.tiles li{background:var(--card);border-radius:4px;padding:10px 12px;font-size:13px;color:var(--faint);line-height:1.3}
+.tiles b{display:block;font-size:20px;color:var(--ink)}
+.legend{display:flex;flex-wrap:wrap;gap:4px 18px;font-size:13px}
+.legend i{display:inline-block;width:12px;height:12px;border-radius:2px;margin-right:6px;vertical-align:-1px}
+.told,figure p{color:var(--faint);font-size:13.5px;margin:0 0 6px}
+svg{display:block;width:100%;height:auto}
+.pair{display:grid;grid-template-columns:1fr 1fr;gap:24px}figure{margin:0}
+@media (max-width:760px){.pair{grid-template-columns:1fr}}
+.grid{stroke:var(--grid)}.tick,.lane{fill:var(--faint);font:11px system-ui,sans-serif;text-anchor:middle}
+.left,.lane{text-anchor:end}.lane{font-size:12px;fill:var(--ink)}
+.line{fill:none;stroke:#0072b2;stroke-width:1.5}.area{fill:#0072b2;opacity:.18}
+.mark{stroke:var(--ink);stroke-width:2;stroke-dasharray:5 4}
+table{border-collapse:collapse;width:100%;font-size:13.5px}
+th,td{text-align:left;padding:4px 10px 4px 0;border-bottom:1px solid var(--grid);vertical-align:top}
+th{font-weight:400;color:var(--faint);white-space:nowrap}.pair td{text-align:right;font-variant-numeric:tabular-nums}
+""" + "".join(
+    f"rect.{name}{{fill:{colour}}}.legend .{name}{{background:{colour}}}" for name, colour in _COLOURS.items()
+)

@@ -1,0 +1,187 @@
+"""What a worker spends its time on: stages, one at a time, measured where the work is done.
+
+The numbers live in a page of memory that a worker shares with its trainer: the worker adds to them, the trainer reads
+them when it is asked for statistics, and neither sends anything. A page outlives its worker, so what a dead one did
+still counts.
+"""
+
+import os
+import threading
+import time
+from array import array
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, TypeAlias
+
+from fkat_data.observe.events import Recorder
+from fkat_data.observe.profile import WorkerProfile
+
+__all__ = [
+    "NUM_SLOTS",
+    "STAGES",
+    "Page",
+    "StageClock",
+    "StageTimes",
+    "added_times",
+    "new_page",
+    "reading",
+    "stage_times",
+]
+
+Page: TypeAlias = "memoryview[float] | array[float]"
+"""``NUM_SLOTS`` numbers, all 0 in the beginning."""
+
+STAGES = ("", "build", "produce", "replay", "store", "encode", "blocked", "idle")
+"""Nothing of these; the factory at work; the making of a microbatch; of one that was delivered before a resume, again;
+waiting for stored bytes; writing a microbatch into shared memory; waiting for room or leave to go on; for a task."""
+
+_NUMBER = {name: number for number, name in enumerate(STAGES)}
+# After the seconds of each stage: microbatches made, the stage in work, what it is about, when it began.
+_PRODUCED, _STAGE, _INDEX, _BEGAN_S = range(len(STAGES), len(STAGES) + 4)
+NUM_SLOTS = len(STAGES) + 4
+"""Numbers of 8 bytes in a page."""
+
+# What a profiler is told of; the others would only cut these in pieces.
+_PROFILED = {"": "", "build": "build", "produce": "produce", "replay": "produce", "encode": "encode"}
+
+
+class StageTimes(NamedTuple):
+    """What a worker has done so far.
+
+    Attributes:
+        produced: Microbatches made.
+        seconds: Time in each of ``STAGES``, the one in work included.
+        stage: The one in work.
+        place: What it is about: a shard of the epoch, or a microbatch of the shard; -1: neither.
+    """
+
+    produced: int
+    seconds: tuple[float, ...]
+    stage: str
+    place: int
+
+    def of(self, stage: str) -> float:
+        """Return the seconds in a stage."""
+        return self.seconds[_NUMBER[stage]]
+
+
+class StageClock:
+    """Measures what one worker does; used by one thread.
+
+    Args:
+        slots: A page.
+        profile: Told of the stages that a profiler knows; None: nobody is told.
+        recorder: Given an event for each stage; None: nothing is drawn.
+    """
+
+    def __init__(self, slots: Page, profile: WorkerProfile | None = None, recorder: Recorder | None = None) -> None:
+        self._slots = slots
+        self._profile = profile if profile is not None and profile.is_active else None
+        self.recorder = recorder
+        """Where events are collected."""
+        self._is_heard = self._profile is not None or recorder is not None
+        self._thread = threading.get_ident()
+        self._stage = 0
+        self._index = -1
+        self._label = ""
+        self._began_s = slots[_BEGAN_S] = time.perf_counter()
+
+    def mark(self, name: str, index: int = -1, label: str = "") -> None:
+        """Begin a stage, which ends the one before.
+
+        Args:
+            name: One of ``STAGES``.
+            index: Which shard of its epoch it is about, for ``build``; or which microbatch of its shard.
+            label: What a timeline calls it besides.
+        """
+        now_s = time.perf_counter()
+        if self._is_heard:
+            self._tell(name, label, now_s)
+        slots, before, began_s = self._slots, self._stage, self._began_s
+        self._stage = slots[_STAGE] = _NUMBER[name]
+        self._index = slots[_INDEX] = index
+        # The beginning before the sum: who reads between them counts too little for an instant, not twice.
+        self._began_s = slots[_BEGAN_S] = now_s
+        slots[before] += now_s - began_s
+
+    def times(self) -> StageTimes:
+        """Return what was measured so far."""
+        return stage_times(self._slots, time.perf_counter())
+
+    def count(self) -> None:
+        """Count a microbatch that was made."""
+        self._slots[_PRODUCED] += 1
+
+    @contextmanager
+    def within(self, name: str) -> Generator[None]:
+        """Measure a stage inside of another, which goes on afterwards; of other threads, nothing is measured."""
+        if threading.get_ident() != self._thread:
+            yield
+            return
+        outer, index, label = STAGES[self._stage], self._index, self._label
+        self.mark(name, index)
+        try:
+            yield
+        finally:
+            self.mark(outer, index, label)
+
+    @contextmanager
+    def installed(self) -> Generator[None]:
+        """Let ``reading`` in this thread tell this clock, while the context lasts."""
+        self._thread = threading.get_ident()
+        before, _installed[:] = list(_installed), [self]
+        try:
+            yield
+        finally:
+            _installed[:] = before
+
+    def _tell(self, name: str, label: str, now_s: float) -> None:
+        if self.recorder is not None and self._stage:
+            self.recorder.add(STAGES[self._stage], self._began_s, now_s, self._index, self._label)
+        self._label = label
+        if self._profile is not None and name in _PROFILED:
+            self._profile.mark(_PROFILED[name])
+
+
+_installed: list[StageClock] = []
+# The child of a fork has the page, but not the clock's time: a nested DataLoader's worker is nobody's stage.
+os.register_at_fork(after_in_child=_installed.clear)
+
+
+def new_page() -> Page:
+    """Return a page of this process alone."""
+    return array("d", bytes(8 * NUM_SLOTS))
+
+
+@contextmanager
+def reading() -> Generator[None]:
+    """Count what happens in the context as time spent waiting for a store: for a dataset that fetches its own bytes.
+
+    In a worker, this time appears as ``store_s`` in the loader's statistics and as ``store`` in its timeline, instead
+    of the factory's or the dataset's. Anywhere else, and in threads that a dataset starts, it does nothing.
+    """
+    if not _installed:
+        yield
+        return
+    with _installed[0].within("store"):
+        yield
+
+
+def added_times(several: Sequence[StageTimes]) -> StageTimes:
+    """Return the times of several workers together."""
+    seconds = tuple(sum(times.seconds[number] for times in several) for number in range(len(STAGES)))
+    return StageTimes(sum(times.produced for times in several), seconds, "", -1)
+
+
+def stage_times(slots: Page, now_s: float) -> StageTimes:
+    """Return what a page says.
+
+    Args:
+        slots: The page.
+        now_s: The time, on the clock of ``time.perf_counter``, which is one for all processes of a machine.
+    """
+    numbers = list(slots)
+    seconds = numbers[: len(STAGES)]
+    stage = int(numbers[_STAGE])
+    seconds[stage] += max(0.0, now_s - numbers[_BEGAN_S]) if numbers[_BEGAN_S] else 0.0
+    return StageTimes(int(numbers[_PRODUCED]), tuple(seconds), STAGES[stage], int(numbers[_INDEX]))

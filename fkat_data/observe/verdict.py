@@ -1,0 +1,136 @@
+"""The verdict: what limits a training loop, and what to change. A function of numbers."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fkat_data.observe.statistics import LoaderStatistics
+
+__all__ = ["LIMITS", "Verdict", "judge"]
+
+LIMITS = ("none", "start", "store", "build", "produce", "transport", "copy", "caller")
+"""What may limit a loop: nothing is known yet; the first microbatch of all; stored bytes; the factory; the making of
+microbatches; shared memory; copies to the device; the caller."""
+
+# Below this share of time waited, making the loader faster would not be noticed.
+_NOTICED_SHARE = 0.02
+# Copies that are under way for so much of the time leave no room for faster ones.
+_COPYING_SHARE = 0.8
+# Workers that are busy for less of the time do not need others beside them.
+_BUSY_SHARE = 0.6
+# Waiting for bytes takes no CPU: more workers than CPUs can do it.
+_STORE_WORKERS_PER_CPU = 4
+
+_DOING = {
+    "store": "waiting for stored bytes",
+    "build": "opening shards, in the factory",
+    "produce": "making microbatches, in the DataLoader and `__getitem__`",
+    "transport": "writing microbatches into shared memory",
+}
+_CHEAPER = {
+    "store": "keep the files nearer, or read them in larger pieces",
+    "build": "do less in the factory, or make larger shards",
+    "produce": "do less for each sample, or prepare it beforehand",
+    "transport": "send tensors of smaller dtypes, and few of them instead of many Python objects",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What limits a loop. ``str`` of it is a sentence.
+
+    Attributes:
+        limit: One of ``LIMITS``.
+        waited_share: The share of the time that the caller waited, from 0 to 1.
+        limit_share: The share of their time that the workers spent on it; for ``copy``, of the caller's time; for
+            ``start``, of the time waited; for ``caller`` and ``none``, 0.
+        advice: What to change; empty where there is nothing.
+        text: The sentence.
+    """
+
+    limit: str
+    waited_share: float
+    limit_share: float
+    advice: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def judge(statistics: "LoaderStatistics") -> Verdict:
+    """Return what limits the loop that these numbers are of."""
+    if not statistics.delivered or statistics.elapsed_s <= 0:
+        return Verdict("none", 0.0, 0.0, "", "nothing was delivered yet")
+    share = statistics.waited_share
+    waited = f"the trainer waited {_percent(share)} of the time"
+    copying = statistics.copied_s / statistics.elapsed_s
+    if copying >= _COPYING_SHARE:
+        advice = "send smaller dtypes and convert them on the device"
+        text = f"{waited}; copies to the device were under way for {_percent(copying)} of it: {advice}"
+        return Verdict("copy", share, copying, advice, text)
+    if share < _NOTICED_SHARE:
+        return Verdict("caller", share, 0.0, "", f"{waited}: not the loader limits the speed, but what is done with it")
+    steady_s = statistics.elapsed_s - statistics.waited_first_s
+    steady = max(0.0, statistics.waited_s - statistics.waited_first_s) / steady_s if steady_s > 0 else 0.0
+    if steady < _NOTICED_SHARE:
+        advice = "nothing to change, if runs are longer than this; keep one loader for all epochs"
+        first = f"{statistics.waited_first_s:.1f} s for the first microbatch, and {_percent(steady)} afterwards"
+        of_waited = statistics.waited_first_s / statistics.waited_s
+        return Verdict("start", share, of_waited, advice, f"{waited}: {first}: {advice}")
+    return _of_workers(statistics, waited)
+
+
+def _of_workers(statistics: "LoaderStatistics", waited: str) -> Verdict:
+    seconds = {
+        "store": statistics.store_s,
+        "build": statistics.build_s,
+        "produce": statistics.produce_s + statistics.replay_s,
+        "transport": statistics.encode_s,
+    }
+    busy_s = sum(seconds.values())
+    total_s = busy_s + statistics.blocked_s + statistics.idle_s
+    limit = max(seconds, key=lambda name: seconds[name])
+    if total_s <= 0:
+        text = f"{waited}; what the workers did is not known"
+        return Verdict("none", statistics.waited_share, 0.0, "", text)
+    share = seconds[limit] / total_s
+    who = "the worker" if statistics.num_workers < 2 else f"the {statistics.num_workers} workers"
+    doing = f"{who} spent {_percent(share)} of the time {_DOING[limit]}"
+    if statistics.num_workers == 0:
+        doing = f"{_percent(share)} of what it waited for was {_DOING[limit]}"
+        advice = "set multiprocessing=True, so that a worker makes microbatches ahead"
+    elif busy_s / total_s < _BUSY_SHARE:
+        advice = _let_them_run(statistics)
+        standing = _percent((statistics.blocked_s + statistics.idle_s) / total_s)
+        doing = f"{who} stood still for {standing} of it"
+    else:
+        advice = _more_of_them(statistics, busy_s, limit)
+    return Verdict(limit, statistics.waited_share, share, advice, f"{waited}; {doing}: {advice}")
+
+
+def _let_them_run(statistics: "LoaderStatistics") -> str:
+    """Return how workers that could do more are let do it."""
+    if statistics.blocked_s > statistics.idle_s:
+        return "let them run further ahead: raise num_microbatch_prefetches (-1: no limit) or memory_limit_bytes"
+    if statistics.num_shard_prefetches == 0:
+        return "raise num_shard_prefetches from 0 to 1, so that the next shard is begun before it is asked for"
+    return "there are too few shards in an epoch for them: make smaller ones, or let epochs follow one another sooner"
+
+
+def _more_of_them(statistics: "LoaderStatistics", busy_s: float, limit: str) -> str:
+    """Return how many workers would keep up, where there are CPUs for them."""
+    now = statistics.num_workers
+    most = statistics.num_cpus * (_STORE_WORKERS_PER_CPU if limit == "store" else 1)
+    if now >= most:
+        return f"more than {now} would not help on {statistics.num_cpus} CPUs: {_CHEAPER[limit]}"
+    caller_s = max(statistics.elapsed_s - statistics.waited_s, 1e-6) / statistics.delivered
+    needed = math.ceil(busy_s / max(1, statistics.produced) / caller_s)
+    wanted = min(max(needed, now + 1), most)
+    advice = f"raise num_shard_prefetches from {statistics.num_shard_prefetches} to {wanted}"
+    return f"{advice}, and {_CHEAPER[limit]}" if needed > most else advice
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.1 or share == 0 else f"{100 * share:.1f} %"

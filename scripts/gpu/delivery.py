@@ -1,0 +1,63 @@
+"""How many bytes a second arrive on the device, when nothing but the loader limits that?"""
+
+import time
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+import torch
+from feeds import FEEDS, opened
+from workloads import num_bytes
+
+__all__ = ["run"]
+
+_SECONDS = 2.5
+_WARM_UP_S = 1.5
+_GIBIBYTE = 1 << 30
+_TARGET_RATIO = 2.0
+
+
+def run(num_workers: int, repeats: int) -> tuple[str, dict[str, Any]]:
+    """Return a table and the figures: GiB a second, by workload and feed."""
+    lines = [
+        f"**Delivered to the device, GiB/s, medians of {repeats}, {num_workers} workers**",
+        "",
+        "| microbatch | feed | GiB/s | ours to it | target |",
+        "|---|---|---|---|---|",
+    ]
+    numbers: dict[str, Any] = {}
+    names = [name for name in FEEDS if name != "on the device"]
+    for workload in ("tokens", "images", "blocks"):
+        found: dict[str, list[float]] = {name: [] for name in names}
+        with opened(names, workload, num_workers) as feeds:
+            for _ in range(repeats):
+                for name, microbatches in feeds.items():
+                    found[name].append(_rate(microbatches) * num_bytes(workload) / _GIBIBYTE)
+        for name, rates in found.items():
+            ratio = median(found["ours"]) / median(rates)
+            target = f"{_TARGET_RATIO:.0f}" if name == "torch, pinned" else ""
+            lines.append(f"| {workload} | {name} | {median(rates):.2f} | {ratio:.2f} | {target} |")
+            numbers[f"{workload}, {name}"] = {"gib_per_s": rates, "ours_to_it": ratio}
+    return "\n".join(lines), numbers
+
+
+def _rate(microbatches: Iterator[Any]) -> float:
+    """Return microbatches a second, what was prefetched while others had their turn not among them."""
+    _take_for(microbatches, _WARM_UP_S)
+    began_s = time.perf_counter()
+    count = _take_for(microbatches, _SECONDS)
+    return count / (time.perf_counter() - began_s)
+
+
+def _take_for(microbatches: Iterator[Any], duration_s: float) -> int:
+    end_s = time.perf_counter() + duration_s
+    total = torch.zeros((), device="cuda")
+    count = 0
+    while time.perf_counter() < end_s:
+        for tensor in next(microbatches).values():
+            total += tensor.flatten()[0]  # the copy must have been waited for
+        count += 1
+        if count % 16 == 0:  # a device that lags far behind would only pile them up
+            torch.cuda.synchronize()
+    torch.cuda.synchronize()
+    return count

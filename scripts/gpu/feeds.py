@@ -1,0 +1,97 @@
+"""Who feeds the device: each opens with a number of workers and yields microbatches on it, for ever."""
+
+import contextlib
+import importlib
+import importlib.util
+import itertools
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import psutil
+import torch
+import workloads
+from torch.utils.data import DataLoader
+
+__all__ = ["FEEDS", "opened"]
+
+_PREFETCHED = 8
+Feed = Callable[[str, int], AbstractContextManager[Iterator[Any]]]
+
+
+@contextmanager
+def _on_device(workload: str, num_workers: int) -> Generator[Iterator[Any]]:
+    """(a): nothing is loaded."""
+    del num_workers
+    made = workloads.WORKLOADS[workload](0)
+    yield itertools.repeat({name: tensor.cuda() for name, tensor in made.items()})
+
+
+@contextmanager
+def _torch(workload: str, num_workers: int) -> Generator[Iterator[Any]]:
+    """(b): torch's DataLoader with page-locked memory."""
+    loader = DataLoader(
+        workloads.Stream(workload),
+        batch_size=None,
+        num_workers=num_workers,
+        prefetch_factor=_PREFETCHED,
+        pin_memory=True,
+        multiprocessing_context="spawn",
+    )
+    yield ({name: tensor.cuda(non_blocking=True) for name, tensor in microbatch.items()} for microbatch in loader)
+
+
+@contextmanager
+def _original(workload: str, num_workers: int) -> Generator[Iterator[Any]]:
+    """(c): the system whose names this one keeps."""
+    module = importlib.import_module("fkat.data.sharded")
+    sampler = module.ShardSampler()
+    sampler.shards = [str(index) for index in range(4096)]
+    loader = module.ShardedDataLoader(
+        seed=0,
+        shard_sampler=sampler,
+        dataloader_factory=workloads.Shards(workload),
+        num_shard_prefetches=num_workers,
+        num_microbatch_prefetches=_PREFETCHED,
+        device=torch.device("cuda"),
+    )
+    before = set(psutil.Process().children(recursive=True))
+    try:
+        yield _epochs(loader)
+    finally:  # its own end waits for that of every shard
+        for worker in set(psutil.Process().children(recursive=True)) - before:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.kill()
+
+
+@contextmanager
+def _ours(workload: str, num_workers: int) -> Generator[Iterator[Any]]:
+    loader_type = importlib.import_module("fkat_data").ShardedDataLoader
+    with loader_type(
+        0,
+        [str(index) for index in range(4096)],
+        workloads.Shards(workload),
+        num_shard_prefetches=num_workers,
+        num_microbatch_prefetches=_PREFETCHED,
+        device="cuda",
+    ) as loader:
+        yield _epochs(loader)
+
+
+def _epochs(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+FEEDS: dict[str, Feed] = {"on the device": _on_device, "torch, pinned": _torch, "ours": _ours}
+"""By name; the original is among them where it is installed."""
+
+if importlib.util.find_spec("fkat") is not None:
+    FEEDS["fkat"] = _original
+
+
+@contextmanager
+def opened(names: list[str], workload: str, num_workers: int) -> Generator[dict[str, Iterator[Any]]]:
+    """Open several feeds side by side; they take turns."""
+    with contextlib.ExitStack() as stack:
+        yield {name: stack.enter_context(FEEDS[name](workload, num_workers)) for name in names}

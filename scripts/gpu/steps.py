@@ -1,0 +1,82 @@
+"""What does a training step of 5 ms lose to its data? Against the same steps on tensors that are on the device already.
+
+The step is a row of matrix products whose input depends on the microbatch, so that no copy can be left out.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import Any
+
+import torch
+from feeds import FEEDS, opened
+
+__all__ = ["run"]
+
+_STEP_S = 0.006
+_NUM_STEPS = 300
+_NUM_WARM_UP = 60
+_SIZE = 4096
+_TARGET_PERCENT = 1.0
+
+
+def run(num_workers: int, repeats: int) -> tuple[str, dict[str, Any]]:
+    """Return a table and the figures: seconds of a step, by workload and feed."""
+    step = _calibrated_step()
+    lines = [
+        f"**Steps of at least 5 ms: share of time lost to (a), medians of {repeats}, {num_workers} workers**",
+        "",
+        "| microbatch | feed | ms a step | lost % | target (ours, under) |",
+        "|---|---|---|---|---|",
+    ]
+    numbers: dict[str, Any] = {}
+    for workload in ("tokens", "images"):
+        found: dict[str, list[float]] = {name: [] for name in FEEDS}
+        with opened(list(FEEDS), workload, num_workers) as feeds:
+            for _ in range(repeats):
+                for name, microbatches in feeds.items():
+                    found[name].append(_timed(microbatches, step))
+        base_s = median(found["on the device"])
+        for name, times_s in found.items():
+            lost = 100 * (median(times_s) / base_s - 1)
+            target = f"{_TARGET_PERCENT:.0f}" if name == "ours" else ""
+            lines.append(f"| {workload} | {name} | {1e3 * median(times_s):.3f} | {lost:.2f} | {target} |")
+            numbers[f"{workload}, {name}"] = {"step_s": times_s, "lost_percent": lost}
+    return "\n".join(lines), numbers
+
+
+def _timed(microbatches: Iterator[Any], step: Callable[[Any], None]) -> float:
+    for _ in range(_NUM_WARM_UP):
+        step(next(microbatches))
+    torch.cuda.synchronize()
+    began_s = time.perf_counter()
+    for _ in range(_NUM_STEPS):
+        step(next(microbatches))
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began_s) / _NUM_STEPS
+
+
+def _calibrated_step() -> Callable[[Any], None]:
+    """Return a step that keeps the device busy for about 6 ms."""
+    matrix = torch.randn(_SIZE, _SIZE, device="cuda", dtype=torch.bfloat16) / _SIZE**0.5
+    total = torch.zeros((), device="cuda")
+
+    def product(count: int) -> torch.Tensor:
+        out = matrix
+        for _ in range(count):
+            out = out @ matrix
+        return out
+
+    product(20)
+    torch.cuda.synchronize()
+    began_s = time.perf_counter()
+    product(200)
+    torch.cuda.synchronize()
+    count = max(1, round(_STEP_S / ((time.perf_counter() - began_s) / 200)))
+
+    def step(microbatch: dict[str, torch.Tensor]) -> None:
+        for tensor in microbatch.values():
+            total.add_(tensor.sum())
+        total.add_(product(count)[0, 0])
+
+    return step

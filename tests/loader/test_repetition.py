@@ -1,0 +1,99 @@
+import psutil
+import pytest
+import torch
+from loader_examples import MIXED, epoch, make, plain, same_state
+
+from fkat_data.errors import ConfigurationError
+
+both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
+
+
+@both_modes
+def test_the_first_microbatch_comes_over_and_over(multiprocessing):
+    expected = epoch(make())[0]
+    with make(multiprocessing=multiprocessing, replay=True) as loader:
+        for microbatch in loader:
+            assert plain(microbatch) == expected
+            if loader.step == 50:
+                break
+        assert loader.epoch == 0
+        assert loader.statistics().delivered == 50
+        assert not psutil.Process().children()  # the machine is the caller's alone
+
+
+@both_modes
+def test_the_position_stays_where_it_was(multiprocessing):
+    whole = make()
+    microbatches = iter(whole)
+    taken = [plain(next(microbatches)) for _ in range(4)]
+    state = whole.state_dict()
+    rest = [plain(microbatch) for microbatch in microbatches]
+    with make(multiprocessing=multiprocessing, replay=True) as loader:
+        loader.load_state_dict(state)
+        for index, microbatch in enumerate(loader):
+            assert plain(microbatch) == rest[0] != taken[0]
+            assert same_state(loader.state_dict(), state)
+            if index == 3:
+                break
+        resumed = make()
+        resumed.load_state_dict(loader.state_dict())
+        assert epoch(resumed) == rest
+
+
+def test_another_loop_replays_the_same_and_counts_anew():
+    loader = make(["list-a-3", "list-b-3"], replay=True)
+    first = []
+    for _ in range(3):
+        for microbatch in loader:
+            first.append(plain(microbatch))
+            if loader.step == 2:
+                break
+    assert len(first) == 6
+    assert first == [first[0]] * 6
+    assert loader.epoch == 0
+
+
+def test_what_a_caller_takes_out_of_a_microbatch_is_there_the_next_time():
+    loader = make(["a"], lambda shard: [{"x": torch.ones(3), "more": [1, {"y": torch.zeros(2)}]}], replay=True)
+    microbatches = iter(loader)
+    for _ in range(3):
+        microbatch = next(microbatches)
+        assert microbatch.pop("x").tolist() == [1, 1, 1]
+        assert microbatch["more"].pop()["y"].tolist() == [0, 0]
+
+
+def test_a_state_or_a_device_in_between_takes_the_microbatch_anew():
+    loader = make(replay=True)
+    microbatches = iter(loader)
+    expected = plain(next(microbatches))
+    loader.set_device("meta")
+    assert next(microbatches).is_meta
+    loader.set_device(None)
+    assert plain(next(microbatches)) == expected
+    loader.load_state_dict(loader.state_dict())
+    assert plain(next(iter(loader))) == expected
+
+
+def test_it_can_be_asked_one_by_one():
+    loader = make(replay=True)
+    expected = plain(loader.load_batch_sync())
+    loader.load_batch()
+    loader.prefetch_shards(2)
+    assert plain(loader.load_batch_sync()) == expected
+
+
+def test_an_epoch_without_microbatches_ends():
+    assert epoch(make(["list-a-0"], replay=True)) == []
+
+
+def test_the_length_is_that_of_an_epoch():
+    loader = make(["list-a-3"])
+    epoch(loader)
+    assert len(loader) == 3
+    with pytest.raises(TypeError):
+        len(make(MIXED, replay=True))
+
+
+def test_neither_yes_nor_no_is_refused():
+    with pytest.raises(ConfigurationError, match="replay"):
+        make(replay="false")

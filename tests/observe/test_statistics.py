@@ -1,0 +1,154 @@
+import logging
+import time
+
+import pytest
+import torch
+from loader_examples import epoch, make
+
+from fkat_data import LoaderStatistics
+from fkat_data.datasets import DictDataLoader, RoundRobin
+from fkat_data.observe import reading
+
+both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
+
+
+def slow(shard):
+    """Each stage takes so long that it can be told from the others."""
+    with reading():
+        time.sleep(0.2)
+    time.sleep(0.1)
+    return generate_slowly()
+
+
+def generate_slowly():
+    for index in range(3):
+        time.sleep(0.05)
+        with reading():
+            time.sleep(0.01)
+        yield torch.full((1000,), index)
+
+
+@both_modes
+def test_each_second_of_a_worker_counts_in_one_stage(multiprocessing):
+    with make(["a"], slow, multiprocessing=multiprocessing) as loader:
+        began_s = time.perf_counter()
+        epoch(loader)
+        statistics = loader.statistics()
+        elapsed_s = time.perf_counter() - began_s
+    assert statistics.produced == statistics.delivered == 3
+    assert 0.23 <= statistics.store_s < 0.4
+    assert 0.1 <= statistics.build_s < 0.2
+    assert 0.15 <= statistics.produce_s < 0.3
+    assert 0.05 <= statistics.produce_s_per_microbatch < 0.1
+    assert statistics.waited_first_s <= statistics.waited_s <= statistics.elapsed_s <= elapsed_s
+    assert statistics.num_workers == multiprocessing
+    stages_s = [getattr(statistics, f"{name}_s") for name in ("store", "build", "produce", "replay", "encode")]
+    assert sum(stages_s) <= elapsed_s
+    assert statistics.queue_depth == 0
+
+
+def test_what_is_made_and_not_delivered_is_the_queue():
+    with make(["list-a-9"], multiprocessing=True) as loader:
+        microbatches = iter(loader)
+        next(microbatches)
+        deadline_s = time.monotonic() + 10
+        while loader.statistics().queue_depth < 8 and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        assert loader.statistics().queue_depth == 8
+        next(microbatches)
+        assert loader.statistics().queue_depth == 7
+        assert loader.statistics().produced == 9
+
+
+def test_a_worker_that_waits_for_leave_is_blocked_and_one_without_a_shard_idle():
+    with make(["list-a-9"], multiprocessing=True, num_microbatch_prefetches=1) as loader:
+        microbatches = iter(loader)
+        next(microbatches)
+        time.sleep(0.2)
+        assert loader.statistics().blocked_s > 0.1
+        list(microbatches)
+        before = loader.statistics()
+        time.sleep(0.2)
+        done = loader.statistics().since(before)
+        assert done.idle_s > 0.1
+        assert done.elapsed_s == done.delivered == done.waited_s == 0
+
+
+def test_the_numbers_of_workers_outlive_them():
+    with make(["list-a-9"], multiprocessing=True) as loader:
+        epoch(loader)
+        loader.close()
+        before = loader.statistics()
+        assert before.produced == 9
+        assert before.produce_s > 0
+        epoch(loader)
+        assert loader.statistics().produced == 18
+
+
+def test_the_time_between_two_iterations_does_not_count():
+    loader = make(["list-a-3"])
+    for _ in range(3):
+        for index, _ in enumerate(loader):
+            if index == 1:
+                break
+        time.sleep(0.1)
+    assert loader.statistics().elapsed_s < 0.1
+
+
+def test_what_a_resume_makes_again_is_replayed():
+    def factory(shard):
+        for index in range(4):
+            time.sleep(0.03)
+            yield index
+
+    loader = make(["a"], factory)
+    microbatches = iter(loader)
+    for _ in range(3):
+        next(microbatches)
+    resumed = make(["a"], factory)
+    resumed.load_state_dict(loader.state_dict())
+    assert epoch(resumed) == [3]
+    assert resumed.statistics().replay_s >= 0.09
+    assert resumed.statistics().produce_s < 0.09
+    assert resumed.statistics().produced == 1
+
+
+def test_the_numbers_are_flat_and_the_verdict_is_none_of_them():
+    loader = make(["list-a-3"])
+    epoch(loader)
+    numbers = loader.statistics().as_dict()
+    assert all(type(number) in (int, float) for number in numbers.values())
+    assert set(LoaderStatistics.__dataclass_fields__) < set(numbers)
+    assert numbers["waited_share"] == loader.statistics().waited_share
+    assert "verdict" not in numbers
+
+
+def test_several_loaders_have_one_clock():
+    one = LoaderStatistics(delivered=3, elapsed_s=2.0, waited_s=1.0, num_workers=1, num_cpus=4)
+    other = LoaderStatistics(delivered=4, elapsed_s=3.0, waited_s=0.5, num_workers=2, num_cpus=4)
+    assert LoaderStatistics.together([one, other]) == LoaderStatistics(
+        delivered=7, elapsed_s=3.0, waited_s=1.5, num_workers=3, num_cpus=4
+    )
+    mixture = DictDataLoader({"a": make(["list-a-3"]), "b": make(["list-b-3"])}, RoundRobin(["a", "b"]), key=None)
+    list(mixture)
+    assert mixture.statistics().produced == 6
+
+
+@both_modes
+def test_an_epochs_end_is_one_line_with_the_verdict(multiprocessing, caplog):
+    with (
+        caplog.at_level(logging.INFO, logger="fkat_data"),
+        make(["list-a-3", "list-b-2"], multiprocessing=multiprocessing) as loader,
+    ):
+        epoch(loader)
+        epoch(loader)
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    assert len(lines) == 2
+    assert lines[0].startswith("epoch 0: 5 microbatches in ")
+    assert lines[1].startswith("epoch 1: 5 microbatches in ")
+    assert "the trainer waited" in lines[1]
+
+
+def test_reading_anywhere_else_does_nothing():
+    with reading():
+        pass

@@ -1,0 +1,206 @@
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from loader_examples import epoch, make
+
+from fkat_data.errors import ConfigurationError
+from fkat_data.observe import timeline as timeline_module
+from fkat_data.observe.events import MAIN_THREAD, Recorder
+from fkat_data.observe.statistics import LoaderStatistics
+from fkat_data.observe.timeline import Timeline, open_timeline
+
+both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
+
+
+def named(events, name):
+    return [event for event in events if event["name"] == name]
+
+
+def tracks(events):
+    """The spans of each track of each process."""
+    found = {}
+    for event in events:
+        if event["ph"] == "X":
+            found.setdefault((event["pid"], event["tid"]), []).append(event)
+    return found
+
+
+@both_modes
+def test_trainer_and_workers_are_drawn_on_one_clock(multiprocessing, tmp_path):
+    def factory(shard):
+        for index in range(5):
+            time.sleep(0.005)
+            yield torch.full((1000,), index)
+
+    path = tmp_path / "run.json"
+    before_us = 1e6 * time.perf_counter()
+    options = {"num_shard_prefetches": 2} if multiprocessing else {}
+    with make(["a", "b", "c"], factory, multiprocessing=multiprocessing, trace=path, **options) as loader:
+        for _ in loader:
+            time.sleep(0.002)
+        expected_waited_s = loader.statistics().waited_s
+    events = json.loads(path.read_text())
+    spans = [event for event in events if event["ph"] == "X"]
+    assert all(before_us <= span["ts"] <= 1e6 * time.perf_counter() and span["dur"] >= 0 for span in spans)
+    assert {event["args"]["shard"] for event in named(events, "build")} == {"'a'", "'b'", "'c'"}
+    assert len(named(events, "step")) == 15
+    assert len(named(events, "next")) == 16
+    produced = named(events, "produce")
+    assert len(produced) >= 15
+    assert sum(span["dur"] for span in produced) >= 15 * 5e3
+    assert sum(span["dur"] for span in named(events, "wait")) == pytest.approx(1e6 * expected_waited_s, rel=0.1)
+    assert bool(named(events, "encode")) == multiprocessing
+    processes = {event["pid"]: event["args"]["name"] for event in named(events, "process_name")}
+    assert processes.pop(os.getpid()) == "trainer"
+    assert sorted(processes.values()) == (["worker 0", "worker 1"] if multiprocessing else [])
+    assert named(events, "epoch 0 ends")[0]["args"]["delivered"] == 15
+    assert "the trainer waited" in named(events, "epoch 0 ends")[0]["args"]["verdict"]
+    assert named(events, "microbatches ready")
+    assert all(sorted(track, key=lambda span: span["ts"]) for track in tracks(events).values())
+
+
+@both_modes
+def test_spans_of_a_track_follow_or_contain_each_other(multiprocessing, tmp_path):
+    path = tmp_path / "run.json"
+    with make(multiprocessing=multiprocessing, trace=path) as loader:
+        epoch(loader)
+        epoch(loader)
+    for track in tracks(json.loads(path.read_text())).values():
+        open_until = []
+        for span in sorted(track, key=lambda span: (span["ts"], -span["dur"])):
+            while open_until and open_until[-1] <= span["ts"] + 0.2:  # written to a tenth of a microsecond
+                open_until.pop()
+            assert not open_until or span["ts"] + span["dur"] <= open_until[-1] + 0.2
+            open_until.append(span["ts"] + span["dur"])
+
+
+def test_without_a_trace_nothing_is_drawn(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    loader = make(["list-a-3"])
+    assert loader._next == loader._delivery.next
+    epoch(loader)
+    assert list(tmp_path.iterdir()) == []
+
+
+@given(st.lists(st.lists(st.tuples(st.text(), st.floats(0, 1e6), st.floats(0, 10), st.integers(-1, 99)), max_size=5)))
+def test_the_file_is_whole_after_every_write(tmp_path_factory, batches):
+    path = tmp_path_factory.mktemp("timeline") / "run.json"
+    timeline = Timeline(path, "trainer")
+    num_written = len(json.loads(path.read_text()))
+    recorder = Recorder(timeline.write, 7, MAIN_THREAD)
+    for batch in batches:
+        for label, began_s, duration_s, index in batch:
+            recorder.add("build", began_s, began_s + duration_s + 0.001, index, label)
+        recorder.flush()
+        num_written += len(batch)
+        events = json.loads(path.read_text())
+        assert len(events) == num_written
+        labels = [event["args"]["shard"] for event in events if "shard" in event.get("args", {})]
+        assert labels[len(labels) - sum(bool(label) for label, *_ in batch) :] == [
+            label for label, *_ in batch if label
+        ]
+
+
+SCRIPT = """
+import os, signal, sys, time, torch
+from fkat_data import ShardedDataLoader
+def factory(shard):
+    for index in range(1000):
+        time.sleep(0.002)
+        yield torch.full((1000,), index)
+loader = ShardedDataLoader(0, ["a"], factory, max_worker_restarts=1, trace=sys.argv[1])
+for index, microbatch in enumerate(loader):
+    if index == 400:
+        os.kill(os.getpid() if sys.argv[2] == "trainer" else loader._crew.workers[0].pid, signal.SIGKILL)
+    if index == 900:
+        break
+"""
+
+
+@pytest.mark.parametrize("victim", ["trainer", "worker"])
+def test_a_killed_process_does_not_spoil_the_file(victim, tmp_path):
+    path = tmp_path / "run.json"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    done = subprocess.run([sys.executable, "-c", SCRIPT, path, victim], timeout=120, check=False, env=environment)
+    assert done.returncode == (-signal.SIGKILL if victim == "trainer" else 0)
+    events = json.loads(path.read_text())
+    assert len(named(events, "produce")) >= (100 if victim == "trainer" else 500)
+    assert len({event["pid"] for event in named(events, "process_name")}) == (2 if victim == "trainer" else 3)
+
+
+def test_microbatches_come_too_fast_to_draw_them_all():
+    written = []
+    recorder = Recorder(written.append, 1, 1)
+    for index in range(10_000):  # one each 10 µs, for a tenth of a second
+        recorder.add("produce", index * 1e-5, index * 1e-5 + 4e-6, index)
+        recorder.add("encode", index * 1e-5 + 4e-6, index * 1e-5 + 8e-6, index)
+    recorder.add("build", 1.0, 1.5)
+    recorder.flush()
+    lines = written[0].decode().splitlines()
+    assert 200 < len(lines) < 500
+    places = [json.loads(line.rstrip(","))["args"]["index"] for line in lines[:-1]]
+    assert places[::2] == places[1::2]  # a microbatch is drawn whole or not at all
+    assert '"build"' in lines[-1]
+
+
+def test_the_file_ends_at_its_largest_size_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(timeline_module, "_LARGEST_BYTES", 4000)
+    path = tmp_path / "run.json"
+    loader = make(["list-a-500"], trace=path)
+    with caplog.at_level(logging.WARNING):
+        assert len(epoch(loader)) == 500
+    assert path.stat().st_size < 4000
+    assert json.loads(path.read_text())
+    assert len([record for record in caplog.records if "ends here" in record.getMessage()]) == 1
+
+
+def test_a_file_that_vanishes_does_not_end_the_run(tmp_path, caplog):
+    path = tmp_path / "run.json"
+    loader = make(["list-a-5"], trace=path)
+    path.unlink()
+    assert len(epoch(loader)) == 5
+    assert "ends here" in caplog.text
+    assert not path.exists()
+
+
+def test_a_loader_that_was_closed_goes_on_in_its_file(tmp_path):
+    path = tmp_path / "run.json"
+    loader = make(["list-a-3"], trace=path)
+    for _ in range(2):
+        epoch(loader)
+        loader.close()
+    events = json.loads(path.read_text())
+    assert [len(named(events, f"epoch {index} ends")) for index in range(3)] == [1, 1, 0]
+
+
+def test_each_of_several_ranks_has_its_own_file(tmp_path):
+    open_timeline(tmp_path / "run.json", 3, 4).tell("now", LoaderStatistics())
+    assert [path.name for path in tmp_path.iterdir()] == ["run-rank3.json"]
+    assert "trainer, rank 3" in (tmp_path / "run-rank3.json").read_text()
+
+
+@pytest.mark.parametrize("trace", ["", 3, "missing/run.json", "."])
+def test_a_file_that_cannot_be_written_is_told_at_once(trace, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match="trace"):
+        make(["list-a-3"], trace=trace)
+
+
+def test_a_forked_child_writes_nothing(tmp_path):
+    timeline = Timeline(tmp_path / "run.json", "trainer")
+    before = (tmp_path / "run.json").read_bytes()
+    child = os.fork()
+    if child == 0:
+        timeline.tell("now", LoaderStatistics())
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (tmp_path / "run.json").read_bytes() == before

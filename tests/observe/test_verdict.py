@@ -1,0 +1,171 @@
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fkat_data.observe.statistics import LoaderStatistics
+from fkat_data.observe.verdict import LIMITS
+
+STARVED = LoaderStatistics(
+    delivered=1000,
+    elapsed_s=10.0,
+    waited_s=3.1,
+    produced=1000,
+    produce_s=8.8,
+    encode_s=0.7,
+    idle_s=0.5,
+    num_workers=1,
+    num_shard_prefetches=1,
+    num_cpus=8,
+)
+
+CASES = {
+    "nothing was delivered": (
+        dataclasses.replace(STARVED, delivered=0),
+        "none",
+        "",
+        "nothing was delivered yet",
+    ),
+    "the caller": (
+        dataclasses.replace(STARVED, waited_s=0.04),
+        "caller",
+        "",
+        "the trainer waited 0.4 % of the time: not the loader limits the speed, but what is done with it",
+    ),
+    "the dataset": (
+        STARVED,
+        "produce",
+        "raise num_shard_prefetches from 1 to 2",
+        (
+            "the trainer waited 31 % of the time; the worker spent 88 % of the time making microbatches, in the DataLoader "
+            "and `__getitem__`: raise num_shard_prefetches from 1 to 2"
+        ),
+    ),
+    "a dataset far too slow": (
+        dataclasses.replace(STARVED, waited_s=7.0),
+        "produce",
+        "raise num_shard_prefetches from 1 to 4",  # 9.5 ms a microbatch, for a step of 3 ms
+        None,
+    ),
+    "a dataset too slow for the machine": (
+        dataclasses.replace(STARVED, waited_s=9.0, num_cpus=4),
+        "produce",
+        "raise num_shard_prefetches from 1 to 4, and do less for each sample, or prepare it beforehand",
+        None,
+    ),
+    "no CPU is left": (
+        dataclasses.replace(STARVED, num_workers=8, num_shard_prefetches=8),
+        "produce",
+        "more than 8 would not help on 8 CPUs: do less for each sample, or prepare it beforehand",
+        None,
+    ),
+    "the factory": (
+        dataclasses.replace(STARVED, build_s=8.8, produce_s=1.0),
+        "build",
+        "raise num_shard_prefetches from 1 to 2",
+        None,
+    ),
+    "stored bytes, which take no CPU": (
+        dataclasses.replace(STARVED, store_s=8.8, produce_s=1.0, num_cpus=1),
+        "store",
+        "raise num_shard_prefetches from 1 to 2",
+        None,
+    ),
+    "shared memory": (
+        dataclasses.replace(STARVED, encode_s=8.8, produce_s=1.0, num_workers=8, num_shard_prefetches=8),
+        "transport",
+        (
+            "more than 8 would not help on 8 CPUs: send tensors of smaller dtypes, and few of them instead of many Python "
+            "objects"
+        ),
+        None,
+    ),
+    "copies to the device": (
+        dataclasses.replace(STARVED, copied_s=9.1),
+        "copy",
+        "send smaller dtypes and convert them on the device",
+        (
+            "the trainer waited 31 % of the time; copies to the device were under way for 91 % of it: send smaller dtypes "
+            "and convert them on the device"
+        ),
+    ),
+    "the start alone": (
+        dataclasses.replace(STARVED, waited_first_s=3.09),
+        "start",
+        "nothing to change, if runs are longer than this; keep one loader for all epochs",
+        (
+            "the trainer waited 31 % of the time: 3.1 s for the first microbatch, and 0.1 % afterwards: nothing to change, "
+            "if runs are longer than this; keep one loader for all epochs"
+        ),
+    ),
+    "memory": (
+        dataclasses.replace(STARVED, produce_s=3.0, blocked_s=6.0),
+        "produce",
+        "let them run further ahead: raise num_microbatch_prefetches (-1: no limit) or memory_limit_bytes",
+        None,
+    ),
+    "nothing ahead": (
+        dataclasses.replace(STARVED, produce_s=3.0, idle_s=6.0, num_shard_prefetches=0),
+        "produce",
+        "raise num_shard_prefetches from 0 to 1, so that the next shard is begun before it is asked for",
+        None,
+    ),
+    "few shards": (
+        dataclasses.replace(STARVED, produce_s=3.0, idle_s=6.0, num_workers=4, num_shard_prefetches=4),
+        "produce",
+        "there are too few shards in an epoch for them: make smaller ones, or let epochs follow one another sooner",
+        None,
+    ),
+    "in process": (
+        dataclasses.replace(STARVED, num_workers=0, num_shard_prefetches=0, idle_s=0.0, encode_s=0.0),
+        "produce",
+        "set multiprocessing=True, so that a worker makes microbatches ahead",
+        (
+            "the trainer waited 31 % of the time; 100 % of what it waited for was making microbatches, in the DataLoader "
+            "and `__getitem__`: set multiprocessing=True, so that a worker makes microbatches ahead"
+        ),
+    ),
+    "a resume": (
+        dataclasses.replace(STARVED, produce_s=1.0, replay_s=7.8),
+        "produce",
+        "raise num_shard_prefetches from 1 to 2",
+        None,
+    ),
+    "workers that say nothing": (
+        LoaderStatistics(delivered=1, elapsed_s=1.0, waited_s=1.0, num_workers=1),
+        "none",
+        "",
+        "the trainer waited 100 % of the time; what the workers did is not known",
+    ),
+}
+
+
+@pytest.mark.parametrize(("statistics", "limit", "advice", "text"), CASES.values(), ids=CASES)
+def test_the_verdict_names_the_limit_and_what_to_change(statistics, limit, advice, text):
+    verdict = statistics.verdict
+    assert (verdict.limit, verdict.advice) == (limit, advice)
+    assert verdict.text.endswith(advice)
+    if text is not None:
+        assert str(verdict) == text
+
+
+SECONDS = st.floats(0, 1e6)
+
+
+@given(
+    st.builds(
+        LoaderStatistics,
+        delivered=st.integers(0, 10**9),
+        produced=st.integers(0, 10**9),
+        num_workers=st.integers(0, 64),
+        num_shard_prefetches=st.integers(0, 64),
+        num_cpus=st.integers(1, 256),
+        **{name: SECONDS for name in LoaderStatistics.__dataclass_fields__ if name.endswith("_s")},
+    )
+)
+def test_any_numbers_have_a_verdict(statistics):
+    verdict = statistics.verdict
+    assert verdict.limit in LIMITS
+    assert 0 <= verdict.waited_share <= 1
+    assert verdict.text.startswith(("nothing was", "the trainer waited"))
