@@ -25,9 +25,9 @@ FROM_OUTSIDE = {
     "types",
 }
 #: A part may import from parts with a lower number; parts with the same number do not know one another.
-LAYERS = {"formats": 0, "order": 0, "writing": 1}
+LAYERS = {"sizes": 0, "formats": 1, "order": 1, "writing": 2, "converting": 3}
 #: Files that stand in the package itself are above its parts.
-TOP = 2
+TOP = 4
 
 
 def part_of(names):
