@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError
 from typing import Any, Protocol, TypeVar
 
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, SampleError
 from fkat_data.streaming.writing.destination import places_of
 from fkat_data.streaming.writing.merge import Place, merge_index
 from fkat_data.streaming.writing.writer import ShardWriter
@@ -105,4 +105,8 @@ def _write_item(
 ) -> None:
     with make_writer(out=place, keep_local=keep_local) as writer:
         for sample in samples_of(item):
-            writer.write(sample)
+            try:
+                writer.write(sample)
+            except SampleError as error:
+                error.add_note(f"sample {writer.num_samples} (from 0) of the item")
+                raise
