@@ -74,16 +74,22 @@ def convert(
     if not sources:
         raise ConfigurationError("paths", list(paths), "at least one file")
     chosen = _chosen(sources[0], columns or {}, only)
-    make_writer = partial(MDSWriter, columns=chosen, **settings)
     if num_workers == 1:
-        with make_writer(out=out) as writer:
+        with MDSWriter(columns=chosen, out=out, **settings) as writer:
             for source in sources:
                 _write(writer, source, chosen, progress)
         return writer.num_samples
-    keep_local = settings.pop("keep_local", False)
+    keep_local, exist_ok = settings.pop("keep_local", False), settings.pop("exist_ok", False)
+    make_writer = partial(MDSWriter, columns=chosen, **settings)
     with ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn")) as executor:
         return write_parallel(
-            make_writer, partial(_rows_of, chosen), sources, out=out, executor=executor, keep_local=keep_local
+            make_writer,
+            partial(_rows_of, chosen),
+            sources,
+            out=out,
+            executor=executor,
+            keep_local=keep_local,
+            exist_ok=exist_ok,
         )
 
 
