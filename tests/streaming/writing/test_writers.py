@@ -119,13 +119,24 @@ def test_a_sample_that_cannot_be_written_is_refused_and_the_others_are_kept(tmp_
 
 
 @pytest.mark.parametrize("writer", [JSONWriter, CSVWriter])
-@pytest.mark.parametrize(("value", "encoding"), [(True, "int"), (1, "float"), (1.0, "int"), (1, "str")])
+@pytest.mark.parametrize(("value", "encoding"), [(1, "float"), (1.0, "int"), (1, "str"), (None, "int")])
 def test_a_value_of_another_type_is_refused_in_text(tmp_path, writer, value, encoding):
     with (
         writer(columns={"value": encoding}, out=tmp_path) as made,
         pytest.raises(SampleError, match=f"column 'value', value {value!r}: expected an? {encoding}"),
     ):
         made.write({"value": value})
+
+
+def test_a_bool_is_an_int_where_its_text_is_one(tmp_path):
+    with JSONWriter(columns={"value": "int"}, out=tmp_path / "json") as writer:
+        writer.write({"value": True})
+    assert (tmp_path / "json" / "shard.00000.json").read_text() == '{"value": true}\n'
+    with (
+        CSVWriter(columns={"value": "int"}, out=tmp_path / "csv") as writer,
+        pytest.raises(SampleError, match="column 'value', value True: expected an int"),
+    ):
+        writer.write({"value": True})
 
 
 @pytest.mark.parametrize("text", ["a,b", "a\nb", "\ud800"])
