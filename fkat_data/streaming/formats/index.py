@@ -4,11 +4,12 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fkat_data.errors import ShardCorruptError, ShardNotFoundError
+from fkat_data.errors import ShardCorruptError
 from fkat_data.streaming.formats.columns import columns_of
 from fkat_data.streaming.formats.compression import FAMILIES
 from fkat_data.streaming.formats.entry import Column, FileInfo, ShardEntry
 from fkat_data.streaming.formats.fields import Fields
+from fkat_data.streaming.formats.files import file_size
 from fkat_data.streaming.formats.json_items import read_object
 
 __all__ = ["FORMATS", "INDEX_NAME", "parse_index", "read_index"]
@@ -39,11 +40,8 @@ def read_index(path: Path) -> list[ShardEntry]:
         ShardNotFoundError: There is no such file.
         ShardCorruptError: It is no index of version 2, or says what cannot be; the message names the field.
     """
-    try:
-        text = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise ShardNotFoundError(str(path), "no such file") from error
-    return parse_index(text, str(path))
+    file_size(path)
+    return parse_index(path.read_bytes(), str(path))
 
 
 def parse_index(text: bytes, file: str) -> list[ShardEntry]:
