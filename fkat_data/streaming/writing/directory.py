@@ -1,7 +1,9 @@
 """A directory of any file system that fsspec knows: what a writer puts there, and what it looks up."""
 
 import secrets
+import shutil
 from importlib import import_module
+from pathlib import Path
 from typing import cast
 
 from fkat_data.errors import ConfigurationError
@@ -51,14 +53,12 @@ class RemoteDirectory:
             self._files.put_file(local, target)
             return
         # An object store shows a file when it is whole; a directory shows one that grows.
-        temporary = f"{target}.{secrets.token_hex(8)}.tmp"
+        temporary = Path(f"{target}.{secrets.token_hex(8)}.tmp")
         try:
-            self._files.put_file(local, temporary)
-            self._files.mv(temporary, target)
-        except BaseException:
-            if self._files.exists(temporary):
-                self._files.rm_file(temporary)
-            raise
+            shutil.copyfile(local, temporary)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def read(self, name: str) -> bytes:
         """Return a file's bytes.

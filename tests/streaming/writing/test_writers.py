@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -293,3 +294,14 @@ def test_a_bar_says_how_far_it_is(tmp_path, capsys):
         for sample in samples_of(30):
             writer.write(sample)
     assert "30 samples" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("module", "settings"),
+    [("zstandard", {"compression": "zstd"}), ("brotli", {"compression": "br"}), ("xxhash", {"hashes": ["xxh64"]})],
+)
+def test_a_package_that_is_missing_is_told_at_once(tmp_path, monkeypatch, module, settings):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigurationError, match=rf"{module} = <not installed>: expected pip install 'fkat_data\[str"):
+        MDSWriter(columns=COLUMNS, out=tmp_path / "data", **settings)
+    assert not (tmp_path / "data").exists()
