@@ -48,11 +48,17 @@ class RemoteDirectory:
             OSError: It cannot be written; or another error of the file system's own.
         """
         target = self._path(name)
-        self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
+        parent = target.rpartition("/")[0]
         if not self._is_local:
-            self._files.put_file(local, target)
+            try:
+                self._files.put_file(local, target)
+            except FileNotFoundError:
+                # Not at once: in an object store it would look for a bucket, or make one.
+                self._files.makedirs(parent, exist_ok=True)
+                self._files.put_file(local, target)
             return
         # An object store shows a file when it is whole; a directory shows one that grows.
+        Path(parent).mkdir(parents=True, exist_ok=True)
         temporary = Path(f"{target}.{secrets.token_hex(8)}.tmp")
         try:
             shutil.copyfile(local, temporary)
