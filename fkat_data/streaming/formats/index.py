@@ -1,0 +1,176 @@
+"""The index of a dataset, read without trusting it."""
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fkat_data.errors import ShardCorruptError
+from fkat_data.streaming.formats.columns import columns_of
+from fkat_data.streaming.formats.compression import FAMILIES
+from fkat_data.streaming.formats.entry import Column, FileInfo, ShardEntry
+from fkat_data.streaming.formats.fields import Fields
+from fkat_data.streaming.formats.files import file_size
+from fkat_data.streaming.formats.json_items import read_object
+
+__all__ = ["FORMATS", "INDEX_NAME", "parse_index", "read_index"]
+
+INDEX_NAME = "index.json"
+FORMATS = ("mds", "json", "xsv", "csv", "tsv")
+
+_VERSION = 2
+_OF_ONE_SHARD = frozenset(("samples", "raw_data", "zip_data", "raw_meta", "zip_meta"))
+_SEPARATORS = {"csv": ",", "tsv": "\t"}
+# Offsets in a shard are 32 bits wide.
+_MAX_BYTES = (1 << 32) - 1
+_LONGEST_NAME_BYTES = 255
+_LONGEST_PATH_BYTES = 4000
+_NO_HASHES: dict[str, str] = {}
+_PLAIN_PATH = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
+
+
+def read_index(path: Path) -> list[ShardEntry]:
+    """Return what an ``index.json`` says of the shards, in its order.
+
+    Keys that are not known are passed over. No shard's file is looked at.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ShardNotFoundError: There is no such file.
+        ShardCorruptError: It is no index of version 2, or says what cannot be; the message names the field.
+    """
+    file_size(path)
+    return parse_index(path.read_bytes(), str(path))
+
+
+def parse_index(text: bytes, file: str) -> list[ShardEntry]:
+    """Return what the text of an index says.
+
+    Args:
+        text: The whole file.
+        file: Its name, for messages.
+
+    Raises:
+        ShardCorruptError: It is no index of version 2, or says what cannot be; the message names the field.
+    """
+    parser = _Parser(file)
+    try:
+        content = read_object(text.decode(), "shards", parser.entry)
+    except (ValueError, RecursionError) as error:
+        raise ShardCorruptError(file, f"no JSON: {error}") from error
+    index = Fields(file, "", content)
+    index.version(_VERSION)
+    return index.listing("shards")
+
+
+class _Common(NamedTuple):
+    """What the shards of a dataset mostly have in common."""
+
+    format: str
+    compression: str | None
+    hashes: tuple[str, ...]
+    columns: tuple[Column, ...]
+    newline: str
+    separator: str
+
+    @classmethod
+    def of(cls, shard: Fields) -> "_Common":
+        shard.version(_VERSION)
+        kind = shard.text("format", FORMATS)
+        compression = shard.optional_text("compression") or None
+        if compression is not None and compression.partition(":")[0] not in FAMILIES:
+            raise shard.wrong("compression", f"one of {', '.join(FAMILIES)}", compression)
+        return cls(
+            kind,
+            compression,
+            tuple(shard.texts("hashes")) if "hashes" in shard.content else (),
+            columns_of(shard, kind),
+            "" if kind == "mds" else shard.nonempty_text("newline"),
+            shard.nonempty_text("separator") if kind == "xsv" else _SEPARATORS.get(kind, ""),
+        )
+
+
+class _Parser:
+    """Entries of one index."""
+
+    def __init__(self, file: str) -> None:
+        self._name = file
+        # What the shard before had, and what it meant: it is looked at, and kept, once.
+        self._given: dict[str, Any] | None = None
+        self._common: _Common | None = None
+
+    def entry(self, number: int, content: Any) -> ShardEntry:
+        shard = Fields(self._name, f"shards[{number}]", content)
+        given = {key: value for key, value in shard.content.items() if key not in _OF_ONE_SHARD}
+        if self._common is None or given != self._given:
+            self._common, self._given = _Common.of(shard), given
+        common = self._common
+        samples = shard.integer("samples", 0, _MAX_BYTES // 4)
+        raw_data, zip_data = self._pair(shard, "data", common.compression)
+        raw_meta = zip_meta = None
+        if common.format == "mds":
+            self._check_room(shard, "raw_data", raw_data, samples, common.columns)
+        else:
+            raw_meta, zip_meta = self._pair(shard, "meta", common.compression)
+            self._check_room(shard, "raw_meta", raw_meta, samples, ())
+        return ShardEntry(
+            common.format,
+            samples,
+            common.columns,
+            raw_data,
+            zip_data,
+            raw_meta,
+            zip_meta,
+            common.compression,
+            common.hashes,
+            common.newline,
+            common.separator,
+        )
+
+    def _pair(self, shard: Fields, part: str, compression: str | None) -> tuple[FileInfo, FileInfo | None]:
+        raw = self._file(shard.fields(f"raw_{part}"), _MAX_BYTES)
+        if compression is None:
+            if shard.content.get(f"zip_{part}") is not None:
+                raise shard.wrong(f"zip_{part}", "null, as compression is null", shard.content[f"zip_{part}"])
+            return raw, None
+        compressed = self._file(shard.fields(f"zip_{part}"), (1 << 63) - 1)
+        if compressed.basename == raw.basename:
+            raise shard.wrong(f"zip_{part}.basename", "another name than that of the raw file", raw.basename)
+        return raw, compressed
+
+    def _file(self, info: Fields, max_bytes: int) -> FileInfo:
+        basename = info.text("basename")
+        reason = _reason_against(basename)
+        if reason:
+            raise info.wrong("basename", reason, basename)
+        hashes = info.fields("hashes")
+        for algorithm, digest in hashes.content.items():
+            if not isinstance(digest, str):
+                raise hashes.wrong(algorithm, "hexadecimal digits", digest)
+        return FileInfo(basename, info.integer("bytes", 0, max_bytes), hashes.content or _NO_HASHES)
+
+    def _check_room(self, shard: Fields, part: str, info: FileInfo, samples: int, columns: tuple[Column, ...]) -> None:
+        least_bytes = sum(column.size_bytes or 4 for column in columns)
+        needed = 8 + samples * (4 + least_bytes)
+        if info.bytes < needed:
+            raise shard.wrong(
+                "samples", f"fewer, as {part} has {info.bytes} bytes and this many need {needed}", samples
+            )
+
+
+def _reason_against(basename: str) -> str | None:
+    if len(basename) < _LONGEST_NAME_BYTES and _PLAIN_PATH.fullmatch(basename) and basename != INDEX_NAME:
+        return None  # as nearly all are
+    try:
+        encoded = basename.encode()
+    except UnicodeEncodeError:
+        return "a name that UTF-8 can hold"
+    parts = basename.split("/")
+    if not basename or basename.startswith("/") or any(part in ("", ".", "..") for part in parts) or "\0" in basename:
+        return "a path within the dataset's directory"
+    if basename == INDEX_NAME:
+        return "another name than the index's own"
+    if len(encoded) > _LONGEST_PATH_BYTES or max(len(part.encode()) for part in parts) > _LONGEST_NAME_BYTES:
+        return "a name that a file can have"
+    return None
