@@ -117,6 +117,11 @@ class SegmentPool:
         """Bytes of the segments that are not free."""
         return self._total_bytes - sum(segment.size_bytes for segment in self._free)
 
+    @property
+    def num_segments(self) -> int:
+        """Segments, free or not."""
+        return len(self._segments)
+
     def take(self, size_bytes: int) -> Segment | None:
         """Return a segment of at least ``size_bytes``, or None while the limit leaves no room for one.
 

@@ -47,6 +47,9 @@ _INLINE_BYTES = 2048
 _LONGEST_ENVELOPE = 16384
 # From here the cache decides on the speed of a copy, and a system call beside it does not count.
 _LARGE_BYTES = 1 << 20
+# So far ahead, there is time to wait for what is on its way back; without that the pool would grow with each delay.
+_MANY_SEGMENTS = 128
+_MOMENT_S = 0.001
 _MOST_UNHEARD = 16
 _LONGEST_UNHEARD_S = 0.001
 
@@ -220,7 +223,7 @@ class Server:
         if segment is None:
             self._hear(block=False)
             self._check_wanted(task)
-            segment = self._pool.take(size_bytes)
+            segment = self._take_returning(task, size_bytes) or self._pool.take(size_bytes)
         if segment is None:
             needed_bytes = self._pool.size_of(size_bytes)
             self._channel.send(Kind.STARVED, STARVED.pack(needed_bytes, self._pool.held_bytes, self._limit_bytes))
@@ -230,6 +233,15 @@ class Server:
                     self._hear(block=True)
                     self._check_wanted(task)
                     segment = self._pool.take(size_bytes)
+        return segment
+
+    def _take_returning(self, task: Task, size_bytes: int) -> Segment | None:
+        """Return a free segment; where many are out, one that comes back within a moment: a new one costs as much."""
+        segment = self._pool.take_free(size_bytes)
+        if segment is None and self._pool.num_segments >= _MANY_SEGMENTS and self._channel.wait(_MOMENT_S):
+            self._hear(block=False)
+            self._check_wanted(task)
+            segment = self._pool.take_free(size_bytes)
         return segment
 
     def _send_events(self) -> None:
