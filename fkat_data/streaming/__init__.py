@@ -1,0 +1,1 @@
+"""Datasets in shards that are read in an order that no world changes."""
