@@ -15,6 +15,7 @@
       ShardError                            a shard's data is at fault
         ShardNotFoundError (FileNotFoundError)
         ShardCorruptError
+      SampleError (ValueError)              a sample that cannot be written
 
 A user's own exception is none of these: it arrives as itself, with notes that name shard and microbatch.
 
@@ -29,6 +30,7 @@ __all__ = [
     "MemoryLimitError",
     "RankMismatchError",
     "ReplayMismatchError",
+    "SampleError",
     "ShardCorruptError",
     "ShardError",
     "ShardNotFoundError",
@@ -282,7 +284,56 @@ class ShardNotFoundError(ShardError, FileNotFoundError):
 
 
 class ShardCorruptError(ShardError):
-    """A shard's content contradicts what it says of itself."""
+    """A shard's content contradicts what it says of itself.
+
+    Args:
+        shard: The shard, or the file.
+        reason: What was expected and what was found.
+        field: The part of the file that is wrong, such as ``shards[3].samples`` or ``row 7, column 'image'``.
+        expected: What would have been right.
+        found: What is there.
+    """
+
+    def __init__(
+        self, shard: Any, reason: str, field: str | None = None, expected: str | None = None, found: object = None
+    ) -> None:
+        super().__init__(shard, reason)
+        self.field = field
+        self.expected = expected
+        # Shown at once: the value itself may be large, or not picklable.
+        self.found = None if field is None else found if isinstance(found, _Shown) else _Shown(_shown(found))
+        self.args = (shard, reason, field, expected, self.found)
+
+    @classmethod
+    def of_field(cls, file: object, field: str, expected: str, found: object) -> "ShardCorruptError":
+        """Return the error for one field of a file.
+
+        Args:
+            file: Path of the file.
+            field: What of it is wrong.
+            expected: What would have been right.
+            found: What is there.
+        """
+        return cls(str(file), f"{field} is {_shown(found)}: expected {expected}", field, expected, found)
+
+
+class SampleError(FkatDataError, ValueError):
+    """A sample that cannot be written.
+
+    Args:
+        column: The column that its value belongs to.
+        value: What was given.
+        expected: What would do.
+    """
+
+    def __init__(self, column: str, value: object, expected: str) -> None:
+        self.column = column
+        self.value = _Shown(_shown(value)) if not isinstance(value, _Shown) else value
+        self.expected = expected
+        super().__init__(column, self.value, expected)
+
+    def __str__(self) -> str:
+        return f"column {self.column!r}, value {self.value}: expected {self.expected}"
 
 
 class _Shown(str):

@@ -9,6 +9,7 @@ from fkat_data.errors import (
     MemoryLimitError,
     RankMismatchError,
     ReplayMismatchError,
+    SampleError,
     ShardCorruptError,
     ShardNotFoundError,
     StaleIteratorError,
@@ -67,6 +68,11 @@ EXAMPLES = [
     ),
     (ShardNotFoundError("a.parquet", "no such file"), "shard 'a.parquet': no such file"),
     (ShardCorruptError(["a"], "3 rows, 4 expected"), "shard ['a']: 3 rows, 4 expected"),
+    (
+        ShardCorruptError.of_field("a/index.json", "shards[1].samples", "an integer of at least 0", -1),
+        "shard 'a/index.json': shards[1].samples is -1: expected an integer of at least 0",
+    ),
+    (SampleError("label", "three", "an int"), "column 'label', value 'three': expected an int"),
 ]
 
 
@@ -95,6 +101,7 @@ def test_every_error_is_ours_and_what_pythons_own_would_be(error, text):
         StaleIteratorError: RuntimeError,
         MemoryLimitError: MemoryError,
         ShardNotFoundError: FileNotFoundError,
+        SampleError: ValueError,
     }.get(type(error), Exception)
     assert isinstance(error, standard)
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fkat_data.datasets.requirement import required
+from fkat_data.requirement import required
 
 __all__ = ["ArrowColumn", "rows_of"]
 

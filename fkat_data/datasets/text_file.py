@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fkat_data.datasets.opening import local_path, open_uri
-from fkat_data.datasets.requirement import required
 from fkat_data.errors import ShardCorruptError, ShardNotFoundError
+from fkat_data.requirement import required
 
 __all__ = ["TextFile"]
 

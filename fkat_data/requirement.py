@@ -1,4 +1,4 @@
-"""Packages that only some datasets need: imported when such a dataset is, with an error that says what to install."""
+"""Packages that only some parts need: imported when such a part is, with an error that says what to install."""
 
 from importlib import import_module
 from typing import Any

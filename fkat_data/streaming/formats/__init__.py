@@ -1,0 +1,1 @@
+"""What is on disk: index, shards, columns, compression, hashes; reading them without trusting them."""

@@ -1,0 +1,162 @@
+"""The index of a dataset, read without trusting it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fkat_data.errors import ShardCorruptError, ShardNotFoundError
+from fkat_data.streaming.formats.columns import columns_of
+from fkat_data.streaming.formats.compression import FAMILIES
+from fkat_data.streaming.formats.entry import Column, FileInfo, ShardEntry
+from fkat_data.streaming.formats.fields import Fields
+
+__all__ = ["FORMATS", "INDEX_NAME", "parse_index", "read_index"]
+
+INDEX_NAME = "index.json"
+FORMATS = ("mds", "json", "xsv", "csv", "tsv")
+
+_VERSION = 2
+_SEPARATORS = {"csv": ",", "tsv": "\t"}
+# Offsets in a shard are 32 bits wide.
+_MAX_BYTES = (1 << 32) - 1
+_LONGEST_NAME_BYTES = 255
+_LONGEST_PATH_BYTES = 4000
+
+
+def read_index(path: Path) -> list[ShardEntry]:
+    """Return what an ``index.json`` says of the shards, in its order.
+
+    Keys that are not known are passed over. No shard's file is looked at.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ShardNotFoundError: There is no such file.
+        ShardCorruptError: It is no index of version 2, or says what cannot be; the message names the field.
+    """
+    try:
+        text = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ShardNotFoundError(str(path), "no such file") from error
+    return parse_index(text, str(path))
+
+
+def parse_index(text: bytes, file: str) -> list[ShardEntry]:
+    """Return what the text of an index says.
+
+    Args:
+        text: The whole file.
+        file: Its name, for messages.
+
+    Raises:
+        ShardCorruptError: It is no index of version 2, or says what cannot be; the message names the field.
+    """
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ShardCorruptError(file, f"no JSON: {error}") from error
+    index = Fields(file, "", content)
+    index.version(_VERSION)
+    shards = index.listing("shards")
+    parser = _Parser()
+    return [parser.entry(Fields(file, f"shards[{number}]", shard)) for number, shard in enumerate(shards)]
+
+
+class _Parser:
+    """Entries of one index; what shards have in common is kept once."""
+
+    def __init__(self) -> None:
+        self._shared: dict[Any, Any] = {}
+        self._columns: tuple[Any, tuple[Column, ...]] | None = None
+
+    def entry(self, shard: Fields) -> ShardEntry:
+        shard.version(_VERSION)
+        kind = shard.text("format", FORMATS)
+        samples = shard.integer("samples", 0, _MAX_BYTES // 4)
+        compression = shard.optional_text("compression") or None
+        if compression is not None and compression.partition(":")[0] not in FAMILIES:
+            raise shard.wrong("compression", f"one of {', '.join(FAMILIES)}", compression)
+        columns = self._columns_of(shard, kind)
+        hashes = shard.texts("hashes") if "hashes" in shard.content else []
+        raw_data, zip_data = self._pair(shard, "data", compression)
+        raw_meta = zip_meta = None
+        if kind == "mds":
+            self._check_room(shard, "raw_data", raw_data, samples, columns)
+        else:
+            raw_meta, zip_meta = self._pair(shard, "meta", compression)
+            self._check_room(shard, "raw_meta", raw_meta, samples, ())
+        return ShardEntry(
+            kind,
+            samples,
+            columns,
+            raw_data,
+            zip_data,
+            raw_meta,
+            zip_meta,
+            self._once(compression),
+            self._once(tuple(hashes)),
+            "" if kind == "mds" else self._once(shard.nonempty_text("newline")),
+            self._once(_SEPARATORS.get(kind) or shard.nonempty_text("separator"))
+            if kind in ("xsv", "csv", "tsv")
+            else "",
+        )
+
+    def _columns_of(self, shard: Fields, kind: str) -> tuple[Column, ...]:
+        given = [
+            shard.content.get(key) for key in ("format", "columns", "column_names", "column_encodings", "column_sizes")
+        ]
+        if self._columns is None or self._columns[0] != given:
+            self._columns = (given, columns_of(shard, kind))
+        return self._columns[1]
+
+    def _pair(self, shard: Fields, part: str, compression: str | None) -> tuple[FileInfo, FileInfo | None]:
+        raw = self._file(shard.fields(f"raw_{part}"), _MAX_BYTES)
+        if compression is None:
+            if shard.content.get(f"zip_{part}") is not None:
+                raise shard.wrong(f"zip_{part}", "null, as compression is null", shard.content[f"zip_{part}"])
+            return raw, None
+        compressed = self._file(shard.fields(f"zip_{part}"), (1 << 63) - 1)
+        if compressed.basename == raw.basename:
+            raise shard.wrong(f"zip_{part}.basename", "another name than that of the raw file", raw.basename)
+        return raw, compressed
+
+    def _file(self, info: Fields, max_bytes: int) -> FileInfo:
+        basename = info.text("basename")
+        reason = _reason_against(basename)
+        if reason:
+            raise info.wrong("basename", reason, basename)
+        hashes = info.fields("hashes")
+        for algorithm, digest in hashes.content.items():
+            if not isinstance(digest, str):
+                raise hashes.wrong(algorithm, "hexadecimal digits", digest)
+        return FileInfo(basename, info.integer("bytes", 0, max_bytes), hashes.content or _NO_HASHES)
+
+    def _check_room(self, shard: Fields, part: str, info: FileInfo, samples: int, columns: tuple[Column, ...]) -> None:
+        least_bytes = sum(column.size_bytes or 4 for column in columns)
+        needed = 8 + samples * (4 + least_bytes)
+        if info.bytes < needed:
+            raise shard.wrong(
+                "samples", f"fewer, as {part} has {info.bytes} bytes and this many need {needed}", samples
+            )
+
+    def _once(self, value: Any) -> Any:
+        return self._shared.setdefault(value, value)
+
+
+_NO_HASHES: dict[str, str] = {}
+
+
+def _reason_against(basename: str) -> str | None:
+    try:
+        encoded = basename.encode()
+    except UnicodeEncodeError:
+        return "a name that UTF-8 can hold"
+    parts = basename.split("/")
+    if not basename or basename.startswith("/") or any(part in ("", ".", "..") for part in parts) or "\0" in basename:
+        return "a path within the dataset's directory"
+    if basename == INDEX_NAME:
+        return "another name than the index's own"
+    if len(encoded) > _LONGEST_PATH_BYTES or max(len(part.encode()) for part in parts) > _LONGEST_NAME_BYTES:
+        return "a name that a file can have"
+    return None

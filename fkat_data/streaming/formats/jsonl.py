@@ -1,0 +1,39 @@
+"""Shards of JSON lines."""
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+from fkat_data.streaming.formats.encoding import EncodingError
+from fkat_data.streaming.formats.entry import ShardEntry
+from fkat_data.streaming.formats.split import SplitReader
+
+__all__ = ["JSONReader"]
+
+# What a column may hold: a float may have been written without a point by another program.
+_TYPES: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int)}
+
+
+class JSONReader(SplitReader):
+    """An open shard of JSON lines: a sample is the object in its line."""
+
+    def __init__(self, directory: Path, entry: ShardEntry) -> None:
+        super().__init__(directory, entry)
+        self._types = [(column.name, column.encoding, _TYPES[column.encoding]) for column in entry.columns]
+
+    def _header(self, entry: ShardEntry) -> bytes:
+        del entry
+        return b""
+
+    def _parsed(self, line: bytes) -> dict[str, Any]:
+        try:
+            value = json.loads(line)
+        except RecursionError:
+            raise EncodingError("JSON that is nested too deeply") from None
+        if not isinstance(value, dict):
+            raise EncodingError("no JSON object")
+        sample = cast("dict[str, Any]", value)
+        for name, encoding, types in self._types:
+            if not isinstance(sample.get(name), types):
+                raise EncodingError(f"column {name!r} holds no {encoding}")
+        return sample

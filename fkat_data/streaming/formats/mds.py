@@ -1,0 +1,163 @@
+"""MDS shards: mapped into memory, numbers and arrays of fixed shape gathered for many rows at once."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fkat_data.errors import ShardCorruptError
+from fkat_data.streaming.formats.entry import ShardEntry
+from fkat_data.streaming.formats.mapping import mapped, offsets_of
+from fkat_data.streaming.formats.open_column import OpenColumn, windows_of
+from fkat_data.streaming.formats.reader import checked_row, checked_rows, dicts_of
+
+__all__ = ["MDSReader"]
+
+_LENGTH = np.dtype("<u4")
+_LENGTH_BYTES = _LENGTH.itemsize
+
+
+class MDSReader:
+    """An open MDS shard.
+
+    Args:
+        directory: The dataset's directory.
+        entry: The shard.
+        arrays: Whether ``ndarray`` columns give NumPy arrays or torch tensors.
+        writable: Whether NumPy arrays belong to the caller; otherwise they are read-only views of the file. Tensors
+            always belong to the caller: torch has none that are read-only.
+
+    Raises:
+        ShardNotFoundError: A file does not exist.
+        ShardCorruptError: Its size or its offsets are not what the index and the columns say.
+    """
+
+    def __init__(
+        self, directory: Path, entry: ShardEntry, *, arrays: Literal["numpy", "torch"], writable: bool
+    ) -> None:
+        self.num_samples = entry.samples
+        self._path = directory / entry.raw_data.basename
+        self._content = mapped(self._path, entry.raw_data)
+        self._offsets = offsets_of(self._path, self._content, entry.samples, entry.raw_data.bytes)
+        self._columns = [OpenColumn(column, self._content, arrays, is_writable=writable) for column in entry.columns]
+        self._lengths_bytes = _LENGTH_BYTES * sum(column.size_bytes is None for column in self._columns)
+        self._check_sizes()
+
+    def sample(self, row: int) -> dict[str, Any]:
+        """Return one sample; see ``ShardReader``."""
+        begin, end = self._span(row)
+        content, place = self._content, begin + self._lengths_bytes
+        length_at = begin
+        values: dict[str, Any] = {}
+        for column in self._columns:
+            size = column.size_bytes
+            if size is None:
+                size = int.from_bytes(content[length_at : length_at + _LENGTH_BYTES], "little")
+                length_at += _LENGTH_BYTES
+            if size > end - place:
+                raise self._wrong_lengths(row, end - begin)
+            values[column.name] = self._value(row, column, place, place + size)
+            place += size
+        if place != end:
+            raise self._wrong_lengths(row, end - begin)
+        return values
+
+    def samples(self, rows: Sequence[int] | npt.NDArray[Any]) -> list[dict[str, Any]]:
+        """Return samples; see ``ShardReader``."""
+        chosen = checked_rows(rows, self.num_samples)
+        spans = self._spans(chosen)
+        return dicts_of(
+            {
+                column.name: column.values(starts)
+                if column.can_gather
+                else self._decoded(column, chosen, starts, sizes)
+                for column, starts, sizes in spans
+            }
+        )
+
+    def column_arrays(self, rows: Sequence[int] | npt.NDArray[Any]) -> dict[str, npt.NDArray[Any] | list[Any]]:
+        """Return each column's values; see ``ShardReader``."""
+        chosen = checked_rows(rows, self.num_samples)
+        return {
+            column.name: column.gathered(starts) if column.can_gather else self._decoded(column, chosen, starts, sizes)
+            for column, starts, sizes in self._spans(chosen)
+        }
+
+    def raw(self, row: int) -> memoryview:
+        """Return one sample's bytes; see ``ShardReader``."""
+        begin, end = self._span(row)
+        return self._content[begin:end]
+
+    def close(self) -> None:
+        """Let go of the file, after which there are no rows; see ``ShardReader``."""
+        self.num_samples = 0
+        self._content = memoryview(b"")
+        self._columns = []
+
+    def _check_sizes(self) -> None:
+        if self._offsets[0] < _LENGTH_BYTES * (self.num_samples + 2):
+            expected = f"at least {_LENGTH_BYTES * (self.num_samples + 2)}, where the offsets end"
+            raise ShardCorruptError.of_field(self._path, "offsets[0]", expected, int(self._offsets[0]))
+        sizes = np.diff(self._offsets)
+        fixed_bytes = self._lengths_bytes + sum(column.size_bytes or 0 for column in self._columns)
+        wrong = np.flatnonzero(sizes < fixed_bytes if self._lengths_bytes else sizes != fixed_bytes)
+        if len(wrong):
+            expected = f"{'at least ' if self._lengths_bytes else ''}{fixed_bytes}, which the columns take"
+            raise ShardCorruptError.of_field(
+                self._path, f"size of row {wrong[0]} in bytes", expected, int(sizes[wrong[0]])
+            )
+
+    def _span(self, row: int) -> tuple[int, int]:
+        number = checked_row(row, self.num_samples)
+        return self._offsets.item(number), self._offsets.item(number + 1)
+
+    def _spans(
+        self, rows: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[OpenColumn, npt.NDArray[np.int64], npt.NDArray[np.int64] | int]]:
+        """Return (column, where its values begin, their sizes) for the rows, checked before the first is given."""
+        begins, ends = self._offsets[rows], self._offsets[rows + 1]
+        spans: list[tuple[OpenColumn, npt.NDArray[np.int64], npt.NDArray[np.int64] | int]] = []
+        place, length_at = begins + self._lengths_bytes, begins
+        for column in self._columns:
+            size: npt.NDArray[np.int64] | int
+            if column.size_bytes is None:
+                size = windows_of(self._content, _LENGTH)[length_at].astype(np.int64)
+                length_at = length_at + _LENGTH_BYTES
+            else:
+                size = column.size_bytes
+            spans.append((column, place, size))
+            place = place + size
+        # Without lengths in the rows, the sizes were compared when the shard was opened.
+        if self._lengths_bytes and not np.array_equal(place, ends):
+            row = int(np.flatnonzero(place != ends)[0])
+            raise self._wrong_lengths(int(rows[row]), int(ends[row] - begins[row]))
+        return iter(spans)
+
+    def _decoded(
+        self,
+        column: OpenColumn,
+        rows: npt.NDArray[np.int64],
+        starts: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int64] | int,
+    ) -> list[Any]:
+        content, decode = self._content, column.decode
+        begins, ends = starts.tolist(), (starts + sizes).tolist()
+        try:
+            return [decode(content[begin:end]) for begin, end in zip(begins, ends, strict=True)]
+        except ValueError:
+            for row, begin, end in zip(rows.tolist(), begins, ends, strict=True):
+                self._value(row, column, begin, end)  # the first that cannot be decoded raises
+            raise
+
+    def _value(self, row: int, column: OpenColumn, begin: int, end: int) -> Any:
+        try:
+            return column.decode(self._content[begin:end])
+        except ValueError as error:
+            place = f"row {row}, column {column.name!r}"
+            raise ShardCorruptError(str(self._path), f"{place}: {error}", place) from error
+
+    def _wrong_lengths(self, row: int, size: int) -> ShardCorruptError:
+        expected = "a sum that makes the row's size with those of the other columns"
+        return ShardCorruptError.of_field(self._path, f"row {row}, lengths of its columns", expected, f"<{size} bytes>")

@@ -1,0 +1,80 @@
+"""Encodings of single numbers in a fixed number of bytes."""
+
+import math
+import operator
+import struct
+from typing import Any
+
+import numpy as np
+
+from fkat_data.streaming.formats.encoding import Encoding, EncodingError
+
+__all__ = ["SCALAR_DTYPES", "IntEncoding", "ScalarEncoding"]
+
+#: The encodings that are called like the dtype of their values.
+SCALAR_DTYPES = (
+    *("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float16", "float32", "float64"),
+)
+
+_INT64 = struct.Struct("<q")
+
+
+class IntEncoding(Encoding):
+    """A Python int in 8 bytes."""
+
+    size_bytes = 8
+    dtype = np.dtype("<i8")
+
+    def encode(self, value: Any) -> bytes:
+        """Return an integer's bytes; a bool counts as 0 or 1."""
+        try:
+            return _INT64.pack(operator.index(value))
+        except (TypeError, struct.error):
+            raise EncodingError("an int from -2**63 to 2**63 - 1") from None
+
+    def decode(self, data: memoryview) -> int:
+        """Return 8 bytes as an int."""
+        return _INT64.unpack(data)[0]
+
+
+class ScalarEncoding(Encoding):
+    """A NumPy scalar of one dtype.
+
+    Args:
+        name: Name of the dtype.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.dtype = self._dtype = np.dtype(name).newbyteorder("<")
+        self.size_bytes = self._dtype.itemsize
+
+    def encode(self, value: Any) -> bytes:
+        """Return a number's bytes; a number that the dtype cannot hold is refused, and not changed.
+
+        Floating-point numbers are rounded to the dtype's precision, as every conversion does.
+        """
+        expected = f"a number that {self._dtype.name} can hold"
+        if isinstance(value, (str, bytes)) or np.ndim(value):
+            raise EncodingError(expected)
+        try:
+            if self._dtype.kind in "iu":
+                return self._integer(value).tobytes()
+            with np.errstate(over="ignore"):
+                number = np.array(value).astype(self._dtype)
+            if np.isinf(number) and not math.isinf(value):
+                raise EncodingError(expected)
+            return number.tobytes()
+        except (TypeError, OverflowError):
+            raise EncodingError(expected) from None
+
+    def decode(self, data: memoryview) -> Any:
+        """Return the bytes as a NumPy scalar."""
+        return np.frombuffer(data, self._dtype)[0]
+
+    def _integer(self, value: Any) -> Any:
+        # A float that is no integer, or too large a one, must not become another number without a word.
+        number = int(value)
+        if number != value:
+            raise EncodingError(f"a number that {self._dtype.name} can hold")
+        return np.array(number, self._dtype)

@@ -1,0 +1,88 @@
+"""Shards whose samples are lines of text in one file, and whose offsets are in another."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fkat_data.errors import ShardCorruptError
+from fkat_data.streaming.formats.entry import ShardEntry
+from fkat_data.streaming.formats.mapping import mapped, offsets_of
+from fkat_data.streaming.formats.reader import checked_row, checked_rows
+
+__all__ = ["SplitReader"]
+
+
+class SplitReader(ABC):
+    """An open shard of lines.
+
+    Args:
+        directory: The dataset's directory.
+        entry: The shard.
+
+    Raises:
+        ShardNotFoundError: A file does not exist.
+        ShardCorruptError: Its size or its offsets are not what the index says.
+    """
+
+    def __init__(self, directory: Path, entry: ShardEntry) -> None:
+        if entry.raw_meta is None:
+            raise TypeError(f"a shard of format {entry.format!r} has a file of offsets")
+        self.num_samples = entry.samples
+        self._names = [column.name for column in entry.columns]
+        self._path = directory / entry.raw_data.basename
+        self._content = mapped(self._path, entry.raw_data)
+        meta_path = directory / entry.raw_meta.basename
+        meta = mapped(meta_path, entry.raw_meta)
+        self._offsets = offsets_of(meta_path, meta, entry.samples, entry.raw_data.bytes)
+        self._newline = entry.newline.encode()
+        header = self._header(entry)
+        if bytes(self._content[: self._offsets.item(0)]) != header:
+            found = bytes(self._content[: min(self._offsets.item(0), 2 * len(header) + 1)])
+            raise ShardCorruptError.of_field(self._path, "what is before the first sample", repr(header), found)
+
+    def sample(self, row: int) -> dict[str, Any]:
+        """Return one sample; see ``ShardReader``."""
+        line = bytes(self.raw(row))
+        try:
+            if not line.endswith(self._newline):
+                raise ValueError(f"it does not end with {self._newline!r}")
+            return self._parsed(line[: -len(self._newline)])
+        except ValueError as error:
+            raise ShardCorruptError(str(self._path), f"row {row}: {error}", f"row {row}") from error
+
+    def samples(self, rows: Sequence[int] | npt.NDArray[Any]) -> list[dict[str, Any]]:
+        """Return samples; see ``ShardReader``."""
+        chosen: list[int] = checked_rows(rows, self.num_samples).tolist()
+        return [self.sample(row) for row in chosen]
+
+    def column_arrays(self, rows: Sequence[int] | npt.NDArray[Any]) -> dict[str, npt.NDArray[Any] | list[Any]]:
+        """Return each column's values as a list; see ``ShardReader``."""
+        samples = self.samples(rows)
+        return {name: [sample[name] for sample in samples] for name in self._names}
+
+    def raw(self, row: int) -> memoryview:
+        """Return one sample's line; see ``ShardReader``."""
+        number = checked_row(row, self.num_samples)
+        return self._content[self._offsets.item(number) : self._offsets.item(number + 1)]
+
+    def close(self) -> None:
+        """Let go of the file, after which there are no rows; see ``ShardReader``."""
+        self.num_samples = 0
+        self._content = memoryview(b"")
+        self._offsets = np.zeros(1, np.int64)
+
+    @abstractmethod
+    def _header(self, entry: ShardEntry) -> bytes:
+        """Return what stands before the first sample."""
+
+    @abstractmethod
+    def _parsed(self, line: bytes) -> dict[str, Any]:
+        """Return a line without its newline as a sample.
+
+        Raises:
+            ValueError: It is none.
+        """

@@ -1,0 +1,247 @@
+"""What every writer does: samples to shards, shards to files, and the index when all is done."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, NamedTuple, Self, cast
+
+from fkat_data import arguments
+from fkat_data.errors import ConfigurationError, SampleError
+from fkat_data.streaming.formats.compression import COMPRESSIONS, compress, extension_of
+from fkat_data.streaming.formats.hashing import HASHES, hash_of
+from fkat_data.streaming.sizes import size_bytes_of
+from fkat_data.streaming.writing.destination import Destination
+from fkat_data.streaming.writing.progress import Progress
+
+__all__ = ["DEFAULT_SIZE_LIMIT", "ShardFile", "ShardWriter"]
+
+DEFAULT_SIZE_LIMIT = 1 << 26
+
+_VERSION = 2
+# Offsets in a shard are 32 bits wide; room for a header is left.
+_MAX_SHARD_BYTES = (1 << 32) - (1 << 20)
+
+
+class ShardFile(NamedTuple):
+    """One file of a shard that is to be written.
+
+    Attributes:
+        part: ``data`` or ``meta``: its key in the index is ``raw_`` and ``zip_`` with that.
+        suffix: What its name has after the format's.
+        content: Its bytes.
+    """
+
+    part: str
+    suffix: str
+    content: bytes
+
+
+class ShardWriter(ABC):
+    """A writer of one dataset, and a context manager.
+
+    Leaving the context writes the index, last of all. Leaving it by an exception writes none, and removes what was
+    written locally: nothing is left that looks like a whole dataset.
+
+    Samples are held in memory until their shard is full. One thread at a time may use a writer.
+
+    Args:
+        columns: From name to encoding.
+        out: A local directory, a URL of any file system that fsspec opens, or (local directory, URL or directory).
+        keep_local: Whether files stay in the local directory once they are in the remote one.
+        compression: One of ``COMPRESSIONS``, such as ``zstd`` or ``zstd:7``; None or empty: not compressed.
+        hashes: Algorithms by which the files are hashed, of ``HASHES``.
+        size_limit: A shard's size in bytes, as a number or as in ``"64mb"``; None or 0: 4 GiB, the most there is. A
+            sample that is larger has a shard of its own.
+        progress_bar: Whether to show how many samples and shards are written.
+        max_workers: Threads that upload; None: as many as the standard library takes.
+        retry: How often an upload is tried, 1 at least.
+        exist_ok: Whether a dataset that is there may be replaced: its files go, others stay.
+
+    Raises:
+        ConfigurationError: An argument cannot work.
+        FileExistsError: There is something already, and ``exist_ok`` is false.
+    """
+
+    format: ClassVar[str]
+    #: What a sample takes in a shard besides its own bytes.
+    sample_overhead_bytes: ClassVar[int] = 0
+
+    def __init__(
+        self,
+        *,
+        columns: Mapping[str, str],
+        out: str | Path | tuple[str, str],
+        keep_local: bool = False,
+        compression: str | None = None,
+        hashes: Sequence[str] | None = None,
+        size_limit: int | str | None = DEFAULT_SIZE_LIMIT,
+        progress_bar: bool = False,
+        max_workers: int | None = None,
+        retry: int = 2,
+        exist_ok: bool = False,
+    ) -> None:
+        self.columns = _sorted_columns(columns)
+        self.compression = arguments.choice("compression", compression, COMPRESSIONS) if compression else None
+        self.hashes = _sorted_hashes(hashes)
+        self.size_limit = _size_limit(size_limit)
+        self.num_samples = 0
+        described = {
+            "version": _VERSION,
+            "format": self.format,
+            "compression": self.compression,
+            "hashes": self.hashes,
+            "size_limit": self.size_limit,
+            **self._described(),
+        }
+        # In the order in which it is written.
+        self._config = dict(sorted(described.items()))
+        self._shards: list[dict[str, Any]] = []
+        self._samples: list[bytes] = []
+        self._base_bytes = self._empty_shard_bytes()
+        self._shard_bytes = self._base_bytes
+        self._is_open = True
+        arguments.boolean("keep_local", keep_local)
+        arguments.boolean("progress_bar", progress_bar)
+        self._destination = Destination(
+            out,
+            keep_local=keep_local,
+            max_workers=None if max_workers is None else arguments.integer("max_workers", max_workers, minimum=1),
+            num_attempts=arguments.integer("retry", retry, minimum=1),
+            exist_ok=arguments.boolean("exist_ok", exist_ok),
+        )
+        self._progress = Progress(is_shown=progress_bar)
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Add a sample; keys that are no columns are passed over.
+
+        Raises:
+            SampleError: A column is missing, or its value cannot be written; the message names it.
+            ValueError: The writer is finished.
+            OSError: The disk, or another error of an upload, as it was raised there.
+        """
+        self._check_open()
+        self._destination.raise_failure()
+        if not isinstance(sample, Mapping):
+            raise SampleError("<all of them>", sample, "a dict from column to value")
+        for name in self.columns:
+            if name not in sample:
+                raise SampleError(name, "<missing>", "a value")
+        encoded = self._encoded(sample)
+        added_bytes = len(encoded) + self.sample_overhead_bytes
+        limit = self.size_limit or _MAX_SHARD_BYTES
+        if self._samples and limit < self._shard_bytes + added_bytes:
+            self._write_shard()
+        if self._base_bytes + added_bytes > _MAX_SHARD_BYTES:
+            raise SampleError("<all of them>", f"<{len(encoded)} bytes>", f"at most {_MAX_SHARD_BYTES} bytes")
+        self._samples.append(encoded)
+        self._shard_bytes += added_bytes
+        self.num_samples += 1
+        self._progress.advance(self.num_samples, len(self._shards))
+
+    def finish(self) -> None:
+        """Write what is left, wait for uploads, and publish the index; a second call does nothing.
+
+        Raises:
+            OSError: The disk, or another error of an upload, as it was raised there. Then no index is written.
+        """
+        if not self._is_open:
+            return
+        try:
+            if self._samples:
+                self._write_shard()
+            index = json.dumps({"version": _VERSION, "shards": self._shards}, sort_keys=True)
+            self._destination.publish(index.encode())
+        except BaseException:
+            self.abandon()
+            raise
+        self._is_open = False
+        self._progress.close()
+
+    def abandon(self) -> None:
+        """Give the dataset up: no index is written, and what was written locally is removed."""
+        if self._is_open:
+            self._is_open = False
+            self._samples = []
+            self._progress.close()
+            self._destination.abandon()
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self.abandon()
+
+    @abstractmethod
+    def _described(self) -> dict[str, Any]:
+        """Return what the index says of every shard of this format, columns included."""
+
+    @abstractmethod
+    def _encoded(self, sample: Mapping[str, Any]) -> bytes:
+        """Return a sample's bytes.
+
+        Raises:
+            SampleError: It cannot be written.
+        """
+
+    @abstractmethod
+    def _empty_shard_bytes(self) -> int:
+        """Return what a shard without samples takes, as far as the limit counts it."""
+
+    @abstractmethod
+    def _files(self, samples: list[bytes]) -> list[ShardFile]:
+        """Return a shard's files."""
+
+    def _write_shard(self) -> None:
+        entry: dict[str, Any] = {**self._config, "samples": len(self._samples)}
+        for part, suffix, content in self._files(self._samples):
+            name = f"shard.{len(self._shards):05}.{self.format}{suffix}"
+            entry[f"raw_{part}"] = self._file_info(name, content)
+            entry[f"zip_{part}"] = compressed = None
+            if self.compression is not None:
+                # Of the raw file there is only what the index says.
+                compressed = compress(content, self.compression)
+                name = f"{name}.{extension_of(self.compression)}"
+                entry[f"zip_{part}"] = self._file_info(name, compressed)
+            self._destination.add(name, content if compressed is None else compressed)
+        self._shards.append(entry)
+        self._samples = []
+        self._shard_bytes = self._base_bytes
+
+    def _file_info(self, name: str, content: bytes) -> dict[str, Any]:
+        hashes = {algorithm: hash_of(content, algorithm) for algorithm in self.hashes}
+        return {"basename": name, "bytes": len(content), "hashes": hashes}
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ValueError("the writer is finished: it takes no more samples")
+
+
+def _sorted_columns(columns: Any) -> dict[str, str]:
+    given = cast("Mapping[Any, Any]", columns if isinstance(columns, Mapping) else {})
+    if not given or not all(isinstance(text, str) for pair in given.items() for text in pair):
+        expected = "a dict from each column's name to its encoding, not empty"
+        raise ConfigurationError("columns", cast("object", columns), expected)
+    return dict(sorted(given.items()))
+
+
+def _sorted_hashes(hashes: Sequence[str] | None) -> list[str]:
+    if isinstance(hashes, str):
+        raise ConfigurationError("hashes", hashes, "a list of names")
+    return sorted({arguments.choice("hashes", algorithm, HASHES) for algorithm in hashes or ()})
+
+
+def _size_limit(size_limit: int | str | None) -> int | None:
+    if not size_limit:
+        return None
+    return (
+        arguments.integer("size_limit", size_bytes_of("size_limit", size_limit), minimum=0, maximum=(1 << 32) - 1)
+        or None
+    )

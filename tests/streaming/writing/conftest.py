@@ -1,0 +1,6 @@
+"""golden_shards is beside the tests of the formats."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "formats"))
