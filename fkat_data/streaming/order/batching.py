@@ -33,10 +33,12 @@ class Batching(Protocol):
 
     Attributes:
         num_batches: How many there are from where the epoch is resumed.
+        num_even_batches: How many of these every rank has: the last one may be short, but no rank is without.
         first_batch: How many were stepped over by whole batches; in ``random`` the partition does that by samples.
     """
 
     num_batches: int
+    num_even_batches: int
     first_batch: int
 
     def locate(self, slots: _Integers) -> tuple[_Integers, _Integers]:
@@ -54,6 +56,7 @@ class RandomBatching:
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
         self.num_batches = -(-partition.num_rank_samples // partition.grid.batch_size)
+        self.num_even_batches = self.num_batches
         self.first_batch = 0
 
     def locate(self, slots: _Integers) -> tuple[_Integers, _Integers]:
@@ -71,7 +74,7 @@ class _WholeBatching:
     def __init__(self, grid: Grid, num_batches: int, sample_in_epoch: int) -> None:
         self._grid = grid
         self.first_batch = sample_in_epoch // grid.global_batch_size
-        self.num_batches = max(0, num_batches - self.first_batch)
+        self.num_batches = self.num_even_batches = max(0, num_batches - self.first_batch)
         if sample_in_epoch % grid.global_batch_size:
             _logger.warning(
                 "sample_in_epoch = %d is no multiple of the global batch of %d: resumes %d samples earlier",
@@ -201,8 +204,9 @@ class DevicePerStreamBatching(_WholeBatching):
         self._batches = [_occurrences(order) for order in self._streams]
         ranks = grid.num_ranks
         rows = len(streams) + ranks - len(streams) % ranks
-        self.num_full_batches = len(streams) * grid.num_nodes // ranks
         super().__init__(grid, rows * grid.num_nodes // ranks, sample_in_epoch)
+        # The reference fills up with batches that some ranks have and others have not.
+        self.num_even_batches = max(0, len(streams) * grid.num_nodes // ranks - self.first_batch)
 
     def locate(self, slots: _Integers) -> tuple[_Integers, _Integers]:
         """Return the stream of each slot, and the place in that stream's order: -1 where nothing is read."""

@@ -17,7 +17,7 @@ from fkat_data.streaming.order.block import BlockShuffle
 from fkat_data.streaming.order.keyed_selection import KeyedSelection
 from fkat_data.streaming.order.partition import EvenPartition, Grid, Partition, partitioned
 from fkat_data.streaming.order.sampling import Selection, StreamSamples, selected
-from fkat_data.streaming.order.shuffle import REFERENCE_SHUFFLES, ReferenceShuffle
+from fkat_data.streaming.order.shuffle import REFERENCE_SHUFFLES, ReferenceShuffle, check_shuffle
 from fkat_data.streaming.order.weights import StreamShares
 
 __all__ = ["SHUFFLES", "EpochPlace", "EpochPlan", "OrderSettings", "plan_epoch"]
@@ -154,19 +154,59 @@ def plan_epoch(settings: OrderSettings, shares: StreamShares, place: EpochPlace,
         ConfigurationError: The numbers do not go together, as the docstrings of partitions and batchings say.
     """
     streams = _streams(settings, shares)
-    if settings.batching_method == "random":
-        selection = _selection(settings, streams, place)
-        shuffle = _shuffle(settings, selection, place, settings.block_size(place.num_canonical_nodes))
-        partition = _partition(settings, selection.size, place, grid, place.sample_in_epoch)
-        return EpochPlan(RandomBatching(partition), [selection], [shuffle], grid, is_cheap=_is_cheap(settings))
-    selections = [_selection(settings, [stream], place) for stream in streams]
     block_size = settings.block_size(place.num_canonical_nodes)
+    if settings.batching_method == "random":
+        selections = [_selection(settings, streams, place)]
+        block_sizes = [block_size]
+    else:
+        selections = [_selection(settings, [stream], place) for stream in streams]
+        block_sizes = [int(block_size * proportion) for proportion in shares.proportion]
     shuffles = [
-        _shuffle(settings, selection, place, int(block_size * proportion)) if selection.size else None
-        for selection, proportion in zip(selections, shares.proportion, strict=True)
+        _shuffle(settings, selection, place, size) if settings.shuffle and selection.size else None
+        for selection, size in zip(selections, block_sizes, strict=True)
     ]
-    batching = _batching(settings, [selection.size for selection in selections], shares, place, grid)
-    return EpochPlan(batching, selections, shuffles, grid, is_cheap=_is_cheap(settings))
+    batching = batching_of(settings, shares, place, grid)
+    return EpochPlan(batching, selections, shuffles, grid, is_cheap=settings.is_keyed or not settings.shuffle)
+
+
+def check_order(settings: OrderSettings, shares: StreamShares, num_canonical_nodes: int) -> None:
+    """Return if the shuffle works with what the streams give; looks at no sample.
+
+    Raises:
+        ConfigurationError: It does not.
+    """
+    if not settings.shuffle or settings.is_keyed:
+        return
+    block_size = settings.block_size(num_canonical_nodes)
+    if settings.batching_method == "random":
+        check_shuffle(settings.shuffle_algo, shares.epoch_size, num_canonical_nodes, block_size)
+        return
+    for size, proportion in zip(shares.choose, shares.proportion, strict=True):
+        if size:
+            check_shuffle(settings.shuffle_algo, size, num_canonical_nodes, int(block_size * proportion))
+
+
+def batching_of(settings: OrderSettings, shares: StreamShares, place: EpochPlace, grid: Grid) -> Batching:
+    """Return the global batches of the rest of an epoch, without their samples: this is quick for any order.
+
+    Raises:
+        ConfigurationError: The numbers do not go together, as the docstrings of partitions and batchings say.
+    """
+    nodes, sample_in_epoch = place.num_canonical_nodes, place.sample_in_epoch
+    if settings.batching_method == "random":
+        return RandomBatching(_partition(settings, shares.epoch_size, place, grid, sample_in_epoch))
+    is_drawn_anew = settings.shuffle and settings.sampling_method == "balanced"
+    seed = place.seed + place.epoch if is_drawn_anew else place.seed
+    if settings.batching_method == "stratified":
+        one_node = replace(grid, num_nodes=1, batch_size=1)
+        partitions = [_partition(settings, size, place, one_node) for size in shares.choose]
+        return StratifiedBatching(partitions, shares.proportion, grid, sample_in_epoch)
+    if settings.batching_method == "per_stream":
+        partitions = [_partition(settings, size, place, grid) for size in shares.choose]
+        return PerStreamBatching(partitions, shares.choose, grid, sample_in_epoch, seed)
+    canonical = replace(grid, num_nodes=nodes, batch_size=1)
+    partitions = [_partition(settings, size, place, canonical) for size in shares.choose]
+    return DevicePerStreamBatching(partitions, shares.choose, grid, nodes, sample_in_epoch, seed)
 
 
 def _streams(settings: OrderSettings, shares: StreamShares) -> list[StreamSamples]:
@@ -176,10 +216,6 @@ def _streams(settings: OrderSettings, shares: StreamShares) -> list[StreamSample
         streams.append(StreamSamples(sizes, first, choose))
         first += int(sizes.sum())
     return streams
-
-
-def _is_cheap(settings: OrderSettings) -> bool:
-    return settings.is_keyed or not settings.shuffle
 
 
 def _selection(
@@ -201,9 +237,7 @@ def _selection(
 
 def _shuffle(
     settings: OrderSettings, selection: Selection | KeyedSelection, place: EpochPlace, block_size: int
-) -> ReferenceShuffle | BlockShuffle | None:
-    if not settings.shuffle:
-        return None
+) -> ReferenceShuffle | BlockShuffle:
     sizes, nodes = selection.unit_sizes, place.num_canonical_nodes
     if settings.is_keyed:
         return BlockShuffle(sizes, nodes, place.seed, place.epoch, block_size)
@@ -216,21 +250,3 @@ def _partition(settings: OrderSettings, size: int, place: EpochPlace, grid: Grid
     return partitioned(
         settings.partition_algo, size, place.num_canonical_nodes, grid, drop_first, place.initial_physical_nodes
     )
-
-
-def _batching(
-    settings: OrderSettings, sizes: Sequence[int], shares: StreamShares, place: EpochPlace, grid: Grid
-) -> Batching:
-    nodes, sample_in_epoch = place.num_canonical_nodes, place.sample_in_epoch
-    is_drawn_anew = settings.shuffle and settings.sampling_method == "balanced"
-    seed = place.seed + place.epoch if is_drawn_anew else place.seed
-    if settings.batching_method == "stratified":
-        one_node = replace(grid, num_nodes=1, batch_size=1)
-        partitions = [_partition(settings, size, place, one_node) for size in sizes]
-        return StratifiedBatching(partitions, shares.proportion, grid, sample_in_epoch)
-    if settings.batching_method == "per_stream":
-        partitions = [_partition(settings, size, place, grid) for size in sizes]
-        return PerStreamBatching(partitions, shares.choose, grid, sample_in_epoch, seed)
-    canonical = replace(grid, num_nodes=nodes, batch_size=1)
-    partitions = [_partition(settings, size, place, canonical) for size in sizes]
-    return DevicePerStreamBatching(partitions, shares.choose, grid, nodes, sample_in_epoch, seed)

@@ -16,7 +16,7 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.order.expand import chunks_of_py1e
 from fkat_data.streaming.order.spans import SpanLine, canonical_bounds, divided
 
-__all__ = ["REFERENCE_SHUFFLES", "ReferenceShuffle"]
+__all__ = ["REFERENCE_SHUFFLES", "ReferenceShuffle", "check_shuffle"]
 
 _Integers = npt.NDArray[np.int64]
 _T = TypeVar("_T")
@@ -49,13 +49,7 @@ class ReferenceShuffle:
         self._block_size = block_size
         self.size = int(unit_sizes.sum())
         self._bounds = canonical_bounds(self.size, num_canonical_nodes)
-        if algorithm == "py1e" and self.size < num_canonical_nodes:
-            raise ConfigurationError(
-                "num_canonical_nodes", num_canonical_nodes, f"at most as many as there are samples: {self.size}"
-            )
-        smallest = {"py1e": 1, "py1b": 1, "py1br": 2}.get(algorithm, 0)
-        if block_size < smallest:
-            raise ConfigurationError("shuffle_block_size", block_size, f"at least {smallest} for {algorithm}")
+        check_shuffle(algorithm, self.size, num_canonical_nodes, block_size)
 
     def samples_at(self, places: _Integers) -> _Integers:
         """Return the number of the sample at each place; walks over the epoch once."""
@@ -140,6 +134,21 @@ class ReferenceShuffle:
                 generator.shuffle(samples)
             if node in wanted:
                 yield node, int(self._bounds[node]), np.concatenate([*held, np.empty(0, np.int64)])
+
+
+def check_shuffle(algorithm: str, size: int, num_canonical_nodes: int, block_size: int) -> None:
+    """Return if an algorithm works with these numbers.
+
+    Raises:
+        ConfigurationError: It does not.
+    """
+    if algorithm == "py1e" and size < num_canonical_nodes:
+        raise ConfigurationError(
+            "num_canonical_nodes", num_canonical_nodes, f"at most as many as there are samples to shuffle: {size}"
+        )
+    smallest = {"py1e": 1, "py1b": 1, "py1br": 2}.get(algorithm, 0)
+    if block_size < smallest:
+        raise ConfigurationError("shuffle_block_size", block_size, f"at least {smallest} for {algorithm}")
 
 
 def _shuffled(items: list[_T], generator: np.random.Generator) -> list[_T]:
