@@ -11,7 +11,7 @@ def test_all_is_complete_and_the_documented_names_are_there():
 def test_importing_the_package_imports_no_library_of_files_or_images(run_script):
     done = run_script(
         "import sys, fkat_data.streaming\n"
-        "heavy = {'PIL', 'brotli', 'cramjam', 'fsspec', 'hydra', 'pyarrow', 'tqdm', 'xxhash', 'zstandard'}\n"
+        "heavy = {'PIL', 'brotli', 'cramjam', 'fsspec', 'hydra', 'pyarrow', 'xxhash', 'zstandard'}\n"
         "print(sorted(heavy & {name.split('.')[0] for name in sys.modules}))"
     )
     assert done.stdout == "[]\n"

@@ -52,7 +52,7 @@ def _mds_columns(shard: Fields, names: list[str], encodings: list[str]) -> tuple
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= _MAX_BYTES):
             raise shard.wrong(f"column_sizes[{number}]", "null or a number of bytes", size)
         # A size of 0 is how a variable one may be written, too.
-        if size and own_size is not None and size != own_size:
+        if own_size is not None and size != own_size:
             raise shard.wrong(f"column_sizes[{number}]", f"{own_size}, which is what {encoding} takes", size)
         columns.append(Column(name, encoding, size or None))
     return tuple(columns)

@@ -1,11 +1,12 @@
 """Encodings of single numbers in a fixed number of bytes."""
 
-import math
+import numbers
 import operator
 import struct
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from fkat_data.streaming.formats.encoding import Encoding, EncodingError
 
@@ -54,27 +55,30 @@ class ScalarEncoding(Encoding):
 
         Floating-point numbers are rounded to the dtype's precision, as every conversion does.
         """
-        expected = f"a number that {self._dtype.name} can hold"
-        if isinstance(value, (str, bytes)) or np.ndim(value):
-            raise EncodingError(expected)
+        number = cast("Any", value)[()] if isinstance(value, np.ndarray) else value
         try:
-            if self._dtype.kind in "iu":
-                return self._integer(value).tobytes()
-            with np.errstate(over="ignore"):
-                number = np.array(value).astype(self._dtype)
-            if np.isinf(number) and not math.isinf(value):
-                raise EncodingError(expected)
-            return number.tobytes()
-        except (TypeError, OverflowError):
-            raise EncodingError(expected) from None
+            if not isinstance(number, (numbers.Real, np.bool_)):
+                raise TypeError
+            return (self._integer(number) if self._dtype.kind in "iu" else self._float(number)).tobytes()
+        except (TypeError, ValueError, OverflowError):
+            raise EncodingError(f"a number that {self._dtype.name} can hold") from None
 
     def decode(self, data: memoryview) -> Any:
         """Return the bytes as a NumPy scalar."""
         return np.frombuffer(data, self._dtype)[0]
 
-    def _integer(self, value: Any) -> Any:
-        # A float that is no integer, or too large a one, must not become another number without a word.
+    def _integer(self, value: Any) -> npt.NDArray[Any]:
+        # A float that is no integer must not become another number without a word.
         number = int(value)
         if number != value:
-            raise EncodingError(f"a number that {self._dtype.name} can hold")
+            raise ValueError
         return np.array(number, self._dtype)
+
+    def _float(self, value: Any) -> npt.NDArray[Any]:
+        # What is of the dtype already keeps its bits, those of a NaN included.
+        number = cast("Any", value) if isinstance(value, np.floating) else float(value)
+        with np.errstate(over="ignore"):
+            rounded = np.array(number).astype(self._dtype)
+        if np.isinf(rounded) and not np.isinf(number):
+            raise OverflowError
+        return rounded

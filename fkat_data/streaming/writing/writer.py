@@ -103,7 +103,7 @@ class ShardWriter(ABC):
         self._shard_bytes = self._base_bytes
         self._is_open = True
         arguments.boolean("keep_local", keep_local)
-        arguments.boolean("progress_bar", progress_bar)
+        self._progress = Progress(is_shown=arguments.boolean("progress_bar", progress_bar))
         self._destination = Destination(
             out,
             keep_local=keep_local,
@@ -111,7 +111,6 @@ class ShardWriter(ABC):
             num_attempts=arguments.integer("retry", retry, minimum=1),
             exist_ok=arguments.boolean("exist_ok", exist_ok),
         )
-        self._progress = Progress(is_shown=progress_bar)
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Add a sample; keys that are no columns are passed over.

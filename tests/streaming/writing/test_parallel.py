@@ -1,0 +1,62 @@
+"""Writing by processes and threads: one dataset in the items' order, or none."""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+from written_examples import COLUMNS, good_samples_of, samples_of
+
+from fkat_data.errors import ConfigurationError
+from fkat_data.streaming import JSONWriter, MDSWriter, write_parallel
+from fkat_data.streaming.formats.index import read_index
+from fkat_data.streaming.formats.open import open_shard
+
+ITEMS = [(100 * number, number % 4) for number in range(12)]
+
+
+def read(directory):
+    entries = read_index(directory / "index.json")
+    return [row for entry in entries for row in open_shard(directory, entry).samples(range(entry.samples))]
+
+
+@pytest.mark.parametrize("writer", [MDSWriter, JSONWriter])
+def test_the_samples_come_in_the_order_of_the_items(tmp_path, writer):
+    make_writer = partial(writer, columns=COLUMNS, size_limit=200)
+    with ThreadPoolExecutor(3) as executor:
+        count = write_parallel(make_writer, good_samples_of, ITEMS, out=tmp_path, executor=executor)
+    expected = [sample for item in ITEMS for sample in good_samples_of(item)]
+    assert count == len(expected)
+    assert read(tmp_path) == expected
+
+
+def test_processes_write_one_dataset(run_script, tmp_path):
+    done = run_script(
+        f"""
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from written_examples import COLUMNS, good_samples_of
+from fkat_data.streaming import MDSWriter, write_parallel
+if __name__ == "__main__":
+    with ProcessPoolExecutor(2) as executor:
+        make = partial(MDSWriter, columns=COLUMNS)
+        print(write_parallel(make, good_samples_of, {ITEMS}, out={str(tmp_path / "data")!r}, executor=executor))
+"""
+    )
+    expected = [sample for item in ITEMS for sample in good_samples_of(item)]
+    assert done.stdout.split() == [str(len(expected))]
+    assert read(tmp_path / "data") == expected
+
+
+def test_an_item_that_fails_is_named_and_there_is_no_whole(tmp_path):
+    with ThreadPoolExecutor(2) as executor, pytest.raises(ValueError, match="thirteen") as caught:
+        write_parallel(
+            partial(MDSWriter, columns=COLUMNS), samples_of, [(0, 5), (10, 9), (20, 5)], out=tmp_path, executor=executor
+        )
+    assert caught.value.__notes__ == ["while item 1 (from 0) was written"]
+    assert not (tmp_path / "index.json").exists()
+    assert not (tmp_path / "000001" / "index.json").exists()
+
+
+def test_nothing_to_do_is_refused(tmp_path):
+    with ThreadPoolExecutor(1) as executor, pytest.raises(ConfigurationError, match=r"items = \[\]"):
+        write_parallel(partial(MDSWriter, columns=COLUMNS), samples_of, [], out=tmp_path, executor=executor)

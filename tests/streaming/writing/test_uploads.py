@@ -1,0 +1,119 @@
+"""Writers whose files go to a remote directory: in memory, or a local one by way of another."""
+
+import tempfile
+import threading
+import time
+
+import fsspec
+import pytest
+from written_examples import COLUMNS, good_samples_of
+
+from fkat_data.streaming import JSONWriter, MDSWriter
+from fkat_data.streaming.formats.index import parse_index, read_index
+from fkat_data.streaming.formats.open import open_shard
+
+
+@pytest.fixture
+def memory():
+    files = fsspec.filesystem("memory")
+    yield files
+    files.store.clear()
+    files.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture
+def staging(tmp_path, monkeypatch):
+    """Where temporary directories are made, so that one that is left is seen."""
+    place = tmp_path / "staging"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    return place
+
+
+def write(writer, samples):
+    with writer:
+        for sample in samples:
+            writer.write(sample)
+
+
+SAMPLES = good_samples_of((0, 60))
+
+
+def test_files_go_to_a_url_and_none_stays_here(memory, staging):
+    write(MDSWriter(columns=COLUMNS, out="memory://bucket/data", size_limit=300, compression="zstd"), SAMPLES)
+    entries = parse_index(memory.cat_file("/bucket/data/index.json"), "index.json")
+    assert len(entries) > 3
+    assert sorted(memory.find("/bucket/data")) == sorted(
+        ["/bucket/data/index.json", *(f"/bucket/data/{entry.zip_data.basename}" for entry in entries)]
+    )
+    for entry in entries:
+        assert memory.size(f"/bucket/data/{entry.zip_data.basename}") == entry.zip_data.bytes
+    assert not list(staging.iterdir())
+
+
+@pytest.mark.parametrize("keep_local", [False, True])
+def test_files_go_to_a_directory_by_way_of_another(tmp_path, keep_local):
+    local, remote = tmp_path / "local", tmp_path / "remote" / "data"
+    write(JSONWriter(columns=COLUMNS, out=(local, str(remote)), size_limit=300, keep_local=keep_local), SAMPLES)
+    for directory in (remote, local) if keep_local else (remote,):
+        entries = read_index(directory / "index.json")
+        rows = [row for entry in entries for row in open_shard(directory, entry).samples(range(entry.samples))]
+        assert rows == SAMPLES
+        assert len(list(directory.iterdir())) == 1 + 2 * len(entries)
+    assert local.exists() == keep_local
+
+
+def test_an_upload_that_fails_is_raised_as_it_is_and_nothing_looks_whole(tmp_path, staging):
+    (tmp_path / "remote").write_text("a file stands in the way")
+    writer = MDSWriter(columns=COLUMNS, out=f"file://{tmp_path}/remote/data", size_limit=300, retry=1)
+    with pytest.raises(OSError, match="remote") as caught:
+        write(writer, SAMPLES)
+    assert any("shard.00000.mds was uploaded" in note for note in caught.value.__notes__)
+    assert (tmp_path / "remote").read_text() == "a file stands in the way"
+    assert not list(staging.iterdir())
+
+
+def test_an_upload_is_tried_again(tmp_path, caplog):
+    remote = tmp_path / "remote"
+    writer = MDSWriter(columns=COLUMNS, out=(tmp_path / "local", str(remote / "data")), retry=9)
+    remote.write_text("a file stands in the way")
+    writer.write(SAMPLES[0])
+
+    def make_way():
+        while not caplog.messages:
+            time.sleep(0.005)
+        remote.unlink()
+
+    thread = threading.Thread(target=make_way)
+    thread.start()
+    writer.finish()
+    thread.join()
+    assert "upload of shard.00000.mds to" in caplog.messages[0]
+    assert [entry.samples for entry in read_index(remote / "data" / "index.json")] == [1]
+
+
+def test_a_writer_that_raised_leaves_no_index_there(memory, staging):
+    writer = MDSWriter(columns=COLUMNS, out="memory://bucket/data", size_limit=300)
+    for sample in SAMPLES:
+        writer.write(sample)
+    writer.abandon()
+    assert not memory.exists("/bucket/data/index.json")
+    assert not list(staging.iterdir())
+
+
+def test_a_dataset_that_is_there_is_replaced_when_that_is_said(memory):
+    write(MDSWriter(columns=COLUMNS, out="memory://bucket/data"), SAMPLES)
+    with pytest.raises(FileExistsError, match=r"memory://bucket/data.*exist_ok=True"):
+        MDSWriter(columns=COLUMNS, out="memory://bucket/data")
+    writer = MDSWriter(columns=COLUMNS, out="memory://bucket/data", exist_ok=True)
+    assert not memory.exists("/bucket/data/index.json"), "shards of two datasets would look like one"
+    write(writer, SAMPLES[:7])
+    (entry,) = parse_index(memory.cat_file("/bucket/data/index.json"), "index.json")
+    assert entry.samples == 7
+
+
+def test_threads_end_with_the_writer(memory):
+    before = threading.active_count()
+    write(MDSWriter(columns=COLUMNS, out="memory://bucket/data", size_limit=300, max_workers=3), SAMPLES)
+    assert memory.exists("/bucket/data/index.json")
+    assert threading.active_count() == before

@@ -1,0 +1,282 @@
+"""Writers: how shards are cut, what is refused, and that nothing looks whole before it is."""
+
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+from golden_shards import unpacked
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from fkat_data.errors import ConfigurationError, SampleError
+from fkat_data.streaming import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
+from fkat_data.streaming.formats.index import read_index
+from fkat_data.streaming.formats.open import open_shard
+
+COLUMNS = {"id": "int", "text": "str"}
+
+
+def read(directory):
+    return [
+        sample
+        for entry in read_index(directory / "index.json")
+        for sample in open_shard(directory, entry, allow_unsafe_types=True).samples(range(entry.samples))
+    ]
+
+
+def samples_of(count, start=0):
+    return [{"id": number, "text": "x" * (number % 7)} for number in range(start, start + count)]
+
+
+@pytest.mark.parametrize("writer", [MDSWriter, JSONWriter, CSVWriter, TSVWriter])
+@given(
+    texts=st.lists(st.text(st.characters(exclude_characters=",\t\n", codec="utf-8")), max_size=30),
+    size_limit=st.integers(1, 400) | st.none(),
+)
+def test_what_is_written_is_read_whatever_the_limit(tmp_path_factory, writer, texts, size_limit):
+    directory = tmp_path_factory.mktemp("data")
+    samples = [{"id": number, "text": text, "ratio": number / 7} for number, text in enumerate(texts)]
+    ratio = "float64" if writer is MDSWriter else "float"
+    with writer(columns={**COLUMNS, "ratio": ratio}, out=directory, size_limit=size_limit) as made:
+        for sample in samples:
+            made.write({**sample, "not a column": None})
+    assert read(directory) == samples
+    entries = read_index(directory / "index.json")
+    assert all(entry.samples for entry in entries)
+    if size_limit is not None and writer is MDSWriter:
+        assert all(entry.raw_data.bytes <= size_limit or entry.samples == 1 for entry in entries)
+
+
+@given(st.lists(st.fixed_dictionaries({name: st.text("ab:é", max_size=4) for name in "xy"}), min_size=1, max_size=8))
+def test_separators_of_several_characters_are_never_made_where_values_meet(tmp_path_factory, samples):
+    directory = tmp_path_factory.mktemp("data")
+    kept = []
+    with XSVWriter(columns={"x": "str", "y": "str"}, separator="::", newline="bé", out=directory) as writer:
+        for sample in samples:
+            try:
+                writer.write(sample)
+            except SampleError:
+                continue
+            kept.append(sample)
+    assert read(directory) == kept
+
+
+def test_a_first_sample_beyond_the_limit_makes_no_empty_shard(tmp_path):
+    with MDSWriter(columns=COLUMNS, out=tmp_path, size_limit=300) as writer:
+        for sample in [{"id": 0, "text": "x" * 400}, *samples_of(3, 1)]:
+            writer.write(sample)
+    assert [entry.samples for entry in read_index(tmp_path / "index.json")] == [1, 3]
+
+
+@pytest.mark.parametrize("size_limit", ["1kb", 1024])
+def test_a_limit_may_be_written_with_its_unit(tmp_path, size_limit):
+    with MDSWriter(columns={"data": "bytes"}, out=tmp_path, size_limit=size_limit) as writer:
+        for _ in range(20):
+            writer.write({"data": bytes(100)})
+    index = json.loads((tmp_path / "index.json").read_text())
+    assert {shard["size_limit"] for shard in index["shards"]} == {1024}
+    assert all(shard["raw_data"]["bytes"] <= 1024 for shard in index["shards"])
+
+
+@pytest.mark.parametrize("writer", [MDSWriter, JSONWriter, CSVWriter])
+@pytest.mark.parametrize("compression", ["zstd:1", "gz", "br:2", "bz2:1", "snappy"])
+def test_compressed_shards_come_back(tmp_path, writer, compression):
+    (tmp_path / "raw").mkdir()
+    settings = {"compression": compression, "hashes": ["xxh64", "sha1"], "size_limit": 200}
+    with writer(columns=COLUMNS, out=tmp_path / "zip", **settings) as made:
+        for sample in samples_of(50):
+            made.write(sample)
+    entries = unpacked(tmp_path / "zip", tmp_path / "raw")
+    assert [s for entry in entries for s in open_shard(tmp_path / "raw", entry).samples(range(entry.samples))] == (
+        samples_of(50)
+    )
+    assert {entry.hashes for entry in entries} == {("sha1", "xxh64")}
+    assert not [path for path in (tmp_path / "zip").iterdir() if path.suffix in (".mds", ".json", ".csv")][1:]
+
+
+WRONG_SAMPLES = [
+    ({"id": 1}, "column 'text', value <missing>"),
+    ({"id": "1", "text": ""}, "column 'id', value '1': expected an int"),
+    ({"id": 1, "text": None}, "column 'text', value None: expected a str"),
+    (["id", "text"], "expected a dict from column to value"),
+]
+
+
+@pytest.mark.parametrize("writer", [MDSWriter, JSONWriter, CSVWriter])
+@pytest.mark.parametrize(("sample", "text"), WRONG_SAMPLES)
+def test_a_sample_that_cannot_be_written_is_refused_and_the_others_are_kept(tmp_path, writer, sample, text):
+    with writer(columns=COLUMNS, out=tmp_path) as made:
+        made.write(samples_of(1)[0])
+        with pytest.raises(SampleError, match=re.escape(text)):
+            made.write(sample)
+        made.write(samples_of(1, 1)[0])
+    assert read(tmp_path) == samples_of(2)
+
+
+@pytest.mark.parametrize("writer", [JSONWriter, CSVWriter])
+@pytest.mark.parametrize(("value", "encoding"), [(True, "int"), (1, "float"), (1.0, "int"), (1, "str")])
+def test_a_value_of_another_type_is_refused_in_text(tmp_path, writer, value, encoding):
+    with (
+        writer(columns={"value": encoding}, out=tmp_path) as made,
+        pytest.raises(SampleError, match=f"column 'value', value {value!r}: expected an? {encoding}"),
+    ):
+        made.write({"value": value})
+
+
+@pytest.mark.parametrize("text", ["a,b", "a\nb", "\ud800"])
+def test_a_text_that_could_not_be_read_back_is_refused(tmp_path, text):
+    with CSVWriter(columns=COLUMNS, out=tmp_path) as writer, pytest.raises(SampleError, match=r"text"):
+        writer.write({"id": 1, "text": text})
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    with JSONWriter(columns={"i": "int", "f": "float"}, out=tmp_path) as writer:
+        writer.write({"i": np.int32(3), "f": np.float32(0.5)})
+    assert read(tmp_path) == [{"i": 3, "f": 0.5}]
+
+
+def png():
+    buffer = io.BytesIO()
+    Image.new("L", (2, 2)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+READY_MADE = [("json", b'{"a": 1}'), ("str", "é".encode()), ("int", bytes(8)), ("jpeg", png()), ("pkl", b"N.")]
+
+
+@pytest.mark.parametrize(("encoding", "data"), READY_MADE)
+def test_ready_made_bytes_are_written_as_they_are(tmp_path, encoding, data):
+    with MDSWriter(columns={"value": encoding}, out=tmp_path) as writer:
+        writer.write({"value": data})
+    (entry,) = read_index(tmp_path / "index.json")
+    assert bytes(open_shard(tmp_path, entry, allow_unsafe_types=True).raw(0)).endswith(data)
+    assert len(read(tmp_path)) == 1
+
+
+NOT_READY = [
+    ("json", b"{"),
+    ("str", b"\xff"),
+    ("int", bytes(7)),
+    ("str_int", b"True"),
+    ("ndarray", b"\x08"),
+    ("pil", b""),
+]
+
+
+@pytest.mark.parametrize(("encoding", "data"), NOT_READY)
+def test_ready_made_bytes_that_could_not_be_read_are_refused(tmp_path, encoding, data):
+    with MDSWriter(columns={"value": encoding}, out=tmp_path) as writer, pytest.raises(SampleError, match="'value'"):
+        writer.write({"value": data})
+
+
+WRONG_ARGUMENTS = [
+    ({"columns": {}}, "columns = {}"),
+    ({"columns": ["id"]}, "columns = ['id']"),
+    ({"columns": {"id": int}}, "columns = "),
+    ({"columns": {"id": "float128"}}, "columns['id'] = 'float128'"),
+    ({"compression": "zstd:23"}, "compression = 'zstd:23'"),
+    ({"hashes": ["crc32"]}, "hashes = 'crc32'"),
+    ({"hashes": "md5"}, "hashes = 'md5'"),
+    ({"size_limit": -1}, "size_limit = -1"),
+    ({"size_limit": 1 << 32}, "size_limit = 4294967296"),
+    ({"size_limit": "many"}, "size_limit = 'many'"),
+    ({"retry": 0}, "retry = 0"),
+    ({"max_workers": 0}, "max_workers = 0"),
+    ({"keep_local": "no"}, "keep_local = 'no'"),
+    ({"exist_ok": 1}, "exist_ok = 1"),
+    ({"progress_bar": None}, "progress_bar = None"),
+    ({"out": ""}, "out = ''"),
+    ({"out": ("a", "b", "c")}, "out = ('a', 'b', 'c')"),
+    ({"out": ("s3://a", "b")}, "out = ('s3://a', 'b')"),
+    ({"out": "nosuch://a"}, "out = 'nosuch://a'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "text"), WRONG_ARGUMENTS, ids=lambda value: str(value)[:40])
+def test_an_argument_that_cannot_work_is_named_before_anything_is_written(tmp_path, monkeypatch, arguments, text):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=re.escape(text)):
+        MDSWriter(**{"columns": COLUMNS, "out": "data", **arguments})
+    assert not list(tmp_path.iterdir())
+
+
+WRONG_LINES = [
+    (JSONWriter, {"newline": ""}, "newline = ''"),
+    (JSONWriter, {"newline": "x"}, "newline = 'x'"),
+    (JSONWriter, {"columns": {"id": "uint8"}}, "columns['id'] = 'uint8'"),
+    (XSVWriter, {"separator": ""}, "separator = ''"),
+    (XSVWriter, {"separator": "\n"}, "separator = '\\n'"),
+    (XSVWriter, {"separator": "|\n|"}, "newline = '\\n'"),
+    (CSVWriter, {"columns": {"a,b": "str"}}, "columns = ['a,b']"),
+]
+
+
+@pytest.mark.parametrize(("writer", "arguments", "text"), WRONG_LINES, ids=lambda value: str(value)[:30])
+def test_lines_that_could_not_be_told_apart_are_refused(tmp_path, writer, arguments, text):
+    with pytest.raises(ConfigurationError, match=re.escape(text)):
+        writer(**{"columns": COLUMNS, "out": tmp_path, **arguments})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_is_not_empty_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="exist_ok=True"):
+        MDSWriter(columns=COLUMNS, out=tmp_path)
+
+
+def test_a_dataset_is_replaced_and_other_files_are_kept(tmp_path):
+    for count in (50, 3):
+        with JSONWriter(columns=COLUMNS, out=tmp_path, size_limit=100, exist_ok=True) as writer:
+            assert not (tmp_path / "index.json").exists()
+            for sample in samples_of(count):
+                writer.write(sample)
+        (tmp_path / "notes.txt").write_text("mine")
+        (tmp_path / "shard.99999.mds.tmp").write_text("left over")
+    assert read(tmp_path) == samples_of(3)
+    (tmp_path / "shard.99999.mds.tmp").unlink()
+    named = {info.basename for entry in read_index(tmp_path / "index.json") for info, _ in entry.files}
+    assert {path.name for path in tmp_path.iterdir()} == {*named, "index.json", "notes.txt"}
+
+
+class Stopped(Exception):  # noqa: N818 - it is no error
+    pass
+
+
+def write_and_stop(count, out):
+    with MDSWriter(columns=COLUMNS, out=out, size_limit=200) as writer:
+        for sample in samples_of(count):
+            writer.write(sample)
+        raise Stopped
+
+
+@pytest.mark.parametrize("count", [0, 1, 30])
+def test_a_writer_that_raised_leaves_nothing(tmp_path, count):
+    with pytest.raises(Stopped):
+        write_and_stop(count, tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_the_index_comes_last(tmp_path):
+    writer = MDSWriter(columns=COLUMNS, out=tmp_path, size_limit=200)
+    for sample in samples_of(30):
+        writer.write(sample)
+        assert not (tmp_path / "index.json").exists()
+    assert list(tmp_path.iterdir())
+    writer.finish()
+    writer.finish()
+    assert read(tmp_path) == samples_of(30)
+    for call in (lambda: writer.write(samples_of(1)[0]), writer.__enter__):
+        with pytest.raises(ValueError, match="the writer is finished"):
+            call()
+    writer.abandon()
+    assert read(tmp_path) == samples_of(30)
+
+
+def test_a_bar_says_how_far_it_is(tmp_path, capsys):
+    with MDSWriter(columns=COLUMNS, out=tmp_path, size_limit=200, progress_bar=True) as writer:
+        for sample in samples_of(30):
+            writer.write(sample)
+    assert "30 samples" in capsys.readouterr().err
