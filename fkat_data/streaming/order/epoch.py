@@ -20,11 +20,12 @@ from fkat_data.streaming.order.sampling import Selection, StreamSamples, selecte
 from fkat_data.streaming.order.shuffle import REFERENCE_SHUFFLES, ReferenceShuffle, check_shuffle
 from fkat_data.streaming.order.weights import StreamShares
 
-__all__ = ["SHUFFLES", "EpochPlace", "EpochPlan", "OrderSettings", "plan_epoch"]
+__all__ = ["SHUFFLES", "EpochPlace", "EpochPlan", "OrderSettings", "batching_of", "check_order", "plan_epoch"]
 
 SHUFFLES = ("block", *REFERENCE_SHUFFLES)
 
 _Integers = npt.NDArray[np.int64]
+_CHUNK = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class EpochPlan:
 
     def sample_ids(self, slots: _Integers) -> _Integers:
         """Return the sample that is read in each slot; -1 where none is."""
-        streams, places = self.batching.locate(slots)
+        streams, places = self._located(slots)
         found = np.full(len(slots), -1, np.int64)
         for stream, (selection, shuffle) in enumerate(zip(self._selections, self._shuffles, strict=True)):
             where = np.flatnonzero((streams == stream) & (places >= 0))
@@ -127,6 +128,14 @@ class EpochPlan:
                 own = places[where] if shuffle is None else shuffle.samples_at(places[where])
                 found[where] = selection.sample_ids(own)
         return found
+
+    def _located(self, slots: _Integers) -> tuple[npt.NDArray[np.int32], _Integers]:
+        """Return the stream and the place of each slot; in parts, as each takes some memory for a moment."""
+        streams, places = np.empty(len(slots), np.int32), np.empty(len(slots), np.int64)
+        for start in range(0, len(slots), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            streams[part], places[part] = self.batching.locate(slots[part])
+        return streams, places
 
     def rank_batches(self, rank: int, batches: _Integers) -> _Integers:
         """Return a rank's batches: samples by batch, -1 where a batch is short."""

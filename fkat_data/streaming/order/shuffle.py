@@ -53,12 +53,18 @@ class ReferenceShuffle:
 
     def samples_at(self, places: _Integers) -> _Integers:
         """Return the number of the sample at each place; walks over the epoch once."""
+        if bool((places[1:] >= places[:-1]).all()):
+            return self._samples_at_ascending(places)
         order = np.argsort(places, kind="stable")
-        ascending = places[order]
         found = np.empty(len(places), np.int64)
-        for start, samples in self._chunks(ascending):
-            first, last = np.searchsorted(ascending, (start, start + len(samples)))
-            found[order[first:last]] = samples[ascending[first:last] - start]
+        found[order] = self._samples_at_ascending(places[order])
+        return found
+
+    def _samples_at_ascending(self, places: _Integers) -> _Integers:
+        found = np.empty(len(places), np.int64)
+        for start, samples in self._chunks(places):
+            first, last = np.searchsorted(places, (start, start + len(samples)))
+            found[first:last] = samples[places[first:last] - start]
         return found
 
     def whole(self) -> _Integers:
