@@ -82,9 +82,12 @@ def _ordered(
     keys: list[npt.NDArray[np.float64]], samples: list[_Integers]
 ) -> tuple[npt.NDArray[np.float64], _Integers]:
     all_keys = np.concatenate(keys)
-    # Stable: the order must not depend on the vector unit that the machine has.
-    order = np.argsort(all_keys, kind="stable")
-    return all_keys[order], np.concatenate(samples)[order]
+    order = np.argsort(all_keys)
+    ordered_keys = all_keys[order]
+    if bool((ordered_keys[1:] == ordered_keys[:-1]).any()):
+        # Equal keys are rare. Their order must not depend on the vector unit that the machine has.
+        order = np.argsort(all_keys, kind="stable")
+    return ordered_keys, np.concatenate(samples)[order]
 
 
 def _bounds(block_size: int) -> tuple[int, int]:
