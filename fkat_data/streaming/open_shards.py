@@ -1,7 +1,9 @@
 """Samples by their numbers: shards opened when they are needed, and as many rows of each at once as there are."""
 
+import resource
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -20,7 +22,7 @@ _Integers = npt.NDArray[np.int64]
 # torch's annotation of it is partial.
 _collate = cast("Callable[[list[Any]], Any]", data.default_collate)
 
-#: Each is a file in memory, of which a process may have 65,530 by Linux's default.
+#: Each takes a descriptor.
 _MOST_OPEN = 4096
 
 
@@ -42,6 +44,7 @@ class OpenShards:
         self._arrays: Literal["numpy", "torch"] = arrays
         self._writable = writable
         self._readers: OrderedDict[int, ShardReader] = OrderedDict()
+        self._most_open = _most_open()
 
     def sample(self, sample_id: int) -> dict[str, Any]:
         """Return a sample."""
@@ -66,7 +69,7 @@ class OpenShards:
         groups = list(self._by_shard(sample_ids))
         columns = _joined([reader.column_arrays(rows) for reader, _, rows in groups])
         if columns is None:
-            samples = self.samples(sample_ids)
+            samples = [{name: _own(value) for name, value in sample.items()} for sample in self.samples(sample_ids)]
             return [_collate(part) for part in _split(samples, batches)]
         place_of = np.empty(len(sample_ids), np.int64)
         place_of[np.concatenate([places for _, places, _ in groups])] = np.arange(len(sample_ids))
@@ -83,7 +86,7 @@ class OpenShards:
         shards, rows = self._catalog.spanner.locate(sample_ids)
         order = np.argsort(shards, kind="stable")
         edges = np.flatnonzero(np.diff(shards[order], prepend=-1)).tolist()
-        for start, stop in zip(edges, [*edges[1:], len(order)], strict=True):
+        for start, stop in pairwise([*edges, len(order)]):
             places = order[start:stop]
             yield self._reader(int(shards[places[0]])), places, rows[places]
 
@@ -101,7 +104,7 @@ class OpenShards:
                 writable=self._writable,
             )
             self._readers[shard] = reader
-            if len(self._readers) > _MOST_OPEN:
+            if len(self._readers) > self._most_open:
                 # Views of it that are still in use keep the file in memory.
                 self._readers.popitem(last=False)[1].close()
         self._readers.move_to_end(shard)
@@ -109,6 +112,12 @@ class OpenShards:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_readers": OrderedDict()}
+
+
+def _most_open() -> int:
+    # Half of what a process may have leaves room for sockets, pipes and the user's own files.
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MOST_OPEN if limit == resource.RLIM_INFINITY else max(1, min(_MOST_OPEN, limit // 2))
 
 
 def _joined(groups: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -153,5 +162,10 @@ def _batch(columns: dict[str, Any], places: _Integers) -> dict[str, Any]:
         if isinstance(values, np.ndarray):
             batch[name] = torch.from_numpy(values[places])
         else:
-            batch[name] = _collate([values[place] for place in places.tolist()])
+            batch[name] = _collate([_own(values[place]) for place in places.tolist()])
     return batch
+
+
+def _own(value: Any) -> Any:
+    # torch warns of arrays that are read-only, which views of a shard are.
+    return value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value

@@ -85,7 +85,7 @@ def check_fingerprint(saved: object, present: Mapping[str, Any]) -> None:
     if not isinstance(saved, Mapping):
         raise StateMismatchError("fingerprint", saved, dict(present), "it has to be what state_dict() gave")
     fields = cast("Mapping[str, Any]", saved)
-    for field in sorted(present.keys() | fields.keys()):
+    for field in [*present, *(field for field in fields if field not in present)]:
         if field not in fields or field not in present or fields[field] != present[field]:
             raise StateMismatchError(
                 field,

@@ -111,7 +111,7 @@ class StratifiedBatching(_WholeBatching):
         self._partitions = partitions
         self._shares = _shares(np.array(proportions), grid.global_batch_size)
         self._starts = np.cumsum(self._shares) - self._shares
-        sizes = [_num_valid(partition) for partition in partitions]
+        sizes = [partition.num_samples for partition in partitions]
         num_batches = min(
             size // share for size, share, part in zip(sizes, self._shares.tolist(), proportions, strict=True) if part
         )
@@ -143,7 +143,7 @@ class PerStreamBatching(_WholeBatching):
         self, partitions: Sequence[Partition], chosen: Sequence[int], grid: Grid, sample_in_epoch: int, seed: int
     ) -> None:
         self._partitions = partitions
-        counts = [_num_valid(partition) // grid.global_batch_size for partition in partitions]
+        counts = [partition.num_samples // grid.global_batch_size for partition in partitions]
         _check_filled(counts, chosen, "a global batch", grid.global_batch_size)
         self._streams = np.repeat(np.arange(len(counts)), counts)
         np.random.default_rng(seed).shuffle(self._streams)
@@ -243,10 +243,6 @@ def _shares(proportions: npt.NDArray[np.float64], global_batch_size: int) -> _In
             f"proportion of {proportions[stream]:.3g}",
         )
     return shares
-
-
-def _num_valid(partition: Partition) -> int:
-    return partition.num_rank_samples * partition.grid.num_ranks
 
 
 def _check_filled(counts: Sequence[int], chosen: Sequence[int], what: str, size: int) -> None:

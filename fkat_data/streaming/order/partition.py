@@ -53,10 +53,12 @@ class Partition(Protocol):
 
     Attributes:
         num_rank_samples: Samples that each rank reads.
+        num_samples: Samples that all ranks read: in ours, without those that are read again to fill up the end.
         grid: Who reads.
     """
 
     num_rank_samples: int
+    num_samples: int
     grid: Grid
 
     def places(self, slots: _Integers) -> _Integers:
@@ -86,7 +88,9 @@ def partitioned(
         ConfigurationError: The numbers do not divide, or there are fewer places than ``drop_first``.
     """
     num_ranks = grid.num_ranks
-    if drop_first > size + num_ranks - size % num_ranks:
+    # Canonical nodes that do not divide the places fill up, and a run may stop among what they repeat.
+    filled_up = -(-size // num_canonical_nodes) * num_canonical_nodes
+    if drop_first > max(size + num_ranks - size % num_ranks, -(-filled_up // num_ranks) * num_ranks):
         raise ConfigurationError("sample_in_epoch", drop_first, f"at most the epoch's size: {size}")
     nodes = num_canonical_nodes, grid.num_nodes
     if algorithm == "orig" or initial_physical_nodes is None or max(nodes) % min(nodes) == 0:
@@ -139,6 +143,7 @@ class ReferencePartition:
         self._per_node = (rows * width - self._drop) // nodes
         self._short = -self._per_node % grid.ranks_per_node
         self.num_rank_samples = (self._per_node + self._short) // grid.ranks_per_node
+        self.num_samples = self.num_rank_samples * grid.num_ranks
 
     def places(self, slots: _Integers) -> _Integers:
         """Return the place that is read in each slot; -1 where none is."""
@@ -194,7 +199,8 @@ class EvenPartition:
         self._size = size
         self._drop = min(drop_first, size)
         self._rows = num_canonical_nodes
-        self.num_rank_samples = -(-(size - self._drop) // ranks)
+        self.num_samples = size - self._drop
+        self.num_rank_samples = -(-self.num_samples // ranks)
         bounds = canonical_bounds(size, num_canonical_nodes)
         self._starts = bounds[:-1]
         # All rows have the same columns, but for one more that some of them have.
