@@ -168,4 +168,7 @@ def _batch(columns: dict[str, Any], places: _Integers) -> dict[str, Any]:
 
 def _own(value: Any) -> Any:
     # torch warns of arrays that are read-only, which views of a shard are.
-    return value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
+    if not isinstance(value, np.ndarray):
+        return value
+    array = cast("npt.NDArray[Any]", value)
+    return array if array.flags.writeable else array.copy()

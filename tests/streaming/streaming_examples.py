@@ -1,5 +1,6 @@
 """Small datasets, and what is read of them; spawned workers import this module too."""
 
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +55,7 @@ def global_batches(num_nodes, ranks_per_node, *, state=None, skip_batches=0, **o
         read.append(numbers(loader.skip(skip_batches)))
     counts = {len(batches) for batches in read}
     assert len(counts) == 1, "ranks have different numbers of batches"
-    return [sorted(sum(step, [])) for step in zip(*read, strict=True)]
+    return [sorted(chain.from_iterable(step)) for step in zip(*read, strict=True)]
 
 
 def shards_directory():

@@ -70,9 +70,7 @@ def test_a_resume_goes_on_with_the_next_batch_wherever_it_was(data, algorithm):
     options = {"local": data, "batch_size": 4, "shuffle": True, "shuffle_algo": algorithm, "shuffle_block_size": 30}
     whole = numbers(StreamingDataLoader(StreamingDataset(**options)))
     loader = StreamingDataLoader(StreamingDataset(**options))
-    states = [loader.state_dict()]
-    for _ in loader:
-        states.append(loader.state_dict())
+    states = [loader.state_dict(), *(loader.state_dict() for _ in loader)]
     for place, state in enumerate(states):
         other = StreamingDataLoader(StreamingDataset(**options))
         other.load_state_dict(state)
@@ -181,10 +179,10 @@ def test_a_dataset_pickles_with_its_place_and_without_open_files(data):
 
 def test_an_older_iterator_says_that_it_is_replaced(data):
     dataset = StreamingDataset(local=data, batch_size=4)
-    for make in (lambda: iter(dataset), lambda loader=StreamingDataLoader(dataset): iter(loader)):
-        older = make()
+    for iterable in (dataset, StreamingDataLoader(dataset)):
+        older = iter(iterable)
         next(older)
-        newer = make()
+        newer = iter(iterable)
         with pytest.raises(StaleIteratorError):
             next(older)
         assert next(newer)
