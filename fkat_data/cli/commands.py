@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from fkat_data.cli.composition import loader_maker
+from fkat_data.cli.dataset_commands import dataset_app
 from fkat_data.cli.overdue import OverdueError, overdue_after
 from fkat_data.cli.presentation import progress_shown, show_failure, show_report
 from fkat_data.errors import ConfigurationError
@@ -23,6 +24,7 @@ _LEAST_GRACE_S = 2.0
 app = typer.Typer(
     name="fkat-data", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
+app.add_typer(dataset_app)
 
 
 class Mode(StrEnum):

@@ -10,7 +10,7 @@ from rich.table import Table
 from fkat_data.testing.verify import Progress as Told
 from fkat_data.testing.verify import ResumeReport
 
-__all__ = ["progress_shown", "show_failure", "show_report"]
+__all__ = ["progress_shown", "say", "show_failure", "show_report"]
 
 
 @contextmanager
@@ -48,17 +48,18 @@ def show_report(console: Console, report: ResumeReport) -> None:
             row = (str(trial.stop), str(trial.saved), str(trial.resumed), str(trial.num_compared), outcome)
             table.add_row(*row, style=None if trial.is_exact else "red")
         console.print(table)
-    _say(console, str(report), "green" if report.is_exact else "red")
+    say(console, str(report), "green" if report.is_exact else "red")
 
 
 def show_failure(console: Console, what: str, error: BaseException) -> None:
     """Print why nothing was verified: the error with its notes, which name its place."""
-    _say(console, f"{what}:", "red")
+    say(console, f"{what}:", "red")
     text = f"{type(error).__name__}: {error}"
-    _say(console, "\n".join([text, *(str(note) for note in getattr(error, "__notes__", []))]), None)
+    say(console, "\n".join([text, *(str(note) for note in getattr(error, "__notes__", []))]), None)
 
 
-def _say(console: Console, text: str, style: str | None) -> None:
+def say(console: Console, text: str, style: str | None) -> None:
+    """Print a text, its first line in a style."""
     # Not wrapped and not coloured by content: paths and values are copied from here.
     first, *rest = text.split("\n")
     console.print(first, style=style, markup=False, highlight=False, soft_wrap=True)

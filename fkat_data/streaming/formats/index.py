@@ -1,6 +1,6 @@
 """The index of a dataset, read without trusting it."""
 
-import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from fkat_data.streaming.formats.columns import columns_of
 from fkat_data.streaming.formats.compression import FAMILIES
 from fkat_data.streaming.formats.entry import Column, FileInfo, ShardEntry
 from fkat_data.streaming.formats.fields import Fields
+from fkat_data.streaming.formats.json_items import read_object
 
 __all__ = ["FORMATS", "INDEX_NAME", "parse_index", "read_index"]
 
@@ -21,6 +22,7 @@ _SEPARATORS = {"csv": ",", "tsv": "\t"}
 _MAX_BYTES = (1 << 32) - 1
 _LONGEST_NAME_BYTES = 255
 _LONGEST_PATH_BYTES = 4000
+_PLAIN_PATH = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
 
 
 def read_index(path: Path) -> list[ShardEntry]:
@@ -52,25 +54,26 @@ def parse_index(text: bytes, file: str) -> list[ShardEntry]:
     Raises:
         ShardCorruptError: It is no index of version 2, or says what cannot be; the message names the field.
     """
+    parser = _Parser(file)
     try:
-        content = json.loads(text)
+        content = read_object(text.decode(), "shards", parser.entry)
     except (ValueError, RecursionError) as error:
         raise ShardCorruptError(file, f"no JSON: {error}") from error
     index = Fields(file, "", content)
     index.version(_VERSION)
-    shards = index.listing("shards")
-    parser = _Parser()
-    return [parser.entry(Fields(file, f"shards[{number}]", shard)) for number, shard in enumerate(shards)]
+    return index.listing("shards")
 
 
 class _Parser:
     """Entries of one index; what shards have in common is kept once."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: str) -> None:
+        self._name = file
         self._shared: dict[Any, Any] = {}
         self._columns: tuple[Any, tuple[Column, ...]] | None = None
 
-    def entry(self, shard: Fields) -> ShardEntry:
+    def entry(self, number: int, content: Any) -> ShardEntry:
+        shard = Fields(self._name, f"shards[{number}]", content)
         shard.version(_VERSION)
         kind = shard.text("format", FORMATS)
         samples = shard.integer("samples", 0, _MAX_BYTES // 4)
@@ -148,6 +151,8 @@ _NO_HASHES: dict[str, str] = {}
 
 
 def _reason_against(basename: str) -> str | None:
+    if len(basename) < _LONGEST_NAME_BYTES and _PLAIN_PATH.fullmatch(basename) and basename != INDEX_NAME:
+        return None  # as nearly all are
     try:
         encoded = basename.encode()
     except UnicodeEncodeError:

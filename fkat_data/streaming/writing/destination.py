@@ -13,7 +13,7 @@ from fkat_data.streaming.formats.index import FORMATS, INDEX_NAME, read_index
 from fkat_data.streaming.writing.directory import RemoteDirectory, is_remote
 from fkat_data.streaming.writing.uploads import Uploads
 
-__all__ = ["Destination", "places_of"]
+__all__ = ["Destination", "places_of", "remove_index"]
 
 #: What a writer that was killed leaves behind.
 _LEFT_OVER = re.compile(rf"shard\.\d{{5,}}\.({'|'.join(FORMATS)})(\.meta)?(\.(br|bz2|gz|snappy|zstd))?(\.tmp)?")
@@ -132,6 +132,21 @@ def places_of(argument: str, value: Any) -> tuple[str | None, str | None]:
         if not is_remote(local):
             return local, remote
     raise ConfigurationError(argument, cast("object", value), expected)
+
+
+def remove_index(local: str | None, remote: str | None, *, exist_ok: bool) -> None:
+    """Remove the index of a dataset that is to be replaced, so that nothing looks whole meanwhile.
+
+    Raises:
+        FileExistsError: There is one, and ``exist_ok`` is false.
+        ConfigurationError: No file system opens ``remote``.
+    """
+    if remote is not None:
+        _clear_remote(RemoteDirectory(remote, "out"), exist_ok=exist_ok)
+    if local is not None and Path(local, INDEX_NAME).exists():
+        if not exist_ok:
+            raise FileExistsError(f"there is a dataset in {local!r}; exist_ok=True replaces it")
+        Path(local, INDEX_NAME).unlink()
 
 
 def _clear_local(directory: Path, *, exist_ok: bool) -> None:

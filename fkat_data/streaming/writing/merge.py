@@ -1,7 +1,6 @@
 """One index for datasets that were written below one directory."""
 
 import json
-import re
 import secrets
 import tempfile
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from fkat_data.errors import ConfigurationError, ShardNotFoundError
 from fkat_data.streaming.formats.index import INDEX_NAME, parse_index
 from fkat_data.streaming.writing.destination import places_of
 from fkat_data.streaming.writing.directory import RemoteDirectory, is_remote
+from fkat_data.streaming.writing.natural_order import natural_key
 
 __all__ = ["Place", "merge_index"]
 
@@ -86,7 +86,7 @@ class _Root(NamedTuple):
             names = [path.relative_to(self.local).as_posix() for path in paths]
         if self.remote is not None and not names:
             names = self.remote.found(INDEX_NAME)
-        return sorted((name for name in names if name != INDEX_NAME), key=_natural if natural_order else None)
+        return sorted((name for name in names if name != INDEX_NAME), key=natural_key if natural_order else None)
 
     def named(self, index_urls: Any) -> list[str]:
         """Return indices that are given, relative to it, each once."""
@@ -146,9 +146,3 @@ def _moved(index: bytes, file: str, directory: PurePosixPath) -> list[dict[str, 
 
 def _absolute(place: str) -> str:
     return place.rstrip("/") if is_remote(place) else str(Path(place).resolve())
-
-
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    """Return a key by which numbers in a name are sorted as numbers."""
-    parts = re.split(r"(\d+)", name)
-    return [(0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts if part]

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError
 from typing import Any, Protocol, TypeVar
 
-from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.writing.destination import places_of
+from fkat_data.errors import ConfigurationError, SampleError
+from fkat_data.streaming.writing.destination import places_of, remove_index
 from fkat_data.streaming.writing.merge import Place, merge_index
 from fkat_data.streaming.writing.writer import ShardWriter
 
@@ -42,6 +42,7 @@ def write_parallel(
     out: Place,
     executor: AnyExecutor,
     keep_local: bool = False,
+    exist_ok: bool = False,
 ) -> int:
     """Write the samples of many items, each item by a call of its own, and one index for all of them.
 
@@ -49,29 +50,33 @@ def write_parallel(
     whole is written last: without it, if any call failed, there is no whole.
 
     Args:
-        make_writer: Called as ``make_writer(out=…, keep_local=…)``; mostly ``functools.partial(MDSWriter, columns=…)``.
+        make_writer: Called as ``make_writer(out=…, keep_local=…, exist_ok=…)``; mostly ``functools.partial(MDSWriter, columns=…)``.
             With processes or machines, it and what follows must be picklable.
         samples_of: From an item to its samples, such as the rows of a file.
         items: What there is to do. They are taken at once; make them small, such as file names.
         out: As writers take it. A local directory must be one that every worker sees.
         executor: Runs the calls.
         keep_local: As in ``ShardWriter``.
+        exist_ok: Whether a dataset that is there may be replaced: its index goes first, then what each item replaces.
 
     Returns:
         Number of samples written.
 
     Raises:
         ConfigurationError: There are no items, or ``out`` is no place.
+        FileExistsError: There is an index already, and ``exist_ok`` is false.
         Exception: What a call raised, the first of them in the items' order; calls that have not begun are given up.
     """
     local, remote = places_of("out", out)
+    remove_index(local, remote, exist_ok=exist_ok)
+    settings = {"keep_local": keep_local, "exist_ok": exist_ok}
     names: list[str] = []
     futures: list[AnyFuture] = []
     try:
         for number, item in enumerate(items):
             names.append(f"{number:06}")
             place = _below(local, remote, names[-1])
-            futures.append(executor.submit(_write_item, make_writer, samples_of, item, place, keep_local))
+            futures.append(executor.submit(_write_item, make_writer, samples_of, item, place, settings))
         for number, future in enumerate(futures):
             _wait(future, number)
     except BaseException:
@@ -101,8 +106,12 @@ def _write_item(
     samples_of: Callable[[_Item], Iterable[Mapping[str, Any]]],
     item: _Item,
     place: Place,
-    keep_local: bool,
+    settings: Mapping[str, bool],
 ) -> None:
-    with make_writer(out=place, keep_local=keep_local) as writer:
+    with make_writer(out=place, **settings) as writer:
         for sample in samples_of(item):
-            writer.write(sample)
+            try:
+                writer.write(sample)
+            except SampleError as error:
+                error.add_note(f"sample {writer.num_samples} (from 0) of the item")
+                raise

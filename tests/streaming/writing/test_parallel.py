@@ -60,3 +60,20 @@ def test_an_item_that_fails_is_named_and_there_is_no_whole(tmp_path):
 def test_nothing_to_do_is_refused(tmp_path):
     with ThreadPoolExecutor(1) as executor, pytest.raises(ConfigurationError, match=r"items = \[\]"):
         write_parallel(partial(MDSWriter, columns=COLUMNS), samples_of, [], out=tmp_path, executor=executor)
+
+
+def test_a_dataset_that_is_there_is_replaced_when_that_is_said(tmp_path):
+    def write(items, samples_of=good_samples_of, **options):
+        make_writer = partial(MDSWriter, columns=COLUMNS)
+        with ThreadPoolExecutor(2) as executor:
+            return write_parallel(make_writer, samples_of, items, out=tmp_path, executor=executor, **options)
+
+    write([(0, 5), (100, 5)])
+    with pytest.raises(FileExistsError, match="exist_ok=True"):
+        write([(0, 3)])
+    assert len(read(tmp_path)) == 10
+    assert write([(0, 3)], exist_ok=True) == 3
+    assert read(tmp_path) == good_samples_of((0, 3))
+    with pytest.raises(ValueError, match="thirteen"):
+        write([(10, 5)], samples_of, exist_ok=True)
+    assert not (tmp_path / "index.json").exists(), "shards of two datasets would look like one"

@@ -1,0 +1,1 @@
+"""Other people's files to shards: JSON lines, separated values, Parquet, Arrow, folders."""

@@ -1,0 +1,92 @@
+"""What a dataset consists of, without reading it all."""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fkat_data.streaming.formats.entry import Column, ShardEntry
+from fkat_data.streaming.formats.index import INDEX_NAME, read_index
+from fkat_data.streaming.formats.open import open_shard
+from fkat_data.streaming.formats.unpacking import unpacked
+
+__all__ = ["DatasetSummary", "first_samples", "summary_of"]
+
+
+@dataclass(frozen=True)
+class DatasetSummary:
+    """What an index says of a dataset as a whole.
+
+    Attributes:
+        formats: Formats of its shards, each once, and so on.
+        compressions: How they are compressed; None: not at all.
+        hashes: Algorithms that files were hashed by.
+        columns: Columns of the shards, one tuple for each kind of shard that there is.
+        num_shards: Number of shards.
+        num_samples: Number of samples.
+        raw_bytes: Size of the files as they are read.
+        stored_bytes: Size of the files as they are stored.
+        least_samples: Samples of the smallest shard.
+        most_samples: Samples of the largest shard.
+    """
+
+    formats: tuple[str, ...]
+    compressions: tuple[str | None, ...]
+    hashes: tuple[str, ...]
+    columns: tuple[tuple[Column, ...], ...]
+    num_shards: int
+    num_samples: int
+    raw_bytes: int
+    stored_bytes: int
+    least_samples: int
+    most_samples: int
+
+
+def summary_of(directory: Path) -> DatasetSummary:
+    """Return what the index of a dataset says; no shard is looked at.
+
+    Raises:
+        ShardNotFoundError: There is no index.
+        ShardCorruptError: The index makes no sense.
+    """
+    entries = read_index(directory / INDEX_NAME)
+    counts = [entry.samples for entry in entries]
+    return DatasetSummary(
+        tuple(dict.fromkeys(entry.format for entry in entries)),
+        tuple(dict.fromkeys(entry.compression for entry in entries)),
+        tuple(dict.fromkeys(name for entry in entries for name in entry.hashes)),
+        tuple(dict.fromkeys(entry.columns for entry in entries)),
+        len(entries),
+        sum(counts),
+        sum(entry.raw_bytes for entry in entries),
+        sum(entry.stored_bytes for entry in entries),
+        min(counts, default=0),
+        max(counts, default=0),
+    )
+
+
+def first_samples(directory: Path, count: int, *, allow_unsafe_types: bool = False) -> list[dict[str, Any]]:
+    """Return the first samples of a dataset, decoded; compressed shards are unpacked to a temporary directory.
+
+    Args:
+        directory: Where the index is.
+        count: How many, if there are as many.
+        allow_unsafe_types: Whether pickles may be read, which runs code of the file's author.
+
+    Raises:
+        ConfigurationError: A column holds pickles, and they are not allowed.
+        ShardError: The index, or a shard, is not there or makes no sense.
+    """
+    found: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="fkat-inspect-") as scratch:
+        for entry in read_index(directory / INDEX_NAME):
+            if len(found) >= count:
+                break
+            found += _samples(directory, entry, Path(scratch), count - len(found), allow_unsafe_types)
+    return found
+
+
+def _samples(directory: Path, entry: ShardEntry, scratch: Path, count: int, allow: bool) -> list[dict[str, Any]]:
+    root = unpacked(directory, entry, scratch)
+    shard = open_shard(root, entry, allow_unsafe_types=allow, writable=True)
+    return shard.samples(range(min(count, entry.samples)))

@@ -1,0 +1,136 @@
+"""A dataset held against its index: sizes, hashes, and every sample decoded."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from fkat_data.errors import ShardError, ShardNotFoundError
+from fkat_data.streaming.formats.entry import FileInfo, ShardEntry
+from fkat_data.streaming.formats.hashing import validate_file
+from fkat_data.streaming.formats.index import INDEX_NAME, read_index
+from fkat_data.streaming.formats.open import check_safe, open_shard
+from fkat_data.streaming.formats.reader import ShardReader
+from fkat_data.streaming.formats.unpacking import unpacked
+
+__all__ = ["DatasetReport", "datasets_in", "verify_dataset"]
+
+_ROWS_AT_ONCE = 256
+
+
+@dataclass
+class DatasetReport:
+    """What was verified.
+
+    Attributes:
+        num_shards: Shards that the index has.
+        num_samples: Samples that were decoded.
+        num_bytes: Bytes of the files that were held against the index.
+        num_hashes: Hashes that were compared.
+        problems: What is wrong, at most one for each shard.
+    """
+
+    num_shards: int = 0
+    num_samples: int = 0
+    num_bytes: int = 0
+    num_hashes: int = 0
+    problems: list[ShardError] = field(default_factory=list[ShardError])
+
+
+def datasets_in(directory: Path) -> list[Path]:
+    """Return ``directory`` if it has an index, otherwise those of its own directories that have: its splits.
+
+    Raises:
+        ShardNotFoundError: None has.
+    """
+    if (directory / INDEX_NAME).exists():
+        return [directory]
+    splits = sorted(path.parent for path in directory.glob(f"*/{INDEX_NAME}"))
+    if not splits:
+        raise ShardNotFoundError(str(directory / INDEX_NAME), "no such file, nor in a directory beside it")
+    return splits
+
+
+def verify_dataset(
+    directory: Path, *, allow_unsafe_types: bool = False, progress: Callable[[int, int], None] | None = None
+) -> DatasetReport:
+    """Return whether a dataset's files are what its index says, and every sample can be decoded.
+
+    A shard may be there compressed, raw, or both: what is there is verified, and the raw files are made in a
+    temporary directory if need be. Lazily decoded images are decoded.
+
+    Args:
+        directory: Where the index is.
+        allow_unsafe_types: Whether pickles may be read, which runs code of the file's author.
+        progress: Called with (samples done, samples in all).
+
+    Raises:
+        ConfigurationError: A column holds pickles, and they are not allowed.
+        ShardNotFoundError: There is no index.
+        ShardCorruptError: The index makes no sense.
+        OSError: A file cannot be read, or the temporary directory not be written.
+    """
+    entries = read_index(directory / INDEX_NAME)
+    if not allow_unsafe_types:
+        for entry in entries:
+            check_safe(entry)
+    report = DatasetReport(num_shards=len(entries))
+    done, total = 0, sum(entry.samples for entry in entries)
+    for entry in entries:
+        try:
+            for count in _verified(directory, entry, report, allow_unsafe_types=allow_unsafe_types):
+                report.num_samples += count
+                if progress is not None:
+                    progress(done + count, total)
+                done += count
+        except ShardError as error:
+            report.problems.append(error)
+    return report
+
+
+def _verified(directory: Path, entry: ShardEntry, report: DatasetReport, *, allow_unsafe_types: bool) -> Iterator[int]:
+    """Yield how many samples were decoded, again and again."""
+    present = [
+        info for pair in entry.files for info in pair if info is not None and (directory / info.basename).exists()
+    ]
+    for info in present:
+        _hold_against_index(directory, info, report)
+    with tempfile.TemporaryDirectory(prefix="fkat-verify-") as scratch:
+        root = unpacked(directory, entry, Path(scratch))
+        if root != directory:
+            for raw, _ in entry.files:
+                _hold_against_index(root, raw, report)
+        shard = open_shard(root, entry, allow_unsafe_types=allow_unsafe_types)
+        for begin in range(0, entry.samples, _ROWS_AT_ONCE):
+            rows = range(begin, min(begin + _ROWS_AT_ONCE, entry.samples))
+            _decode(root / entry.raw_data.basename, shard, rows)
+            yield len(rows)
+        shard.close()
+
+
+def _hold_against_index(directory: Path, info: FileInfo, report: DatasetReport) -> None:
+    for algorithm in [None, *info.hashes]:
+        validate_file(directory / info.basename, info, algorithm)
+    report.num_hashes += len(info.hashes)
+    report.num_bytes += info.bytes
+
+
+def _decode(path: Path, shard: ShardReader, rows: range) -> None:
+    for row, sample in zip(rows, shard.samples(rows), strict=True):
+        for name, value in sample.items():
+            try:
+                _load(value)
+            except Exception as error:
+                raise ShardError(str(path), f"row {row}, column {name!r}: {error}") from error
+
+
+def _load(value: object) -> None:
+    """Decode images, which are decoded when they are asked for."""
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        for item in cast("Sequence[Any]", value):
+            _load(item)
+    elif isinstance(value, Mapping):
+        return  # of JSON
+    elif hasattr(value, "load") and hasattr(value, "getbands"):
+        cast("Any", value).load()

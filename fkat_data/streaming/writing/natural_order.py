@@ -1,0 +1,11 @@
+"""Names sorted as people sort them."""
+
+import re
+
+__all__ = ["natural_key"]
+
+
+def natural_key(name: str) -> list[tuple[int, int, str]]:
+    """Return a key by which numbers in a name are sorted as numbers: ``2`` before ``10``."""
+    parts = re.split(r"(\d+)", name)
+    return [(0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts if part]

@@ -1,0 +1,41 @@
+"""The examples of the documentation run."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs" / "streaming"
+
+
+def examples(name):
+    return re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), re.DOTALL)
+
+
+@pytest.fixture
+def run_here(run_script, tmp_path):
+    def run(text):
+        return run_script(f"import os\nos.chdir({str(tmp_path)!r})\n{text}").stdout
+
+    return run
+
+
+def test_a_dataset_is_written_and_read(run_here):
+    write, *_ = examples("writing.md")
+    (read,) = examples("formats.md")
+    assert run_here(write) == ""
+    assert (
+        run_here(read.replace("    shard.column_arrays", "    print(shard.num_samples); shard.column_arrays"))
+        == "100\n"
+    )
+
+
+def test_datasets_are_written_in_parallel_and_merged(run_here, tmp_path):
+    _, parallel, merge = examples("writing.md")
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("one\ntwo\n")
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / "index.json").write_text('{"shards": [], "version": 2}')
+    run_here(parallel)
+    run_here(merge.replace("s3://bucket/train", str(tmp_path / "data")))
+    assert (tmp_path / "data" / "index.json").exists()
