@@ -88,6 +88,16 @@ class Coverage:
     streams: tuple[StreamCoverage, ...]
 
     @property
+    def is_as_due(self) -> bool:
+        """Whether every sample was read as often as its stream's weight says, but for the repeats at the end."""
+        extra = 0
+        for stream in self.streams:
+            extra += stream.num_delivered + stream.num_skipped - stream.num_due
+            if stream.fewest < stream.num_due // stream.num_samples:
+                return False
+        return extra == self.num_repeats
+
+    @property
     def is_each_once(self) -> bool:
         """Whether every sample was read exactly once, but for the repeats that fill up the end."""
         extra = sum(stream.num_delivered + stream.num_skipped - stream.num_samples for stream in self.streams)
