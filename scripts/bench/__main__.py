@@ -23,6 +23,7 @@ import growth
 import latency
 import overlap
 import start
+import streaming_bench
 import throughput
 from contestants import CONTESTANTS
 from measure import Result, Settings
@@ -37,6 +38,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "costs": costs.run,
     "datasets": datasets.run,
     "files": files.run,
+    "streaming": streaming_bench.run,
     "peers": throughput.peers,
 }
 _PEERS_PYTHON = Path(__file__).resolve().parents[2] / ".venvs" / "bench" / "bin" / "python"
