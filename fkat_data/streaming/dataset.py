@@ -51,8 +51,8 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
         remote: The directory that shards come from.
         local: The directory that they are copied to and read in; without ``remote``, where they are.
         split: A directory within both.
-        download_retry: How often a failed copy is tried again.
-        download_timeout: Seconds that a copy may take.
+        download_retry: How often a failed download is tried again; a copy from a directory of this machine is not.
+        download_timeout: Seconds that a download may take; a copy from a directory of this machine takes what it takes.
         validate_hash: A hash of the index that files are compared with; None: none, but their sizes always.
         keep_zip: Whether compressed files stay once they are decompressed.
         epoch_size: Samples of an epoch, a number or a text such as ``"2m"``; None: as many as the streams give.

@@ -32,8 +32,8 @@ class Stream:
         proportion: The stream's part of an epoch, in relation to those of the other streams.
         repeat: How often an epoch shows the stream; 0.5 is half of it.
         choose: How many samples an epoch takes of it.
-        download_retry: How often a failed copy is tried again.
-        download_timeout: Seconds that a copy may take.
+        download_retry: How often a failed download is tried again; a copy from a directory of this machine is not.
+        download_timeout: Seconds that a download may take; a copy from a directory of this machine takes what it takes.
         validate_hash: A hash of the index, such as ``"sha256"``, that files are compared with; None: none, but their
             sizes always.
         keep_zip: Whether compressed files stay once they are decompressed.

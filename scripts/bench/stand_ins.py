@@ -44,7 +44,9 @@ class _Finder(MetaPathFinder, Loader):
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         del path, target
-        return ModuleSpec(fullname, self, is_package=True) if fullname.split(".", maxsplit=1)[0] in self._names else None
+        return (
+            ModuleSpec(fullname, self, is_package=True) if fullname.split(".", maxsplit=1)[0] in self._names else None
+        )
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _StandIn(spec.name)

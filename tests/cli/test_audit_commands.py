@@ -58,6 +58,12 @@ def test_a_batch_of_another_world_is_explained(config):
     assert ranks == ["0", "0", "1", "1", "2", "2", "3", "3"]
 
 
+def test_what_a_configuration_skips_is_said(config):
+    code, output = run("explain", config, "+dataset.skip=[{epoch:0,batches:[3,5]},{samples:[7]}]", "--step", 4)
+    assert code == 0, output
+    assert output.count("skipped") == 5
+
+
 def test_coverage_is_proved(config):
     code, output = run("coverage", config)
     assert code == 0, output
