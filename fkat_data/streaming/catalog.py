@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from fkat_data.errors import ShardCorruptError
+from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.streaming.formats.entry import ShardEntry
 from fkat_data.streaming.formats.open import check_safe
 from fkat_data.streaming.order.spanner import Spanner
@@ -26,7 +26,8 @@ class Catalog:
         allow_unsafe_types: Whether columns of pickles may be read.
 
     Raises:
-        ConfigurationError: A shard has a column of pickles, and they are not allowed.
+        ConfigurationError: A shard has a column of pickles, and they are not allowed; or the index lacks the hash
+            that files are to be compared with.
         ShardNotFoundError: A stream has no index.
         ShardCorruptError: An index makes no sense, or a stream has no samples.
 
@@ -49,6 +50,7 @@ class Catalog:
                 raise ShardCorruptError(str(stream.local_directory or stream.remote_directory), "it has no samples")
             if not allow_unsafe_types:
                 _check_safe(entries)
+            _check_hashes(entries, stream.validate_hash)
             self.entries += entries
             counts.append(len(entries))
         self.shards_per_stream: _Integers = np.array(counts, np.int64)
@@ -86,6 +88,18 @@ class Catalog:
         """For each stream, the samples of its shards."""
         edges = np.concatenate(([0], np.cumsum(self.shards_per_stream))).tolist()
         return tuple(self.samples_per_shard[start:stop] for start, stop in pairwise(edges))
+
+
+def _check_hashes(entries: Sequence[ShardEntry], algorithm: str | None) -> None:
+    if algorithm is None:
+        return
+    for entry in entries:
+        for info in (info for pair in entry.files for info in pair if info is not None):
+            if algorithm not in info.hashes:
+                there = ", ".join(info.hashes) or "none"
+                raise ConfigurationError(
+                    "validate_hash", algorithm, f"a hash that the index has of {info.basename} ({there})"
+                )
 
 
 def _check_safe(entries: Sequence[ShardEntry]) -> None:

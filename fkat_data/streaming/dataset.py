@@ -16,11 +16,11 @@ from fkat_data.streaming.audit import Coverage, SampleRecord, coverage_of, recor
 from fkat_data.streaming.catalog import Catalog
 from fkat_data.streaming.epochs import Epochs
 from fkat_data.streaming.indexing import index_tree
+from fkat_data.streaming.names import DatasetNames
 from fkat_data.streaming.open_shards import OpenShards
 from fkat_data.streaming.order.batching import BATCHING_METHODS
 from fkat_data.streaming.order.epoch import SHUFFLES, OrderSettings
 from fkat_data.streaming.order.partition import PARTITIONS
-from fkat_data.streaming.order.spanner import Spanner
 from fkat_data.streaming.order.weights import StreamWeight
 from fkat_data.streaming.place import Place, SharedPlace
 from fkat_data.streaming.rank_batches import RankBatches
@@ -39,7 +39,7 @@ _logger = logging.getLogger(__name__)
 _READ_TOGETHER = 64
 
 
-class StreamingDataset(IterableDataset[dict[str, Any]]):
+class StreamingDataset(DatasetNames, IterableDataset[dict[str, Any]]):
     """Samples of one or several streams of shards, in an order that is the same for any number of ranks and workers.
 
     Each ``iter`` is the next epoch, or the rest of one after ``load_state_dict``. A rank gets its part by RANK,
@@ -158,6 +158,7 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
             self.streams, allow_unsafe_types=arguments.boolean("allow_unsafe_types", allow_unsafe_types)
         )
         self._shards = OpenShards(self.catalog, allow_unsafe_types=allow_unsafe_types, arrays=arrays, writable=writable)
+        self._skips.check(self.num_samples)
         weights = [stream.weight for stream in self.streams]
         size = arguments.integer("epoch_size", count_of("epoch_size", epoch_size), minimum=0) if epoch_size else 0
         self.epochs = Epochs(
@@ -175,36 +176,6 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
         self._place = SharedPlace()
         self._iteration = 0
         self._round = (0, 0)
-
-    @property
-    def num_streams(self) -> int:
-        """Number of streams."""
-        return len(self.streams)
-
-    @property
-    def num_shards(self) -> int:
-        """Number of shards in all streams."""
-        return len(self.catalog.entries)
-
-    @property
-    def num_samples(self) -> int:
-        """Number of samples in all streams, each counted once."""
-        return self.catalog.num_samples
-
-    @property
-    def size(self) -> int:
-        """The same as ``num_samples``."""
-        return self.num_samples
-
-    @property
-    def epoch_size(self) -> int:
-        """Samples of an epoch over all ranks."""
-        return self.epochs.shares(0).epoch_size
-
-    @property
-    def spanner(self) -> Spanner:
-        """From a sample's number to its shard and row: ``spanner[number]``."""
-        return self.catalog.spanner
 
     @property
     def skips(self) -> Skips:
@@ -356,6 +327,7 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
         if self.epochs.schedule is not None and "weight_schedule" in obj:
             self.epochs.schedule.check_past(obj["weight_schedule"], place.epoch)
         skips = self._skips.also(Skips(obj.get("skip")))
+        skips.check(self.num_samples)
         if self.batch_size is not None:
             self.epochs.batching(place)
         self._skips = skips

@@ -72,6 +72,17 @@ class Skips:
         """Return what leaves out whatever one of the two leaves out."""
         return Skips([*self.plain(), *other.plain()])
 
+    def check(self, num_samples: int) -> None:
+        """Return if all samples exist.
+
+        Raises:
+            ConfigurationError: One does not.
+        """
+        if self._samples and max(self._samples) >= num_samples:
+            raise ConfigurationError(
+                "skip", max(self._samples), f"numbers of samples, of which there are {num_samples}"
+            )
+
     def is_skipped(self, epoch: int, batches: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return which global batches of an epoch are left out as a whole."""
         found = np.zeros(len(batches), bool)

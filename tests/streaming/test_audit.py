@@ -109,6 +109,7 @@ def test_a_state_keeps_what_is_skipped_and_the_place(two):
         [{"epoch": -1, "batches": [1, 2]}],
         [{"batches": [1, 2]}],
         [3],
+        [{"samples": [97]}],
     ],
 )
 def test_a_skip_that_says_nothing_is_refused(two, skip):

@@ -143,6 +143,23 @@ def test_the_length_is_what_is_read(two):
         assert len(loader) == len(list(loader))
 
 
+def test_what_it_knows_has_the_names_that_users_know(two):
+    dataset = StreamingDataset(streams=[Stream(local=path) for path in two], batch_size=4, shuffle_seed=3)
+    assert (dataset.num_streams, dataset.num_samples, dataset.size, dataset.epoch_size) == (2, 97, 97, 97)
+    assert dataset.samples_per_stream.tolist() == [60, 37]
+    assert dataset.sample_offset_per_stream.tolist() == [0, 60]
+    assert dataset.shards_per_stream.sum() == dataset.num_shards == len(dataset.shards)
+    assert dataset.shard_offset_per_stream.tolist() == [0, dataset.shards_per_stream[0]]
+    assert dataset.samples_per_shard.sum() == 97
+    assert dataset.stream_per_shard.tolist() == sorted(dataset.stream_per_shard.tolist())
+    assert dataset.spanner[60] == (dataset.shards_per_stream[0], 0)
+    assert dataset.sample_offset_per_shard[dataset.spanner[60][0]] == 60
+    assert (dataset.shuffle, dataset.shuffle_algo, dataset.shuffle_seed) == (False, "py1e", 3)
+    assert (dataset.shuffle_block_size, dataset.num_canonical_nodes, dataset.replication) == (None, None, None)
+    assert (dataset.sampling_method, dataset.sampling_granularity) == ("balanced", 1)
+    assert (dataset.partition_algo, dataset.batching_method) == ("relaxed", "random")
+
+
 def test_samples_are_had_by_any_index(data):
     dataset = StreamingDataset(local=data)
     assert dataset[3] == dataset[np.int64(-94)] == {"number": 3, "text": "sample 3"}

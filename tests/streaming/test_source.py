@@ -79,7 +79,7 @@ def test_local_data_are_held_against_their_hash_if_that_is_asked(data, tmp_path)
     with pytest.raises(ShardCorruptError, match="sha256"):
         StreamingDataset(local=data, validate_hash="sha256")[0]
     with pytest.raises(ConfigurationError, match="validate_hash"):
-        StreamingDataset(local=data, validate_hash="md5")[0]
+        StreamingDataset(local=data, validate_hash="md5")
 
 
 @pytest.mark.parametrize(("keep", "left"), [(True, True), (False, False)])
