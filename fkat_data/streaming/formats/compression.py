@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.requirement import required
 from fkat_data.streaming.formats.entry import FileInfo
+from fkat_data.streaming.formats.files import file_size
 
 __all__ = ["COMPRESSIONS", "FAMILIES", "Family", "compress", "decompress_file", "extension_of"]
 
@@ -181,13 +182,10 @@ def decompress_file(compression: str, source: Path, target: Path, raw: FileInfo)
         OSError: ``target`` cannot be written.
     """
     family = _family_of(compression)
-    try:
-        file = source.open("rb")
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise ShardNotFoundError(str(source), "no such file") from error
+    file_size(source)
     temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
     try:
-        with file, temporary.open("xb") as output:
+        with source.open("rb") as file, temporary.open("xb") as output:
             size_bytes = 0
             for chunk in FAMILIES[family].decompressed(file, raw.bytes):
                 size_bytes += len(chunk)

@@ -1,19 +1,19 @@
 """Hashes of files by the names that an index gives them, and the check of a file against its index."""
 
 import hashlib
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.requirement import required
 from fkat_data.streaming.formats.entry import FileInfo
+from fkat_data.streaming.formats.files import file_size
 
 __all__ = ["HASHES", "check_size", "hash_of", "new_hash", "validate_file"]
 
 _CHUNK_BYTES = 1 << 20
-_OF_XXHASH = {"xxh32": "xxh32", "xxh64": "xxh64", "xxh128": "xxh128", "xxh3_64": "xxh3_64", "xxh3_128": "xxh3_128"}
+_OF_XXHASH = ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")
 _OF_HASHLIB = (
     *("blake2b", "blake2s", "md5", "sha1", "sha224", "sha256", "sha384", "sha512"),
     *("sha3_224", "sha3_256", "sha3_384", "sha3_512"),
@@ -30,7 +30,7 @@ def new_hash(algorithm: str) -> Any:
         ConfigurationError: There is no such algorithm, or it needs a package that is not installed.
     """
     if algorithm in _OF_XXHASH:
-        return getattr(required("xxhash", "streaming"), _OF_XXHASH[algorithm])()
+        return getattr(required("xxhash", "streaming"), algorithm)()
     if algorithm not in _OF_HASHLIB:
         raise ConfigurationError("hash", algorithm, f"one of {', '.join(HASHES)}")
     make: Callable[..., Any] = getattr(hashlib, algorithm)
@@ -56,14 +56,9 @@ def check_size(path: Path, info: FileInfo) -> None:
         ShardNotFoundError: There is no such file.
         ShardCorruptError: It is longer or shorter, or no file.
     """
-    try:
-        found = path.stat()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise ShardNotFoundError(str(path), "no such file") from error
-    if not stat.S_ISREG(found.st_mode):
-        raise ShardCorruptError(str(path), "it is no regular file")
-    if found.st_size != info.bytes:
-        raise ShardCorruptError.of_field(path, "size in bytes", f"{info.bytes}, as in the index", found.st_size)
+    found = file_size(path)
+    if found != info.bytes:
+        raise ShardCorruptError.of_field(path, "size in bytes", f"{info.bytes}, as in the index", found)
 
 
 def validate_file(path: Path, info: FileInfo, algorithm: str | None = None) -> None:

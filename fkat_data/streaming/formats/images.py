@@ -11,6 +11,9 @@ from fkat_data.streaming.formats.encoding import Encoding, EncodingError
 __all__ = ["ImageFileEncoding", "ImageListEncoding", "JpegArrayEncoding", "PixelsEncoding"]
 
 _SIZE = struct.Struct("<3I")
+_COMMON = ("JPEG", "PNG", "GIF", "BMP", "PPM")
+#: Pillow starts another program to decode these: bytes of unknown origin must not.
+_OF_PROGRAMS = ("EPS", "WMF")
 #: Bytes of a pixel in Pillow's own packing, where they are whole.
 _PIXEL_BYTES = {
     **dict.fromkeys(("L", "P"), 1),
@@ -142,8 +145,14 @@ def _image(value: Any) -> Any:
 
 
 def _opened(data: memoryview) -> Any:
+    pillow = _pillow()
     try:
-        return _pillow().open(io.BytesIO(data))
+        try:
+            return pillow.open(io.BytesIO(data), formats=_COMMON)
+        except pillow.UnidentifiedImageError:
+            pillow.init()
+            others = [kind for kind in pillow.ID if kind not in _OF_PROGRAMS]
+            return pillow.open(io.BytesIO(data), formats=others)
     except Exception as error:
         raise EncodingError(f"no image that Pillow can open: {error}") from error
 

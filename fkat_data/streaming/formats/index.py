@@ -2,13 +2,14 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from fkat_data.errors import ShardCorruptError, ShardNotFoundError
+from fkat_data.errors import ShardCorruptError
 from fkat_data.streaming.formats.columns import columns_of
 from fkat_data.streaming.formats.compression import FAMILIES
 from fkat_data.streaming.formats.entry import Column, FileInfo, ShardEntry
 from fkat_data.streaming.formats.fields import Fields
+from fkat_data.streaming.formats.files import file_size
 from fkat_data.streaming.formats.json_items import read_object
 
 __all__ = ["FORMATS", "INDEX_NAME", "parse_index", "read_index"]
@@ -17,11 +18,13 @@ INDEX_NAME = "index.json"
 FORMATS = ("mds", "json", "xsv", "csv", "tsv")
 
 _VERSION = 2
+_OF_ONE_SHARD = frozenset(("samples", "raw_data", "zip_data", "raw_meta", "zip_meta"))
 _SEPARATORS = {"csv": ",", "tsv": "\t"}
 # Offsets in a shard are 32 bits wide.
 _MAX_BYTES = (1 << 32) - 1
 _LONGEST_NAME_BYTES = 255
 _LONGEST_PATH_BYTES = 4000
+_NO_HASHES: dict[str, str] = {}
 _PLAIN_PATH = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
 
 
@@ -37,11 +40,8 @@ def read_index(path: Path) -> list[ShardEntry]:
         ShardNotFoundError: There is no such file.
         ShardCorruptError: It is no index of version 2, or says what cannot be; the message names the field.
     """
-    try:
-        text = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise ShardNotFoundError(str(path), "no such file") from error
-    return parse_index(text, str(path))
+    file_size(path)
+    return parse_index(path.read_bytes(), str(path))
 
 
 def parse_index(text: bytes, file: str) -> list[ShardEntry]:
@@ -64,54 +64,69 @@ def parse_index(text: bytes, file: str) -> list[ShardEntry]:
     return index.listing("shards")
 
 
-class _Parser:
-    """Entries of one index; what shards have in common is kept once."""
+class _Common(NamedTuple):
+    """What the shards of a dataset mostly have in common."""
 
-    def __init__(self, file: str) -> None:
-        self._name = file
-        self._shared: dict[Any, Any] = {}
-        self._columns: tuple[Any, tuple[Column, ...]] | None = None
+    format: str
+    compression: str | None
+    hashes: tuple[str, ...]
+    columns: tuple[Column, ...]
+    newline: str
+    separator: str
 
-    def entry(self, number: int, content: Any) -> ShardEntry:
-        shard = Fields(self._name, f"shards[{number}]", content)
+    @classmethod
+    def of(cls, shard: Fields) -> "_Common":
         shard.version(_VERSION)
         kind = shard.text("format", FORMATS)
-        samples = shard.integer("samples", 0, _MAX_BYTES // 4)
         compression = shard.optional_text("compression") or None
         if compression is not None and compression.partition(":")[0] not in FAMILIES:
             raise shard.wrong("compression", f"one of {', '.join(FAMILIES)}", compression)
-        columns = self._columns_of(shard, kind)
-        hashes = shard.texts("hashes") if "hashes" in shard.content else []
-        raw_data, zip_data = self._pair(shard, "data", compression)
+        return cls(
+            kind,
+            compression,
+            tuple(shard.texts("hashes")) if "hashes" in shard.content else (),
+            columns_of(shard, kind),
+            "" if kind == "mds" else shard.nonempty_text("newline"),
+            shard.nonempty_text("separator") if kind == "xsv" else _SEPARATORS.get(kind, ""),
+        )
+
+
+class _Parser:
+    """Entries of one index."""
+
+    def __init__(self, file: str) -> None:
+        self._name = file
+        # What the shard before had, and what it meant: it is looked at, and kept, once.
+        self._given: dict[str, Any] | None = None
+        self._common: _Common | None = None
+
+    def entry(self, number: int, content: Any) -> ShardEntry:
+        shard = Fields(self._name, f"shards[{number}]", content)
+        given = {key: value for key, value in shard.content.items() if key not in _OF_ONE_SHARD}
+        if self._common is None or given != self._given:
+            self._common, self._given = _Common.of(shard), given
+        common = self._common
+        samples = shard.integer("samples", 0, _MAX_BYTES // 4)
+        raw_data, zip_data = self._pair(shard, "data", common.compression)
         raw_meta = zip_meta = None
-        if kind == "mds":
-            self._check_room(shard, "raw_data", raw_data, samples, columns)
+        if common.format == "mds":
+            self._check_room(shard, "raw_data", raw_data, samples, common.columns)
         else:
-            raw_meta, zip_meta = self._pair(shard, "meta", compression)
+            raw_meta, zip_meta = self._pair(shard, "meta", common.compression)
             self._check_room(shard, "raw_meta", raw_meta, samples, ())
         return ShardEntry(
-            kind,
+            common.format,
             samples,
-            columns,
+            common.columns,
             raw_data,
             zip_data,
             raw_meta,
             zip_meta,
-            self._once(compression),
-            self._once(tuple(hashes)),
-            "" if kind == "mds" else self._once(shard.nonempty_text("newline")),
-            self._once(_SEPARATORS.get(kind) or shard.nonempty_text("separator"))
-            if kind in ("xsv", "csv", "tsv")
-            else "",
+            common.compression,
+            common.hashes,
+            common.newline,
+            common.separator,
         )
-
-    def _columns_of(self, shard: Fields, kind: str) -> tuple[Column, ...]:
-        given = [
-            shard.content.get(key) for key in ("format", "columns", "column_names", "column_encodings", "column_sizes")
-        ]
-        if self._columns is None or self._columns[0] != given:
-            self._columns = (given, columns_of(shard, kind))
-        return self._columns[1]
 
     def _pair(self, shard: Fields, part: str, compression: str | None) -> tuple[FileInfo, FileInfo | None]:
         raw = self._file(shard.fields(f"raw_{part}"), _MAX_BYTES)
@@ -142,12 +157,6 @@ class _Parser:
             raise shard.wrong(
                 "samples", f"fewer, as {part} has {info.bytes} bytes and this many need {needed}", samples
             )
-
-    def _once(self, value: Any) -> Any:
-        return self._shared.setdefault(value, value)
-
-
-_NO_HASHES: dict[str, str] = {}
 
 
 def _reason_against(basename: str) -> str | None:

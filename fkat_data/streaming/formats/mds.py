@@ -43,6 +43,7 @@ class MDSReader:
         self._offsets = offsets_of(self._path, self._content, entry.samples, entry.raw_data.bytes)
         self._columns = [OpenColumn(column, self._content, arrays, is_writable=writable) for column in entry.columns]
         self._lengths_bytes = _LENGTH_BYTES * sum(column.size_bytes is None for column in self._columns)
+        self._lengths = windows_of(self._content, _LENGTH)
         self._check_sizes()
 
     def sample(self, row: int) -> dict[str, Any]:
@@ -94,6 +95,7 @@ class MDSReader:
         """Let go of the file, after which there are no rows; see ``ShardReader``."""
         self.num_samples = 0
         self._content = memoryview(b"")
+        self._lengths = windows_of(self._content, _LENGTH)
         self._columns = []
 
     def _check_sizes(self) -> None:
@@ -117,22 +119,25 @@ class MDSReader:
         self, rows: npt.NDArray[np.int64]
     ) -> Iterator[tuple[OpenColumn, npt.NDArray[np.int64], npt.NDArray[np.int64] | int]]:
         """Return (column, where its values begin, their sizes) for the rows, checked before the first is given."""
-        begins, ends = self._offsets[rows], self._offsets[rows + 1]
+        begins = self._offsets[rows]
         spans: list[tuple[OpenColumn, npt.NDArray[np.int64], npt.NDArray[np.int64] | int]] = []
         place, length_at = begins + self._lengths_bytes, begins
         for column in self._columns:
             size: npt.NDArray[np.int64] | int
             if column.size_bytes is None:
-                size = windows_of(self._content, _LENGTH)[length_at].astype(np.int64)
+                size = self._lengths[length_at].astype(np.int64)
                 length_at = length_at + _LENGTH_BYTES
             else:
                 size = column.size_bytes
             spans.append((column, place, size))
             place = place + size
         # Without lengths in the rows, the sizes were compared when the shard was opened.
-        if self._lengths_bytes and not np.array_equal(place, ends):
-            row = int(np.flatnonzero(place != ends)[0])
-            raise self._wrong_lengths(int(rows[row]), int(ends[row] - begins[row]))
+        if self._lengths_bytes:
+            ends = self._offsets[rows + 1]
+            wrong = np.flatnonzero(place != ends)
+            if len(wrong):
+                row = int(wrong[0])
+                raise self._wrong_lengths(int(rows[row]), int(ends[row] - begins[row]))
         return iter(spans)
 
     def _decoded(

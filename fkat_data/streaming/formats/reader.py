@@ -87,10 +87,13 @@ def checked_rows(rows: Sequence[int] | npt.NDArray[Any], num_samples: int) -> np
     numbers = np.asarray(rows) if len(rows) else np.empty(0, np.int64)
     if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
         raise TypeError(f"rows are integers, not {rows!r}")
-    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < num_samples:
+    if numbers.dtype != np.int64:
+        numbers = numbers.astype(np.int64)
+    # As unsigned numbers the negative ones are the largest: one look finds both ends.
+    if len(numbers) and numbers.view(np.uint64).max() >= num_samples:
         outside = numbers[(numbers < 0) | (numbers >= num_samples)]
         raise IndexError(f"row {int(outside[0])} of a shard of {num_samples} samples")
-    return numbers.astype(np.int64, copy=False)
+    return numbers
 
 
 def dicts_of(columns: Mapping[str, Iterable[Any]]) -> list[dict[str, Any]]:

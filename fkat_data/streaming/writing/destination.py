@@ -49,6 +49,7 @@ class Destination:
             _clear_remote(directory, exist_ok=exist_ok)
         self._is_temporary = local is None
         self.local = Path(tempfile.mkdtemp(prefix="fkat-writer-") if local is None else local)
+        self._is_own = not self.local.exists()
         if not self._is_temporary:
             _clear_local(self.local, exist_ok=exist_ok)
         self._written: list[Path] = []
@@ -111,7 +112,7 @@ class Destination:
     def _remove_local(self) -> None:
         if self._is_temporary:
             shutil.rmtree(self.local)
-        else:
+        elif self._is_own:
             with contextlib.suppress(OSError):  # others' files may be in it
                 self.local.rmdir()
 

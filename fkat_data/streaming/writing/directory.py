@@ -1,7 +1,9 @@
 """A directory of any file system that fsspec knows: what a writer puts there, and what it looks up."""
 
 import secrets
+import shutil
 from importlib import import_module
+from pathlib import Path
 from typing import cast
 
 from fkat_data.errors import ConfigurationError
@@ -46,19 +48,23 @@ class RemoteDirectory:
             OSError: It cannot be written; or another error of the file system's own.
         """
         target = self._path(name)
-        self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
+        parent = target.rpartition("/")[0]
         if not self._is_local:
-            self._files.put_file(local, target)
+            try:
+                self._files.put_file(local, target)
+            except FileNotFoundError:
+                # Not at once: in an object store it would look for a bucket, or make one.
+                self._files.makedirs(parent, exist_ok=True)
+                self._files.put_file(local, target)
             return
         # An object store shows a file when it is whole; a directory shows one that grows.
-        temporary = f"{target}.{secrets.token_hex(8)}.tmp"
+        Path(parent).mkdir(parents=True, exist_ok=True)
+        temporary = Path(f"{target}.{secrets.token_hex(8)}.tmp")
         try:
-            self._files.put_file(local, temporary)
-            self._files.mv(temporary, target)
-        except BaseException:
-            if self._files.exists(temporary):
-                self._files.rm_file(temporary)
-            raise
+            shutil.copyfile(local, temporary)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def read(self, name: str) -> bytes:
         """Return a file's bytes.

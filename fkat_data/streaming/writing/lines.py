@@ -62,7 +62,6 @@ class LinesWriter(ShardWriter):
 
 
 def _checked(name: str, encoding: str, value: Any) -> str | int | float:
-    """Return a value as what its encoding says it is; a bool is no int, as its text would not be one."""
-    if isinstance(value, bool) or not isinstance(value, _KINDS[encoding]):
+    if not isinstance(value, _KINDS[encoding]):
         raise SampleError(name, value, f"{'an' if encoding == 'int' else 'a'} {encoding}")
-    return _PLAIN[encoding](value)
+    return value if isinstance(value, bool) else _PLAIN[encoding](value)

@@ -35,6 +35,7 @@ class Uploads:
         self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="fkat-upload")
         self._most_pending = _QUEUED_FOR_EACH * (max_workers or 8)
         self._pending: deque[Future[None]] = deque()
+        self._failure: Exception | None = None
 
     def put(self, path: Path, name: str) -> None:
         """Begin an upload; waits while too many are under way.
@@ -48,17 +49,19 @@ class Uploads:
         """
         self.raise_failure()
         while len(self._pending) >= self._most_pending:
-            self._pending.popleft().result()
+            self._settle()
         self._pending.append(self._threads.submit(self._upload, path, name))
 
     def raise_failure(self) -> None:
         """Return if no upload has failed so far.
 
         Raises:
-            Exception: The error of one that has.
+            Exception: The error of one that has, again and again: what is missing there stays missing.
         """
+        if self._failure is not None:
+            raise self._failure
         while self._pending and self._pending[0].done():
-            self._pending.popleft().result()
+            self._settle()
 
     def wait(self) -> None:
         """Return when every file is there.
@@ -66,13 +69,21 @@ class Uploads:
         Raises:
             Exception: The error of an upload.
         """
+        self.raise_failure()
         while self._pending:
-            self._pending.popleft().result()
+            self._settle()
 
     def close(self) -> None:
         """Give up what has not begun, wait for what has, and end the threads."""
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._pending.clear()
+
+    def _settle(self) -> None:
+        try:
+            self._pending.popleft().result()
+        except Exception as error:
+            self._failure = error
+            raise
 
     def _upload(self, path: Path, name: str) -> None:
         for attempt in range(1, self._num_attempts + 1):

@@ -87,6 +87,7 @@ class ShardWriter(ABC):
         self.hashes = _sorted_hashes(hashes)
         self.size_limit = _size_limit(size_limit)
         self.num_samples = 0
+        _check_installed(self.compression, self.hashes)
         described = {
             "version": _VERSION,
             "format": self.format,
@@ -235,6 +236,14 @@ def _sorted_hashes(hashes: Sequence[str] | None) -> list[str]:
     if isinstance(hashes, str):
         raise ConfigurationError("hashes", hashes, "a list of names")
     return sorted({arguments.choice("hashes", algorithm, HASHES) for algorithm in hashes or ()})
+
+
+def _check_installed(compression: str | None, hashes: Sequence[str]) -> None:
+    # What is missing is told now, and not when the first shard is full.
+    if compression is not None:
+        compress(b"", compression)
+    for algorithm in hashes:
+        hash_of(b"", algorithm)
 
 
 def _size_limit(size_limit: int | str | None) -> int | None:

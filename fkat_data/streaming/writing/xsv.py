@@ -62,7 +62,11 @@ class XSVWriter(LinesWriter):
         return self._line([*self.columns])
 
     def _encoded(self, sample: Mapping[str, Any]) -> bytes:
-        values = {name: str(value) for name, value in self._values(sample).items()}
+        typed = self._values(sample)
+        for name, value in typed.items():
+            if isinstance(value, bool):
+                raise SampleError(name, value, "an int: the text of a bool could not be read as one")
+        values = {name: str(value) for name, value in typed.items()}
         if not self._can_be_read([*values.values()]):
             for name, value in values.items():
                 if not self._can_be_read([value]):

@@ -147,6 +147,16 @@ def test_a_jpeg_from_a_file_is_not_compressed_again(tmp_path):
         assert encoding_of("jpeg").encode(image)[:2] == b"\xff\xd8"
 
 
+@pytest.mark.parametrize("kind", ["GIF", "BMP", "TIFF", "WEBP"])
+def test_an_image_file_of_another_format_is_read_in_a_column_of_jpeg(kind):
+    assert encoding_of("jpeg").decode(memoryview(picture(kind))).format == kind
+
+
+def test_an_image_that_another_program_would_decode_is_refused():
+    with pytest.raises(EncodingError, match="no image that Pillow can open"):
+        encoding_of("jpeg").decode(memoryview(picture("EPS")))
+
+
 def test_jpeg_arrays_are_lists_of_ready_made_files():
     found = there_and_back("jpeg_array", [picture("JPEG")] * 2)
     assert [(each.format, each.size) for each in found] == [("JPEG", (7, 9))] * 2

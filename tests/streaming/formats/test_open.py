@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.streaming.formats.compression import decompress_file
 from fkat_data.streaming.formats.entry import Column, FileInfo, ShardEntry
 from fkat_data.streaming.formats.hashing import hash_of, validate_file
 from fkat_data.streaming.formats.index import read_index
@@ -212,14 +213,20 @@ def test_a_row_that_contradicts_itself_is_named(tmp_path):
         assert caught.value.field == "row 2, column 'a'"
 
 
-def test_files_that_are_not_files_are_named(tokens):
+def test_what_is_no_file_is_named_and_not_waited_for(tokens):
     directory, entry = tokens
+    reads = {
+        "tokens.mds": lambda: open_shard(directory, entry),
+        "index.json": lambda: read_index(directory / "index.json"),
+        "zipped": lambda: decompress_file("zstd", directory / "zipped", directory / "target", entry.raw_data),
+    }
     (directory / "tokens.mds").unlink()
-    with pytest.raises(ShardNotFoundError, match="no such file"):
-        open_shard(directory, entry)
-    os.mkfifo(directory / "tokens.mds")
-    with pytest.raises(ShardCorruptError, match="no regular file"):
-        open_shard(directory, entry)
+    for name, read in reads.items():
+        with pytest.raises(ShardNotFoundError, match=f"{name}': no such file"):
+            read()
+        os.mkfifo(directory / name)
+        with pytest.raises(ShardCorruptError, match=f"{name}': it is no regular file"):
+            read()
 
 
 def test_arguments_are_checked(tokens):

@@ -1,5 +1,6 @@
 """Writers whose files go to a remote directory: in memory, or a local one by way of another."""
 
+import contextlib
 import tempfile
 import threading
 import time
@@ -71,6 +72,18 @@ def test_an_upload_that_fails_is_raised_as_it_is_and_nothing_looks_whole(tmp_pat
     assert any("shard.00000.mds was uploaded" in note for note in caught.value.__notes__)
     assert (tmp_path / "remote").read_text() == "a file stands in the way"
     assert not list(staging.iterdir())
+
+
+def test_a_failed_upload_that_is_passed_over_still_leaves_no_dataset(tmp_path):
+    remote = tmp_path / "remote"
+    (remote / "data" / "shard.00000.mds").mkdir(parents=True)
+    writer = MDSWriter(columns=COLUMNS, out=(tmp_path / "local", str(remote / "data")), size_limit=300, retry=1)
+    for sample in SAMPLES:
+        with contextlib.suppress(OSError):
+            writer.write(sample)
+    with pytest.raises(OSError, match=r"shard\.00000\.mds"):
+        writer.finish()
+    assert not (remote / "data" / "index.json").exists()
 
 
 def test_an_upload_is_tried_again(tmp_path, caplog):

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -119,13 +120,24 @@ def test_a_sample_that_cannot_be_written_is_refused_and_the_others_are_kept(tmp_
 
 
 @pytest.mark.parametrize("writer", [JSONWriter, CSVWriter])
-@pytest.mark.parametrize(("value", "encoding"), [(True, "int"), (1, "float"), (1.0, "int"), (1, "str")])
+@pytest.mark.parametrize(("value", "encoding"), [(1, "float"), (1.0, "int"), (1, "str"), (None, "int")])
 def test_a_value_of_another_type_is_refused_in_text(tmp_path, writer, value, encoding):
     with (
         writer(columns={"value": encoding}, out=tmp_path) as made,
         pytest.raises(SampleError, match=f"column 'value', value {value!r}: expected an? {encoding}"),
     ):
         made.write({"value": value})
+
+
+def test_a_bool_is_an_int_where_its_text_is_one(tmp_path):
+    with JSONWriter(columns={"value": "int"}, out=tmp_path / "json") as writer:
+        writer.write({"value": True})
+    assert (tmp_path / "json" / "shard.00000.json").read_text() == '{"value": true}\n'
+    with (
+        CSVWriter(columns={"value": "int"}, out=tmp_path / "csv") as writer,
+        pytest.raises(SampleError, match="column 'value', value True: expected an int"),
+    ):
+        writer.write({"value": True})
 
 
 @pytest.mark.parametrize("text", ["a,b", "a\nb", "\ud800"])
@@ -282,3 +294,14 @@ def test_a_bar_says_how_far_it_is(tmp_path, capsys):
         for sample in samples_of(30):
             writer.write(sample)
     assert "30 samples" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("module", "settings"),
+    [("zstandard", {"compression": "zstd"}), ("brotli", {"compression": "br"}), ("xxhash", {"hashes": ["xxh64"]})],
+)
+def test_a_package_that_is_missing_is_told_at_once(tmp_path, monkeypatch, module, settings):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigurationError, match=rf"{module} = <not installed>: expected pip install 'fkat_data\[str"):
+        MDSWriter(columns=COLUMNS, out=tmp_path / "data", **settings)
+    assert not (tmp_path / "data").exists()
