@@ -160,7 +160,7 @@ def _batch(columns: dict[str, Any], places: _Integers) -> dict[str, Any]:
     batch: dict[str, Any] = {}
     for name, values in columns.items():
         if isinstance(values, np.ndarray):
-            batch[name] = torch.from_numpy(values[places])
+            batch[name] = torch.from_numpy(values.take(places, axis=0))
         else:
             batch[name] = _collate([_own(values[place]) for place in places.tolist()])
     return batch
