@@ -46,7 +46,8 @@ class RankBatches:
             num_parts: When divided by this.
         """
         num_batches = self._plan.batching.num_even_batches
-        step = max(1, _CHUNK * num_parts // self._plan.grid.batch_size) if self._plan.is_cheap else num_batches
+        together = max(1, _CHUNK // self._plan.grid.batch_size)
+        step = together * num_parts if self._plan.is_cheap else num_batches
         # Where nothing is left out, what is stepped over need not be looked at.
         index = delivered = 0 if self._skips else min(first, num_batches)
         while index < num_batches:
@@ -56,8 +57,11 @@ class RankBatches:
             ordinals = delivered + np.arange(len(indices))
             delivered += len(indices)
             mine = (ordinals >= first) & (ordinals % num_parts == part)
-            own = self._plan.rank_batches(self._rank, indices[mine]) if ids is None else ids[mine]
-            yield indices[mine], [batch[batch >= 0] for batch in own]
+            indices = indices[mine]
+            own = self._plan.rank_batches(self._rank, indices) if ids is None else ids[mine]
+            for start in range(0, len(indices), together):
+                stop = start + together
+                yield indices[start:stop], [batch[batch >= 0] for batch in own[start:stop]]
 
     def is_short(self, index: int) -> bool:
         """Return whether a batch of the plan has fewer samples than others on every rank, as the last may have."""

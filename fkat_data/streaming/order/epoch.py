@@ -257,5 +257,11 @@ def _partition(settings: OrderSettings, size: int, place: EpochPlace, grid: Grid
     if settings.is_keyed:
         return EvenPartition(size, place.num_canonical_nodes, grid, drop_first)
     return partitioned(
-        settings.partition_algo, size, place.num_canonical_nodes, grid, drop_first, place.initial_physical_nodes
+        settings.partition_algo,
+        size,
+        place.num_canonical_nodes,
+        grid,
+        drop_first,
+        place.initial_physical_nodes,
+        in_filling=True,
     )

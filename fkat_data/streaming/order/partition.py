@@ -73,6 +73,8 @@ def partitioned(
     grid: Grid,
     drop_first: int = 0,
     initial_physical_nodes: int | None = None,
+    *,
+    in_filling: bool = False,
 ) -> Partition:
     """Return a reference partition of ``size`` places.
 
@@ -83,14 +85,18 @@ def partitioned(
         grid: Who reads.
         drop_first: Samples that have been read already, over all ranks.
         initial_physical_nodes: Nodes of the run that began the epoch, where it is known.
+        in_filling: Whether a run may go on among the places that are repeated to fill up canonical nodes. The
+            reference stops there, and refuses to go on.
 
     Raises:
         ConfigurationError: The numbers do not divide, or there are fewer places than ``drop_first``.
     """
     num_ranks = grid.num_ranks
-    # Canonical nodes that do not divide the places fill up, and a run may stop among what they repeat.
-    filled_up = -(-size // num_canonical_nodes) * num_canonical_nodes
-    if drop_first > max(size + num_ranks - size % num_ranks, -(-filled_up // num_ranks) * num_ranks):
+    limit = size + num_ranks - size % num_ranks
+    if in_filling:
+        filled_up = -(-size // num_canonical_nodes) * num_canonical_nodes
+        limit = max(limit, -(-filled_up // num_ranks) * num_ranks)
+    if drop_first > limit:
         raise ConfigurationError("sample_in_epoch", drop_first, f"at most the epoch's size: {size}")
     nodes = num_canonical_nodes, grid.num_nodes
     if algorithm == "orig" or initial_physical_nodes is None or max(nodes) % min(nodes) == 0:
