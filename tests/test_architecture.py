@@ -23,6 +23,7 @@ LAYERS = {
     "tree": 1,
     "distributed": 1,
     "faults": 1,
+    "permutation": 1,
     "samplers": 2,
     "observe": 2,
     "datasets": 3,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fkat_data.cli.audit_commands import audit_app
 from fkat_data.cli.composition import loader_maker
 from fkat_data.cli.dataset_commands import dataset_app
 from fkat_data.cli.overdue import OverdueError, overdue_after
@@ -28,6 +29,7 @@ app = typer.Typer(
     name="fkat-data", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 app.add_typer(dataset_app)
+app.add_typer(audit_app)
 
 
 class Mode(StrEnum):

@@ -15,24 +15,25 @@ from fkat_data.errors import ConfigurationError
 
 __all__ = ["loader_maker"]
 
-_DEFAULT_KEY = "loader"
 
-
-def loader_maker(path: Path, overrides: Sequence[str], key: str | None) -> Callable[..., Any]:
+def loader_maker(
+    path: Path, overrides: Sequence[str], key: str | None, default_key: str = "loader"
+) -> Callable[..., Any]:
     """Return a function that instantiates a new loader, with some of its arguments changed.
 
     Args:
         path: A YAML file; its folder is the tree that its defaults are looked up in.
         overrides: In Hydra's grammar.
         key: The loader's node, as in ``data.train.loader``; None: the whole file if it has a ``_target_``, else
-            ``loader``.
+            ``default_key``.
+        default_key: See ``key``.
 
     Raises:
         ConfigurationError: There is no such file or node, or the file does not compose.
     """
     config = _composed(path, overrides)
     if key is None and "_target_" not in config:
-        key = _DEFAULT_KEY
+        key = default_key
     _node(config, key)
 
     def make_loader(**arguments: Any) -> Any:

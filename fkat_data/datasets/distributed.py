@@ -12,10 +12,10 @@ from torch.utils.data import Dataset
 from fkat_data.arguments import boolean, function, integer
 from fkat_data.datasets.background import BackgroundCall
 from fkat_data.datasets.indexing import counted_from_start, items_at
-from fkat_data.datasets.permutation import permutation
 from fkat_data.datasets.shard_sizes import cached_sizes, checked_sizes, size_of
 from fkat_data.datasets.state import checked_state, saved_integer
 from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.permutation import permutation
 
 __all__ = ["DistributedShardedDataset"]
 

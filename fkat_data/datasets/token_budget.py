@@ -9,10 +9,10 @@ from torch.utils.data import Sampler
 
 from fkat_data.arguments import choice, integer
 from fkat_data.datasets.lengths import as_lengths
-from fkat_data.datasets.permutation import permutation
 from fkat_data.datasets.state import checked_state, saved_integer
 from fkat_data.datasets.windows import Windows, in_steps, whole_steps
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
+from fkat_data.permutation import permutation
 
 __all__ = ["TokenBudgetBatchSampler"]
 

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.arguments import boolean, integer
-from fkat_data.datasets.permutation import drawn_seed, permutation
 from fkat_data.errors import ConfigurationError
+from fkat_data.permutation import drawn_seed, permutation
 
 __all__ = ["Windows", "in_steps", "whole_steps"]
 

@@ -1,9 +1,25 @@
 """Datasets in shards, on disk or in a store, in an order that is arithmetic. Needs the extra ``streaming``."""
 
+from fkat_data.streaming.dataloader import StreamingDataLoader
+from fkat_data.streaming.dataset import StreamingDataset
+from fkat_data.streaming.stream import Stream
+from fkat_data.streaming.world import World
 from fkat_data.streaming.writing.jsonl import JSONWriter
 from fkat_data.streaming.writing.mds import MDSWriter
 from fkat_data.streaming.writing.merge import merge_index
 from fkat_data.streaming.writing.parallel import write_parallel
 from fkat_data.streaming.writing.xsv import CSVWriter, TSVWriter, XSVWriter
 
-__all__ = ["CSVWriter", "JSONWriter", "MDSWriter", "TSVWriter", "XSVWriter", "merge_index", "write_parallel"]
+__all__ = [
+    "CSVWriter",
+    "JSONWriter",
+    "MDSWriter",
+    "Stream",
+    "StreamingDataLoader",
+    "StreamingDataset",
+    "TSVWriter",
+    "World",
+    "XSVWriter",
+    "merge_index",
+    "write_parallel",
+]

@@ -23,6 +23,7 @@ import growth
 import latency
 import overlap
 import start
+import streaming_bench
 import throughput
 import tracing
 from contestants import CONTESTANTS
@@ -39,6 +40,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "datasets": datasets.run,
     "files": files.run,
     "tracing": tracing.run,
+    "streaming": streaming_bench.run,
     "peers": throughput.peers,
 }
 _PEERS_PYTHON = Path(__file__).resolve().parents[2] / ".venvs" / "bench" / "bin" / "python"

@@ -37,6 +37,13 @@ def test_the_datasets_are_measured(tmp_path):
     assert (tmp_path / "printed").read_text().count("**") == 6
 
 
+def test_streaming_is_measured(tmp_path):
+    trials = run(tmp_path, "--only", "streaming")["trials"]["streaming"]
+    assert {trial["contestant"] for trial in trials} == {"ours"}
+    assert all(number > 0 for trial in trials for name, number in trial.items() if name.endswith("_per_s"))
+    assert "| block, 10^8, resumed at 90 % |" in (tmp_path / "printed").read_text()
+
+
 def test_prints_markdown_tables(tmp_path):
     run(tmp_path, "--only", "start")
     lines = (tmp_path / "printed").read_text().splitlines()

@@ -39,3 +39,20 @@ def test_datasets_are_written_in_parallel_and_merged(run_here, tmp_path):
     run_here(parallel)
     run_here(merge.replace("s3://bucket/train", str(tmp_path / "data")))
     assert (tmp_path / "data" / "index.json").exists()
+
+
+def test_a_dataset_is_streamed_mixed_audited_and_resumed(run_here, tmp_path):
+    first, mixed, sharded = examples("index.md")
+    _, skipping, weights, audits = examples("state.md")
+    more = "MDSWriter(out='more', columns={'number': 'int', 'text': 'str'})"
+    write_more = (
+        f"with {more} as writer:\n    for n in range(200):\n        writer.write({{'number': n, 'text': ''}})\n"
+    )
+    setup = first.splitlines()[0] + "\n"
+    assert len(run_here(first).split(",")) == 32
+    run_here(setup + write_more + mixed)
+    printed = run_here(setup + skipping + audits)
+    assert len(printed.splitlines()) == 32 + 1
+    assert printed.splitlines()[-1] == "True"
+    run_here(setup + weights)
+    assert run_here(sharded + "print(state['epoch'])") == "1\n"

@@ -1,13 +1,19 @@
+import random
+
 import numpy as np
 import pytest
 import torch
-from dataset_examples import generators
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fkat_data.datasets.permutation import drawn_seed, draws, permutation
+from fkat_data.permutation import drawn_seed, draws, keys_of, permutation, permuted
 
 NUMBERS = st.integers(-(2**70), 2**70)
+
+
+def generators():
+    """The states of the global random generators, to compare."""
+    return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
 
 
 @given(count=st.integers(0, 300), place=st.lists(NUMBERS, max_size=3))
@@ -72,3 +78,39 @@ def test_a_seed_that_is_drawn_comes_from_torch_alone():
 @pytest.mark.parametrize("count", [0, 1])
 def test_nothing_and_one_thing_have_an_order(count):
     assert permutation(count, b"test").tolist() == list(range(count))
+
+
+@given(size=st.integers(1, 400), key=st.integers(0, 2**64 - 1))
+@settings(deadline=None)
+def test_a_keyed_permutation_takes_each_number_somewhere_else(size, key):
+    numbers = np.arange(size)
+    found = permuted(numbers, np.full(size, size), np.full(size, key, np.uint64))
+    assert sorted(found.tolist()) == numbers.tolist()
+
+
+def test_permutations_of_several_sizes_and_keys_are_computed_side_by_side():
+    sizes = np.array([7, 2**40, 3, 1, 2**61])
+    keys = keys_of(np.arange(5), b"test", 3)
+    together = permuted(sizes - 1, sizes, keys)
+    assert together.tolist() == [
+        int(permuted(sizes[place : place + 1] - 1, sizes[place : place + 1], keys[place : place + 1])[0])
+        for place in range(5)
+    ]
+    assert (together < sizes).all()
+
+
+def test_a_keyed_permutation_is_as_even_as_chance():
+    size, num_keys = 12, 24_000
+    keys = keys_of(np.arange(num_keys), b"test", 0)
+    table = np.zeros((size, size))
+    for number in range(size):
+        found = permuted(np.full(num_keys, number), np.full(num_keys, size), keys)
+        table[number] = np.bincount(found, minlength=size)
+    expected = num_keys / size
+    # 121 degrees of freedom: chance exceeds 200 once in 100,000 keys; this key is fixed.
+    assert ((table - expected) ** 2 / expected).sum() < 200
+
+
+def test_keys_are_the_draws_at_their_places():
+    places = np.array([5, 0, 3])
+    assert keys_of(places, b"test", 1, 2).tolist() == draws(6, b"test", 1, 2)[places].tolist()

@@ -1,0 +1,201 @@
+"""Which sample stood where, and what has been seen: recomputed from the order, without any log."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fkat_data import arguments
+from fkat_data.errors import ConfigurationError
+from fkat_data.streaming.catalog import Catalog
+from fkat_data.streaming.epochs import Epochs
+from fkat_data.streaming.place import Place
+from fkat_data.streaming.skips import Skips
+
+__all__ = ["Coverage", "SampleRecord", "StreamCoverage", "coverage_of", "records_of"]
+
+_Integers = npt.NDArray[np.int64]
+
+#: Samples that are planned together.
+_CHUNK = 1 << 18
+
+
+@dataclass(frozen=True)
+class SampleRecord:
+    """A sample of a global batch.
+
+    Attributes:
+        epoch: The epoch.
+        step: The global batch of the epoch.
+        rank: The rank that reads it; replicated ranks count as one.
+        stream: Index of its stream.
+        shard: Name of its shard's file, as the index has it.
+        row: Its row in the shard.
+        sample_id: Its number in the dataset.
+        is_skipped: Whether it is not delivered.
+    """
+
+    epoch: int
+    step: int
+    rank: int
+    stream: int
+    shard: str
+    row: int
+    sample_id: int
+    is_skipped: bool
+
+
+@dataclass(frozen=True)
+class StreamCoverage:
+    """What has been seen of a stream.
+
+    Attributes:
+        num_samples: Samples that the stream holds.
+        num_due: Times that a whole epoch shows one of them.
+        num_seen: Samples that have been seen at least once.
+        num_delivered: Times that one has been delivered.
+        num_skipped: Times that one was left out by ``skip``.
+        fewest: How often the samples that an epoch shows the least have been delivered or left out.
+        most: How often those that it shows the most have.
+    """
+
+    num_samples: int
+    num_due: int
+    num_seen: int
+    num_delivered: int
+    num_skipped: int
+    fewest: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What has been seen of an epoch.
+
+    Attributes:
+        epoch: The epoch.
+        num_steps: Global batches that were counted.
+        num_batches: Global batches of the whole epoch.
+        num_repeats: Samples that were read again to fill up the last batches, so that ranks read equally many.
+        streams: One a stream.
+    """
+
+    epoch: int
+    num_steps: int
+    num_batches: int
+    num_repeats: int
+    streams: tuple[StreamCoverage, ...]
+
+    @property
+    def is_as_due(self) -> bool:
+        """Whether every sample was read as often as its stream's weight says, but for the repeats at the end."""
+        extra = 0
+        for stream in self.streams:
+            extra += stream.num_delivered + stream.num_skipped - stream.num_due
+            if stream.fewest < stream.num_due // stream.num_samples:
+                return False
+        return extra == self.num_repeats
+
+    @property
+    def is_each_once(self) -> bool:
+        """Whether every sample was read exactly once, but for the repeats that fill up the end."""
+        extra = sum(stream.num_delivered + stream.num_skipped - stream.num_samples for stream in self.streams)
+        return all(stream.fewest == 1 for stream in self.streams) and extra == self.num_repeats
+
+
+def records_of(epochs: Epochs, catalog: Catalog, skips: Skips, step: int, epoch: int | None) -> list[SampleRecord]:
+    """Return every sample of a global batch, of all ranks in turn.
+
+    Args:
+        epochs: What the configuration says.
+        catalog: The shards.
+        skips: What is not delivered.
+        step: The global batch: of the epoch, or of the whole run where no epoch is given.
+        epoch: The epoch.
+
+    Raises:
+        ConfigurationError: There is no such global batch.
+    """
+    arguments.integer("step", step, minimum=0)
+    place = Place(0 if epoch is None else arguments.integer("epoch", epoch, minimum=0))
+    num_batches = epochs.batching(place).num_even_batches
+    while epoch is None and step >= num_batches > 0:
+        step -= num_batches
+        place = Place(place.epoch + 1)
+        num_batches = epochs.batching(place).num_even_batches
+    if step >= num_batches:
+        raise ConfigurationError("step", step, f"a global batch of epoch {place.epoch}: fewer than {num_batches}")
+    steps = np.array([step])
+    ids = epochs.plan(place).global_batches(steps)[0]
+    is_left_out = bool(skips.is_skipped(place.epoch, steps)[0])
+    kept = skips.without(ids)
+    return [
+        SampleRecord(place.epoch, step, rank, *_where(catalog, sample), is_left_out or int(kept[rank, column]) < 0)
+        for rank, batch in enumerate(ids.tolist())
+        for column, sample in enumerate(batch)
+        if sample >= 0
+    ]
+
+
+def coverage_of(epochs: Epochs, catalog: Catalog, skips: Skips, epoch: int, num_steps: int | None) -> Coverage:
+    """Return what has been seen of an epoch after some steps.
+
+    It counts every sample, so it takes 4 bytes of memory for each.
+
+    Args:
+        epochs: What the configuration says.
+        catalog: The shards.
+        skips: What is not delivered.
+        epoch: The epoch.
+        num_steps: Global batches that were delivered or left out; None: all of the epoch.
+
+    Raises:
+        ConfigurationError: The epoch has fewer global batches.
+    """
+    place = Place(arguments.integer("epoch", epoch, minimum=0))
+    batching = epochs.batching(place)
+    num_batches = batching.num_even_batches
+    steps = num_batches if num_steps is None else arguments.integer("step", num_steps, minimum=0, maximum=num_batches)
+    due = epochs.shares(epoch)
+    delivered = np.zeros(catalog.num_samples, np.int16)
+    skipped = np.zeros(catalog.num_samples, np.int16)
+    for indices, ids in _global_batches(epochs, place, steps):
+        is_left_out = skips.is_skipped(epoch, indices)[:, None, None] | (skips.without(ids) < 0)
+        np.add.at(delivered, ids[(ids >= 0) & ~is_left_out], 1)
+        np.add.at(skipped, ids[(ids >= 0) & is_left_out], 1)
+    edges = [*catalog.sample_offset_per_stream.tolist(), catalog.num_samples]
+    streams = [
+        _stream_coverage(
+            delivered[edges[stream] : edges[stream + 1]], skipped[edges[stream] : edges[stream + 1]], count
+        )
+        for stream, count in enumerate(due.choose)
+    ]
+    read = batching.num_rank_samples(steps) * epochs.grid().num_ranks
+    return Coverage(epoch, steps, num_batches, max(0, read - due.epoch_size), tuple(streams))
+
+
+def _stream_coverage(delivered: npt.NDArray[np.int16], skipped: npt.NDArray[np.int16], num_due: int) -> StreamCoverage:
+    total = delivered + skipped
+    return StreamCoverage(
+        num_samples=len(total),
+        num_due=num_due,
+        num_seen=int(np.count_nonzero(delivered)),
+        num_delivered=int(delivered.sum()),
+        num_skipped=int(skipped.sum()),
+        fewest=int(total.min()),
+        most=int(total.max()),
+    )
+
+
+def _global_batches(epochs: Epochs, place: Place, num_steps: int) -> Iterator[tuple[_Integers, _Integers]]:
+    plan = epochs.plan(place)
+    chunk = max(1, _CHUNK // plan.grid.global_batch_size) if plan.is_cheap else max(num_steps, 1)
+    for start in range(0, num_steps, chunk):
+        indices = np.arange(start, min(start + chunk, num_steps))
+        yield indices, plan.global_batches(indices)
+
+
+def _where(catalog: Catalog, sample: int) -> tuple[int, str, int, int]:
+    shard, row = catalog.spanner[sample]
+    return int(catalog.stream_per_shard[shard]), catalog.entries[shard].raw_data.basename, row, sample

@@ -1,0 +1,253 @@
+"""A DataLoader over a streaming dataset: it makes the order's own batches, and knows how far the trainer is."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils import data
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from fkat_data.arguments import integer
+from fkat_data.errors import ConfigurationError, StaleIteratorError
+from fkat_data.streaming.dataset import StreamingDataset
+from fkat_data.streaming.rank_batches import RankBatches
+
+__all__ = ["StreamingDataLoader"]
+
+_Integers = npt.NDArray[np.int64]
+
+#: As much is read together as makes a shard worth its visit, and is no burden to memory.
+_READ_TOGETHER = 1024
+_READ_TOGETHER_BYTES = 4 << 20
+
+
+class StreamingDataLoader(DataLoader[Any]):
+    """Batches of a ``StreamingDataset``, with the trainer's place as state.
+
+    The order is planned here, in the trainer's process; workers are told which samples to read, and know no place.
+    With torch's default collate a batch is gathered column by column, with the same result. Over any other dataset
+    this is torch's DataLoader, and has no state.
+
+    Args:
+        dataset: The dataset.
+        batch_size: Samples of a rank's batch; the dataset's own where that has one, and then it need not be given.
+        **options: Those of torch's DataLoader.
+
+    Raises:
+        ConfigurationError: The dataset has another batch size, or none is given.
+        ValueError: An option is one that torch refuses.
+
+    Attributes:
+        num_samples_yielded: Samples of this rank that the present iteration has delivered.
+    """
+
+    def __init__(self, dataset: Dataset[Any], batch_size: int | None = None, **options: Any) -> None:
+        if isinstance(dataset, StreamingDataset):
+            batch_size = _agreed(dataset, batch_size)
+        super().__init__(dataset, 1 if batch_size is None else batch_size, **options)
+        self.num_samples_yielded = 0
+        self._options = options
+        self._collate = cast("Callable[[list[Any]], Any]", self.collate_fn)
+        self._workers: DataLoader[Any] | None = None
+        self._tasks = _Tasks()
+        self._iteration = 0
+        self._sample_in_epoch: int | None = None
+
+    def __len__(self) -> int:
+        """Return how many batches a whole epoch has on this rank."""
+        if not isinstance(self.dataset, StreamingDataset):
+            return super().__len__()
+        whole, rest = divmod(len(self.dataset), cast("int", self.batch_size))
+        return whole + (rest > 0 and not self.drop_last)
+
+    def __iter__(self) -> Any:
+        """Begin the next epoch, or go on with the one that a loaded state says.
+
+        Raises:
+            StaleIteratorError: From an iterator that a later one has replaced.
+        """
+        if not isinstance(self.dataset, StreamingDataset):
+            return super().__iter__()
+        return self._begin(self.dataset, 0)
+
+    def skip(self, count: int) -> "_Later":
+        """Return the batches of the next epoch without the first ``count``, which are not read.
+
+        With this a ``ShardedDataLoader`` whose factory returns this loader resumes exactly.
+
+        Raises:
+            ConfigurationError: The dataset is no ``StreamingDataset``, or ``count`` no number of batches.
+        """
+        if not isinstance(self.dataset, StreamingDataset):
+            raise ConfigurationError("dataset", self.dataset, "a StreamingDataset")
+        return _Later(self._begin, self.dataset, integer("count", count, minimum=0))
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return how far the trainer is; None over a dataset that is no ``StreamingDataset``.
+
+        What has been prefetched does not count. Every rank's state is the same.
+        """
+        if not isinstance(self.dataset, StreamingDataset):
+            return None
+        if self._sample_in_epoch is None:
+            return self.dataset.state_dict(0, False)
+        return self.dataset.state_dict(self._sample_in_epoch, True)
+
+    def load_state_dict(self, obj: dict[str, Any]) -> None:
+        """Let the next iteration go on where a state was taken, in this world or another.
+
+        Raises:
+            StateMismatchError: It is no such state, or another configuration wrote it.
+            ConfigurationError: The place does not fit this world.
+        """
+        if isinstance(self.dataset, StreamingDataset):
+            self.dataset.load_state_dict(obj)
+            self._sample_in_epoch = None
+            self._iteration += 1
+
+    def _begin(self, dataset: StreamingDataset, first: int) -> Iterator[Any]:
+        place = dataset.begin_epoch()
+        batches = dataset.rank_batches(place)
+        self._iteration += 1
+        self.num_samples_yielded = 0
+        self._sample_in_epoch = place.sample_in_epoch
+        return self._delivered(dataset, batches, first, self._iteration)
+
+    def _delivered(self, dataset: StreamingDataset, batches: RankBatches, first: int, iteration: int) -> Iterator[Any]:
+        wanted = self._wanted(batches, first)
+        if self.num_workers or self.pin_memory:
+            made = self._made_by_torch(dataset, wanted)
+        else:
+            made = self._made_here(dataset, wanted)
+        for index, num_samples, batch in made:
+            if self._iteration != iteration:
+                raise StaleIteratorError("a later iter(), or a loaded state, has replaced this one")
+            self.num_samples_yielded += num_samples
+            self._sample_in_epoch = batches.place_after(index)
+            yield batch
+
+    def _wanted(self, batches: RankBatches, first: int) -> Iterator[tuple[list[int], list[_Integers]]]:
+        for indices, chunk in batches.chunks(first):
+            numbers = indices.tolist()
+            num_kept = len(numbers) - bool(self.drop_last and numbers and batches.is_short(numbers[-1]))
+            yield numbers[:num_kept], chunk[:num_kept]
+
+    def _made_here(
+        self, dataset: StreamingDataset, wanted: Iterator[tuple[list[int], list[_Integers]]]
+    ) -> Iterator[tuple[int, int, Any]]:
+        together = max(1, min(_READ_TOGETHER, dataset.samples_in(_READ_TOGETHER_BYTES)) // cast("int", self.batch_size))
+        make = _maker(dataset, self._collate)
+        for numbers, chunk in wanted:
+            for start in range(0, len(numbers), together):
+                part = chunk[start : start + together]
+                made = make(part)
+                for number, ids, batch in zip(numbers[start : start + together], part, made, strict=True):
+                    yield number, len(ids), batch
+
+    def _made_by_torch(
+        self, dataset: StreamingDataset, wanted: Iterator[tuple[list[int], list[_Integers]]]
+    ) -> Iterator[tuple[int, int, Any]]:
+        if self._workers is None:
+            kept = {name: value for name, value in self._options.items() if name not in ("collate_fn", "drop_last")}
+            self._workers = DataLoader(
+                _Batches(dataset, self._collate),
+                batch_size=None,
+                sampler=self._tasks,
+                collate_fn=_unchanged,
+                **kept,
+            )
+        handed_out = self._tasks.begin(wanted)
+        for batch in self._workers:
+            yield *handed_out.popleft(), batch
+
+
+class _Later:
+    """An epoch's batches from one of them on."""
+
+    def __init__(
+        self, begin: Callable[[StreamingDataset, int], Iterator[Any]], dataset: StreamingDataset, first: int
+    ) -> None:
+        self._begin = begin
+        self._dataset = dataset
+        self._first = first
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._begin(self._dataset, self._first)
+
+
+class _Tasks(Sampler[Any]):
+    """What torch's DataLoader hands to its workers: the sample ids of one batch after the other."""
+
+    def __init__(self) -> None:
+        self._wanted: Iterator[tuple[list[int], list[_Integers]]] = iter(())
+        self._handed_out: deque[tuple[int, int]] = deque()
+
+    def begin(self, wanted: Iterator[tuple[list[int], list[_Integers]]]) -> deque[tuple[int, int]]:
+        """Hand out other batches from now on; return where the number and the size of each will stand."""
+        self._wanted = wanted
+        self._handed_out = deque()
+        return self._handed_out
+
+    def __iter__(self) -> Iterator[_Integers]:
+        wanted, handed_out = self._wanted, self._handed_out
+        for numbers, chunk in wanted:
+            for number, ids in zip(numbers, chunk, strict=True):
+                handed_out.append((number, len(ids)))
+                yield ids
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_wanted": iter(()), "_handed_out": deque[tuple[int, int]]()}
+
+
+class _Batches(Dataset[Any]):
+    """A worker's side: from sample ids to their batch."""
+
+    def __init__(self, dataset: StreamingDataset, collate: Callable[[list[Any]], Any]) -> None:
+        self._dataset = dataset
+        self._collate = collate
+
+    def __getitem__(self, sample_ids: _Integers) -> Any:
+        return _maker(self._dataset, self._collate)([sample_ids])[0]
+
+
+def _maker(
+    dataset: StreamingDataset, collate: Callable[[list[Any]], Any]
+) -> Callable[[Sequence[_Integers]], Sequence[Any]]:
+    if collate is data.default_collate:
+        return dataset.collated
+    return lambda batches: _Collated(dataset, collate, batches)
+
+
+class _Collated(Sequence[Any]):
+    """Batches that a user's function makes of samples, each when it is asked for."""
+
+    def __init__(
+        self, dataset: StreamingDataset, collate: Callable[[list[Any]], Any], batches: Sequence[_Integers]
+    ) -> None:
+        self._dataset = dataset
+        self._collate = collate
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._collate(self._dataset.samples(cast("_Integers", self._batches[index])))
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+def _agreed(dataset: StreamingDataset, batch_size: int | None) -> int:
+    if batch_size is None and dataset.batch_size is None:
+        raise ConfigurationError("batch_size", None, "a number of samples, here or in the dataset")
+    if dataset.batch_size is None:
+        dataset.batch_size = batch_size
+    if batch_size not in (None, dataset.batch_size):
+        raise ConfigurationError(
+            "batch_size", batch_size, f"the dataset's, {dataset.batch_size}: its order is made of such batches"
+        )
+    return cast("int", dataset.batch_size)

@@ -1,0 +1,124 @@
+"""The epochs of a configuration: who reads which sample when, for this process's world or any other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from torch.utils.data import get_worker_info
+
+from fkat_data.errors import ConfigurationError
+from fkat_data.streaming.order.batching import Batching
+from fkat_data.streaming.order.epoch import (
+    EpochPlace,
+    EpochPlan,
+    OrderSettings,
+    batching_of,
+    check_order,
+    plan_epoch,
+)
+from fkat_data.streaming.order.partition import Grid
+from fkat_data.streaming.order.weights import StreamShares, StreamWeight, shares_of
+from fkat_data.streaming.place import Place
+from fkat_data.streaming.schedule import WeightSchedule
+from fkat_data.streaming.state import fingerprint_of
+from fkat_data.streaming.world import World
+
+__all__ = ["Epochs"]
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """What a configuration says of all epochs.
+
+    Attributes:
+        settings: What decides on the order.
+        weights: What was said of the streams' weights.
+        schedule: Weights that change between epochs.
+        epoch_size: Samples of an epoch; None: as the weights say.
+        shuffle_seed: The shuffle's seed, where no state says another.
+        num_canonical_nodes: Parts of the order, where no state says another; None: as the algorithm likes.
+        batch_size: Samples of a rank's batch; None: no epoch can be read.
+        replication: So many consecutive ranks are one.
+        fixed_world: Who this process is; None: the environment says.
+    """
+
+    settings: OrderSettings
+    weights: Sequence[StreamWeight]
+    schedule: WeightSchedule | None
+    epoch_size: int | None
+    shuffle_seed: int
+    num_canonical_nodes: int | None
+    batch_size: int | None
+    replication: int | None
+    fixed_world: World | None
+
+    def check(self) -> None:
+        """Return if an epoch can be planned; looks at no sample.
+
+        Raises:
+            ConfigurationError: It cannot.
+        """
+        place, shares = self.settled(Place()), self.shares(0)
+        check_order(self.settings, shares, cast("int", place.num_canonical_nodes))
+        if self.batch_size is not None:
+            self.batching(place)
+
+    def shares(self, epoch: int) -> StreamShares:
+        """Return what each stream gives to an epoch."""
+        weights = self.weights if self.schedule is None else self.schedule.weights(epoch)
+        sizes = [int(sizes.sum()) for sizes in self.settings.shard_sizes]
+        return shares_of(weights, sizes, self.epoch_size, self.shuffle_seed)
+
+    def world(self) -> World:
+        """Return who this process is, replicated ranks counted as one."""
+        world = self.fixed_world or World.here()
+        info = get_worker_info()
+        if self.fixed_world is not None and info is not None:
+            worker = world.rank * info.num_workers + info.id
+            world = replace(world, workers_per_rank=info.num_workers, worker=worker)
+        return world if self.replication is None else world.replicated(self.replication)
+
+    def grid(self) -> Grid:
+        """Return who reads side by side.
+
+        Raises:
+            ConfigurationError: There is no batch size.
+        """
+        if self.batch_size is None:
+            raise ConfigurationError("batch_size", None, "a number of samples: the order depends on it")
+        world = self.world()
+        return Grid(world.num_nodes, world.ranks_per_node, self.batch_size)
+
+    def settled(self, place: Place) -> Place:
+        """Return a place in which nothing is open."""
+        num_nodes = self.world().num_nodes
+        nodes = place.num_canonical_nodes or self.num_canonical_nodes or self.settings.canonical_nodes(num_nodes)
+        seed = self.shuffle_seed if place.shuffle_seed is None else place.shuffle_seed
+        first = place.initial_physical_nodes or num_nodes
+        return replace(place, num_canonical_nodes=nodes, shuffle_seed=seed, initial_physical_nodes=first)
+
+    def batching(self, place: Place) -> Batching:
+        """Return the global batches from a place on, without their samples."""
+        return batching_of(self.settings, self.shares(place.epoch), self._epoch_place(place), self.grid())
+
+    def plan(self, place: Place) -> EpochPlan:
+        """Return the rest of an epoch from a place on."""
+        return plan_epoch(self.settings, self.shares(place.epoch), self._epoch_place(place), self.grid())
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what decides on the order and is no part of the reference's state."""
+        size = self.batch_size
+        # Mixed sample by sample, streams are in one order, whatever the size of a batch.
+        is_batched = self.settings.batching_method != "random" and size is not None
+        global_batch_size = self.world().num_ranks * size if is_batched and size else None
+        return fingerprint_of(self.settings, self.weights, self.shares(0).epoch_size, global_batch_size)
+
+    def _epoch_place(self, place: Place) -> EpochPlace:
+        settled = self.settled(place)
+        return EpochPlace(
+            place.epoch,
+            place.sample_in_epoch,
+            cast("int", settled.shuffle_seed),
+            cast("int", settled.num_canonical_nodes),
+            settled.initial_physical_nodes,
+        )

@@ -1,0 +1,144 @@
+"""The names under which users ask a streaming dataset for what it knows of its data and its settings."""
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fkat_data.streaming.catalog import Catalog
+from fkat_data.streaming.epochs import Epochs
+from fkat_data.streaming.formats.entry import ShardEntry
+from fkat_data.streaming.order.spanner import Spanner
+from fkat_data.streaming.stream import Stream
+
+__all__ = ["DatasetNames"]
+
+_Integers = npt.NDArray[np.int64]
+
+
+class DatasetNames(Protocol):
+    """What follows from the streams, the catalog and the configuration of a dataset."""
+
+    streams: list[Stream]
+    catalog: Catalog
+    epochs: Epochs
+
+    @property
+    def num_streams(self) -> int:
+        """Number of streams."""
+        return len(self.streams)
+
+    @property
+    def shards(self) -> list[ShardEntry]:
+        """What the indices say of all shards."""
+        return self.catalog.entries
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards in all streams."""
+        return len(self.catalog.entries)
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples in all streams, each counted once."""
+        return self.catalog.num_samples
+
+    @property
+    def size(self) -> int:
+        """The same as ``num_samples``."""
+        return self.num_samples
+
+    @property
+    def epoch_size(self) -> int:
+        """Samples of an epoch over all ranks."""
+        return self.epochs.shares(0).epoch_size
+
+    @property
+    def spanner(self) -> Spanner:
+        """From a sample's number to its shard and row: ``spanner[number]``."""
+        return self.catalog.spanner
+
+    @property
+    def samples_per_shard(self) -> _Integers:
+        """Samples of each shard."""
+        return self.catalog.samples_per_shard
+
+    @property
+    def sample_offset_per_shard(self) -> _Integers:
+        """The first sample of each shard."""
+        return self.catalog.sample_offset_per_shard
+
+    @property
+    def stream_per_shard(self) -> _Integers:
+        """The stream of each shard."""
+        return self.catalog.stream_per_shard
+
+    @property
+    def shards_per_stream(self) -> _Integers:
+        """Shards of each stream."""
+        return self.catalog.shards_per_stream
+
+    @property
+    def shard_offset_per_stream(self) -> _Integers:
+        """The first shard of each stream."""
+        return self.catalog.shard_offset_per_stream
+
+    @property
+    def samples_per_stream(self) -> _Integers:
+        """Samples of each stream."""
+        return self.catalog.samples_per_stream
+
+    @property
+    def sample_offset_per_stream(self) -> _Integers:
+        """The first sample of each stream."""
+        return self.catalog.sample_offset_per_stream
+
+    @property
+    def shuffle(self) -> bool:
+        """Whether samples are shuffled."""
+        return self.epochs.settings.shuffle
+
+    @property
+    def shuffle_algo(self) -> str:
+        """The shuffle."""
+        return self.epochs.settings.shuffle_algo
+
+    @property
+    def shuffle_seed(self) -> int:
+        """The shuffle's seed, where no state says another."""
+        return self.epochs.shuffle_seed
+
+    @property
+    def shuffle_block_size(self) -> int | None:
+        """Over how many samples a shard is spread; None: by the number of canonical nodes."""
+        return self.epochs.settings.shuffle_block_size
+
+    @property
+    def sampling_method(self) -> str:
+        """Whether each epoch takes other samples."""
+        return self.epochs.settings.sampling_method
+
+    @property
+    def sampling_granularity(self) -> int:
+        """Samples of a shard that are taken together."""
+        return self.epochs.settings.sampling_granularity
+
+    @property
+    def partition_algo(self) -> str:
+        """The partition."""
+        return self.epochs.settings.partition_algo
+
+    @property
+    def batching_method(self) -> str:
+        """How streams are mixed."""
+        return self.epochs.settings.batching_method
+
+    @property
+    def num_canonical_nodes(self) -> int | None:
+        """Parts of the order, where no state says another number; None: as the shuffle likes."""
+        return self.epochs.num_canonical_nodes
+
+    @property
+    def replication(self) -> int | None:
+        """So many consecutive ranks get the same samples."""
+        return self.epochs.replication

@@ -1,0 +1,142 @@
+"""Which samples of a stream an epoch shows, as the reference draws them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fkat_data.arguments import integer
+
+__all__ = ["Selection", "StreamSamples", "chosen_per_shard", "selected"]
+
+_Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class StreamSamples:
+    """A stream's shards, and how many samples an epoch takes of it.
+
+    Attributes:
+        shard_sizes: Samples of each shard.
+        first_sample: The id of the stream's first sample.
+        choose: Samples that the epoch takes.
+    """
+
+    shard_sizes: _Integers
+    first_sample: int
+    choose: int
+
+
+class Selection:
+    """The samples of an epoch in the order of the shards: unit by unit, a shard once or a part of one.
+
+    Args:
+        unit_sizes: Samples of each unit.
+        unit_firsts: The id of each unit's first sample, for units that are a whole shard.
+        parts: For the others, by unit: the ids of their samples.
+    """
+
+    def __init__(self, unit_sizes: _Integers, unit_firsts: _Integers, parts: dict[int, _Integers]) -> None:
+        self.unit_sizes = unit_sizes
+        self.size = int(unit_sizes.sum())
+        self._firsts = unit_firsts
+        self._ends = np.cumsum(unit_sizes)
+        self._is_identity = not parts and bool(
+            np.array_equal(unit_firsts[1:], unit_firsts[:1] + self._ends[:-1]) if len(unit_firsts) else True
+        )
+        # One table of all parts: a unit's rows begin at its offset.
+        lengths = [len(ids) for ids in parts.values()]
+        self._table = np.concatenate([*parts.values(), np.empty(0, np.int64)])
+        self._offsets = np.full(len(unit_sizes), -1, np.int64)
+        self._offsets[list(parts)] = np.cumsum([0, *lengths])[:-1]
+
+    def sample_ids(self, places: _Integers) -> _Integers:
+        """Return the sample at each place from 0 to ``size - 1``."""
+        if self._is_identity:
+            return places + (self._firsts[0] if len(self._firsts) else 0)
+        units = np.searchsorted(self._ends, places, side="right")
+        within = places - (self._ends[units] - self.unit_sizes[units])
+        ids = self._firsts[units] + within
+        offsets = self._offsets[units]
+        is_part = offsets >= 0
+        ids[is_part] = self._table[offsets[is_part] + within[is_part]]
+        return ids
+
+
+def selected(
+    streams: Sequence[StreamSamples], *, seed: int, epoch: int, granularity: int, is_balanced: bool, is_shuffled: bool
+) -> Selection:
+    """Return what an epoch shows of some streams, drawn as one.
+
+    Args:
+        streams: The streams; one that gives nothing may be among them.
+        seed: The shuffle's seed.
+        epoch: The epoch.
+        granularity: Samples that are taken side by side.
+        is_balanced: Whether each epoch draws anew.
+        is_shuffled: Whether each epoch takes other numbers of samples from the shards as well.
+    """
+    generator = np.random.default_rng(seed + epoch if is_balanced else seed)
+    sizes: list[_Integers] = []
+    firsts: list[_Integers] = []
+    parts: dict[int, _Integers] = {}
+    num_units = 0
+    for stream in streams:
+        shard_firsts = stream.first_sample + np.cumsum(stream.shard_sizes) - stream.shard_sizes
+        counts = chosen_per_shard(
+            stream.shard_sizes, stream.choose, granularity, seed, epoch, use_epoch=is_shuffled and is_balanced
+        )
+        whole, rest = np.divmod(counts, np.maximum(stream.shard_sizes, 1))
+        per_shard = whole + (rest > 0)
+        unit_sizes = np.repeat(stream.shard_sizes, per_shard)
+        last_units = np.cumsum(per_shard) - 1
+        for shard in np.flatnonzero(rest).tolist():
+            size, count, first = int(stream.shard_sizes[shard]), int(rest[shard]), int(shard_firsts[shard])
+            unit_sizes[last_units[shard]] = count
+            drawn = generator.choice(size, count, replace=False)
+            parts[num_units + int(last_units[shard])] = np.sort(first + drawn)
+        sizes.append(unit_sizes)
+        firsts.append(np.repeat(shard_firsts, per_shard))
+        num_units += len(unit_sizes)
+    nothing = np.empty(0, np.int64)
+    return Selection(np.concatenate([*sizes, nothing]), np.concatenate([*firsts, nothing]), parts)
+
+
+def chosen_per_shard(
+    shard_sizes: _Integers, choose: int, granularity: int, seed: int, epoch: int, *, use_epoch: bool
+) -> _Integers:
+    """Return how many samples an epoch takes of each shard.
+
+    Args:
+        shard_sizes: Samples of each shard.
+        choose: Samples to take; above the stream's own number, every shard is taken several times.
+        granularity: Samples of a pick: what is left over after whole times is made of picks in random order.
+        seed: The shuffle's seed.
+        epoch: The epoch.
+        use_epoch: Whether each epoch has an order of picks of its own.
+
+    Raises:
+        ConfigurationError: An argument is out of range.
+    """
+    integer("choose", choose, minimum=0)
+    integer("sampling_granularity", granularity, minimum=1)
+    integer("shuffle_seed", seed, minimum=0)
+    integer("epoch", epoch, minimum=0)
+    size = int(shard_sizes.sum())
+    whole, rest = divmod(choose, max(size, 1))
+    counts = shard_sizes * whole
+    if rest == 0:
+        return counts
+    num_picks = -(-shard_sizes // granularity)
+    order = np.random.default_rng(seed + epoch if use_epoch else seed).permutation(int(num_picks.sum()))
+    # Every pick gives a sample at least, so the first `rest` of them are enough.
+    picks = order[:rest]
+    ends = np.cumsum(num_picks)
+    shards = np.searchsorted(ends, picks, side="right")
+    is_last = picks == ends[shards] - 1
+    pick_sizes = np.where(is_last, shard_sizes[shards] - granularity * (num_picks[shards] - 1), granularity)
+    before = np.cumsum(pick_sizes) - pick_sizes
+    taken = np.clip(rest - before, 0, pick_sizes)
+    np.add.at(counts, shards, taken)
+    return counts

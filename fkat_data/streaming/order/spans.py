@@ -1,0 +1,54 @@
+"""Runs of consecutive places, ``[start, stop)``: an epoch's shuffle units, dealt out to canonical nodes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["SpanLine", "canonical_bounds", "divided"]
+
+_Integers = npt.NDArray[np.int64]
+
+
+def canonical_bounds(size: int, num_canonical_nodes: int) -> _Integers:
+    """Return the edges of the canonical nodes' parts of ``size`` places: one more than there are nodes."""
+    return np.array([size * node // num_canonical_nodes for node in range(num_canonical_nodes + 1)], np.int64)
+
+
+def divided(spans: Sequence[tuple[int, int]], num_parts: int) -> list[list[tuple[int, int]]]:
+    """Return the spans dealt out to parts of equal length, in their order; those that cross an edge are cut.
+
+    An empty span stays whole, in the first part that has not ended before it.
+    """
+    ends = canonical_bounds(sum(stop - start for start, stop in spans), num_parts)[1:].tolist()
+    parts: list[list[tuple[int, int]]] = [[] for _ in range(num_parts)]
+    place, part = 0, 0
+    for start, stop in spans:
+        begin = start
+        while place + stop - begin > ends[part]:
+            cut = begin + ends[part] - place
+            if cut > begin:
+                parts[part].append((begin, cut))
+            place, begin, part = ends[part], cut, part + 1
+        parts[part].append((begin, stop))
+        place += stop - begin
+    return parts
+
+
+class SpanLine:
+    """Spans laid end to end: a row of numbers of which any part can be had without the others."""
+
+    def __init__(self, spans: Sequence[tuple[int, int]]) -> None:
+        table = np.array(spans, np.int64).reshape(-1, 2)
+        lengths = table[:, 1] - table[:, 0]
+        self._ends = np.cumsum(lengths)
+        self._offsets = table[:, 0] - (self._ends - lengths)
+        self.size = int(lengths.sum())
+
+    def at(self, places: _Integers) -> _Integers:
+        """Return the numbers at some places, from 0 to ``size - 1``."""
+        return places + self._offsets[np.searchsorted(self._ends, places, side="right")]
+
+    def stretch(self, start: int, stop: int) -> _Integers:
+        """Return the numbers at the places from ``start`` to ``stop - 1``."""
+        return self.at(np.arange(start, stop, dtype=np.int64))

@@ -1,0 +1,60 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fkat_data.streaming.order.block import BlockShuffle
+
+
+def order_of(sizes, nodes=1, epoch=0, block_size=50, seed=7):
+    made = BlockShuffle(np.array(sizes, np.int64), nodes, seed, epoch, block_size)
+    return made.samples_at(np.arange(made.size))
+
+
+@given(
+    sizes=st.lists(st.integers(0, 60), min_size=1, max_size=30),
+    nodes=st.integers(1, 6),
+    epoch=st.integers(0, 2),
+    block_size=st.integers(1, 120),
+)
+@settings(deadline=None, max_examples=300)
+def test_every_sample_stands_somewhere_once(sizes, nodes, epoch, block_size):
+    assert sorted(order_of(sizes, nodes, epoch, block_size).tolist()) == list(range(sum(sizes)))
+
+
+@given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=9), places=st.data())
+@settings(deadline=None)
+def test_any_place_can_be_asked_for_alone(sizes, places):
+    whole = order_of(sizes, 2)
+    made = BlockShuffle(np.array(sizes, np.int64), 2, 7, 0, 50)
+    for place in places.draw(st.lists(st.integers(0, max(sum(sizes) - 1, 0)), max_size=5)):
+        if place < made.size:
+            assert made.samples_at(np.array([place])).tolist() == [whole[place]]
+
+
+def test_seed_and_epoch_change_the_order_and_nothing_else_does():
+    sizes = [64] * 40
+    first = order_of(sizes)
+    assert first.tolist() == order_of(sizes).tolist()
+    assert first.tolist() != order_of(sizes, epoch=1).tolist()
+    assert first.tolist() != order_of(sizes, seed=8).tolist()
+    # Neighbouring seeds have nothing in common, as seed + epoch would have.
+    assert order_of(sizes, epoch=1).tolist() != order_of(sizes, seed=8).tolist()
+
+
+def test_a_canonical_node_has_the_same_shards_in_every_epoch():
+    sizes = [50] * 40
+    for node in range(4):
+        part = slice(node * 500, (node + 1) * 500)
+        first, second = (set((order_of(sizes, 4, epoch)[part] // 50).tolist()) for epoch in (0, 1))
+        assert first == second
+
+
+@pytest.mark.parametrize("block_size", [512, 2048, 8192])
+def test_a_shard_is_open_for_a_block_and_not_longer(block_size):
+    size = 64
+    order = order_of([size] * 1024, block_size=block_size)
+    shards = order // size
+    for shard in range(1024):
+        open_for = np.flatnonzero(shards == shard)
+        assert open_for[-1] - open_for[0] < 1.15 * block_size + size

@@ -1,0 +1,65 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from order_vectors import VECTORS, check, name, sizes_of
+
+from fkat_data.errors import ConfigurationError
+from fkat_data.streaming.order.shuffle import REFERENCE_SHUFFLES, ReferenceShuffle
+from fkat_data.streaming.order.spans import divided
+
+
+def shuffle_of(case):
+    sizes = np.array(sizes_of(case["shard_sizes"]), np.int64)
+    return ReferenceShuffle(
+        case["algo"], sizes, case["num_canonical_nodes"], case["seed"], case["epoch"], case["block_size"]
+    )
+
+
+@pytest.mark.parametrize("case", [*VECTORS["shuffle"], *VECTORS["shuffle_py1b_from_0.7.6"]], ids=name)
+def test_orders_are_the_references(case):
+    if "error" in case:
+        with pytest.raises(ConfigurationError):
+            shuffle_of(case)
+    else:
+        check(shuffle_of(case).whole(), case)
+
+
+@pytest.mark.parametrize("case", VECTORS["divide_spans"], ids=name)
+def test_spans_are_divided_as_the_reference_does(case):
+    parts = divided([tuple(span) for span in case["spans"]], case["parts"])
+    assert [list(span) for part in parts for span in part] == case["out_spans"]
+    stops = np.cumsum([len(part) for part in parts])
+    assert [[stop - len(part), stop] for part, stop in zip(parts, stops, strict=True)] == case["part_ranges"]
+
+
+@given(
+    algorithm=st.sampled_from(REFERENCE_SHUFFLES),
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=12),
+    nodes=st.integers(1, 5),
+    epoch=st.integers(0, 3),
+    block_size=st.integers(2, 60),
+    data=st.data(),
+)
+@settings(deadline=None)
+def test_any_places_can_be_asked_for_and_the_whole_is_a_permutation(algorithm, sizes, nodes, epoch, block_size, data):
+    if sum(sizes) < nodes:
+        return
+    made = ReferenceShuffle(algorithm, np.array(sizes, np.int64), nodes, 7, epoch, block_size)
+    whole = made.whole()
+    assert sorted(whole.tolist()) == list(range(sum(sizes)))
+    places = np.array(data.draw(st.lists(st.integers(0, sum(sizes) - 1), max_size=20)), np.int64)
+    assert made.samples_at(places).tolist() == whole[places].tolist()
+
+
+def test_a_moving_window_gives_the_order_that_one_sort_gives(monkeypatch):
+    sizes = np.full(300, 700, np.int64)
+    found = ReferenceShuffle("py1e", sizes, 2, 9176, 1, 3000).whole()
+    monkeypatch.setattr("fkat_data.streaming.order.expand._WINDOW_BLOCKS", 1000)
+    assert found.tolist() == ReferenceShuffle("py1e", sizes, 2, 9176, 1, 3000).whole().tolist()
+
+
+@pytest.mark.parametrize(("algorithm", "block_size"), [("py1e", 0), ("py1b", 0), ("py1br", 1)])
+def test_a_block_that_is_too_small_is_refused(algorithm, block_size):
+    with pytest.raises(ConfigurationError, match="shuffle_block_size"):
+        ReferenceShuffle(algorithm, np.array([5, 5], np.int64), 1, 0, 0, block_size)

@@ -1,0 +1,189 @@
+from multiprocessing import resource_tracker
+
+import pytest
+import torch
+from streaming_examples import numbers, same, world, write
+from torch.utils.data import DataLoader, TensorDataset, default_collate
+
+from fkat_data import ShardedDataLoader
+from fkat_data.errors import ConfigurationError
+from fkat_data.streaming import Stream, StreamingDataLoader, StreamingDataset
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+COLUMNS = ("number", "text", "row")
+
+# Python's own helper of spawned processes lives as long as the process that starts it.
+resource_tracker.ensure_running()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("data") / "numbers", 97, columns=COLUMNS)
+
+
+def make(data, **options):
+    return StreamingDataset(local=data, batch_size=4, shuffle=True, shuffle_algo="block", **options)
+
+
+def texts(samples):
+    """A collate function of a user's."""
+    return [sample["text"] for sample in samples]
+
+
+def collated_by_torch(samples):
+    """torch's own function, under a name that ours does not know."""
+    return default_collate(samples)
+
+
+def epochs_of_factory(shard):
+    """For a ShardedDataLoader: a shard names the data and an epoch of it."""
+    path, epoch = shard.split("#")
+    dataset = make(path)
+    dataset.next_epoch = int(epoch)
+    return StreamingDataLoader(dataset)
+
+
+WORKERS = [
+    {"num_workers": 1, "multiprocessing_context": "fork"},
+    {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
+    {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
+]
+
+
+@pytest.mark.parametrize("workers", WORKERS, ids=str)
+def test_workers_change_nothing(data, workers):
+    plain, parallel = StreamingDataLoader(make(data)), StreamingDataLoader(make(data), **workers)
+    for _ in range(2):
+        assert numbers(plain) == numbers(parallel)
+        assert plain.state_dict() == parallel.state_dict()
+    # Stopped with batches in flight, which do not count.
+    for loader in (plain, parallel):
+        iterator = iter(loader)
+        read = [next(iterator)["number"].tolist() for _ in range(3)]
+        state = loader.state_dict()
+        del iterator
+        assert state["sample_in_epoch"] == 12
+        loader.load_state_dict(state)
+        assert read == numbers(StreamingDataLoader(_at(data, 2)))[:3]
+        assert numbers(loader) == numbers(StreamingDataLoader(_at(data, 2)))[3:]
+
+
+def _at(data, epoch):
+    dataset = make(data)
+    dataset.next_epoch = epoch
+    return dataset
+
+
+@pytest.mark.parametrize("workers", WORKERS, ids=str)
+def test_torchs_own_loader_reads_epoch_after_epoch(data, workers):
+    dataset = make(data, writable=True)
+    loader = DataLoader(dataset, batch_size=4, **workers)
+    plain = StreamingDataLoader(make(data))
+    for epoch in range(2):
+        assert numbers(loader) == numbers(plain)
+        state = dataset.state_dict(8, from_beginning=False)
+        assert (state["epoch"], state["sample_in_epoch"]) == (epoch, 8)
+    # What is loaded in the trainer reaches workers that run already.
+    dataset.load_state_dict({**state, "epoch": 0})
+    assert numbers(loader) == numbers(StreamingDataLoader(_at(data, 0)))[2:]
+    del loader
+
+
+@pytest.mark.parametrize("columns", [("number",), COLUMNS, ("text", "ragged")])
+@pytest.mark.parametrize("arrays", ["numpy", "torch"])
+def test_a_gathered_batch_is_what_torch_collates(tmp_path, columns, arrays):
+    # Text alone differs in length, so what is ragged has batches of one.
+    path = write(tmp_path / "data", 53, columns=columns)
+    size = 1 if "ragged" in columns else 6
+    dataset = StreamingDataset(local=path, batch_size=size, shuffle=True, arrays=arrays, writable=True)
+    gathered = list(StreamingDataLoader(StreamingDataset(local=path, batch_size=size, shuffle=True, arrays=arrays)))
+    collated = list(StreamingDataLoader(dataset, collate_fn=collated_by_torch))
+    assert len(gathered) == len(collated)
+    assert all(same(one, other) for one, other in zip(gathered, collated, strict=True))
+    # A batch keeps no other batch's memory, and is the caller's own.
+    for batch in gathered:
+        for value in batch.values():
+            if isinstance(value, torch.Tensor):
+                assert value.untyped_storage().nbytes() == value.numel() * value.element_size()
+                value.add_(1)
+
+
+def test_streams_with_other_columns_are_collated_as_torch_does(tmp_path):
+    streams = [
+        Stream(local=write(tmp_path / "a", 12, columns=("number", "text"))),
+        Stream(local=write(tmp_path / "b", 12, first=100, columns=("number",))),
+    ]
+    loader = StreamingDataLoader(StreamingDataset(streams=streams, batch_size=24))
+    with pytest.raises(KeyError, match="text"):
+        list(loader)
+    per_stream = StreamingDataset(streams=streams, batch_size=4, batching_method="per_stream")
+    assert {tuple(batch) for batch in StreamingDataLoader(per_stream)} == {("number", "text"), ("number",)}
+
+
+def test_a_collate_function_gets_the_samples(data):
+    loader = StreamingDataLoader(make(data), collate_fn=texts)
+    assert [text for batch in loader for text in batch] == [
+        f"sample {number}" for batch in numbers(StreamingDataLoader(make(data))) for number in batch
+    ]
+
+
+def test_drop_last_drops_the_short_batch_alone(data):
+    loader = StreamingDataLoader(make(data), drop_last=True)
+    assert len(loader) == 24
+    assert {len(batch) for batch in numbers(loader)} == {4}
+    assert len(numbers(StreamingDataLoader(make(data)))) == 25
+
+
+def test_the_state_counts_what_was_delivered_on_all_ranks(data):
+    loader = StreamingDataLoader(StreamingDataset(local=data, batch_size=3, replication=2, world=world(1, 4)))
+    assert loader.state_dict()["sample_in_epoch"] == 0
+    for place, batch in enumerate(loader, start=1):
+        assert loader.num_samples_yielded == 3 * (place - 1) + len(batch["number"])
+        assert loader.state_dict()["sample_in_epoch"] == 2 * loader.num_samples_yielded
+
+
+def test_another_batch_size_is_refused_and_a_missing_one_taken(data):
+    with pytest.raises(ConfigurationError, match="batch_size"):
+        StreamingDataLoader(make(data), batch_size=8)
+    with pytest.raises(ConfigurationError, match="batch_size"):
+        StreamingDataLoader(StreamingDataset(local=data))
+    assert len(StreamingDataLoader(StreamingDataset(local=data), batch_size=50)) == 2
+    with pytest.raises(ConfigurationError, match="batch_size"):
+        StreamingDataLoader(StreamingDataset(local=data, batching_method="per_stream"), batch_size=98)
+
+
+def test_over_another_dataset_it_is_torchs_loader():
+    loader = StreamingDataLoader(TensorDataset(torch.arange(6)), batch_size=4)
+    assert [batch[0].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5]]
+    assert loader.state_dict() is None
+    assert len(loader) == 2
+    with pytest.raises(ConfigurationError, match="StreamingDataset"):
+        loader.skip(1)
+
+
+def test_skipped_batches_are_not_read(data):
+    whole = numbers(StreamingDataLoader(make(data)))
+    for count in (0, 1, 24, 25, 30):
+        loader = StreamingDataLoader(make(data))
+        assert numbers(loader.skip(count)) == whole[count:]
+    with pytest.raises(ConfigurationError, match="count"):
+        loader.skip(-1)
+
+
+@pytest.mark.parametrize("multiprocessing", [False, True])
+def test_in_a_sharded_loader_it_resumes_exactly(data, multiprocessing):
+    def make_loader():
+        shards = [f"{data}#{epoch}" for epoch in range(2)]
+        return ShardedDataLoader(3, shards, epochs_of_factory, multiprocessing=multiprocessing)
+
+    with make_loader() as loader:
+        whole = numbers(loader)
+    assert whole[:25] == numbers(StreamingDataLoader(_at(data, 0)))
+    assert whole[25:] == numbers(StreamingDataLoader(_at(data, 1)))
+    for stop in (1, 37) if multiprocessing else (1, 24, 25, 37):
+        with make_loader() as loader:
+            for _, _batch in zip(range(stop), loader, strict=False):
+                state = loader.state_dict()
+        with make_loader() as loader:
+            loader.load_state_dict(state)
+            assert numbers(loader) == whole[stop:]
