@@ -84,6 +84,31 @@ class Channel:
         except (BrokenPipeError, ConnectionResetError):
             raise ChannelClosed from None
 
+    def offer(self, kind: int, body: bytes) -> bytes:
+        """Send a message as far as the socket takes it at once; return the rest, which ``send_rest`` has to send next.
+
+        Raises:
+            ChannelClosed: The peer is gone.
+        """
+        frame = _HEADER.pack(len(body), kind) + body
+        try:
+            return frame[self._socket.send(frame, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) :]
+        except BlockingIOError:
+            return frame
+        except (BrokenPipeError, ConnectionResetError):
+            raise ChannelClosed from None
+
+    def send_rest(self, rest: bytes) -> None:
+        """Send what ``offer`` has left, waiting for room.
+
+        Raises:
+            ChannelClosed: The peer is gone.
+        """
+        try:
+            self._socket.sendall(rest)
+        except (BrokenPipeError, ConnectionResetError):
+            raise ChannelClosed from None
+
     def post(self, kind: int, body: bytes) -> None:
         """Send a message without waiting; what finds no room goes with the next call.
 

@@ -211,7 +211,10 @@ class Server:
         if self._recorder is not None and (produced.is_last or self._recorder.is_due):
             self._recorder.flush()
         self._clock.count()
-        self._channel.send(Kind.ITEM, b"".join((head, encoded.layout, tail)))
+        rest = self._channel.offer(Kind.ITEM, b"".join((head, encoded.layout, tail)))
+        if rest:  # the trainer has enough to do
+            with self._clock.within("blocked"):
+                self._channel.send_rest(rest)
         fault("worker.sent")
 
     def _take_segment(self, task: Task, size_bytes: int) -> Segment:

@@ -260,3 +260,38 @@ def test_an_abandoned_channel_leaves_its_twin_in_the_parent_alive(ends):
     os.waitpid(pid, 0)
     first.send(1, b"still there")
     assert receive(second).body == b"still there"
+
+
+@given(sizes=st.lists(st.integers(0, 400_000), min_size=1, max_size=6))
+@settings(max_examples=30, deadline=None)
+def test_what_is_offered_arrives_whole_however_little_the_socket_takes_at_once(sizes):
+    first, second = (Channel(sock) for sock in socket.socketpair())
+    got = []
+
+    def listen():
+        got.extend((frame.kind, len(frame.body)) for frame in (receive(second) for _ in sizes))
+
+    listener = threading.Thread(target=listen)
+    try:
+        rests = [first.offer(0, bytes(sizes[0]))]  # nobody listens yet
+        listener.start()
+        for kind, size in enumerate(sizes[1:], start=1):
+            if rests[-1]:
+                first.send_rest(rests[-1])
+            rests.append(first.offer(kind, bytes(size)))
+        if rests[-1]:
+            first.send_rest(rests[-1])
+        listener.join(20)
+    finally:
+        first.close()
+        second.close()
+    assert got == list(enumerate(sizes))
+
+
+def test_an_offer_to_a_peer_that_is_gone_is_told(ends):
+    first, second = ends
+    second.close()
+    with pytest.raises(ChannelClosed):
+        first.offer(1, b"x")
+    with pytest.raises(ChannelClosed):
+        first.send_rest(b"x")
