@@ -12,6 +12,8 @@ import socket
 import struct
 import threading
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from fkat_data.errors import WorkerError
@@ -55,6 +57,8 @@ class Channel:
         self._outbox: deque[bytes] = deque()
         self._unsent = b""
         self._sending = threading.Lock()
+        self.while_full: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        """Makes the context in which ``send`` waits for room."""
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
 
@@ -74,38 +78,20 @@ class Channel:
             ChannelClosed: The peer is gone.
         """
         frame = _HEADER.pack(len(body), kind) + body
+        rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
         try:
-            if descriptor is None:
-                self._socket.sendall(frame)
-            else:
-                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
-                sent = self._socket.sendmsg([frame], rights)
-                self._socket.sendall(frame[sent:])
-        except (BrokenPipeError, ConnectionResetError):
-            raise ChannelClosed from None
-
-    def offer(self, kind: int, body: bytes) -> bytes:
-        """Send a message as far as the socket takes it at once; return the rest, which ``send_rest`` has to send next.
-
-        Raises:
-            ChannelClosed: The peer is gone.
-        """
-        frame = _HEADER.pack(len(body), kind) + body
-        try:
-            return frame[self._socket.send(frame, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) :]
-        except BlockingIOError:
-            return frame
-        except (BrokenPipeError, ConnectionResetError):
-            raise ChannelClosed from None
-
-    def send_rest(self, rest: bytes) -> None:
-        """Send what ``offer`` has left, waiting for room.
-
-        Raises:
-            ChannelClosed: The peer is gone.
-        """
-        try:
-            self._socket.sendall(rest)
+            try:
+                if rights:
+                    sent = self._socket.sendmsg([frame], rights, socket.MSG_DONTWAIT)
+                else:
+                    sent = self._socket.send(frame, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                sent = 0
+            if sent < len(frame):
+                with self.while_full():
+                    if rights and not sent:  # the descriptor goes with the first bytes
+                        sent = self._socket.sendmsg([frame], rights)
+                    self._socket.sendall(frame[sent:])
         except (BrokenPipeError, ConnectionResetError):
             raise ChannelClosed from None
 

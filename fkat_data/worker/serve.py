@@ -8,6 +8,7 @@
     end of file, in any state ──> the trainer is gone, or has closed the loader: return
 """
 
+import functools
 import time
 from collections import deque
 from collections.abc import Callable
@@ -88,6 +89,7 @@ class Server:
         is_digested: bool = False,
     ) -> None:
         self._clock = clock
+        channel.while_full = functools.partial(clock.within, "blocked")
         self._recorder = clock.recorder
         self._is_digested = is_digested
         self._finish = finish
@@ -211,10 +213,7 @@ class Server:
         if self._recorder is not None and (produced.is_last or self._recorder.is_due):
             self._recorder.flush()
         self._clock.count()
-        rest = self._channel.offer(Kind.ITEM, b"".join((head, encoded.layout, tail)))
-        if rest:  # the trainer has enough to do
-            with self._clock.within("blocked"):
-                self._channel.send_rest(rest)
+        self._channel.send(Kind.ITEM, b"".join((head, encoded.layout, tail)))
         fault("worker.sent")
 
     def _take_segment(self, task: Task, size_bytes: int) -> Segment:
