@@ -1,9 +1,10 @@
 """Files by path or URI: which are local, how the others are opened, and what their absence is called."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from fkat_data.errors import ConfigurationError, ShardNotFoundError
+from fkat_data.observe.stages import reading
 
 __all__ = ["local_path", "names_of", "open_uri"]
 
@@ -56,6 +57,27 @@ def open_uri(uri: str, storage_options: Mapping[str, Any]) -> Any:
     except (ValueError, ImportError) as error:
         raise ConfigurationError("paths", uri, f"a URI that fsspec can open; it says: {error}") from error
     try:
-        return file_system.open(name, "rb")
+        with reading():
+            return _StoreFile(file_system.open(name, "rb"))
     except FileNotFoundError as error:
         raise ShardNotFoundError(uri, "no such file") from error
+
+
+class _StoreFile:
+    """A file that is not local: what its bytes are waited for is the store's time, not the dataset's."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def read(self, size: int = -1) -> bytes:
+        with reading():
+            return self._file.read(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()

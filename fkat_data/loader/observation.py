@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fkat_data.loader.crew import Crew
 from fkat_data.loader.delivery import Delivery
 from fkat_data.loader.prefetch import Prefetcher
-from fkat_data.observe.events import CYCLE_S
+from fkat_data.observe.events import CYCLE_S, MAIN_THREAD, Recorder
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.observe.timeline import Timeline
 from fkat_data.types import Microbatch
@@ -18,6 +18,7 @@ __all__ = ["Observation"]
 logger = logging.getLogger(__name__)
 
 _SAMPLE_S = 0.05
+_LAST_EVENTS_S = 0.1
 _TELL_S = 1.0
 _MEBIBYTE = 1 << 20
 
@@ -51,6 +52,7 @@ class Observation:
         self._began_s: float | None = None
         self._before = LoaderStatistics()
         self._returned_s: float | None = None
+        self._is_taking = False
         self._next_drawn_s = self._sampled_s = self._told_s = 0.0
         crew.waiting.num_delivered = lambda: delivery.delivered
         if timeline is not None:
@@ -130,25 +132,38 @@ class Observation:
             if self._returned_s is not None:
                 timeline.recorder.add("step", self._returned_s, called_s)
                 self._returned_s = None
-            if called_s < self._next_drawn_s:
-                return take()
-            self._next_drawn_s = called_s + CYCLE_S
+            is_drawn = called_s >= self._next_drawn_s
+            self._is_taking = True
             try:
                 return take()
             finally:
-                self._returned_s = time.perf_counter()
-                timeline.recorder.add("next", called_s, self._returned_s, self._delivery.delivered - 1)
-                self._draw_numbers(timeline, self._returned_s)
+                self._is_taking = False
+                if is_drawn:
+                    self._draw(timeline, called_s)
 
         return take_and_draw
 
     def close(self) -> None:
         """Write what is left of the timeline."""
-        if self._timeline is not None:
-            self._returned_s = None
-            self._timeline.tell("loader closed", self.statistics())
+        timeline = self._timeline
+        if timeline is None:
+            return
+        self._returned_s = None
+        for worker in self._crew.workers:
+            if not self._is_taking:  # else another thread, or the one that was interrupted, is reading the pipe
+                worker.take_events(_LAST_EVENTS_S)
+            times = worker.times()
+            if times.stage:
+                last = Recorder(timeline.write, worker.pid, MAIN_THREAD)
+                last.add(times.stage, times.began_s, time.perf_counter(), times.place)
+                last.flush()
+        timeline.tell("loader closed", self.statistics())
 
-    def _draw_numbers(self, timeline: Timeline, now_s: float) -> None:
+    def _draw(self, timeline: Timeline, called_s: float) -> None:
+        """Draw the call of ``next`` that began then, and from time to time the numbers."""
+        self._returned_s = now_s = time.perf_counter()
+        self._next_drawn_s = called_s + CYCLE_S
+        timeline.recorder.add("next", called_s, now_s, self._delivery.delivered - 1)
         if now_s - self._sampled_s >= _SAMPLE_S:
             self._sampled_s = now_s
             timeline.sample(self.statistics())

@@ -52,12 +52,14 @@ class StageTimes(NamedTuple):
         produced: Microbatches made.
         seconds: Time in each of ``STAGES``, the one in work included.
         stage: The one in work.
+        began_s: When it began, on the clock of ``time.perf_counter``.
         place: What it is about: a shard of the epoch, or a microbatch of the shard; -1: neither.
     """
 
     produced: int
     seconds: tuple[float, ...]
     stage: str
+    began_s: float
     place: int
 
     def of(self, stage: str) -> float:
@@ -170,7 +172,7 @@ def reading() -> Generator[None]:
 def added_times(several: Sequence[StageTimes]) -> StageTimes:
     """Return the times of several workers together."""
     seconds = tuple(sum(times.seconds[number] for times in several) for number in range(len(STAGES)))
-    return StageTimes(sum(times.produced for times in several), seconds, "", -1)
+    return StageTimes(sum(times.produced for times in several), seconds, "", 0.0, -1)
 
 
 def stage_times(slots: Page, now_s: float) -> StageTimes:
@@ -184,4 +186,4 @@ def stage_times(slots: Page, now_s: float) -> StageTimes:
     seconds = numbers[: len(STAGES)]
     stage = int(numbers[_STAGE])
     seconds[stage] += max(0.0, now_s - numbers[_BEGAN_S]) if numbers[_BEGAN_S] else 0.0
-    return StageTimes(int(numbers[_PRODUCED]), tuple(seconds), STAGES[stage], int(numbers[_INDEX]))
+    return StageTimes(int(numbers[_PRODUCED]), tuple(seconds), STAGES[stage], numbers[_BEGAN_S], int(numbers[_INDEX]))

@@ -12,6 +12,8 @@ import socket
 import struct
 import threading
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from fkat_data.errors import WorkerError
@@ -55,6 +57,8 @@ class Channel:
         self._outbox: deque[bytes] = deque()
         self._unsent = b""
         self._sending = threading.Lock()
+        self.while_full: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        """Makes the context in which ``send`` waits for room."""
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
 
@@ -74,13 +78,20 @@ class Channel:
             ChannelClosed: The peer is gone.
         """
         frame = _HEADER.pack(len(body), kind) + body
+        rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
         try:
-            if descriptor is None:
-                self._socket.sendall(frame)
-            else:
-                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
-                sent = self._socket.sendmsg([frame], rights)
-                self._socket.sendall(frame[sent:])
+            try:
+                if rights:
+                    sent = self._socket.sendmsg([frame], rights, socket.MSG_DONTWAIT)
+                else:
+                    sent = self._socket.send(frame, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                sent = 0
+            if sent < len(frame):
+                with self.while_full():
+                    if rights and not sent:  # the descriptor goes with the first bytes
+                        sent = self._socket.sendmsg([frame], rights)
+                    self._socket.sendall(frame[sent:])
         except (BrokenPipeError, ConnectionResetError):
             raise ChannelClosed from None
 

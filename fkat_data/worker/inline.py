@@ -74,6 +74,9 @@ class InlineWorker:
         """Return what the time was spent on, between microbatches not counted."""
         return self._clock.times()
 
+    def take_events(self, timeout_s: float) -> None:
+        """Do nothing: they go straight to the timeline."""
+
     def has_begun(self, ticket: int) -> bool:
         """Return whether the task is in work."""
         return bool(self._tasks) and self._tasks[0].ticket == ticket and self._production is not None

@@ -187,6 +187,10 @@ class Worker(Protocol):
         """Return what the worker has spent its time on."""
         ...
 
+    def take_events(self, timeout_s: float) -> None:
+        """Take in the events that the worker has sent, and drop all else."""
+        ...
+
     def has_begun(self, ticket: int) -> bool:
         """Return whether the worker is known to have set to work on a task."""
         ...

@@ -8,6 +8,7 @@
     end of file, in any state ──> the trainer is gone, or has closed the loader: return
 """
 
+import functools
 import time
 from collections import deque
 from collections.abc import Callable
@@ -91,6 +92,7 @@ class Server:
         is_digested: bool = False,
     ) -> None:
         self._clock = clock
+        channel.while_full = functools.partial(clock.within, "blocked")
         self._recorder = clock.recorder
         self._is_digested = is_digested
         self._finish = finish

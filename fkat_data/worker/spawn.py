@@ -1,5 +1,6 @@
 """A worker in a process of its own, as the trainer talks to it."""
 
+import contextlib
 import os
 import socket
 import struct
@@ -7,6 +8,7 @@ import time
 import weakref
 from typing import Any
 
+from fkat_data.errors import WorkerError
 from fkat_data.faults import fault
 from fkat_data.observe.events import MAIN_THREAD
 from fkat_data.observe.profile import TrainerProfile
@@ -137,6 +139,17 @@ class ProcessWorker:
     def times(self) -> StageTimes:
         """Return what the worker has spent its time on."""
         return stage_times(self._page, time.perf_counter())
+
+    def take_events(self, timeout_s: float) -> None:
+        """Take in the events that the worker has sent, and drop all else: before it is closed, by who receives."""
+        deadline_s = time.monotonic() + timeout_s
+        with contextlib.suppress(ChannelClosed, WorkerError):
+            while self._timeline is not None and time.monotonic() < deadline_s:
+                frame = self._channel.receive()
+                if frame is None:
+                    return
+                if frame.kind == Kind.EVENTS:
+                    self._timeline.write(frame.body)
 
     def has_begun(self, ticket: int) -> bool:
         """Return whether the worker is known to have set to work on a task."""

@@ -74,6 +74,16 @@ def test_a_worker_that_waits_for_leave_is_blocked_and_one_without_a_shard_idle()
         assert done.elapsed_s == done.delivered == done.waited_s == 0
 
 
+def test_a_worker_that_finds_the_pipe_full_is_blocked():
+    with make(["list-a-100000"], multiprocessing=True) as loader:
+        next(iter(loader))
+        before = loader.statistics()
+        time.sleep(0.5)
+        done = loader.statistics().since(before)
+        assert done.blocked_s > 0.3
+        assert done.encode_s < 0.2
+
+
 def test_the_numbers_of_workers_outlive_them():
     with make(["list-a-9"], multiprocessing=True) as loader:
         epoch(loader)

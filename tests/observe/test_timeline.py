@@ -83,6 +83,16 @@ def test_spans_of_a_track_follow_or_contain_each_other(multiprocessing, tmp_path
             open_until.append(span["ts"] + span["dur"])
 
 
+def test_what_workers_do_is_drawn_up_to_the_end(tmp_path):
+    path = tmp_path / "run.json"
+    with make(["list-a-100000"], multiprocessing=True, trace=path) as loader:
+        next(iter(loader))
+        time.sleep(0.5)
+        closed_us = 1e6 * time.perf_counter()
+    ends = [span["ts"] + span["dur"] for span in json.loads(path.read_text()) if span["name"] == "blocked"]
+    assert max(ends) >= closed_us
+
+
 def test_without_a_trace_nothing_is_drawn(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     loader = make(["list-a-3"])

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import socket
 import struct
@@ -260,3 +261,40 @@ def test_an_abandoned_channel_leaves_its_twin_in_the_parent_alive(ends):
     os.waitpid(pid, 0)
     first.send(1, b"still there")
     assert receive(second).body == b"still there"
+
+
+@given(sizes=st.lists(st.integers(0, 400_000), min_size=1, max_size=6), carries=st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_what_is_sent_arrives_whole_and_it_is_known_when_that_has_to_wait(sizes, carries):
+    first, second = (Channel(sock) for sock in socket.socketpair())
+    got, waits = [], []
+
+    @contextlib.contextmanager
+    def while_full():
+        waits.append(len(got))
+        started.set()
+        yield
+
+    def listen():
+        started.wait()
+        for _ in sizes:
+            frame = receive(second)
+            if carries:
+                os.close(second.take_descriptor())
+            got.append((frame.kind, len(frame.body)))
+
+    first.while_full = while_full
+    started = threading.Event()
+    listener = threading.Thread(target=listen)
+    listener.start()
+    try:
+        for kind, size in enumerate(sizes):
+            first.send(kind, bytes(size), descriptor=0 if carries else None)
+        assert bool(waits) or sum(sizes) < 300_000
+        started.set()
+        listener.join(20)
+    finally:
+        started.set()
+        first.close()
+        second.close()
+    assert got == list(enumerate(sizes))

@@ -85,6 +85,8 @@ def _tiles(run: Run) -> str:
 
 def _legend(run: Run) -> str:
     seen = {span.name for track in run.tracks for span in track.spans}
+    # Of a run that goes on, a stage may be under way that is no span yet.
+    seen |= {stage for stage in _WORKER_STAGES if getattr(run.statistics, f"{stage}_s") > 0}
     items = [f'<li><i class="{name}"></i>{escape(text)}</li>' for name, text in MEANINGS.items() if name in seen]
     return f'<ul class="legend">{"".join(items)}</ul>'
 
