@@ -81,8 +81,9 @@ class ProcessWorker:
         self._is_zero_copy = is_zero_copy
         self._owner_pid = os.getpid()
         ours, theirs = socket.socketpair()
-        page = anonymous_file()
+        page: int | None = None
         try:
+            page = anonymous_file()
             os.truncate(page, PAGE_BYTES)
             self._page = Segment(0, page, PAGE_BYTES, is_written=True).view.cast("d")
             self._process = WorkerProcess(settings, worker_index, theirs.fileno(), page, stacks)
@@ -91,7 +92,8 @@ class ProcessWorker:
             raise
         finally:
             theirs.close()
-            os.close(page)
+            if page is not None:
+                os.close(page)
         if timeline is not None:
             timeline.name_process(self.pid, f"worker {worker_index}")
             timeline.name_thread(self.pid, MAIN_THREAD, "production")

@@ -196,7 +196,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value"), REFUSED, ids=lambda value: str(value)[:30].replace("\n", " "))
+@pytest.mark.parametrize(("name", "value"), REFUSED, ids=[f"{name} {place}" for place, (name, _) in enumerate(REFUSED)])
 def test_what_an_encoding_cannot_hold_is_refused(name, value):
     with pytest.raises(EncodingError):
         encoding_of(name).encode(value)
