@@ -74,8 +74,8 @@ def lines_of(path: str, chunks: Iterable[bytes], max_line_bytes: int) -> Iterato
         ShardCorruptError: A line is longer.
     """
     for offset, text in _whole_lines(path, chunks, max_line_bytes):
-        begins: list[int] = _begins(text).tolist()
-        for begin, end in zip(begins, [*begins[1:], len(text)], strict=True):
+        begins: list[int] = _begins(text).tolist()  # none where all lines are blank
+        for begin, end in zip(begins, [*begins, len(text)][1:], strict=True):
             yield offset + begin, text[begin:end]
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from fkat_data.datasets import IterableJsonDataset, JsonDataset
-from fkat_data.datasets.line_index import LineIndex
+from fkat_data.datasets.line_index import LineIndex, lines_of
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 
 COMPRESSIONS = {
@@ -89,6 +89,14 @@ def test_the_index_is_bounded_and_finds_every_line(lines, chunk_bytes, most_anch
         assert len(within) == index.stride or number + 1 == len(index.anchors)
         found += within
     assert found == wanted
+
+
+def test_a_piece_of_nothing_but_blank_lines_has_no_sample(tmp_path):
+    assert list(lines_of("a file", [b"1\n", b" \n\n", b"\n2"], 100)) == [(0, b"1\n"), (6, b"2")]
+    path = tmp_path / "blank"
+    path.write_bytes(b"\n  \n")
+    assert len(JsonDataset(str(path))) == 0
+    assert list(IterableJsonDataset(str(path))) == []
 
 
 def test_a_file_of_many_lines_is_read_by_a_thinned_index(tmp_path, monkeypatch):

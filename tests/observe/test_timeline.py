@@ -87,7 +87,9 @@ def test_what_workers_do_is_drawn_up_to_the_end(tmp_path):
     path = tmp_path / "run.json"
     with make(["list-a-100000"], multiprocessing=True, trace=path) as loader:
         next(iter(loader))
-        time.sleep(0.5)
+        deadline = time.monotonic() + 60
+        while not loader.statistics().blocked_s and time.monotonic() < deadline:
+            time.sleep(0.01)
         closed_us = 1e6 * time.perf_counter()
     ends = [span["ts"] + span["dur"] for span in json.loads(path.read_text()) if span["name"] == "blocked"]
     assert max(ends) >= closed_us

@@ -12,8 +12,13 @@ from fkat_data.streaming import Stream, StreamingDataLoader, StreamingDataset
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 COLUMNS = ("number", "text", "row")
 
-# Python's own helper of spawned processes lives as long as the process that starts it.
-resource_tracker.ensure_running()
+
+@pytest.fixture(scope="module", autouse=True)
+def resource_tracker_runs():
+    """Python's own helper of spawned processes would live as long as the process that starts it."""
+    resource_tracker.ensure_running()
+    yield
+    resource_tracker._resource_tracker._stop()
 
 
 @pytest.fixture(scope="module")
