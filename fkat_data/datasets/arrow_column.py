@@ -1,7 +1,8 @@
 """Columns of Arrow tables as rows: numbers by one gather, anything else as pyarrow gives it."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,10 @@ from fkat_data.requirement import required
 
 __all__ = ["ArrowColumn", "rows_of"]
 
+#: A string that is taken with few others costs as much as so many of a whole column.
+_PRICE_OF_ONE = 4
+#: Longer ones cost their copying, one way or the other, and more memory than they are worth.
+_SHORT_TEXT_BYTES = 1024
 _PYTHON_NUMBERS = {"int64", "float64", "bool"}
 
 # pyarrow ships no types: what comes from it is Any, and not Unknown.
@@ -19,7 +24,8 @@ _compute = required("pyarrow.compute", "parquet")
 _UNCHECKED = _compute.TakeOptions(boundscheck=False)
 
 
-class ArrowColumn(NamedTuple):
+@dataclass(slots=True)
+class ArrowColumn:
     """A decoded column of some rows.
 
     Attributes:
@@ -27,12 +33,16 @@ class ArrowColumn(NamedTuple):
         objects: The rows as pyarrow has them; None where ``numbers`` says it all.
         has_null: Which rows hold a null where numbers should be, bool[rows]; None if none does.
         is_python_number: Whether a row is a number of a type that Python has: int64, float64 or bool.
+        texts: The rows as Python's strings, once enough of them were asked for.
+        num_taken: Rows that were taken one by one from ``objects``.
     """
 
     numbers: npt.NDArray[Any] | None
     objects: Any = None
     has_null: npt.NDArray[np.bool_] | None = None
     is_python_number: bool = False
+    texts: npt.NDArray[np.object_] | None = None
+    num_taken: int = 0
 
     @classmethod
     def of(cls, column: Any) -> "ArrowColumn":
@@ -59,7 +69,10 @@ class ArrowColumn(NamedTuple):
 
     def values_at(self, rows: npt.NDArray[np.int64]) -> list[Any]:
         """Return the values of ``rows``, in that order."""
+        if self.texts is not None:
+            return self.texts.take(rows).tolist()
         if self.numbers is None:
+            self._count(len(rows))
             # The row numbers were checked before, and the method would make these options each time.
             return _compute.call_function("take", [self.objects, _arrow.array(rows)], _UNCHECKED).to_pylist()
         values = _values(self.numbers.take(rows, 0), self)
@@ -69,9 +82,21 @@ class ArrowColumn(NamedTuple):
             values[place] = value
         return values
 
+    def _count(self, num_rows: int) -> None:
+        """Take note of rows; once they have cost more than all strings at a time would, make these."""
+        self.num_taken += num_rows
+        length = len(self.objects)
+        if self.num_taken * _PRICE_OF_ONE < length or not _is_text(self.objects.type):
+            return
+        if self.objects.nbytes <= _SHORT_TEXT_BYTES * length:
+            self.texts = self.objects.to_numpy(zero_copy_only=False)
+
     def objects_at(self, places: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, Any]]:
         """Yield (place, value) for those of ``rows`` that are no numbers."""
         if self.objects is None:
+            return
+        if self.texts is not None:
+            yield from zip(places.tolist(), self.texts.take(rows).tolist(), strict=True)
             return
         if self.has_null is not None:
             places, rows = places[self.has_null[rows]], rows[self.has_null[rows]]
@@ -104,9 +129,12 @@ def rows_of(
     else:
         values = _scattered(num_rows, found)
     # Column by column: half the time of making each row's dict by itself.
-    samples: list[dict[str, Any]] = [{} for _ in range(num_rows)]
-    for name, column_values in values.items():
-        for sample, value in zip(samples, column_values, strict=True):
+    if not values:
+        return [{} for _ in range(num_rows)]
+    first, *others = values
+    samples: list[dict[str, Any]] = [{first: value} for value in values[first]]
+    for name in others:
+        for sample, value in zip(samples, values[name], strict=True):
             sample[name] = value
     return samples
 
@@ -132,6 +160,10 @@ def _scattered(num_rows: int, parts: list[_Part]) -> dict[str, list[Any]]:
 
 def _values(numbers: npt.NDArray[Any], column: ArrowColumn) -> list[Any]:
     return numbers.tolist() if column.is_python_number else list(torch.from_numpy(numbers).unbind(0))
+
+
+def _is_text(kind: Any) -> bool:
+    return _arrow.types.is_string(kind) or _arrow.types.is_large_string(kind)
 
 
 def _null_rows(array: Any, num_rows: int) -> npt.NDArray[np.bool_]:

@@ -38,7 +38,8 @@ class ParquetDataset(Dataset[dict[str, Any]]):
     A row is a dict from column to value. Fixed-size lists of numbers or booleans (of lists, and so on) are tensors,
     cut from one gather for all the rows of a microbatch, and so are numbers of types that Python has not, as int32
     and float32. Any other value, an int64, a float64 and a boolean among them, and any value with a null in it, is
-    what pyarrow's ``to_pylist`` gives. Collated by torch, every number is of its column's dtype.
+    what pyarrow's ``to_pylist`` gives. Short strings of a row group become Python's own once enough of them were asked
+    for, which takes as much memory again. Collated by torch, every number is of its column's dtype.
 
     Args:
         paths: A Parquet file or several, in this order: local paths, or URIs of any file system that fsspec opens.
