@@ -4,11 +4,12 @@ import importlib
 import logging
 import os
 import sys
+import time
 from typing import Any, NamedTuple
 
 from fkat_data.distributed import rank_and_world_size
 
-__all__ = ["Doing", "WaitDisplay", "display_for"]
+__all__ = ["Doing", "ReplayDisplay", "WaitDisplay", "display_for"]
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,36 @@ class WaitDisplay:
         bar, self._bar = self._bar, None
         if bar is not None:
             bar.close()
+
+
+class ReplayDisplay:
+    """Shows, from the thread that does it, how far it is with making again what was delivered before a resume."""
+
+    def __init__(self) -> None:
+        self._display: WaitDisplay | None = None
+        self._began_s = self._shown_s = 0.0
+
+    def show(self, shard: str, num_done: int, num_microbatches: int) -> None:
+        """Take note that a microbatch is about to be made again; shown from time to time.
+
+        Args:
+            shard: What they are of.
+            num_done: Microbatches of it that have been made again.
+            num_microbatches: How many there are to be made again.
+        """
+        now_s = time.perf_counter()
+        if self._display is None:
+            self._display, self._began_s, self._shown_s = display_for(), now_s, now_s
+        if now_s - self._shown_s >= self._display.interval_s:
+            self._shown_s = now_s
+            text = f"making again what was delivered before the resume, of shard {shard}"
+            self._display.show(now_s - self._began_s, Doing(text, num_done, num_microbatches))
+
+    def end(self) -> None:
+        """Take note that it is over; any number of calls."""
+        display, self._display = self._display, None
+        if display is not None:
+            display.end()
 
 
 def display_for(stream: Any = None) -> WaitDisplay:

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Generator
 
+from fkat_data.observe.progress import ReplayDisplay
 from fkat_data.observe.stages import StageClock, StageTimes, new_page
 from fkat_data.observe.statistics import Waiting
 from fkat_data.plan.task import Task
@@ -33,7 +34,9 @@ class InlineWorker:
         self, producer: Producer, waiting: Waiting, clock: StageClock | None = None, *, is_digested: bool = False
     ) -> None:
         self._clock = clock or StageClock(new_page())
-        self._producer = producer
+        self._mark = producer.mark
+        self._producer = producer._replace(mark=self._mark_and_show)
+        self._replay = ReplayDisplay()
         self._waiting = waiting
         self._is_digested = is_digested
         self._tasks: deque[Task] = deque()
@@ -115,6 +118,7 @@ class InlineWorker:
                 return Failure(task.ticket, error)
             finally:
                 self._clock.mark("")
+                self._replay.end()
                 self._waiting.add(began_s, time.perf_counter())
         if produced is None:
             self._end_task(task)
@@ -134,6 +138,12 @@ class InlineWorker:
         del timeout_s
         while self._tasks:
             self._end_task(self._tasks[0])
+
+    def _mark_and_show(self, stage: str, index: int = -1, label: str = "") -> None:
+        self._mark(stage, index, label)
+        if stage == "replay" and self._tasks:
+            task = self._tasks[0]
+            self._replay.show(repr(task.shard), index, task.first_microbatch)
 
     def _end_task(self, task: Task) -> None:
         if not self._tasks or self._tasks[0] is not task:  # the loader was closed while the task was at work
