@@ -2,6 +2,7 @@
 
 from fkat_data.streaming.dataloader import StreamingDataLoader
 from fkat_data.streaming.dataset import StreamingDataset
+from fkat_data.streaming.local import LocalDataset
 from fkat_data.streaming.stream import Stream
 from fkat_data.streaming.world import World
 from fkat_data.streaming.writing.jsonl import JSONWriter
@@ -13,6 +14,7 @@ from fkat_data.streaming.writing.xsv import CSVWriter, TSVWriter, XSVWriter
 __all__ = [
     "CSVWriter",
     "JSONWriter",
+    "LocalDataset",
     "MDSWriter",
     "Stream",
     "StreamingDataLoader",

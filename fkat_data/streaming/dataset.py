@@ -72,8 +72,8 @@ class StreamingDataset(DatasetNames, IterableDataset[dict[str, Any]]):
         shuffle_block_size: Over how many samples a shard is spread; None: 4 million divided by the canonical nodes,
             and 262,144 at least.
         batching_method: ``"random"``: streams are mixed sample by sample; ``"stratified"``: each global batch has
-            every stream's share; ``"per_stream"``: each global batch is of one stream; ``"device_per_stream"``: each
-            rank's batch is.
+            every stream's share; ``"device_stratified"``: the same global batches, dealt so that each rank's batch has
+            it too; ``"per_stream"``: each global batch is of one stream; ``"device_per_stream"``: each rank's batch is.
         allow_unsafe_types: Whether columns of pickles may be read, which runs code of the files' author.
         replication: So many consecutive ranks get the same samples.
         stream_name: The kind of stream that ``stream_config`` makes; there is ``"stream"``.

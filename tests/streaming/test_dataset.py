@@ -6,11 +6,12 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from streaming_examples import global_batches, numbers, same, sample, world, write
+from streaming_examples import global_batches, numbers, same, sample, world, worlds, write
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError, StaleIteratorError
 from fkat_data.streaming import Stream, StreamingDataLoader, StreamingDataset
 
+BATCHING_METHODS = ("random", "stratified", "device_stratified", "per_stream", "device_per_stream")
 ALGORITHMS = ("block", "naive", "py1b", "py1br", "py1e", "py1s", "py2s")
 
 
@@ -39,7 +40,7 @@ def test_every_sample_is_read_and_only_the_end_is_filled_up(data, algorithm):
     grid=st.sampled_from([(1, 1, 12), (1, 2, 6), (2, 1, 6), (1, 3, 4), (3, 1, 4), (2, 2, 3), (3, 2, 2), (2, 6, 1)]),
     algorithm=st.sampled_from(["block", "py1e", "py2s"]),
     canonical=st.sampled_from([1, 6, 12]),
-    method=st.sampled_from(["random", "per_stream", "stratified"]),
+    method=st.sampled_from(["random", "per_stream", "stratified", "device_stratified"]),
     stop=st.integers(0, 6),
     epoch=st.integers(0, 1),
 )
@@ -119,9 +120,24 @@ def test_device_per_stream_gives_all_ranks_equally_many_batches(two):
         assert {len(step) for step in steps} == {3 * nodes * ranks}
 
 
+@pytest.mark.parametrize(("nodes", "ranks", "batch_size"), [(1, 1, 24), (2, 2, 6), (1, 8, 3), (3, 1, 8)])
+def test_stratified_by_device_has_the_same_global_batches_and_every_rank_each_streams_share(
+    two, nodes, ranks, batch_size
+):
+    options = {"streams": [Stream(local=path) for path in two], "shuffle": True, "num_canonical_nodes": 6}
+    options |= {"batch_size": batch_size, "shuffle_algo": "block"}
+    plain = global_batches(nodes, ranks, batching_method="stratified", **options)
+    assert global_batches(nodes, ranks, batching_method="device_stratified", **options) == plain
+    exact = batch_size * 9 / 24  # of 24 samples, 9 are of the second stream
+    for one in worlds(nodes, ranks):
+        dataset = StreamingDataset(world=one, batching_method="device_stratified", **options)
+        for batch in numbers(StreamingDataLoader(dataset)):
+            assert abs(sum(number >= 1000 for number in batch) - exact) < 1
+
+
 def test_a_stream_of_weight_nothing_gives_nothing(two):
     streams = [Stream(local=two[0], proportion=1), Stream(local=two[1], proportion=0)]
-    for method in ("random", "stratified", "per_stream", "device_per_stream"):
+    for method in BATCHING_METHODS:
         dataset = StreamingDataset(streams=streams, batch_size=4, epoch_size=60, shuffle=True, batching_method=method)
         found = [sample["number"] for sample in dataset]
         assert found
@@ -134,7 +150,7 @@ def test_a_stream_may_be_used_again(two):
 
 
 def test_the_length_is_what_is_read(two):
-    for method in ("random", "stratified", "per_stream", "device_per_stream"):
+    for method in BATCHING_METHODS:
         dataset = StreamingDataset(
             streams=[Stream(local=path) for path in two], batch_size=4, batching_method=method, shuffle=True
         )

@@ -22,7 +22,7 @@ __all__ = [
     "StratifiedBatching",
 ]
 
-BATCHING_METHODS = ("random", "stratified", "per_stream", "device_per_stream")
+BATCHING_METHODS = ("random", "stratified", "device_stratified", "per_stream", "device_per_stream")
 
 _Integers = npt.NDArray[np.int64]
 _logger = getLogger(__name__)
@@ -93,24 +93,32 @@ class _WholeBatching:
 
 
 class StratifiedBatching(_WholeBatching):
-    """Every global batch has each stream's share, the streams side by side.
+    """Every global batch has each stream's share, the streams side by side or, with the same samples, spread evenly.
 
     Args:
         partitions: One a stream, each for one node and batches of one sample.
         proportions: One a stream.
         grid: Who reads.
         sample_in_epoch: Samples that have been read already.
+        is_spread: Whether the streams are spread, so that every rank's batch has about each stream's share.
 
     Raises:
         ConfigurationError: A stream's share of a global batch is no sample.
     """
 
     def __init__(
-        self, partitions: Sequence[Partition], proportions: Sequence[float], grid: Grid, sample_in_epoch: int
+        self,
+        partitions: Sequence[Partition],
+        proportions: Sequence[float],
+        grid: Grid,
+        sample_in_epoch: int,
+        *,
+        is_spread: bool = False,
     ) -> None:
         self._partitions = partitions
         self._shares = _shares(np.array(proportions), grid.global_batch_size)
         self._starts = np.cumsum(self._shares) - self._shares
+        self._spread = _spread(self._shares) if is_spread else None
         sizes = [partition.num_samples for partition in partitions]
         num_batches = min(
             size // share for size, share, part in zip(sizes, self._shares.tolist(), proportions, strict=True) if part
@@ -120,6 +128,8 @@ class StratifiedBatching(_WholeBatching):
     def locate(self, slots: _Integers) -> tuple[_Integers, _Integers]:
         """Return the stream of each slot, and the place in that stream's order: -1 where nothing is read."""
         batches, within = self._split(slots)
+        if self._spread is not None:
+            within = self._spread[within]
         streams = np.searchsorted(self._starts, within, side="right") - 1
         rows = batches * self._shares[streams] + within - self._starts[streams]
         return streams, _places(self._partitions, streams, rows, np.ones(len(slots), bool))
@@ -243,6 +253,12 @@ def _shares(proportions: npt.NDArray[np.float64], global_batch_size: int) -> _In
             f"proportion of {proportions[stream]:.3g}",
         )
     return shares
+
+
+def _spread(shares: _Integers) -> _Integers:
+    """Return the places of streams that stand side by side, in an order in which each is spread evenly."""
+    parts: list[npt.NDArray[np.float64]] = [(np.arange(share) + 0.5) / share for share in shares.tolist() if share]
+    return np.argsort(np.concatenate(parts), kind="stable")
 
 
 def _check_filled(counts: Sequence[int], chosen: Sequence[int], what: str, size: int) -> None:

@@ -206,10 +206,11 @@ def batching_of(settings: OrderSettings, shares: StreamShares, place: EpochPlace
         return RandomBatching(_partition(settings, shares.epoch_size, place, grid, sample_in_epoch))
     is_drawn_anew = settings.shuffle and settings.sampling_method == "balanced"
     seed = place.seed + place.epoch if is_drawn_anew else place.seed
-    if settings.batching_method == "stratified":
+    if settings.batching_method in ("stratified", "device_stratified"):
         one_node = replace(grid, num_nodes=1, batch_size=1)
         partitions = [_partition(settings, size, place, one_node) for size in shares.choose]
-        return StratifiedBatching(partitions, shares.proportion, grid, sample_in_epoch)
+        is_spread = settings.batching_method == "device_stratified"
+        return StratifiedBatching(partitions, shares.proportion, grid, sample_in_epoch, is_spread=is_spread)
     if settings.batching_method == "per_stream":
         partitions = [_partition(settings, size, place, grid) for size in shares.choose]
         return PerStreamBatching(partitions, shares.choose, grid, sample_in_epoch, seed)

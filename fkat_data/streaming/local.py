@@ -1,0 +1,82 @@
+"""Samples of a dataset on this machine by their numbers, without an order of its own."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from torch.utils.data import Dataset
+
+from fkat_data import arguments
+from fkat_data.errors import ConfigurationError
+from fkat_data.streaming.catalog import Catalog
+from fkat_data.streaming.indexing import index_tree
+from fkat_data.streaming.open_shards import OpenShards
+from fkat_data.streaming.stream import Stream
+
+__all__ = ["LocalDataset"]
+
+
+class LocalDataset(Dataset[dict[str, Any]]):
+    """A dataset of shards in a directory, as a map-style dataset: for looking around, and for any other sampler.
+
+    Samples are dicts from column to value, in the order in which they were written. It pickles without what is open.
+
+    Args:
+        local: The directory.
+        split: A directory within it.
+        allow_unsafe_types: Whether columns of pickles may be read, which runs code of the files' author.
+        arrays: Whether ``ndarray`` columns give NumPy arrays or torch tensors.
+        writable: Whether arrays belong to the caller; otherwise they are read-only views of the shard.
+
+    Raises:
+        ConfigurationError: An argument is none of these, or a column holds pickles.
+        ShardNotFoundError: There is no index.
+        ShardCorruptError: The index makes no sense, or there are no samples.
+    """
+
+    def __init__(
+        self,
+        local: str | Path,
+        split: str | None = None,
+        *,
+        allow_unsafe_types: bool = False,
+        arrays: Literal["numpy", "torch"] = "numpy",
+        writable: bool = False,
+    ) -> None:
+        if not isinstance(local, (str, Path)) or not str(local):
+            raise ConfigurationError("local", local, "the path of a directory")
+        self.local = str(local)
+        self.split = split
+        self._catalog = Catalog(
+            [Stream(local=self.local, split=split)],
+            allow_unsafe_types=arguments.boolean("allow_unsafe_types", allow_unsafe_types),
+        )
+        self._shards = OpenShards(
+            self._catalog,
+            allow_unsafe_types=allow_unsafe_types,
+            arrays=arguments.choice("arrays", arrays, ("numpy", "torch")),
+            writable=arguments.boolean("writable", writable),
+        )
+
+    @property
+    def size(self) -> int:
+        """Number of samples."""
+        return self._catalog.num_samples
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self._catalog.num_samples
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a sample by its number, or samples by a slice, or by a list or array of numbers, nested or not.
+
+        Raises:
+            IndexError: There is no such sample.
+            ConfigurationError: It is none of these.
+            ShardCorruptError: A shard's content contradicts what it says of itself.
+        """
+        return index_tree(index, len(self), self._shards)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return samples by their numbers, read together."""
+        return self[list(indices)]
