@@ -45,6 +45,7 @@ class LocalDataset(Dataset[dict[str, Any]]):
     ) -> None:
         if not isinstance(local, (str, Path)) or not str(local):
             raise ConfigurationError("local", local, "the path of a directory")
+        arguments.choice("arrays", arrays, ("numpy", "torch"))
         self.local = str(local)
         self.split = split
         self._catalog = Catalog(
@@ -54,7 +55,7 @@ class LocalDataset(Dataset[dict[str, Any]]):
         self._shards = OpenShards(
             self._catalog,
             allow_unsafe_types=allow_unsafe_types,
-            arrays=arguments.choice("arrays", arrays, ("numpy", "torch")),
+            arrays=arrays,
             writable=arguments.boolean("writable", writable),
         )
 
