@@ -1,0 +1,50 @@
+"""Shards on a node's disk: those that were not used for the longest time make room."""
+
+from collections import OrderedDict
+
+__all__ = ["SimulatedCache"]
+
+
+class SimulatedCache:
+    """Which shards are on a node's disk.
+
+    A shard that is being made ready counts at its full size and cannot be evicted; if nothing else is left, it comes
+    on top of the limit.
+
+    Args:
+        limit_bytes: What shards may take; None: all stay.
+
+    Attributes:
+        used_bytes: What they take, those that are being made ready included.
+        most_bytes: The most that they have taken.
+        num_evictions: Shards that have been evicted.
+    """
+
+    def __init__(self, limit_bytes: int | None) -> None:
+        self._limit_bytes = limit_bytes
+        self._kept: OrderedDict[int, int] = OrderedDict()
+        self.used_bytes = self.most_bytes = self.num_evictions = 0
+
+    def __contains__(self, shard: int) -> bool:
+        return shard in self._kept
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def touch(self, shard: int) -> None:
+        """Mark a shard that is there as used now."""
+        self._kept.move_to_end(shard)
+
+    def reserve(self, num_bytes: int) -> None:
+        """Make room for a shard that begins to be made ready."""
+        self.used_bytes += num_bytes
+        while self._limit_bytes is not None and self.used_bytes > self._limit_bytes and self._kept:
+            _, freed_bytes = self._kept.popitem(last=False)
+            self.used_bytes -= freed_bytes
+            self.num_evictions += 1
+        self.most_bytes = max(self.most_bytes, self.used_bytes)
+
+    def keep(self, shard: int, reserved_bytes: int, kept_bytes: int) -> None:
+        """Let a shard that is ready be there, as the one that was used last."""
+        self.used_bytes += kept_bytes - reserved_bytes
+        self._kept[shard] = kept_bytes
