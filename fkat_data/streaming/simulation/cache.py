@@ -17,13 +17,14 @@ class SimulatedCache:
     Attributes:
         used_bytes: What they take, those that are being made ready included.
         most_bytes: The most that they have taken.
-        num_evictions: Shards that have been evicted.
+        evicted: Shards that have been evicted, in order.
     """
 
     def __init__(self, limit_bytes: int | None) -> None:
         self._limit_bytes = limit_bytes
         self._kept: OrderedDict[int, int] = OrderedDict()
-        self.used_bytes = self.most_bytes = self.num_evictions = 0
+        self.used_bytes = self.most_bytes = 0
+        self.evicted: list[int] = []
 
     def __contains__(self, shard: int) -> bool:
         return shard in self._kept
@@ -32,16 +33,17 @@ class SimulatedCache:
         return len(self._kept)
 
     def touch(self, shard: int) -> None:
-        """Mark a shard that is there as used now."""
-        self._kept.move_to_end(shard)
+        """Mark a shard as used now, if it is there."""
+        if shard in self._kept:
+            self._kept.move_to_end(shard)
 
     def reserve(self, num_bytes: int) -> None:
         """Make room for a shard that begins to be made ready."""
         self.used_bytes += num_bytes
         while self._limit_bytes is not None and self.used_bytes > self._limit_bytes and self._kept:
-            _, freed_bytes = self._kept.popitem(last=False)
+            shard, freed_bytes = self._kept.popitem(last=False)
             self.used_bytes -= freed_bytes
-            self.num_evictions += 1
+            self.evicted.append(shard)
         self.most_bytes = max(self.most_bytes, self.used_bytes)
 
     def keep(self, shard: int, reserved_bytes: int, kept_bytes: int) -> None:

@@ -14,17 +14,27 @@ class ShardCosts:
 
     Attributes:
         fetched_bytes: What comes over the line.
-        making_bytes: What it takes on the disk while it is made ready, compressed files included.
-        kept_bytes: What it takes on the disk afterwards.
-        decompressed_bytes: What is decompressed; 0 if it is not compressed.
+        raw_bytes: What is read.
+        is_compressed: Whether what comes is decompressed.
+        keeps_zip: Whether what comes stays after that.
         num_requests: Requests that it takes: one a file.
     """
 
     fetched_bytes: int
-    making_bytes: int
-    kept_bytes: int
-    decompressed_bytes: int = 0
+    raw_bytes: int
+    is_compressed: bool = False
+    keeps_zip: bool = False
     num_requests: int = 1
+
+    @property
+    def making_bytes(self) -> int:
+        """What it takes on the disk while it is made ready."""
+        return self.raw_bytes + self.fetched_bytes if self.is_compressed else self.raw_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """What it takes on the disk afterwards."""
+        return self.making_bytes if self.keeps_zip else self.raw_bytes
 
 
 def costs_of(entries: Sequence[ShardEntry], keeps_zip: Sequence[bool]) -> list[ShardCosts]:
@@ -34,12 +44,7 @@ def costs_of(entries: Sequence[ShardEntry], keeps_zip: Sequence[bool]) -> list[S
         entries: What the index says.
         keeps_zip: For each, whether its compressed files stay once they are decompressed.
     """
-    return [_costs(entry, keeps_zip=keep) for entry, keep in zip(entries, keeps_zip, strict=True)]
-
-
-def _costs(entry: ShardEntry, *, keeps_zip: bool) -> ShardCosts:
-    if entry.compression is None:
-        return ShardCosts(entry.raw_bytes, entry.raw_bytes, entry.raw_bytes, 0, len(entry.files))
-    both = entry.raw_bytes + entry.stored_bytes
-    kept = both if keeps_zip else entry.raw_bytes
-    return ShardCosts(entry.stored_bytes, both, kept, entry.raw_bytes, len(entry.files))
+    return [
+        ShardCosts(entry.stored_bytes, entry.raw_bytes, entry.compression is not None, keep, len(entry.files))
+        for entry, keep in zip(entries, keeps_zip, strict=True)
+    ]

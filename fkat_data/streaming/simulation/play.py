@@ -11,10 +11,9 @@ from fkat_data.streaming.simulation.costs import ShardCosts
 from fkat_data.streaming.simulation.link import fair_rates
 from fkat_data.streaming.simulation.needs import EpochNeeds, Part
 from fkat_data.streaming.simulation.node import SimulatedNode
-from fkat_data.streaming.simulation.reuse import Use
 from fkat_data.streaming.simulation.setup import Setup
 
-__all__ = ["Moment", "Played", "play", "window_ends"]
+__all__ = ["Moment", "Played", "play"]
 
 _NUM_MOMENTS = 2000
 
@@ -86,44 +85,43 @@ class _Run:
             for rank in range(num_ranks)
         ]
         self._moments: list[Moment] = []
+        self._num_wanted: list[list[int]] = []
 
     def through(self, needs: Sequence[EpochNeeds]) -> Played:
         num_steps = sum(epoch.num_steps for epoch in needs)
         waits_s = np.zeros(num_steps)
-        step = part = 0
+        step = 0
         for epoch in needs:
             for node in self._nodes:
-                node.uses.append((Use.EPOCH, 0))
-            ends = window_ends([each.num_samples for each in epoch.parts], self._setup.predownload)
-            num_wanted = 0
-            for index, each in enumerate(epoch.parts):
-                # Workers ask for the parts of the batches that they make ahead.
-                asked = min(index + self._setup.batches_made_ahead, len(ends) - 1)
-                self._want(part - index, num_wanted, epoch.parts[num_wanted : ends[asked] + 1])
-                num_wanted = max(num_wanted, ends[asked] + 1)
+                node.begin_epoch()
+            self._num_wanted = [[0] * len(places) for places in self._places]
+            for index, part in enumerate(epoch.parts):
                 began_s = self._now_s
-                self._wait_for(part)
+                self._ask(epoch.parts, index)
+                self._read(index, part)
                 waits_s[step] = self._now_s - began_s
                 self._tell(step, num_steps)
-                step += each.num_steps
-                part += 1
-                self._go_on(each.num_steps * self._setup.step_s)
+                step += part.num_steps
+                self._go_on(part.num_steps * self._setup.step_s)
         self._moments.append(self._moment(num_steps))
         return Played(waits_s, self._now_s, tuple(self._moments), tuple(self._nodes))
 
-    def _want(self, first_part: int, index: int, parts: Sequence[Part]) -> None:
-        wanted: dict[int, list[tuple[int, int, Sequence[int]]]] = {}
-        for number, each in enumerate(parts, start=first_part + index):
-            for rank, shards in each.openings:
-                for node, place in self._places[rank]:
-                    wanted.setdefault(node, []).append((place, number, shards))
-        for node in sorted(wanted):
-            self._nodes[node].want(self._now_s, wanted[node])
-            self._settle(node)
+    def _ask(self, parts: Sequence[Part], index: int) -> None:
+        # Workers have asked for what they make ahead.
+        num_asked = min(index + max(1, self._setup.batches_made_ahead), len(parts))
+        for rank, places in enumerate(self._places):
+            num_wanted = self._num_wanted[rank]
+            for number, (node, place) in enumerate(places):
+                num_wanted[number] = self._nodes[node].ask(
+                    self._now_s, place, rank, parts, num_wanted[number], num_asked
+                )
 
-    def _wait_for(self, part: int) -> None:
-        for node in self._nodes:
-            node.wait_for(part)
+    def _read(self, index: int, part: Part) -> None:
+        for rank, places in enumerate(self._places):
+            for node, place in places:
+                self._nodes[node].read(self._now_s, place, index, part.shards[rank])
+        for node in range(len(self._nodes)):
+            self._settle(node)
         while any(node.is_waiting for node in self._nodes):
             self._happen(min(self._next_s))
 
@@ -166,26 +164,5 @@ class _Run:
             tuple(len(node.cache) for node in nodes),
             tuple(node.num_hits + node.num_shared for node in nodes),
             tuple(node.num_fetches for node in nodes),
-            tuple(node.cache.num_evictions for node in nodes),
+            tuple(len(node.cache.evicted) for node in nodes),
         )
-
-
-def window_ends(samples_of_part: Sequence[int], num_ahead: int) -> list[int]:
-    """Return for each part the last one whose shards are wanted when it is read.
-
-    Args:
-        samples_of_part: Samples of each part.
-        num_ahead: Samples, at least, of the parts that follow it; one part at least.
-    """
-    ends: list[int] = []
-    end = num_samples = 0
-    for part, own_samples in enumerate(samples_of_part):
-        if end < part:
-            end = part
-        elif part:
-            num_samples -= own_samples
-        while end + 1 < len(samples_of_part) and (end == part or num_samples < num_ahead):
-            end += 1
-            num_samples += samples_of_part[end]
-        ends.append(end)
-    return ends

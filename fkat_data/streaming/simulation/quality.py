@@ -1,0 +1,100 @@
+"""How well an order mixes: how far apart neighbours are in the dataset, and of how many shards a step has samples."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fkat_data.streaming.order.spanner import Spanner
+
+__all__ = ["Quality", "entropy_bits", "quality_of"]
+
+_Integers = npt.NDArray[np.int64]
+
+#: Distances are sorted into so many classes at the most, so that a part of an epoch is enough to tell how they spread.
+_MOST_CLASSES = 4096
+_LEAST_PER_CLASS = 16
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What is measured of the beginning of an epoch, beside what an order would have that knows no shards.
+
+    Attributes:
+        num_samples: Samples that were looked at.
+        sample_bits: Entropy of the distance, in the dataset, of samples that a rank reads one after the other.
+        perfect_sample_bits: The same of an order in which every sample may stand anywhere.
+        shard_bits: Entropy of the distance of their shards.
+        perfect_shard_bits: The same of an order in which every sample may stand anywhere.
+        shards_per_step: Shards that a step has samples of, on all ranks together, on average.
+        perfect_shards_per_step: The same of an order in which every sample may stand anywhere.
+    """
+
+    num_samples: int
+    sample_bits: float
+    perfect_sample_bits: float
+    shard_bits: float
+    perfect_shard_bits: float
+    shards_per_step: float
+    perfect_shards_per_step: float
+
+    @property
+    def spread(self) -> float:
+        """How far neighbours are apart: 0: side by side, 1: anywhere."""
+        return _share(self.sample_bits, self.perfect_sample_bits)
+
+    @property
+    def mixture(self) -> float:
+        """Of how many shards a step has samples, in relation to an order in which every sample may stand anywhere."""
+        return _share(self.shards_per_step, self.perfect_shards_per_step)
+
+
+def quality_of(ids: _Integers, spanner: Spanner) -> Quality:
+    """Measure an order.
+
+    Args:
+        ids: Samples by step, rank and sample; -1 where none is.
+        spanner: Where the shards begin.
+    """
+    flat = ids[ids >= 0]
+    shards, _ = spanner.locate(flat)
+    num_classes = max(1, min(_MOST_CLASSES, len(flat) // _LEAST_PER_CLASS))
+    together = max(1, -(-spanner.size // num_classes))
+    steps = np.broadcast_to(np.arange(len(ids))[:, None, None], ids.shape)[ids >= 0]
+    num_shards = len(spanner.starts)
+    per_step = len(np.unique(steps * num_shards + shards)) / max(1, len(ids))
+    shares = np.diff(np.append(spanner.starts, spanner.size)) / spanner.size
+    mean_size = len(flat) / max(1, len(ids))
+    # Without putting back: the part of a step that misses a shard.
+    missed = np.clip(1 - mean_size / spanner.size, 0, 1) ** (shares * spanner.size)
+    return Quality(
+        num_samples=len(flat),
+        sample_bits=entropy_bits(np.abs(np.diff(flat)) // together),
+        perfect_sample_bits=_triangle_bits(-(-spanner.size // together)),
+        shard_bits=entropy_bits(np.abs(np.diff(shards))),
+        perfect_shard_bits=_triangle_bits(num_shards),
+        shards_per_step=per_step,
+        perfect_shards_per_step=float((1 - missed).sum()),
+    )
+
+
+def entropy_bits(values: _Integers) -> float:
+    """Return the entropy of numbers from 0 on."""
+    if not len(values):
+        return 0.0
+    counts = np.bincount(values)
+    parts = counts[counts > 0] / len(values)
+    return max(0.0, float(-(parts * np.log2(parts)).sum()))
+
+
+def _triangle_bits(num_places: int) -> float:
+    """Return the entropy of the distance of two places of which each may be any."""
+    distances = np.arange(num_places)
+    parts = 2.0 * (num_places - distances) / num_places**2
+    parts[0] = 1 / num_places
+    return max(0.0, float(-(parts * np.log2(parts)).sum()))
+
+
+def _share(found: float, perfect: float) -> float:
+    return min(1.0, found / perfect) if perfect > 0 and math.isfinite(perfect) else 1.0

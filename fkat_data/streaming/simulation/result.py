@@ -1,0 +1,201 @@
+"""What a simulated run comes to."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fkat_data.streaming.simulation.play import Moment, Played
+from fkat_data.streaming.simulation.quality import Quality
+from fkat_data.streaming.simulation.setup import Setup
+
+__all__ = ["NodeTotals", "Remedies", "Simulation", "steady_share", "summed"]
+
+
+@dataclass(frozen=True)
+class NodeTotals:
+    """A node at the end of the run.
+
+    Attributes:
+        fetched_bytes: What came over its line.
+        num_shards: Shards that it has fetched at least once.
+        num_fetches: Shards that it has fetched, again and again counted.
+        num_fetched_again: Of these, shards that it had fetched in the same epoch already.
+        num_hits: Times that a rank found a shard in the cache.
+        num_shared: Times that a rank waited for a shard that another rank was fetching.
+        num_evictions: Shards that made room for others.
+        most_bytes: The most that shards took on its disk.
+    """
+
+    fetched_bytes: int
+    num_shards: int
+    num_fetches: int
+    num_fetched_again: int
+    num_hits: int
+    num_shared: int
+    num_evictions: int
+    most_bytes: int
+
+
+@dataclass(frozen=True)
+class Remedies:
+    """What would do, found by playing the run again; None: not looked for, or not found.
+
+    Where the cache is too small, the others hold for one that is not.
+
+    Attributes:
+        bandwidth_bytes_per_s: The least bandwidth of a node with which the run hardly waits after its warm-up.
+        predownload: The least read-ahead with which it hardly waits, as often doubled as it takes.
+        unbounded_share: The part of the time that it waits after its warm-up, had a node any bandwidth.
+        cache_limit_bytes: The least limit with which no shard is fetched twice within an epoch.
+    """
+
+    bandwidth_bytes_per_s: float | None = None
+    predownload: int | None = None
+    unbounded_share: float | None = None
+    cache_limit_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A run that was played without data.
+
+    Attributes:
+        setup: What was played.
+        wait_s: How long each step was waited for.
+        duration_s: How long the run took.
+        num_epochs: Epochs that it began.
+        num_warm_up_steps: Steps after which it waits no more than later on.
+        moments: How things stood, from time to time.
+        nodes: One a node.
+        num_shards: Shards that some node has fetched.
+        whole_bytes: What all shards take that the node with the most of them has used.
+        quality: How well the order mixes.
+        remedies: What would do.
+    """
+
+    setup: Setup
+    wait_s: npt.NDArray[np.float64]
+    duration_s: float
+    num_epochs: int
+    num_warm_up_steps: int
+    moments: tuple[Moment, ...]
+    nodes: tuple[NodeTotals, ...]
+    num_shards: int
+    whole_bytes: int
+    quality: Quality
+    remedies: Remedies
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the run."""
+        return len(self.wait_s)
+
+    @property
+    def first_batch_s(self) -> float:
+        """How long the first step was waited for."""
+        return float(self.wait_s[0]) if self.num_steps else 0.0
+
+    @property
+    def waited_s(self) -> float:
+        """How long the run waited."""
+        return float(self.wait_s.sum())
+
+    @property
+    def waited_share(self) -> float:
+        """The part of the time that the run waited."""
+        return self.waited_s / self.duration_s if self.duration_s else 0.0
+
+    @property
+    def warm_up_s(self) -> float:
+        """How long the warm-up took."""
+        steps = self.num_warm_up_steps
+        return float(self.wait_s[:steps].sum()) + steps * self.setup.step_s
+
+    @property
+    def steady_share(self) -> float:
+        """The part of the time that the run waited after the warm-up."""
+        return _share(self.wait_s[self.num_warm_up_steps :], self.setup.step_s)
+
+    @property
+    def num_waits(self) -> int:
+        """Steps that were waited for at all."""
+        return int(np.count_nonzero(self.wait_s > 0))
+
+    @property
+    def num_late_waits(self) -> int:
+        """Steps that were waited for after the warm-up."""
+        return int(np.count_nonzero(self.wait_s[self.num_warm_up_steps :] > 0))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the numbers as plain values that JSON has; without the waits of single steps."""
+        told = {
+            "setup": asdict(self.setup),
+            "num_steps": self.num_steps,
+            "num_epochs": self.num_epochs,
+            "duration_s": self.duration_s,
+            "first_batch_s": self.first_batch_s,
+            "waited_s": self.waited_s,
+            "waited_share": self.waited_share,
+            "num_waits": self.num_waits,
+            "num_warm_up_steps": self.num_warm_up_steps,
+            "warm_up_s": self.warm_up_s,
+            "steady_share": self.steady_share,
+            "num_late_waits": self.num_late_waits,
+            "num_shards": self.num_shards,
+            "whole_bytes": self.whole_bytes,
+            "nodes": [asdict(node) for node in self.nodes],
+            "quality": asdict(self.quality) | {"spread": self.quality.spread, "mixture": self.quality.mixture},
+            "remedies": asdict(self.remedies),
+        }
+        return {name: _plain(value) for name, value in told.items()}
+
+
+def summed(played: Played) -> tuple[NodeTotals, ...]:
+    """Return the nodes of a run in numbers."""
+    return tuple(
+        NodeTotals(
+            fetched_bytes=node.fetched_bytes,
+            num_shards=len(node.fetched),
+            num_fetches=node.num_fetches,
+            num_fetched_again=node.num_fetched_again,
+            num_hits=node.num_hits,
+            num_shared=node.num_shared,
+            num_evictions=played.moments[-1].num_evictions[index],
+            most_bytes=node.cache.most_bytes,
+        )
+        for index, node in enumerate(played.nodes)
+    )
+
+
+def steady_share(wait_s: npt.NDArray[np.float64], step_s: float) -> tuple[int, float]:
+    """Return after how many steps a run waits no more than later on, and its share of waiting from there on.
+
+    Later on is its second half, in which a tenth more waiting, or a thousandth of the time, is nothing.
+    """
+    if not len(wait_s):
+        return 0, 0.0
+    waited_s = np.cumsum(wait_s[::-1])[::-1]
+    worked_s = step_s * np.arange(len(wait_s), 0, -1)
+    total_s = waited_s + worked_s
+    shares = np.divide(waited_s, total_s, out=np.zeros_like(total_s), where=total_s > 0)
+    most = 1.1 * shares[len(wait_s) // 2] + 0.001
+    first = int(np.argmax(shares <= most))
+    return first, float(shares[first])
+
+
+def _share(wait_s: npt.NDArray[np.float64], step_s: float) -> float:
+    waited_s = float(wait_s.sum())
+    total_s = waited_s + len(wait_s) * step_s
+    return waited_s / total_s if total_s else 0.0
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}  # pyright: ignore
+    if isinstance(value, list):
+        return [_plain(item) for item in value]  # pyright: ignore
+    # JSON has no infinity.
+    return None if isinstance(value, float) and not math.isfinite(value) else value
