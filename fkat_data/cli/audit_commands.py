@@ -16,7 +16,18 @@ from fkat_data.errors import ConfigurationError, FkatDataError
 from fkat_data.streaming.audit import Coverage
 from fkat_data.streaming.dataset import StreamingDataset
 
-__all__ = ["audit_app", "coverage_command", "explain_command"]
+__all__ = [
+    "Config",
+    "Key",
+    "Nodes",
+    "Overrides",
+    "Ranks",
+    "audit_app",
+    "coverage_command",
+    "explain_command",
+    "failures_shown",
+    "streaming_dataset",
+]
 
 _NOT_EACH_ONCE = 1
 _NOT_DONE = 2
@@ -45,8 +56,8 @@ def explain_command(
     Exit code 0: done. 2: the configuration does not work, or there is no such batch.
     """
     console = Console()
-    with _failures_shown(console, "nothing can be explained"):
-        dataset = _dataset(config, overrides or [], key, nodes, ranks_per_node)
+    with failures_shown(console, "nothing can be explained"):
+        _, dataset = streaming_dataset(config, overrides or [], key, nodes, ranks_per_node)
         records = dataset.samples_of(step, epoch)
     where = f"epoch {records[0].epoch}, global batch {records[0].step}" if records else "no sample"
     table = Table("rank", "stream", "shard", "row", "sample", "", title=where)
@@ -75,8 +86,8 @@ def coverage_command(
     2: the configuration does not work, so nothing was counted.
     """
     console = Console()
-    with _failures_shown(console, "nothing was counted"):
-        dataset = _dataset(config, overrides or [], key, nodes, ranks_per_node)
+    with failures_shown(console, "nothing was counted"):
+        _, dataset = streaming_dataset(config, overrides or [], key, nodes, ranks_per_node)
         found = dataset.coverage(epoch, steps)
     _show(console, found)
     raise typer.Exit(0 if found.is_as_due else _NOT_EACH_ONCE)
@@ -108,20 +119,34 @@ def _show(console: Console, found: Coverage) -> None:
         say(console, "Not every sample was read as often as its stream's weight says.", "red")
 
 
-def _dataset(
-    config: Path, overrides: Sequence[str], key: str | None, num_nodes: int, ranks_per_node: int
-) -> StreamingDataset:
+def streaming_dataset(
+    config: Path, overrides: Sequence[str], key: str | None, num_nodes: int, ranks_per_node: int, **replaced: Any
+) -> tuple[Any, StreamingDataset]:
+    """Return what a configuration makes, and the dataset in it, in the world of a run.
+
+    Args:
+        config: A YAML file.
+        overrides: In Hydra's grammar.
+        key: The node of a dataset or a loader.
+        num_nodes: Nodes of the run.
+        ranks_per_node: Ranks of each.
+        **replaced: Arguments of the dataset in place of the configuration's.
+
+    Raises:
+        ConfigurationError: The configuration does not work, or is none of a dataset.
+    """
     # The run's world, and not that of the machine on which one asks.
     os.environ.update(RANK="0", WORLD_SIZE=str(num_nodes * ranks_per_node), LOCAL_WORLD_SIZE=str(ranks_per_node))
-    made: Any = loader_maker(config, overrides, key, default_key="dataset")()
+    made: Any = loader_maker(config, overrides, key, default_key="dataset")(**replaced)
     dataset = made if isinstance(made, StreamingDataset) else getattr(made, "dataset", None)
     if not isinstance(dataset, StreamingDataset):
         raise ConfigurationError("--key", key, "the node of a StreamingDataset or a StreamingDataLoader")
-    return dataset
+    return made, dataset
 
 
 @contextmanager
-def _failures_shown(console: Console, what: str) -> Generator[None]:
+def failures_shown(console: Console, what: str) -> Generator[None]:
+    """Let the program end with exit code 2 where the context fails, and say why."""
     try:
         yield
     except (FkatDataError, OSError) as error:

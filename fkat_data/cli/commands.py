@@ -13,6 +13,7 @@ from fkat_data.cli.composition import loader_maker
 from fkat_data.cli.dataset_commands import dataset_app
 from fkat_data.cli.overdue import OverdueError, overdue_after
 from fkat_data.cli.presentation import progress_shown, show_failure, show_report
+from fkat_data.cli.simulate_commands import simulate_app
 from fkat_data.errors import ConfigurationError
 from fkat_data.observe.report.page import page
 from fkat_data.observe.report.run import read_run
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 app.add_typer(dataset_app)
 app.add_typer(audit_app)
+app.add_typer(simulate_app)
 
 
 class Mode(StrEnum):

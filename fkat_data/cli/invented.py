@@ -50,9 +50,12 @@ def write_invented(
     zip_bytes = None if compressed_bytes is None else size_bytes_of("--compressed-bytes", compressed_bytes)
     for number in range(num_shards):
         name = f"shard.{number:05d}.mds"
-        entry = shard | {"raw_data": {"basename": name, "bytes": size_bytes, "hashes": {}}}
+        files: dict[str, Any] = {"raw_data": _file(name, size_bytes)}
         if zip_bytes is not None:
-            zip_data = {"basename": f"{name}.zstd", "bytes": zip_bytes, "hashes": {}}
-            entry |= {"compression": "zstd", "zip_data": zip_data}
-        shards.append(entry)
+            files |= {"compression": "zstd", "zip_data": _file(f"{name}.zstd", zip_bytes)}
+        shards.append(shard | files)
     (directory / INDEX_NAME).write_text(json.dumps({"shards": shards, "version": 2}), encoding="utf-8")
+
+
+def _file(basename: str, size_bytes: int) -> dict[str, Any]:
+    return {"basename": basename, "bytes": size_bytes, "hashes": {}}

@@ -3,9 +3,10 @@
 from html import escape
 
 from fkat_data.observe.report.charts import duration, histogram, lanes, stacked, stepped
+from fkat_data.observe.report.document import document, legend, section, tiles, with_code
 from fkat_data.observe.report.run import Run
 from fkat_data.observe.report.series import distribution, durations_s, excerpt, shares
-from fkat_data.observe.report.style import MEANINGS, STYLE
+from fkat_data.observe.report.style import MEANINGS
 
 __all__ = ["page"]
 
@@ -23,54 +24,48 @@ def page(run: Run, name: str) -> str:
         name: The timeline's, for the title.
     """
     sections = [
-        _section(
+        section(
             "Who waits for whom",
             _over_time(run),
             "Trainer: share of the time that it waited. Workers: what "
             "their time went into, all of them together; blank where none was running yet.",
         ),
-        _section(
+        section(
             "Microbatches ready",
             _queue(run),
             "Made, and not yet delivered. Near 0 the trainer waits; where it "
             "never comes down, the workers could do with less memory.",
         ),
-        _section(
+        section(
             "How long one takes",
             _latencies(run),
             "Left: for how long <code>next()</code> held the trainer up. "
             "Right: the making of one microbatch in a worker. Lines: median, 90 %, 99 %.",
         ),
-        _section(
+        section(
             "What each process did",
             _timeline(run),
             "Above: the whole run; below: some microbatches from its "
             "middle. The pointer tells more. For every detail open the file in ui.perfetto.dev.",
         ),
-        _section("Numbers", _numbers(run), ""),
+        section("Numbers", _numbers(run), ""),
     ]
     if any(moment.verdict for moment in run.moments):
-        sections.append(_section("Epochs", _epochs(run), ""))
-    title = f"fkat_data: {escape(name)}"
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE}</style></head><body><main><h1>{title}</h1>{_verdict(run)}{_tiles(run)}"
-        f"{_legend(run)}{''.join(sections)}</main></body></html>\n"
-    )
+        sections.append(section("Epochs", _epochs(run), ""))
+    return document(f"fkat_data: {name}", [_verdict(run), _tiles(run), _legend(run), *sections])
 
 
 def _verdict(run: Run) -> str:
     verdict = run.statistics.verdict
     text = str(verdict)
-    return f'<p class="verdict {verdict.limit}">{_with_code(text[:1].upper() + text[1:])}.</p>'
+    return f'<p class="verdict {verdict.limit}">{with_code(text[:1].upper() + text[1:])}.</p>'
 
 
 def _tiles(run: Run) -> str:
     numbers = run.statistics
     per_s = numbers.delivered / numbers.elapsed_s if numbers.elapsed_s else 0.0
     mib_per_s = numbers.delivered_bytes / _MEBIBYTE / numbers.elapsed_s if numbers.elapsed_s else 0.0
-    tiles = [
+    found = [
         (f"{numbers.waited_share:.1%}", "of the time waited"),
         (f"{numbers.delivered:,}", "microbatches delivered"),
         (f"{per_s:,.4g}", "a second"),
@@ -79,16 +74,14 @@ def _tiles(run: Run) -> str:
         (f"{numbers.waited_first_s:.2f} s", "waited for the first of each epoch"),
         (str(numbers.num_workers), "workers" if numbers.num_workers else "workers: made in process"),
     ]
-    items = "".join(f"<li><b>{escape(value)}</b>{escape(what)}</li>" for value, what in tiles)
-    return f'<ul class="tiles">{items}</ul>'
+    return tiles(found)
 
 
 def _legend(run: Run) -> str:
     seen = {span.name for track in run.tracks for span in track.spans}
     # Of a run that goes on, a stage may be under way that is no span yet.
     seen |= {stage for stage in _WORKER_STAGES if getattr(run.statistics, f"{stage}_s") > 0}
-    items = [f'<li><i class="{name}"></i>{escape(text)}</li>' for name, text in MEANINGS.items() if name in seen]
-    return f'<ul class="legend">{"".join(items)}</ul>'
+    return legend({name: text for name, text in MEANINGS.items() if name in seen})
 
 
 def _over_time(run: Run) -> str:
@@ -146,18 +139,8 @@ def _number(value: float) -> str:
 
 def _epochs(run: Run) -> str:
     rows = [
-        f"<tr><th>{escape(moment.name)}</th><th>{moment.at_s:.1f} s</th><td>{_with_code(moment.verdict)}</td></tr>"
+        f"<tr><th>{escape(moment.name)}</th><th>{moment.at_s:.1f} s</th><td>{with_code(moment.verdict)}</td></tr>"
         for moment in run.moments
         if moment.verdict
     ]
     return f"<table>{''.join(rows)}</table>"
-
-
-def _section(title: str, content: str, explanation: str) -> str:
-    told = f'<p class="told">{explanation}</p>' if explanation else ""
-    return f"<section><h2>{title}</h2>{told}{content}</section>"
-
-
-def _with_code(text: str) -> str:
-    pieces = escape(text).split("`")
-    return "".join(f"<code>{piece}</code>" if number % 2 else piece for number, piece in enumerate(pieces))

@@ -1,6 +1,7 @@
 """What to change, in words."""
 
 import math
+from collections.abc import Iterator
 
 from fkat_data.streaming.simulation.remedies import HARDLY
 from fkat_data.streaming.simulation.result import Simulation
@@ -23,7 +24,9 @@ def advice(result: Simulation, shard_bytes: float, num_canonical_nodes: int) -> 
     """
     found = [*_cache(result), *_line(result, shard_bytes), *_nodes(result, num_canonical_nodes), *_quality(result)]
     if not any((result.steady_share > HARDLY, *(node.num_fetched_again for node in result.nodes))):
-        told = f"after a warm-up of {result.num_warm_up_steps:,} steps" if result.num_warm_up_steps else "from the start"
+        told = (
+            f"after a warm-up of {result.num_warm_up_steps:,} steps" if result.num_warm_up_steps else "from the start"
+        )
         found.insert(0, f"Data keep up with the steps {told}: {result.steady_share:.1%} of the time is waited.")
     return [*found, *_start(result, shard_bytes)]
 
@@ -89,43 +92,43 @@ def _other_limit(result: Simulation, shard_bytes: float) -> str:
     return "single transfers are too slow, or begun too late; raise `predownload`, or write smaller shards."
 
 
-def _nodes(result: Simulation, num_canonical_nodes: int) -> list[str]:
+def _nodes(result: Simulation, num_canonical_nodes: int) -> Iterator[str]:
     num_nodes = result.setup.num_nodes
     times = sum(node.num_shards for node in result.nodes) / max(1, result.num_shards)
     if num_nodes == 1 or times <= _FEW_SHARED:
-        return []
+        return
     text = f"Each shard is fetched by {times:.1f} of {num_nodes} nodes"
     if num_canonical_nodes % num_nodes:
-        return [
+        yield (
             f"{text}: `num_canonical_nodes` is {num_canonical_nodes}; with a multiple of {num_nodes}, each node has "
             "shards of its own."
-        ]
-    return [f"{text}, as the order wants it."]
+        )
+    else:
+        yield f"{text}, as the order wants it."
 
 
-def _quality(result: Simulation) -> list[str]:
+def _quality(result: Simulation) -> Iterator[str]:
     quality = result.quality
     if quality.spread < _POOR_SPREAD:
-        return [
+        yield (
             f"Samples that follow one another are near each other in the dataset (spread {quality.spread:.0%}): the "
             "order is hardly shuffled."
-        ]
-    if quality.mixture < _POOR_MIXTURE:
-        return [
+        )
+    elif quality.mixture < _POOR_MIXTURE:
+        yield (
             f"A step has samples of {quality.shards_per_step:,.0f} shards, where a shuffle without shards would have "
             f"{quality.perfect_shards_per_step:,.0f}: a larger `shuffle_block_size` or `num_canonical_nodes` mixes "
             "better, and keeps more shards open."
-        ]
-    return []
+        )
 
 
-def _start(result: Simulation, shard_bytes: float) -> list[str]:
-    if result.first_batch_s < _LONG_FIRST_S:
-        return []
-    return [
-        f"The first step waits {result.first_batch_s:,.0f} s: all shards that it has samples of are fetched first, "
-        f"{bytes_told(shard_bytes)} each. Smaller shards, a smaller `shuffle_block_size` or a warm cache begin sooner."
-    ]
+def _start(result: Simulation, shard_bytes: float) -> Iterator[str]:
+    if result.first_batch_s >= _LONG_FIRST_S:
+        yield (
+            f"The first step waits {result.first_batch_s:,.0f} s: all shards that it has samples of are fetched "
+            f"first, {bytes_told(shard_bytes)} each. Smaller shards, a smaller `shuffle_block_size` or a warm cache "
+            "begin sooner."
+        )
 
 
 def bytes_told(size: float) -> str:

@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
     num_steps: int
     num_samples: int
-    shards: Sequence[Sequence[int] | _Integers]
+    shards: Sequence[_Integers]
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ def _rows(plan: EpochPlan, epoch: int, skips: Skips, setup: Setup, num_wanted: i
 
 
 def _parts(ids: _Integers, spanner: Spanner, setup: Setup) -> Iterator[Part]:
-    num_steps, num_ranks, _ = ids.shape
-    steps = np.arange(num_steps)
+    num_steps, num_ranks = int(ids.shape[0]), int(ids.shape[1])
+    steps: _Integers = np.arange(num_steps)
     is_first = (steps % (setup.batches_per_chunk or num_steps)) % setup.batches_together == 0
     part_of_step = np.cumsum(is_first) - 1
     num_parts = int(part_of_step[-1]) + 1

@@ -92,14 +92,14 @@ class SimulatedNode:
         rank = self._ranks[place]
         while num_wanted < len(parts) and rank.is_missing_ahead(num_asked):
             part = parts[num_wanted]
-            rank.want(at_s, _plain(part.shards[rank_of_order]), part.num_samples, self._raw_bytes)
+            rank.want(at_s, part.shards[rank_of_order].tolist(), part.num_samples, self._raw_bytes)
             num_wanted += 1
         self._scan(at_s, rank)
         return num_wanted
 
     def read(self, at_s: float, place: int, number: int, shards: Sequence[int]) -> None:
         """Let a rank read a part."""
-        self._ranks[place].begin_part(number, _plain(shards))
+        self._ranks[place].begin_part(number, shards)
         self._num_reading += 1
         self._read_on(at_s, self._ranks[place])
 
@@ -195,7 +195,3 @@ class SimulatedNode:
     def _later(self, at_s: float, shard: int, *, is_ready: bool) -> None:
         self._num_timed += 1
         heapq.heappush(self._timed, (at_s, self._num_timed, shard, is_ready))
-
-
-def _plain(shards: Sequence[int]) -> Sequence[int]:
-    return shards if isinstance(shards, (list, tuple)) else shards.tolist()

@@ -119,7 +119,7 @@ class _Run:
     def _read(self, index: int, part: Part) -> None:
         for rank, places in enumerate(self._places):
             for node, place in places:
-                self._nodes[node].read(self._now_s, place, index, part.shards[rank])
+                self._nodes[node].read(self._now_s, place, index, part.shards[rank].tolist())
         for node in range(len(self._nodes)):
             self._settle(node)
         while any(node.is_waiting for node in self._nodes):

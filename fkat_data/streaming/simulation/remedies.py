@@ -78,12 +78,10 @@ def _least_predownload(share: Callable[..., float], setup: Setup) -> int | None:
     return None
 
 
-def _cache_limit(
-    needs: Sequence[EpochNeeds], costs: Sequence[ShardCosts], setup: Setup, num_ranks: int
-) -> int | None:
+def _cache_limit(needs: Sequence[EpochNeeds], costs: Sequence[ShardCosts], setup: Setup, num_ranks: int) -> int | None:
     unlimited = play(needs, costs, replace(setup, cache_limit_bytes=None), num_ranks)
     low = setup.cache_limit_bytes or 1
-    high = max(low, max(node.cache.most_bytes for node in unlimited.nodes))
+    high = max(low, *(node.cache.most_bytes for node in unlimited.nodes))
 
     def does(limit_bytes: int) -> bool:
         return not _is_fetched_again(play(needs, costs, replace(setup, cache_limit_bytes=limit_bytes), num_ranks))

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -194,8 +194,8 @@ def _share(wait_s: npt.NDArray[np.float64], step_s: float) -> float:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}  # pyright: ignore
+        return {key: _plain(item) for key, item in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):
-        return [_plain(item) for item in value]  # pyright: ignore
+        return [_plain(item) for item in cast("list[Any]", value)]
     # JSON has no infinity.
     return None if isinstance(value, float) and not math.isfinite(value) else value
