@@ -129,9 +129,9 @@ class SlowModel:
     def _rates(self):
         moving = [fetch for fetch in self.fetches if fetch.latency_s <= 0]
         rates = dict.fromkeys(moving, 0.0)
+        by_node = [[fetch for fetch in moving if fetch.node == node] for node in range(self.setup.num_nodes)]
         limits = [(self.setup.store_bytes_per_s, moving)]
-        for node in range(self.setup.num_nodes):
-            limits.append((self.setup.bandwidth_bytes_per_s, [fetch for fetch in moving if fetch.node == node]))
+        limits += [(self.setup.bandwidth_bytes_per_s, those) for those in by_node]
         limits += [(self.setup.connection_bytes_per_s, [fetch]) for fetch in moving]
         # All rates grow together until a limit is met; those that it holds for stay.
         growing = set(moving)

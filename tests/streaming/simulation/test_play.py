@@ -105,9 +105,7 @@ def runs(draw, max_nodes=2, max_ranks=2):
     sizes = [round(float(size), 6) for size in np.random.default_rng(draw(st.integers(0, 99))).uniform(20, 400, 8)]
     one = st.lists(st.integers(0, num_shards - 1), min_size=1, max_size=4, unique=True)
     part = st.lists(one, min_size=num_nodes * ranks, max_size=num_nodes * ranks)
-    epoch = needs(
-        *draw(st.lists(part, min_size=1, max_size=6)), num_steps=draw(st.integers(1, 2)), num_samples=4
-    )
+    epoch = needs(*draw(st.lists(part, min_size=1, max_size=6)), num_steps=draw(st.integers(1, 2)), num_samples=4)
     made = setup(
         num_nodes=num_nodes,
         ranks_per_node=ranks,
