@@ -14,12 +14,8 @@ from fkat_data.cli.invented import write_invented
 from fkat_data.cli.presentation import say
 from fkat_data.cli.simulation_page import simulation_page
 from fkat_data.cli.simulation_presentation import show_simulation
-from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.dataset import StreamingDataset
-from fkat_data.streaming.simulation.advice import advice
-from fkat_data.streaming.simulation.costs import ShardCosts, costs_of
-from fkat_data.streaming.simulation.setup import Setup
-from fkat_data.streaming.simulation.simulate import simulate
+from fkat_data.streaming.simulation.dataset import advice_for, simulate_dataset
 from fkat_data.streaming.sizes import count_of, size_bytes_of
 
 __all__ = ["simulate_app", "simulate_command"]
@@ -65,13 +61,14 @@ def simulate_command(
             write_invented(Path(directory), shards, samples_per_shard, shard_bytes, compressed_bytes)
             replaced = {"local": directory, "remote": None, "streams": None, "stream_config": None}
         made, dataset = streaming_dataset(config, overrides or [], key, nodes, ranks_per_node, **replaced)
-        if steps is None and epochs is None:
-            epochs = 1
-        num_workers = int(getattr(made, "num_workers", 0)) if workers is None else workers
-        setup = Setup(
+        numbers: dict[str, Any] = {"cache_limit_bytes": _limit(dataset, cache_limit)}
+        if predownload is not None:
+            numbers["predownload"] = count_of("--predownload", predownload)
+        result = simulate_dataset(
+            dataset,
             num_nodes=nodes,
             ranks_per_node=ranks_per_node,
-            workers_per_rank=num_workers,
+            workers_per_rank=int(getattr(made, "num_workers", 0)) if workers is None else workers,
             step_s=step_time,
             bandwidth_bytes_per_s=_rate("--bandwidth", bandwidth),
             connection_bytes_per_s=_rate("--connection-bandwidth", connection_bandwidth),
@@ -80,13 +77,9 @@ def simulate_command(
             latency_s=latency,
             num_steps=steps,
             num_epochs=epochs,
-            cache_limit_bytes=_limit(dataset, cache_limit),
-            **_reading(dataset, predownload, is_alone=num_workers == 0),
+            **numbers,
         )
-        result = simulate(dataset.epochs, dataset.catalog.spanner, _costs(dataset), dataset.skips, setup)
-        entries = dataset.catalog.entries
-        mean_bytes = sum(entry.stored_bytes for entry in entries) / len(entries)
-        words = advice(result, mean_bytes, dataset.num_canonical_nodes or nodes)
+        words = advice_for(dataset, result)
         if html is not None:
             html.write_text(simulation_page(result, words, config.name), encoding="utf-8")
     if as_json:
@@ -97,18 +90,6 @@ def simulate_command(
         say(console, str(html), None)
 
 
-def _reading(dataset: StreamingDataset, predownload: str | None, *, is_alone: bool) -> dict[str, int]:
-    """Return how a rank reads and reads ahead, as its loader does."""
-    batch_size = dataset.batch_size
-    if batch_size is None:
-        raise ConfigurationError("batch_size", None, "a number of samples: the order depends on it")
-    ahead = dataset.predownload if predownload is None else count_of("--predownload", predownload)
-    if ahead is None:
-        ahead = max(8 * batch_size, dataset.samples_in(128 << 20))
-    together = max(1, min(1024, dataset.samples_in(4 << 20)) // batch_size) if is_alone else 1
-    return {"predownload": ahead, "batches_together": together, "batches_per_chunk": max(1, 8192 // batch_size)}
-
-
 def _limit(dataset: StreamingDataset, given: str | None) -> int | None:
     if given is None:
         return dataset.cache_limit
@@ -117,10 +98,3 @@ def _limit(dataset: StreamingDataset, given: str | None) -> int | None:
 
 def _rate(option: str, given: str) -> float:
     return math.inf if given == "inf" else float(size_bytes_of(option, given))
-
-
-def _costs(dataset: StreamingDataset) -> list[ShardCosts]:
-    catalog = dataset.catalog
-    streams: list[int] = catalog.stream_per_shard.tolist()
-    keeps_zip = [bool(dataset.streams[stream].keep_zip) for stream in streams]
-    return costs_of(catalog.entries, keeps_zip)
