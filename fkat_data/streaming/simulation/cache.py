@@ -23,6 +23,7 @@ class SimulatedCache:
     def __init__(self, limit_bytes: int | None) -> None:
         self._limit_bytes = limit_bytes
         self._kept: OrderedDict[int, int] = OrderedDict()
+        self._kept_bytes = 0
         self.used_bytes = self.most_bytes = 0
         self.evicted: list[int] = []
 
@@ -41,12 +42,20 @@ class SimulatedCache:
         """Make room for a shard that begins to be made ready."""
         self.used_bytes += num_bytes
         while self._limit_bytes is not None and self.used_bytes > self._limit_bytes and self._kept:
-            shard, freed_bytes = self._kept.popitem(last=False)
-            self.used_bytes -= freed_bytes
-            self.evicted.append(shard)
+            self._evict()
         self.most_bytes = max(self.most_bytes, self.used_bytes)
 
     def keep(self, shard: int, reserved_bytes: int, kept_bytes: int) -> None:
         """Let a shard that is ready be there, as the one that was used last."""
         self.used_bytes += kept_bytes - reserved_bytes
         self._kept[shard] = kept_bytes
+        self._kept_bytes += kept_bytes
+        # What came on top of the limit is on top of it no longer.
+        while self._limit_bytes is not None and self._kept_bytes > self._limit_bytes:
+            self._evict()
+
+    def _evict(self) -> None:
+        shard, freed_bytes = self._kept.popitem(last=False)
+        self.used_bytes -= freed_bytes
+        self._kept_bytes -= freed_bytes
+        self.evicted.append(shard)

@@ -2,8 +2,9 @@
 
 import heapq
 import math
-from collections.abc import Sequence
-from enum import IntEnum
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from fkat_data.streaming.simulation.cache import SimulatedCache
 from fkat_data.streaming.simulation.costs import ShardCosts
@@ -12,23 +13,40 @@ from fkat_data.streaming.simulation.needs import Part
 from fkat_data.streaming.simulation.rank import SimulatedRank
 from fkat_data.streaming.simulation.setup import Setup
 
-__all__ = ["SimulatedNode"]
+__all__ = ["SimulatedNode", "next_look_s"]
 
 
-class _By(IntEnum):
-    """Who asked for a shard that is in work."""
+#: So long, on average, a shard is ready before a rank that has left it to another looks again.
+_LEFT_S = 0.01
+#: Whoever cannot go on without a shard that another makes ready looks after this time, then after twice that, ...
+_FIRST_LOOK_S = 0.001
+#: ... and at last as often as this.
+_LOOK_S = 0.05
 
-    THREAD = 0  # reads ahead, and is busy with it
-    LEFT = 1  # reads ahead, and has left it to another rank
-    READER = 2  # cannot go on without it
+
+class _Work(NamedTuple):
+    """A shard that is being made ready.
+
+    Attributes:
+        rank: Who does it.
+        is_ahead: Whether it is one of its threads that reads ahead; else it cannot go on without the shard.
+        left: Ranks that have left it to this one.
+        waiting: Ranks that cannot go on without it, and since when they look for it.
+    """
+
+    rank: SimulatedRank
+    is_ahead: bool
+    left: list[SimulatedRank]
+    waiting: list[tuple[SimulatedRank, float]]
 
 
 class SimulatedNode:
     """A node, as a queue of events.
 
     A rank's threads take what it wants in the order of need. What is in the cache is ready; what another rank is
-    making ready is left to it; anything else is fetched: a request for each file, the transfer, the decompression.
-    Whoever reads a part opens its shards one after the other, and fetches for itself what is neither ready nor begun.
+    making ready is left to it, and looked at again when that is done; anything else is fetched: a request for each
+    file, the transfer, the decompression. Whoever reads a part opens its shards one after the other, and fetches for
+    itself what is neither ready nor begun.
 
     Args:
         num_ranks: Its ranks.
@@ -56,10 +74,9 @@ class SimulatedNode:
         self._costs = costs
         self._raw_bytes = [cost.raw_bytes for cost in costs]
         self._setup = setup
-        # Who makes a shard ready, and who else waits for it.
-        self._in_work: dict[int, list[tuple[SimulatedRank, _By]]] = {}
-        # What ends by itself: (when, which came first, shard, whether it is ready then).
-        self._timed: list[tuple[float, int, int, bool]] = []
+        self._works: dict[int, _Work] = {}
+        # What happens by itself: (when, which was planned first, what).
+        self._timed: list[tuple[float, int, Callable[[float], None]]] = []
         self._num_timed = self._num_reading = 0
 
     @property
@@ -110,19 +127,15 @@ class SimulatedNode:
     def happen(self, at_s: float) -> None:
         """Let happen what happens next."""
         if self._timed and self._timed[0][0] <= self.link.next_s():
-            _, _, shard, is_ready = heapq.heappop(self._timed)
-            if is_ready:
-                self._finish(at_s, shard)
-            else:
-                self.link.add(at_s, shard, self._costs[shard].fetched_bytes)
+            heapq.heappop(self._timed)[2](at_s)
             return
         shard = self.link.pop(at_s)
         cost = self._costs[shard]
         self.fetched_bytes += cost.fetched_bytes
         if cost.is_compressed:
-            self._later(at_s + cost.raw_bytes / self._setup.decompress_bytes_per_s, shard, is_ready=True)
+            self._later(at_s + cost.raw_bytes / self._setup.decompress_bytes_per_s, partial(self._finish, shard))
         else:
-            self._finish(at_s, shard)
+            self._finish(shard, at_s)
 
     def _scan(self, at_s: float, rank: SimulatedRank) -> None:
         """Let a rank's idle threads begin what it wants."""
@@ -133,9 +146,13 @@ class SimulatedNode:
                 self.num_hits += 1
                 self.cache.touch(shard)
                 rank.settle(shard)
+            elif shard in self._works:
+                self.num_shared += 1
+                rank.left.add(shard)
+                self._works[shard].left.append(rank)
             else:
                 rank.in_work.add(shard)
-                self._get(at_s, shard, rank, _By.THREAD)
+                self._begin(at_s, shard, rank, is_ahead=True)
 
     def _read_on(self, at_s: float, rank: SimulatedRank) -> None:
         """Let a rank open what it reads, until it has to wait."""
@@ -147,51 +164,89 @@ class SimulatedNode:
             elif shard in rank.ready:
                 rank.ready.remove(shard)
                 reader.open(at_s, shard)
-            elif shard in rank.in_work and not self._setup.workers_per_rank:
-                return
-            elif shard in self.cache:
-                rank.queue.pop(shard, None)
-                self.num_hits += 1
-                self.cache.touch(shard)
-                reader.open(at_s, shard)
-            else:
-                rank.queue.pop(shard, None)
-                self._get(at_s, shard, rank, _By.READER)
+            elif (shard in rank.in_work and rank.is_opened_ahead) or not self._is_opened(at_s, at_s, shard, rank):
                 return
             rank.unread.pop()
         self._num_reading -= 1
 
-    def _get(self, at_s: float, shard: int, rank: SimulatedRank, by: _By) -> None:
-        """Begin a shard that is not there, or wait for whoever has begun it."""
-        if shard in self._in_work:
-            self.num_shared += 1
-            self._in_work[shard].append((rank, _By.LEFT if by is _By.THREAD else by))
-            return
-        rank.num_busy += by is _By.THREAD
+    def _is_opened(self, at_s: float, since_s: float, shard: int, rank: SimulatedRank) -> bool:
+        """Open a shard if it is there; else begin it, or wait for whoever has begun it."""
+        rank.forgo(shard)
+        if shard in self.cache:
+            self.num_hits += 1
+            self.cache.touch(shard)
+            rank.reader.open(at_s, shard)
+            return True
+        if shard in self._works:
+            self.num_shared += since_s == at_s
+            self._works[shard].waiting.append((rank, since_s))
+        else:
+            self._begin(at_s, shard, rank, is_ahead=False)
+        return False
+
+    def _begin(self, at_s: float, shard: int, rank: SimulatedRank, *, is_ahead: bool) -> None:
+        rank.num_busy += is_ahead
         cost = self._costs[shard]
         self.num_fetches += 1
         self.num_fetched_again += shard in self._fetched_in_epoch
         self.fetched.add(shard)
         self._fetched_in_epoch.add(shard)
-        self._in_work[shard] = [(rank, by)]
+        self._works[shard] = _Work(rank, is_ahead, [], [])
         self.cache.reserve(cost.making_bytes)
-        self._later(at_s + cost.num_requests * self._setup.latency_s, shard, is_ready=False)
+        self._later(at_s + cost.num_requests * self._setup.latency_s, partial(self._transfer, shard))
 
-    def _finish(self, at_s: float, shard: int) -> None:
+    def _transfer(self, shard: int, at_s: float) -> None:
+        self.link.add(at_s, shard, self._costs[shard].fetched_bytes)
+
+    def _finish(self, shard: int, at_s: float) -> None:
         cost = self._costs[shard]
         self.cache.keep(shard, cost.making_bytes, cost.kept_bytes)
-        for rank, by in self._in_work.pop(shard):
-            if by is _By.READER:
-                rank.reader.open(at_s, shard)
-                rank.unread.pop()
-                self._read_on(at_s, rank)
-                continue
-            rank.num_busy -= by is _By.THREAD
+        work = self._works.pop(shard)
+        for rank, since_s in work.waiting:
+            self._later(next_look_s(since_s, at_s), partial(self._look, shard, rank, since_s))
+        for rank in work.left:
+            self._later(at_s + _LEFT_S, partial(self._look_ahead, shard, rank))
+        rank = work.rank
+        if work.is_ahead:
+            rank.num_busy -= 1
             rank.settle(shard)
             if rank.unread and rank.unread[-1] == shard and shard in rank.ready:
                 self._read_on(at_s, rank)
             self._scan(at_s, rank)
+        else:
+            rank.reader.open(at_s, shard)
+            rank.unread.pop()
+            self._read_on(at_s, rank)
 
-    def _later(self, at_s: float, shard: int, *, is_ready: bool) -> None:
+    def _look(self, shard: int, rank: SimulatedRank, since_s: float, at_s: float) -> None:
+        """Let a rank that waits look for a shard that was ready: it may have been evicted since."""
+        if self._is_opened(at_s, since_s, shard, rank):
+            rank.unread.pop()
+            self._read_on(at_s, rank)
+
+    def _look_ahead(self, shard: int, rank: SimulatedRank, at_s: float) -> None:
+        """Let a rank look again at a shard that it had left to another."""
+        if shard in rank.left:
+            rank.left.remove(shard)
+            rank.queue.setdefault(shard)
+            self._scan(at_s, rank)
+
+    def _later(self, at_s: float, event: Callable[[float], None]) -> None:
         self._num_timed += 1
-        heapq.heappush(self._timed, (at_s, self._num_timed, shard, is_ready))
+        heapq.heappush(self._timed, (at_s, self._num_timed, event))
+
+
+def next_look_s(since_s: float, at_s: float) -> float:
+    """Return when whoever waits for a shard looks for it next.
+
+    Args:
+        since_s: Since when it waits.
+        at_s: What time it is.
+    """
+    look_s, pause_s = since_s, _FIRST_LOOK_S
+    while look_s < at_s:
+        if pause_s >= _LOOK_S:
+            return look_s + math.ceil((at_s - look_s) / _LOOK_S) * _LOOK_S
+        look_s += pause_s
+        pause_s = min(2 * pause_s, _LOOK_S)
+    return look_s

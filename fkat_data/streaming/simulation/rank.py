@@ -62,16 +62,19 @@ class SimulatedRank:
         cache: The node's shards.
 
     Attributes:
-        queue: Shards that it wants and nobody has begun for it, in the order of need.
-        in_work: Shards that its threads make ready, or have left to another rank that does.
+        queue: Shards that it wants and its threads have not looked at, in the order of need.
+        left: Shards that its threads have left to another rank, which makes them ready.
+        in_work: Shards that its threads make ready.
         ready: Shards that are ready for it, and not open yet.
         num_busy: Its threads that make a shard ready.
         unread: What is left of the part that it is reading, last one first.
         reader: Who reads this part.
+        is_opened_ahead: Whether what is ready is open: the rank reads for itself, without workers.
     """
 
     def __init__(self, setup: Setup, cache: SimulatedCache) -> None:
         self.queue: dict[int, None] = {}
+        self.left: set[int] = set()
         self.in_work: set[int] = set()
         self.ready: set[int] = set()
         self.num_busy = 0
@@ -80,7 +83,7 @@ class SimulatedRank:
         self._readers = [SimulatedReader(setup, cache) for _ in range(max(1, setup.workers_per_rank))]
         self.reader = self._readers[0]
         self._cache = cache
-        self._is_opened_ahead = setup.workers_per_rank == 0
+        self.is_opened_ahead = setup.workers_per_rank == 0
         self._wanted_s: dict[int, float] = {}
         self._weights: deque[int] = deque()
         self._queued_weight = self._num_yielded = 0
@@ -88,10 +91,11 @@ class SimulatedRank:
     def begin_epoch(self) -> None:
         """Begin an epoch: nothing of the one before is wanted any more, but what is in work goes on."""
         self.queue.clear()
+        self.left.clear()
         self.ready.clear()
         self._weights.clear()
         self._queued_weight = self._num_yielded = 0
-        if not self._is_opened_ahead:
+        if not self.is_opened_ahead:
             # A DataLoader starts its workers anew.
             self._readers = [SimulatedReader(self._setup, self._cache) for _ in self._readers]
 
@@ -108,7 +112,7 @@ class SimulatedRank:
 
     def want(self, at_s: float, shards: Sequence[int], num_samples: int, sizes_bytes: Sequence[int]) -> None:
         """Want the shards of the next part."""
-        if self._is_opened_ahead:
+        if self.is_opened_ahead:
             wanted = [shard for shard in shards if shard not in self.reader]
         else:
             wanted = [shard for shard in shards if at_s - self._wanted_s.get(shard, -_TOUCH_S) >= _TOUCH_S]
@@ -123,7 +127,7 @@ class SimulatedRank:
         self._weights.append(weight)
         self._queued_weight += weight
         for shard in wanted:
-            if shard not in self.in_work and shard not in self.ready:
+            if shard not in self.in_work and shard not in self.ready and shard not in self.left:
                 self.queue.setdefault(shard)
 
     def begin_part(self, number: int, shards: Sequence[int]) -> None:
@@ -132,8 +136,13 @@ class SimulatedRank:
         # Shard by shard, in the order of their numbers.
         self.unread = sorted(shards, reverse=True)
 
+    def forgo(self, shard: int) -> None:
+        """Let no thread look at a shard: it is asked for here and now."""
+        self.queue.pop(shard, None)
+        self.left.discard(shard)
+
     def settle(self, shard: int) -> None:
-        """Take note that a shard is ready that a thread has begun or left to another rank."""
+        """Take note that a shard is ready that a thread has looked at."""
         self.in_work.discard(shard)
-        if self._is_opened_ahead:
+        if self.is_opened_ahead:
             self.ready.add(shard)

@@ -42,7 +42,7 @@ class _Ahead(ReadAhead):
 class _Rank:
     def __init__(self, node, number, epoch, predownload):
         self.node, self.number = node, number
-        self.queue, self.in_work, self.ready, self.open = [], set(), set(), set()
+        self.queue, self.left, self.in_work, self.ready, self.open = [], set(), set(), set(), set()
         self.num_busy = 0
         self.unread = []
         self.ahead = _Ahead()
@@ -76,7 +76,7 @@ class SlowModel:
             for rank in self.ranks:
                 next(rank.parts)
                 for shard in rank.ahead.wanted:
-                    if shard not in rank.open | rank.in_work | rank.ready and shard not in rank.queue:
+                    if shard not in rank.open | rank.in_work | rank.left | rank.ready and shard not in rank.queue:
                         rank.queue.append(shard)
                 rank.ahead.wanted.clear()
                 self._start(rank)
@@ -92,39 +92,39 @@ class SlowModel:
     def _start(self, rank):
         while rank.queue and rank.num_busy < self.setup.num_threads:
             shard = rank.queue.pop(0)
+            fetch = self._fetch_of(rank.node, shard)
             if shard in self.there[rank.node]:
                 rank.ready.add(shard)
+            elif fetch is not None:
+                rank.left.add(shard)
+                fetch.others.append(rank)
             else:
                 rank.in_work.add(shard)
-                self._fetch(rank, shard, is_thread=True)
+                rank.num_busy += 1
+                self._begin(rank, shard, is_thread=True)
 
-    def _fetch(self, rank, shard, *, is_thread):
-        for fetch in self.fetches:
-            if (fetch.node, fetch.shard) == (rank.node, shard):
-                fetch.others.append((rank, is_thread))
-                return
-        rank.num_busy += is_thread
+    def _begin(self, rank, shard, *, is_thread):
         size = self.costs[shard].fetched_bytes
         self.fetches.append(_Fetch(rank.node, shard, self.setup.latency_s, size, rank, is_thread))
+
+    def _fetch_of(self, node, shard):
+        return next((fetch for fetch in self.fetches if (fetch.node, fetch.shard) == (node, shard)), None)
 
     def _read(self, rank):
         while rank.unread:
             shard = rank.unread[0]
-            if shard in rank.ready or (shard in self.there[rank.node] and shard not in rank.in_work):
-                rank.ready.discard(shard)
-                rank.open.add(shard)
+            if shard not in rank.open | rank.ready | rank.in_work:
+                # It is asked for here, and no thread looks at it any more.
+                rank.left.discard(shard)
                 if shard in rank.queue:
                     rank.queue.remove(shard)
-            if shard not in rank.open:
-                if shard not in rank.in_work and shard not in (found.shard for found in self._awaited_by(rank)):
-                    if shard in rank.queue:
-                        rank.queue.remove(shard)
-                    self._fetch(rank, shard, is_thread=False)
+                if shard not in self.there[rank.node] and self._fetch_of(rank.node, shard) is None:
+                    self._begin(rank, shard, is_thread=False)
+            if shard in rank.in_work or (shard not in rank.open | rank.ready | self.there[rank.node]):
                 return
+            rank.ready.discard(shard)
+            rank.open.add(shard)
             rank.unread.pop(0)
-
-    def _awaited_by(self, rank):
-        return [fetch for fetch in self.fetches if (rank, False) in [(fetch.rank, fetch.is_thread), *fetch.others]]
 
     def _rates(self):
         moving = [fetch for fetch in self.fetches if fetch.latency_s <= 0]
@@ -172,13 +172,19 @@ class SlowModel:
             return True
         self.fetches.remove(ended)
         self.there[ended.node].add(ended.shard)
-        ended.rank.num_busy -= ended.is_thread
-        for rank, is_thread in [(ended.rank, ended.is_thread), *ended.others]:
-            if is_thread:
-                rank.in_work.discard(ended.shard)
-                rank.ready.add(ended.shard)
+        if ended.is_thread:
+            ended.rank.num_busy -= 1
+            ended.rank.in_work.discard(ended.shard)
+            ended.rank.ready.add(ended.shard)
+        self._read(ended.rank)
+        self._start(ended.rank)
+        for rank in self.ranks:
             self._read(rank)
-            self._start(rank)
+        for rank in ended.others:
+            if ended.shard in rank.left:
+                rank.left.remove(ended.shard)
+                rank.queue.append(ended.shard)
+                self._start(rank)
         return True
 
     def _pass(self, fetch, seconds, rates):

@@ -7,8 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slow_model import SlowModel, costs, needs, setup
 
+from fkat_data.streaming.simulation import node as node_module
 from fkat_data.streaming.simulation.costs import ShardCosts
 from fkat_data.streaming.simulation.play import play
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _looks_at_once():
+    """Let ranks look for one another's shards at once, as the slow model does and as one reckons by hand."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(node_module, "_LEFT_S", 0.0)
+        patch.setattr(node_module, "next_look_s", lambda since_s, at_s: at_s)
+        yield
 
 
 def waits_s(epochs, sizes, **changes):
@@ -72,7 +82,7 @@ def test_ranks_that_read_the_same_fetch_once_a_node():
     assert found.nodes[0].fetched_bytes == 150
     assert found.wait_s.tolist() == pytest.approx([1.5])
     spread = play([needs([[0], [1]])], costs(100, 50), setup(num_nodes=4), 2)
-    assert [node.fetched_bytes for node in spread.nodes] == [100, 100, 50, 50]
+    assert [each.fetched_bytes for each in spread.nodes] == [100, 100, 50, 50]
 
 
 def test_workers_ask_for_the_batches_that_they_make_ahead():
