@@ -15,6 +15,7 @@
       ShardError                            a shard's data is at fault
         ShardNotFoundError (FileNotFoundError)
         ShardCorruptError
+        DownloadError                       a file that its store did not hand over
       SampleError (ValueError)              a sample that cannot be written
 
 A user's own exception is none of these: it arrives as itself, with notes that name shard and microbatch.
@@ -22,10 +23,12 @@ A user's own exception is none of these: it arrives as itself, with notes that n
 Every error here is rebuilt from ``args``, so that it survives a pickle: it crosses processes.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 __all__ = [
     "ConfigurationError",
+    "DownloadError",
     "FkatDataError",
     "MemoryLimitError",
     "RankMismatchError",
@@ -315,6 +318,27 @@ class ShardCorruptError(ShardError):
             found: What is there.
         """
         return cls(str(file), f"{field} is {_shown(found)}: expected {expected}", field, expected, found)
+
+
+class DownloadError(ShardError):
+    """A file did not arrive from its store: each attempt failed, or one failed in a way that another would repeat.
+
+    Args:
+        shard: URL of the file, without secrets.
+        causes: What went wrong and how many seconds it took, attempt by attempt.
+    """
+
+    def __init__(self, shard: Any, causes: Iterable[tuple[str, float]]) -> None:
+        self.causes = tuple((str(text), float(seconds)) for text, seconds in causes)
+        attempts = "1 attempt" if len(self.causes) == 1 else f"{len(self.causes)} attempts"
+        lines = [f"  {number}. {text} ({spent_s:.1f} s)" for number, (text, spent_s) in enumerate(self.causes, start=1)]
+        super().__init__(shard, "\n".join([f"not downloaded in {attempts}:", *lines]))
+        self.args = (shard, self.causes)
+
+    @property
+    def num_attempts(self) -> int:
+        """Number of attempts that were made."""
+        return len(self.causes)
 
 
 class SampleError(FkatDataError, ValueError):

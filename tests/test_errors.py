@@ -5,6 +5,7 @@ import pytest
 from fkat_data import errors
 from fkat_data.errors import (
     ConfigurationError,
+    DownloadError,
     FkatDataError,
     MemoryLimitError,
     RankMismatchError,
@@ -71,6 +72,13 @@ EXAMPLES = [
     (
         ShardCorruptError.of_field("a/index.json", "shards[1].samples", "an integer of at least 0", -1),
         "shard 'a/index.json': shards[1].samples is -1: expected an integer of at least 0",
+    ),
+    (
+        DownloadError("s3://b/shard.00000.mds", [("status 503", 0.24), ("no byte for 30 s", 30.04)]),
+        (
+            "shard 's3://b/shard.00000.mds': not downloaded in 2 attempts:\n"
+            "  1. status 503 (0.2 s)\n  2. no byte for 30 s (30.0 s)"
+        ),
     ),
     (SampleError("label", "three", "an int"), "column 'label', value 'three': expected an int"),
 ]

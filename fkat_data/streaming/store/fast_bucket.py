@@ -1,0 +1,164 @@
+"""Objects of an S3 bucket, over obstore: the same requests, at a fraction of the processor time."""
+
+import asyncio
+import os
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from importlib.util import find_spec
+from typing import Any
+
+import fsspec.asyn
+
+from fkat_data.requirement import required
+from fkat_data.streaming.store.bounded import in_loop
+from fkat_data.streaming.store.client import ChangedError, StatusError
+from fkat_data.streaming.store.pace import LONGEST_SILENCE_S
+
+__all__ = ["FastBucketClient", "fast_configuration"]
+
+_CHUNK_BYTES = 256 << 10
+_PLAIN_PREFIX = re.compile(r"[A-Za-z0-9._=/-]*")
+_STATUS = re.compile(r"status(?: code)?:? (\d{3})")
+_ALIASES = {"key": "access_key_id", "secret": "secret_access_key", "token": "session_token"}
+#: Options that change nothing of a request.
+_IRRELEVANT = frozenset({"use_listings_cache", "skip_instance_cache", "default_block_size", "asynchronous"})
+
+# Its threads do not come along in a fork: a child of a process that has used them takes the other client.
+_used_in: list[int] = []
+
+
+def fast_configuration(prefix: str, options: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return the options of s3fs as obstore has them.
+
+    None where obstore is not installed, cannot run in this process, or does not know an option, the credentials or
+    the region that s3fs would find.
+
+    Args:
+        prefix: The directory in the bucket.
+        options: The options of s3fs.
+    """
+    if find_spec("obstore") is None or any(pid != os.getpid() for pid in _used_in):
+        return None
+    if not _PLAIN_PREFIX.fullmatch(prefix) or "//" in prefix:
+        return None
+    given = {key: value for key, value in options.items() if value is not None and key not in _IRRELEVANT}
+    client: dict[str, Any] = dict(given.pop("client_kwargs", {}))
+    endpoint = given.pop("endpoint_url", None) or client.pop("endpoint_url", None)
+    region = client.pop("region_name", None) or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    is_anonymous = given.pop("anon", False)
+    credentials = {_ALIASES[key]: given.pop(key) for key in _ALIASES if key in given}
+    if given or client or not (region or endpoint):
+        return None
+    found = {"region": region or "us-east-1"} | ({"endpoint": endpoint} if endpoint else {})
+    if is_anonymous:
+        return found | {"skip_signature": "true"}
+    credentials = credentials or _credentials()
+    if {"access_key_id", "secret_access_key"} <= credentials.keys() and (
+        # obstore would put it to a key that it does not belong to.
+        "session_token" in credentials or "AWS_SESSION_TOKEN" not in os.environ
+    ):
+        return found | credentials
+    return None
+
+
+def _credentials() -> dict[str, str]:
+    if "AWS_PROFILE" in os.environ:
+        return {}
+    names = {name: f"AWS_{name.upper()}" for name in _ALIASES.values()}
+    return {name: os.environ[variable] for name, variable in names.items() if os.environ.get(variable)}
+
+
+class FastBucketClient:
+    """A directory of a bucket.
+
+    Args:
+        bucket: The bucket.
+        prefix: The directory within it, with a slash at its end unless it is empty.
+        configuration: What ``fast_configuration`` returned.
+    """
+
+    def __init__(self, bucket: str, prefix: str, configuration: Mapping[str, str]) -> None:
+        self._obstore = required("obstore", "fast")
+        self._prefix = prefix
+        self._store: Any = required("obstore.store", "fast").S3Store(
+            bucket,
+            config=dict(configuration),
+            client_options={
+                "allow_http": configuration.get("endpoint", "").startswith("http://"),
+                "connect_timeout": timedelta(seconds=LONGEST_SILENCE_S),
+                "read_timeout": timedelta(seconds=LONGEST_SILENCE_S + 1),
+                # How long a transfer takes in all is our matter.
+                "timeout": timedelta(days=1),
+            },
+            # The one loop that tries again is ours.
+            retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=0)},
+        )
+        if os.getpid() not in _used_in:
+            _used_in.append(os.getpid())
+        self._loop: asyncio.AbstractEventLoop = fsspec.asyn.get_loop()
+
+    def open(self, name: str, start: int, version: str, timeout_s: float) -> "_FastBody":
+        """Send GetObject; see ``Client``."""
+        return in_loop(self._loop, self._open(name, start, version), timeout_s)
+
+    def version(self, name: str, timeout_s: float) -> str:
+        """Send HeadObject; see ``Client``."""
+        return in_loop(self._loop, self._version(name), timeout_s)
+
+    def close(self) -> None:
+        """Connections are closed when nothing refers to them any more."""
+        self._store = None
+
+    async def _open(self, name: str, start: int, version: str) -> "_FastBody":
+        options: dict[str, Any] = {"range": {"offset": start}} if start else {}
+        if start and version.startswith('"'):
+            options["if_match"] = version
+        try:
+            result: Any = await self._obstore.get_async(self._store, self._prefix + name, options=options or None)
+        except Exception as error:
+            _raise_status(error, start)
+            raise
+        return _FastBody(self._loop, result)
+
+    async def _version(self, name: str) -> str:
+        try:
+            return _version(await self._obstore.head_async(self._store, self._prefix + name))
+        except Exception as error:
+            _raise_status(error, 0)
+            raise
+
+
+class _FastBody:
+    def __init__(self, loop: asyncio.AbstractEventLoop, result: Any) -> None:
+        self._loop = loop
+        self.version = _version(result.meta)
+        self.start = int(result.range[0])
+        self.size_bytes: int | None = int(result.meta["size"])
+        self._stream: Any = result.stream(min_chunk_size=_CHUNK_BYTES)
+
+    def read(self, timeout_s: float) -> bytes:
+        return in_loop(self._loop, self._next(), timeout_s)
+
+    def close(self) -> None:
+        self._stream = None
+
+    async def _next(self) -> bytes:
+        try:
+            return bytes(await self._stream.__anext__())
+        except StopAsyncIteration:
+            return b""
+
+
+def _version(meta: Mapping[str, Any]) -> str:
+    return str(meta.get("e_tag") or meta.get("last_modified") or "")
+
+
+def _raise_status(error: Exception, start: int) -> None:
+    """Raise what an error says in words only: the status of the answer, or that there was no range."""
+    words = str(error)
+    if start and (type(error).__name__ in ("PreconditionError", "NotSupportedError") or "range" in words.lower()):
+        raise ChangedError(f"no bytes from {start:,}: {words}") from error
+    found = _STATUS.search(words)
+    if found and type(error).__name__ == "GenericError":
+        raise StatusError(int(found[1]), words) from error

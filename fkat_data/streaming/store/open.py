@@ -1,0 +1,140 @@
+"""From a URL to the store behind it."""
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import unquote, urlsplit
+
+import fsspec
+
+from fkat_data import arguments
+from fkat_data.errors import ConfigurationError
+from fkat_data.streaming.store.bucket import BucketClient
+from fkat_data.streaming.store.client import Client
+from fkat_data.streaming.store.directory import DirectoryClient
+from fkat_data.streaming.store.fast_bucket import FastBucketClient, fast_configuration
+from fkat_data.streaming.store.filesystem import FilesystemClient
+from fkat_data.streaming.store.redaction import Redaction
+from fkat_data.streaming.store.store import Store
+from fkat_data.streaming.store.web import WebClient
+
+__all__ = ["open_store"]
+
+#: What to install for a scheme, where that is an extra of ours.
+_EXTRAS = {
+    "s3": "s3",
+    "s3a": "s3",
+    "http": "http",
+    "https": "http",
+    "gs": "gs",
+    "gcs": "gs",
+    "hf": "hf",
+} | dict.fromkeys(("az", "abfs", "abfss", "adl"), "az")
+#: Where s3fs, or what it stands on, does not look, but users of the reference have said it.
+_REFERENCE_ENDPOINT = "S3_ENDPOINT_URL"
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", _REFERENCE_ENDPOINT)
+
+
+def open_store(
+    url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None, num_retries: int, timeout_s: float
+) -> Store:
+    """Return the store of a remote directory. Nothing is connected to yet.
+
+    Args:
+        url: A directory: a path, or a URL that fsspec opens, such as ``s3://bucket/directory``.
+        storage_options: What fsspec's file system for it takes; what is not given comes from where its library
+            looks: the environment, ``~/.aws``, and so on.
+        num_retries: How often a failed attempt is followed by another one.
+        timeout_s: Seconds that an attempt may take for each 64 MiB.
+
+    Raises:
+        ConfigurationError: An argument is none of these; there is no such scheme, or a package for it is missing.
+    """
+    arguments.integer("num_retries", num_retries, minimum=0)
+    arguments.seconds("timeout_s", timeout_s)
+    location = _location(url)
+    options = _options(storage_options)
+    redaction = Redaction(location, options)
+    make_client = _client_of(location, options, redaction)
+    return Store(
+        location,
+        make_client,
+        redaction,
+        num_retries=num_retries,
+        timeout_s=timeout_s,
+        is_local=isinstance(make_client, partial) and make_client.func is DirectoryClient,
+    )
+
+
+def _location(url: object) -> str:
+    if not isinstance(url, (str, os.PathLike)):
+        raise ConfigurationError("remote", url, "the path or the URL of a directory")
+    location = os.fspath(cast("str | os.PathLike[str]", url))
+    if not location:
+        raise ConfigurationError("remote", location, "the path or the URL of a directory")
+    return location
+
+
+def _options(storage_options: Any) -> dict[str, Any]:
+    if storage_options is None:
+        return {}
+    if isinstance(storage_options, Mapping):
+        options: dict[Any, Any] = {**cast("Mapping[Any, Any]", storage_options)}
+        if all(isinstance(key, str) for key in options):
+            return options
+    # Its values may be secrets.
+    shown = f"<{type(storage_options).__name__}>"
+    raise ConfigurationError("storage_options", shown, "a dict of options of an fsspec file system, or None")
+
+
+def _client_of(location: str, options: dict[str, Any], redaction: Redaction) -> Callable[[], Client]:
+    if "://" not in location:
+        return partial(DirectoryClient, Path(location).absolute())
+    parts = urlsplit(location)
+    scheme = parts.scheme.lower()
+    if "::" in location:
+        scheme = location.partition("::")[0].partition("://")[0]
+    if scheme == "file":
+        if parts.netloc not in ("", "localhost"):
+            raise ConfigurationError("remote", redaction.url(location), "a file:// URL of this machine")
+        return partial(DirectoryClient, Path(unquote(parts.path)).absolute())
+    _check_scheme(scheme, redaction.url(location))
+    if "::" not in location:
+        if scheme in ("http", "https"):
+            return partial(WebClient, location, options)
+        if scheme in ("s3", "s3a"):
+            return partial(_bucket_client, *_bucket_and_prefix(location, redaction), options)
+    return partial(FilesystemClient, location, options)
+
+
+def _check_scheme(scheme: str, shown: str) -> None:
+    install = f"pip install 'fkat_data[{_EXTRAS[scheme]}]'" if scheme in _EXTRAS else "the package that fsspec names"
+    try:
+        fsspec.get_filesystem_class(scheme)
+    except ValueError as error:
+        raise ConfigurationError("remote", shown, "a path, or a URL of a scheme that fsspec knows") from error
+    except ImportError as error:
+        raise ConfigurationError("remote", shown, f"{install} first ({error})") from error
+
+
+def _bucket_and_prefix(location: str, redaction: Redaction) -> tuple[str, str]:
+    # A key may contain what ends a path elsewhere: ? and #.
+    bucket, _, prefix = location.partition("://")[2].partition("/")
+    if not bucket:
+        raise ConfigurationError("remote", redaction.url(location), "a URL with a bucket, as s3://bucket/directory")
+    prefix = prefix.strip("/")
+    return bucket, f"{prefix}/" if prefix else ""
+
+
+def _bucket_client(bucket: str, prefix: str, options: dict[str, Any]) -> Client:
+    given = dict(options)
+    if not given.get("endpoint_url") and not (given.get("client_kwargs") or {}).get("endpoint_url"):
+        endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), None)
+        if endpoint:
+            given["endpoint_url"] = endpoint
+    configuration = fast_configuration(prefix, given)
+    if configuration is not None:
+        return FastBucketClient(bucket, prefix, configuration)
+    return BucketClient(bucket, prefix, given)
