@@ -15,6 +15,7 @@
       ShardError                            a shard's data is at fault
         ShardNotFoundError (FileNotFoundError)
         ShardCorruptError
+      CacheFullError                        no room on the disk, and nothing that may be removed
       SampleError (ValueError)              a sample that cannot be written
 
 A user's own exception is none of these: it arrives as itself, with notes that name shard and microbatch.
@@ -25,6 +26,7 @@ Every error here is rebuilt from ``args``, so that it survives a pickle: it cros
 from typing import Any
 
 __all__ = [
+    "CacheFullError",
     "ConfigurationError",
     "FkatDataError",
     "MemoryLimitError",
@@ -315,6 +317,30 @@ class ShardCorruptError(ShardError):
             found: What is there.
         """
         return cls(str(file), f"{field} is {_shown(found)}: expected {expected}", field, expected, found)
+
+
+class CacheFullError(FkatDataError):
+    """The disk that a cache is on is full, or the user's quota is used up, and nothing that may be removed is left.
+
+    Args:
+        path: The file that could not be made.
+        needed_bytes: What it needs.
+        free_bytes: What is free on that disk.
+        reason: What the system said.
+    """
+
+    def __init__(self, path: str, needed_bytes: int, free_bytes: int, reason: str) -> None:
+        self.path = path
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+        self.reason = reason
+        super().__init__(path, needed_bytes, free_bytes, reason)
+
+    def __str__(self) -> str:
+        return (
+            f"no room for {self.path}: it needs {self.needed_bytes:,} bytes, {self.free_bytes:,} are free on that "
+            f"disk, and nothing that may be removed is left in the cache ({self.reason})"
+        )
 
 
 class SampleError(FkatDataError, ValueError):
