@@ -16,6 +16,7 @@
         ShardNotFoundError (FileNotFoundError)
         ShardCorruptError
         DownloadError                       a file that its store did not hand over
+      CacheFullError                        no room on the disk, and nothing that may be removed
       SampleError (ValueError)              a sample that cannot be written
 
 A user's own exception is none of these: it arrives as itself, with notes that name shard and microbatch.
@@ -27,6 +28,7 @@ from collections.abc import Iterable
 from typing import Any
 
 __all__ = [
+    "CacheFullError",
     "ConfigurationError",
     "DownloadError",
     "FkatDataError",
@@ -339,6 +341,30 @@ class DownloadError(ShardError):
     def num_attempts(self) -> int:
         """Number of attempts that were made."""
         return len(self.causes)
+
+
+class CacheFullError(FkatDataError):
+    """The disk that a cache is on is full, or the user's quota is used up, and nothing that may be removed is left.
+
+    Args:
+        path: The file that could not be made.
+        needed_bytes: What it needs.
+        free_bytes: What is free on that disk.
+        reason: What the system said.
+    """
+
+    def __init__(self, path: str, needed_bytes: int, free_bytes: int, reason: str) -> None:
+        self.path = path
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+        self.reason = reason
+        super().__init__(path, needed_bytes, free_bytes, reason)
+
+    def __str__(self) -> str:
+        return (
+            f"no room for {self.path}: it needs {self.needed_bytes:,} bytes, {self.free_bytes:,} are free on that "
+            f"disk, and nothing that may be removed is left in the cache ({self.reason})"
+        )
 
 
 class SampleError(FkatDataError, ValueError):
