@@ -1,7 +1,7 @@
 """A DataLoader over a streaming dataset: it makes the order's own batches, and knows how far the trainer is."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -139,12 +139,9 @@ class StreamingDataLoader(DataLoader[Any]):
     ) -> Iterator[tuple[int, int, Any]]:
         together = max(1, min(_READ_TOGETHER, dataset.samples_in(_READ_TOGETHER_BYTES)) // cast("int", self.batch_size))
         make = _maker(dataset, self._collate)
-        for numbers, chunk in wanted:
-            for start in range(0, len(numbers), together):
-                part = chunk[start : start + together]
-                made = make(part)
-                for number, ids, batch in zip(numbers[start : start + together], part, made, strict=True):
-                    yield number, len(ids), batch
+        for numbers, part in dataset.follow(_cut(wanted, together), _ids_of):
+            for number, ids, batch in zip(numbers, part, make(part), strict=True):
+                yield number, len(ids), batch
 
     def _made_by_torch(
         self, dataset: StreamingDataset, wanted: Iterator[tuple[list[int], list[_Integers]]]
@@ -158,7 +155,8 @@ class StreamingDataLoader(DataLoader[Any]):
                 collate_fn=_unchanged,
                 **kept,
             )
-        handed_out = self._tasks.begin(wanted)
+        # Workers share this node's cache: what is fetched from here is there when they look.
+        handed_out = self._tasks.begin(dataset.follow(_cut(wanted, 1), _ids_of, is_opened=False))
         for batch in self._workers:
             yield *handed_out.popleft(), batch
 
@@ -235,6 +233,19 @@ class _Collated(Sequence[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         return self._collate(self._dataset.samples(cast("_Integers", self._batches[index])))
+
+
+def _cut(
+    wanted: Iterable[tuple[list[int], list[_Integers]]], together: int
+) -> Iterator[tuple[list[int], list[_Integers]]]:
+    """Yield the same batches, so many at a time."""
+    for numbers, chunk in wanted:
+        for start in range(0, len(numbers), together):
+            yield numbers[start : start + together], chunk[start : start + together]
+
+
+def _ids_of(part: tuple[list[int], list[_Integers]]) -> _Integers:
+    return np.concatenate(part[1])
 
 
 def _unchanged(batch: Any) -> Any:

@@ -16,6 +16,7 @@ FROM_OUTSIDE = {
     "distributed",
     "errors",
     "faults",
+    "observe",
     "permutation",
     "position",
     "requirement",

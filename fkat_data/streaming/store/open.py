@@ -1,13 +1,12 @@
 """From a URL to the store behind it."""
 
+import importlib
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
-
-import fsspec
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
@@ -111,6 +110,8 @@ def _client_of(location: str, options: dict[str, Any], redaction: Redaction) -> 
 
 def _check_scheme(scheme: str, shown: str) -> None:
     install = f"pip install 'fkat_data[{_EXTRAS[scheme]}]'" if scheme in _EXTRAS else "the package that fsspec names"
+    # Where data are local, it is not needed, and takes its time.
+    fsspec = importlib.import_module("fsspec")
     try:
         fsspec.get_filesystem_class(scheme)
     except ValueError as error:
