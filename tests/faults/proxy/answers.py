@@ -57,7 +57,7 @@ def from_server(url, method, target, headers):
         dropped = {"connection", "transfer-encoding", "keep-alive", "date"} | (
             set() if method == "HEAD" else {"content-length"}
         )
-        kept = {key: value for key, value in response.getheaders() if key.lower() not in dropped}
+        kept = {key.title(): value for key, value in response.getheaders() if key.lower() not in dropped}
         return Answer(response.status, response.reason, kept, body)
     finally:
         connection.close()

@@ -8,21 +8,19 @@ import pytest
 # Modules here are shared by its tests; the servers and the faults are of tests/faults.
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "faults")]
 
-import servers
-from proxy import FaultServer
-from stored_files import fill, write_into
-
-from fkat_data.streaming.store import attempts
-from fkat_data.streaming.store.open import open_store
-
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch):
+    from fkat_data.streaming.store import attempts
+
     monkeypatch.setattr(attempts, "_FIRST_WAIT_S", 0.02)
 
 
 @pytest.fixture(scope="session")
 def moto_server():
+    import servers
+    from stored_files import fill
+
     with servers.moto() as server:
         fill(server)
         yield server
@@ -30,6 +28,9 @@ def moto_server():
 
 @pytest.fixture(scope="session")
 def s3rver_server(tmp_path_factory):
+    import servers
+    from stored_files import fill
+
     with servers.s3rver(tmp_path_factory.mktemp("s3rver")) as server:
         fill(server)
         yield server
@@ -37,6 +38,9 @@ def s3rver_server(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def nginx_server(tmp_path_factory):
+    import servers
+    from stored_files import write_into
+
     directory = tmp_path_factory.mktemp("nginx")
     with servers.nginx(directory) as url:
         (directory / "files" / "train").mkdir()
@@ -47,6 +51,12 @@ def nginx_server(tmp_path_factory):
 @pytest.fixture
 def through(request, tmp_path, monkeypatch):
     """Return a function that opens a store by one of ``WAYS``, behind a server with faults."""
+    import servers
+    from proxy import FaultServer
+    from stored_files import write_into
+
+    from fkat_data.streaming.store.open import open_store
+
     opened = []
 
     def open_through(way, plan=None, *, num_retries=2, timeout_s=2.0, forever=False):
