@@ -24,6 +24,9 @@ _PASSING_CODES = frozenset(
 _MISSING_CODES = frozenset({"NoSuchKey", "NoSuchBucket", "NotFound", "NoSuchUpload"})
 #: By name, so that no library has to be there.
 _MISSING_NAMES = frozenset({"NotFoundError", "EntryNotFoundError", "RepositoryNotFoundError", "ResourceNotFoundError"})
+_PASSING_NAMES = frozenset(
+    {"ClientPayloadError", "ServerDisconnectedError", "IncompleteReadError", "IncompleteRead", "ResponseStreamingError"}
+)
 _REFUSED_NAMES = frozenset(
     {
         *("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError"),
@@ -84,7 +87,7 @@ def _outlook(error: BaseException) -> Outlook | None:
     """Return what an exception tells by itself; None: nothing, and what it comes from may tell more."""
     code, status, name = _code(error), _status(error), type(error).__name__
     outlook: Outlook | None = None
-    if code in _PASSING_CODES:
+    if code in _PASSING_CODES or name in _PASSING_NAMES:
         outlook = Outlook.PASSING
     elif (
         code in _MISSING_CODES
@@ -172,5 +175,7 @@ def _text(chain: list[BaseException]) -> str:
     for error in chain:
         words = str(error).strip()
         if words:
-            return f"{type(error).__name__}: {words}"
+            status = _status(error)
+            told = f"status {status}, " if status is not None and str(status) not in words else ""
+            return f"{told}{type(error).__name__}: {words}"
     return type(first).__name__

@@ -17,7 +17,8 @@ from fkat_data.streaming.store.pace import LONGEST_SILENCE_S
 
 __all__ = ["FastBucketClient", "fast_configuration"]
 
-_CHUNK_BYTES = 256 << 10
+#: As much is lost when a connection breaks.
+_CHUNK_BYTES = 64 << 10
 _PLAIN_PREFIX = re.compile(r"[A-Za-z0-9._=/-]*")
 _STATUS = re.compile(r"status(?: code)?:? (\d{3})")
 _ALIASES = {"key": "access_key_id", "secret": "secret_access_key", "token": "session_token"}

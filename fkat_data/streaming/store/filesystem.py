@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import fsspec.core
 
@@ -11,6 +11,7 @@ from fkat_data.streaming.store.client import ChangedError, ContentError
 
 __all__ = ["FilesystemClient"]
 
+_Opener = Callable[..., tuple[Any, str]]
 _PIECE_BYTES = 4 << 20
 #: What file systems call the version of a content; the first that is there is taken.
 _VERSIONS = ("ETag", "etag", "e_tag", "generation", "blob_id", "version_id", "md5Hash", "last_commit", "LastModified")
@@ -50,11 +51,12 @@ class FilesystemClient:
 
     def _at(self, name: str) -> tuple[Any, str]:
         with self._lock:
-            if self._made is None:
+            made = self._made
+            if made is None:
                 # Some look for credentials over the network already here.
-                opened: Any = fsspec.core.url_to_fs
-                self._made = opened(self._url, skip_instance_cache=True, **self._options)
-            filesystem, directory = self._made
+                opened = cast("_Opener", fsspec.core.url_to_fs)
+                made = self._made = opened(self._url, skip_instance_cache=True, **self._options)
+        filesystem, directory = made
         return filesystem, f"{directory.rstrip('/')}/{name}"
 
 

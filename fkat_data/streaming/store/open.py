@@ -80,11 +80,12 @@ def _options(storage_options: Any) -> dict[str, Any]:
     if storage_options is None:
         return {}
     if isinstance(storage_options, Mapping):
-        options: dict[Any, Any] = {**cast("Mapping[Any, Any]", storage_options)}
-        if all(isinstance(key, str) for key in options):
-            return options
+        options = cast("Mapping[object, Any]", cast("object", storage_options))
+        texts = {key: value for key, value in options.items() if isinstance(key, str)}
+        if len(texts) == len(options):
+            return texts
     # Its values may be secrets.
-    shown = f"<{type(storage_options).__name__}>"
+    shown = f"<{type(cast('object', storage_options)).__name__}>"
     raise ConfigurationError("storage_options", shown, "a dict of options of an fsspec file system, or None")
 
 

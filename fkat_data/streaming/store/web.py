@@ -9,13 +9,14 @@ import fsspec
 
 from fkat_data.requirement import required
 from fkat_data.streaming.store.bounded import in_loop
-from fkat_data.streaming.store.client import ChangedError, StatusError
+from fkat_data.streaming.store.client import ChangedError, StatusError, TransferError
 from fkat_data.streaming.store.pace import LONGEST_SILENCE_S
 from fkat_data.streaming.store.ranges import content_range
 
 __all__ = ["WebClient"]
 
-_BUFFER_BYTES = 1 << 20
+#: As much is lost when a connection breaks.
+_BUFFER_BYTES = 128 << 10
 _NO_SUCH_METHOD = (405, 501)
 _RANGE_FAILED = (412, 416)
 
@@ -92,9 +93,13 @@ class WebClient:
         async with self._session_lock:
             self._session = await self._filesystem.set_session()
         url = self._filesystem.encode_url(_joined(self._url, name))
-        return await self._session.request(
-            method, url, **{"allow_redirects": True, **self._request, "headers": {**self._headers, **headers}}
-        )
+        try:
+            return await self._session.request(
+                method, url, **{"allow_redirects": True, **self._request, "headers": {**self._headers, **headers}}
+            )
+        except self._aiohttp.ClientResponseError as error:
+            # Its status is made up here: statuses of answers raise nothing.
+            raise TransferError(f"no answer that makes sense: {error.message}") from error
 
 
 class _WebBody:

@@ -37,8 +37,10 @@ def from_directory(directory, method, target, headers):
 
 
 def _answer(status, reason, headers, body, method):
-    # The answer to HEAD has the length of a body that is not there.
-    return Answer(status, reason, {**headers, "Content-Length": str(len(body))}, b"" if method == "HEAD" else body)
+    if method == "HEAD":
+        # It has the length of a body that is not there.
+        return Answer(status, reason, {**headers, "Content-Length": str(len(body))}, b"")
+    return Answer(status, reason, headers, body)
 
 
 def from_server(url, method, target, headers):
@@ -55,7 +57,7 @@ def from_server(url, method, target, headers):
         dropped = {"connection", "transfer-encoding", "keep-alive", "date"} | (
             set() if method == "HEAD" else {"content-length"}
         )
-        kept = {key: value for key, value in response.getheaders() if key.lower() not in dropped}
+        kept = {key.title(): value for key, value in response.getheaders() if key.lower() not in dropped}
         return Answer(response.status, response.reason, kept, body)
     finally:
         connection.close()

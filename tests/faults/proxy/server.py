@@ -139,29 +139,34 @@ class FaultServer:
             headers["Transfer-Encoding"] = "chunked"
         lines = [f"HTTP/1.1 {answer.status} {answer.reason}", *(f"{key}: {value}" for key, value in headers.items())]
         connection.sendall("\r\n".join([*lines, "", ""]).encode("latin-1"))
-        if not has_body:
-            return
+        if has_body:
+            self._send_body(connection, name, body, fault)
+
+    def _send_body(self, connection, name, body, fault):
         cut = min(int(len(body) * fault.get("after", 0.5)), max(len(body) - 1, 0))
+        first, rest = body, b""
         if fault.kind in ("reset", "end", "end_unsized", "stall", "trickle"):
             first, rest = body[:cut], body[cut:]
-        else:
-            first, rest = body, b""
         if fault.kind == "chunked_cut":
-            first = b"%x\r\n%b\r\n" % (max(cut, 1), body[: max(cut, 1)]) if body else b""
+            first = b"%x\r\n%b\r\n" % (cut, body[:cut]) if cut else b""
         self._send_slowly(connection, first, fault)
         with self._lock:
             self.sent_bytes[name] += len(first)
         if fault.kind == "stall":
             self._stopped.wait(fault.get("seconds", 60))
         if fault.kind == "trickle":
-            for place in range(len(rest)):
-                connection.sendall(rest[place : place + 1])
-                if self._stopped.wait(fault.get("seconds", 0.1)):
-                    break
-        if fault.kind == "reset":
-            # What was sent must not be thrown away with the connection.
+            self._trickle(connection, rest, fault.get("seconds", 0.1))
+        if fault.kind in ("reset", "end", "end_unsized", "chunked_cut"):
+            # Clients throw away what they have not read when the connection breaks.
             self._stopped.wait(0.05)
+        if fault.kind == "reset":
             _reset(connection)
+
+    def _trickle(self, connection, data, pause_s):
+        for place in range(len(data)):
+            connection.sendall(data[place : place + 1])
+            if self._stopped.wait(pause_s):
+                return
 
     def _send_slowly(self, connection, data, fault):
         if fault.kind != "bandwidth":
