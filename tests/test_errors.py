@@ -4,6 +4,7 @@ import pytest
 
 from fkat_data import errors
 from fkat_data.errors import (
+    CacheFullError,
     ConfigurationError,
     DownloadError,
     FkatDataError,
@@ -68,6 +69,13 @@ EXAMPLES = [
         "the next microbatch needs 2,000 bytes of shared memory, 500 of the worker's 1,000 are held: by you",
     ),
     (ShardNotFoundError("a.parquet", "no such file"), "shard 'a.parquet': no such file"),
+    (
+        CacheFullError("/cache/a.mds", 2000, 1500, "[Errno 28] No space left on device"),
+        (
+            "no room for /cache/a.mds: it needs 2,000 bytes, 1,500 are free on that disk, and "
+            "nothing that may be removed is left in the cache ([Errno 28] No space left on device)"
+        ),
+    ),
     (ShardCorruptError(["a"], "3 rows, 4 expected"), "shard ['a']: 3 rows, 4 expected"),
     (
         ShardCorruptError.of_field("a/index.json", "shards[1].samples", "an integer of at least 0", -1),

@@ -104,9 +104,10 @@ class Cache:
                 time.sleep(pause_s)
             fault("cache.claimed")
             # Whoever had the claim before may have made it.
-            if not self.has(name, size_bytes):
+            if self.has(name, size_bytes):
+                self.touch(name)
+            else:
                 self._make(name, size_bytes, fill)
-            self.touch(name)
         return path
 
     def has(self, name: str, size_bytes: int) -> bool:
@@ -169,5 +170,7 @@ class Cache:
         with self._room.reserve(self._directory, size_bytes) as temporary:
             fault("cache.reserved")
             temporary.fill(name, fill)
+            # Before it has its name: what seems never to have been used is the first to go.
+            self.touch(name)
             temporary.move_to(name, is_synced=self._is_name_synced)
             fault("cache.moved")

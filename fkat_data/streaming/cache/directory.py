@@ -88,28 +88,29 @@ class CacheDirectory:
         # Where others may put files, those of others do not count.
         self._is_open = bool(self.path.stat().st_mode & stat.S_IWOTH)
         self.recency = Recency(self.path / BOOKKEEPING / "recency")
-        self.prepare()
-
-    def prepare(self) -> None:
-        """Make the folders of the cache's own files; nothing where nothing can be written.
-
-        Raises:
-            ConfigurationError: They are not safe to use, or locks do not work there.
-        """
-        own = self.path / BOOKKEEPING
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for folder in (own, own / MAKING, own / CLAIMS):
-                folder.mkdir(mode=0o700, exist_ok=True)
-                found = folder.lstat()
-                danger = danger_of(found.st_uid, found.st_mode, os.geteuid())
-                if danger is not None:
-                    raise ConfigurationError("local", str(folder), f"a directory that is safe: {danger}")
-            self._check_locks(own / "probe")
+            self.prepare()
         except OSError as error:
             # What is all there can be read; making a file says what is wrong.
             if error.errno not in _NOT_WRITABLE:
                 raise
+
+    def prepare(self) -> None:
+        """Make the folders of the cache's own files.
+
+        Raises:
+            ConfigurationError: They are not safe to use, or locks do not work there.
+            OSError: Nothing can be written there.
+        """
+        own = self.path / BOOKKEEPING
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (own, own / MAKING, own / CLAIMS):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            found = folder.lstat()
+            danger = danger_of(found.st_uid, found.st_mode, os.geteuid())
+            if danger is not None:
+                raise ConfigurationError("local", str(folder), f"a directory that is safe: {danger}")
+        self._check_locks(own / "probe")
 
     def has(self, name: str, size_bytes: int) -> bool:
         """Return whether a file is there that is as long as it should be; a symbolic link is not one.
