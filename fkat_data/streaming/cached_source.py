@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from hashlib import blake2s
 from pathlib import Path
@@ -96,9 +97,10 @@ class CachedSource:
         """
         path = self.directory / INDEX_NAME
         try:
-            version = self._store.version(INDEX_NAME)
-            if not version or self._generation.recorded != version or not path.is_file():
-                return self._replaced(*self._store.read(INDEX_NAME, _LARGEST_INDEX_BYTES))
+            recorded = self._generation.recorded if path.is_file() else None
+            version = "" if recorded is None else self._store.version(INDEX_NAME)
+            if not version or recorded != version:
+                return self._replaced(*self._read_twice())
         except (DownloadError, ShardNotFoundError) as error:
             # What was not worth a second attempt is a mistake of the configuration.
             is_mistake = isinstance(error, DownloadError) and error.num_attempts == 1
@@ -156,7 +158,12 @@ class CachedSource:
         return sum(self._cache.remove(name) for name in names_of([entry]))
 
     def _download(self, info: FileInfo, file: BinaryIO) -> None:
-        self._store.download(info.basename, file, info, self._validate_hash)
+        try:
+            self._store.download(info.basename, file, info, self._validate_hash)
+        except (DownloadError, ShardCorruptError, ShardNotFoundError):
+            # A reason that says more than another size or hash does.
+            self._check_generation(at_once=True)
+            raise
         self._check_generation()
 
     def _decompress(self, raw: FileInfo, compressed: FileInfo, compression: str, file: BinaryIO) -> None:
@@ -174,10 +181,10 @@ class CachedSource:
                 return
         raise ShardNotFoundError(compressed.basename, f"evicted from {self.directory} as soon as it is there")
 
-    def _check_generation(self) -> None:
+    def _check_generation(self, *, at_once: bool = False) -> None:
         """Return if the dataset is the one that the index is of, as far as its store says."""
         now_s = time.monotonic()
-        if not self._version or now_s - self._looked_at_s < _LOOK_AGAIN_S:
+        if not self._version or (now_s - self._looked_at_s < _LOOK_AGAIN_S and not at_once):
             return
         self._looked_at_s = now_s
         try:
@@ -190,6 +197,20 @@ class CachedSource:
             raise ShardCorruptError.of_field(
                 f"{self._store.url}/{INDEX_NAME}", "version", f"{self._version}: the dataset was written again", version
             )
+
+    def _read_twice(self) -> tuple[bytes, str]:
+        """Return the index and its version.
+
+        Nothing says what size or hash it must have, and a byte that was changed on its way may make another number of
+        it. So it is read twice, at the same time, until both agree.
+        """
+        with ThreadPoolExecutor(2, thread_name_prefix="fkat-index") as threads:
+            for _ in range(_MOST_FETCHES):
+                read = [threads.submit(self._store.read, INDEX_NAME, _LARGEST_INDEX_BYTES) for _ in range(2)]
+                first, second = (future.result() for future in read)
+                if first[0] == second[0]:
+                    return first
+        raise ShardCorruptError(f"{self._store.url}/{INDEX_NAME}", f"read {2 * _MOST_FETCHES} times, never twice alike")
 
     def _replaced(self, content: bytes, version: str) -> list[ShardEntry]:
         entries = parse_index(content, f"{self._store.url}/{INDEX_NAME}")

@@ -49,7 +49,7 @@ class Catalog:
     """
 
     def __init__(self, streams: Sequence[Stream], *, allow_unsafe_types: bool, cache_limit: int | None = None) -> None:
-        self.sources, self.room = sources_of(streams, cache_limit)
+        self.sources, self.room = sources_of(streams)
         self.entries: list[ShardEntry] = []
         counts: list[int] = []
         for stream, source in zip(streams, self.sources, strict=True):
@@ -67,6 +67,8 @@ class Catalog:
         self.spanner = Spanner(self.samples_per_shard)
         if self.room is not None and cache_limit is not None:
             _check_limit(cache_limit, self.entries, self.sources)
+            # Not before: an index has to be there to tell whether it will do.
+            self.room.limit_bytes = cache_limit
 
     @property
     def is_immediate(self) -> bool:

@@ -1,8 +1,9 @@
 """A DataLoader over a streaming dataset: it makes the order's own batches, and knows how far the trainer is."""
 
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,7 @@ from torch.utils import data
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from fkat_data.arguments import integer
-from fkat_data.errors import ConfigurationError, StaleIteratorError
+from fkat_data.errors import ConfigurationError, FkatDataError, StaleIteratorError
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.streaming.rank_batches import RankBatches
 
@@ -158,6 +159,8 @@ class StreamingDataLoader(DataLoader[Any]):
         # Workers share this node's cache: what is fetched from here is there when they look.
         handed_out = self._tasks.begin(dataset.follow(_cut(wanted, 1), _ids_of, is_opened=False))
         for batch in self._workers:
+            if isinstance(batch, _Failure):
+                raise batch.error
             yield *handed_out.popleft(), batch
 
 
@@ -207,12 +210,23 @@ class _Batches(Dataset[Any]):
         self._collate = collate
 
     def __getitem__(self, sample_ids: _Integers) -> Any:
-        return _maker(self._dataset, self._collate)([sample_ids])[0]
+        try:
+            return next(iter(_maker(self._dataset, self._collate)([sample_ids])))
+        except FkatDataError as error:
+            # torch would make a RuntimeError of it, since it is not made of a message alone.
+            error.add_note(f"In a worker of the DataLoader:\n{traceback.format_exc()}")
+            return _Failure(error)
+
+
+class _Failure(NamedTuple):
+    """What went wrong in a worker, in the place of its batch."""
+
+    error: FkatDataError
 
 
 def _maker(
     dataset: StreamingDataset, collate: Callable[[list[Any]], Any]
-) -> Callable[[Sequence[_Integers]], Sequence[Any]]:
+) -> Callable[[Sequence[_Integers]], Iterable[Any]]:
     if collate is data.default_collate:
         return dataset.collated
     return lambda batches: _Collated(dataset, collate, batches)

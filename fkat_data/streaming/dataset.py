@@ -243,7 +243,7 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
                     yield ids[start : start + _READ_TOGETHER]
 
         for part in self.follow(parts(), lambda ids: ids):
-            for sample in self._shards.samples(part):
+            for sample in self._shards.in_turn(part):
                 if self._iteration != iteration:
                     raise StaleIteratorError("a later iter() of this StreamingDataset has begun another epoch")
                 yield sample
@@ -300,8 +300,11 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
         """Return samples by their numbers, read together."""
         return self[list(indices)]
 
-    def collated(self, batches: Sequence[npt.NDArray[np.int64]]) -> list[Any]:
-        """Return batches of samples as torch's default collate makes them, read together."""
+    def collated(self, batches: Sequence[npt.NDArray[np.int64]]) -> Iterable[Any]:
+        """Return batches of samples as torch's default collate makes them, read together.
+
+        Where that fails, the batches before the one at fault come first.
+        """
         return self._shards.collated(batches)
 
     def samples(self, sample_ids: npt.NDArray[np.int64]) -> list[dict[str, Any]]:

@@ -60,6 +60,7 @@ class OpenShards:
         self._touched_s: dict[int, float] = {}
         self._ahead: ReadAhead[ShardReader] | None = None
         self._following: ReadAhead[Any] | None = None
+        self._failed_shard: int | None = None
 
     def sample(self, sample_id: int) -> dict[str, Any]:
         """Return a sample."""
@@ -74,12 +75,30 @@ class OpenShards:
                 found[place] = sample
         return found
 
-    def collated(self, batches: Sequence[_Integers]) -> list[Any]:
+    def in_turn(self, sample_ids: _Integers) -> Iterable[dict[str, Any]]:
+        """Return samples that are read together; where that fails, those before the one at fault come first."""
+        self._failed_shard = None
+        try:
+            return self.samples(sample_ids)
+        except Exception as error:  # noqa: BLE001 - raised in its place in the order
+            parts = [sample_ids[place : place + 1] for place in range(len(sample_ids))]
+            return self._one_by_one(parts, lambda ids: self.samples(ids)[0], error)
+
+    def collated(self, batches: Sequence[_Integers]) -> Iterable[Any]:
         """Return batches as torch's default collate makes them of the samples, all of them read at once.
+
+        Where that fails, the batches before the one at fault come first.
 
         Args:
             batches: The ids of each batch, of which none is empty.
         """
+        self._failed_shard = None
+        try:
+            return self._collated(batches)
+        except Exception as error:  # noqa: BLE001 - raised in its place in the order
+            return self._one_by_one(batches, lambda ids: self._collated([ids])[0], error)
+
+    def _collated(self, batches: Sequence[_Integers]) -> list[Any]:
         sample_ids = np.concatenate(batches) if len(batches) != 1 else batches[0]
         groups = list(self._by_shard(sample_ids))
         columns = _joined([reader.column_arrays(rows) for reader, _, rows in groups])
@@ -150,6 +169,20 @@ class OpenShards:
         if following is not None:
             following.close()
 
+    def _one_by_one(
+        self, parts: Sequence[_Integers], read: Callable[[_Integers], _Part], error: Exception
+    ) -> Iterator[_Part]:
+        """Yield what is read of parts that could not be read together, up to the one that is at fault.
+
+        Raises:
+            Exception: What is wrong with a part, in its place. A shard that could not be had is not asked for again.
+        """
+        failed_shard = self._failed_shard
+        for sample_ids in parts:
+            if len(parts) == 1 or failed_shard in self._catalog.shards_of(sample_ids):
+                raise error
+            yield read(sample_ids)
+
     def _is_due(self, shard: int, is_opened: bool) -> bool:
         """Return whether a shard that is not open is to be fetched, or once more marked as used."""
         if is_opened:
@@ -175,10 +208,14 @@ class OpenShards:
             self._readers.move_to_end(shard)
             self._touch(shard)
             return reader
-        with reading():
-            found = self._open(shard, True) if self._ahead is None else self._ahead.take(shard)
-        if found is None:
-            raise RuntimeError(f"shard {shard} was waited for and is not there")
+        try:
+            with reading():
+                found = self._open(shard, True) if self._ahead is None else self._ahead.take(shard)
+            if found is None:
+                raise RuntimeError(f"shard {shard} was waited for and is not there")
+        except Exception:
+            self._failed_shard = shard
+            raise
         self._readers[shard] = found
         self._touched_s[shard] = time.monotonic()
         self._close_evicted()
@@ -230,7 +267,13 @@ class OpenShards:
         self._touched_s.pop(shard, None)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_readers": OrderedDict(), "_touched_s": {}, "_ahead": None, "_following": None}
+        return self.__dict__ | {
+            "_readers": OrderedDict(),
+            "_touched_s": {},
+            "_ahead": None,
+            "_following": None,
+            "_failed_shard": None,
+        }
 
 
 def _most_open() -> int:

@@ -54,12 +54,8 @@ class ShardSource(Protocol):
         ...
 
 
-def sources_of(streams: Sequence[Stream], cache_limit: int | None) -> tuple[list[ShardSource], Room | None]:
-    """Return where streams' shards come from, and what they may take of this node; None if nothing is kept.
-
-    Args:
-        streams: The streams, with nothing left open.
-        cache_limit: Bytes that all their directories may take together; None: as much as there is.
+def sources_of(streams: Sequence[Stream]) -> tuple[list[ShardSource], Room | None]:
+    """Return where streams' shards come from, and what is kept of them on this node; None if nothing is.
 
     Raises:
         ConfigurationError: A URL cannot be opened, or a directory cannot be a cache.
@@ -67,7 +63,7 @@ def sources_of(streams: Sequence[Stream], cache_limit: int | None) -> tuple[list
     """
     kept = [directory for stream in streams if (directory := stream.cache_directory) is not None]
     evictable = Evictable()
-    room = Room(kept, cache_limit, evictable) if kept else None
+    room = Room(kept, None, evictable) if kept else None
     sources: list[ShardSource] = []
     for stream in streams:
         directory = stream.cache_directory

@@ -147,7 +147,7 @@ def test_many_processes_may_fetch_one_shard(data, tmp_path):
     local = tmp_path / "local"
     stream = Stream(remote=data, local=str(local)).filled()
     # Side by side, but for the time: each copies under a name of its own and renames.
-    first, second = (sources_of([stream], None)[0][0] for _ in range(2))
+    first, second = (sources_of([stream])[0][0] for _ in range(2))
     entry = first.read_index()[0]
     assert first.fetch(entry) == second.fetch(entry) == local
     assert not [name for name in files(local) if name.endswith(".tmp")]
