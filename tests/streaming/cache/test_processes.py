@@ -18,7 +18,7 @@ LONG_S = 60.0
 #: What is meant to happen at once happens within this on a machine with other work.
 SOON_S = 5.0
 
-MAKER = """
+MAKER = r"""
 import os, sys, time
 from pathlib import Path
 from cache_examples import cache_in, content
