@@ -152,6 +152,6 @@ class Generation:
         return ConfigurationError(
             "local",
             str(self._directory.given),
-            f"a directory for this state of the dataset: another job, or a worker of this one, uses it with another one ({recorded[:40]}); end "
-            "that job, or give another directory",
+            "a directory for this state of the dataset: another job, or a worker of this one, uses it with another one "
+            f"({recorded[:40]}); end that job, or give another directory",
         )

@@ -126,7 +126,7 @@ def test_a_directory_that_another_process_uses_is_refused_to_another_state_until
     Generation(directory).adopt("old", names)
     generation = Generation(directory)
     for _ in range(2):
-        with pytest.raises(ConfigurationError, match="another job.*uses it"):
+        with pytest.raises(ConfigurationError, match="uses it with another one"):
             generation.adopt("new", names)
     assert generation.recorded == "old"
     assert len(shards_in(directory)) == 4
