@@ -16,7 +16,7 @@
         ShardNotFoundError (FileNotFoundError)
         ShardCorruptError
         DownloadError                       a file that its store did not hand over
-      CacheFullError                        no room on the disk, and nothing that may be removed
+      CacheFullError                        no room on the disk, whatever is removed from the cache
       SampleError (ValueError)              a sample that cannot be written
 
 A user's own exception is none of these: it arrives as itself, with notes that name shard and microbatch.
@@ -344,7 +344,7 @@ class DownloadError(ShardError):
 
 
 class CacheFullError(FkatDataError):
-    """The disk that a cache is on is full, or the user's quota is used up, and nothing that may be removed is left.
+    """The disk that a cache is on is full, or the user's quota is used up, and removing files did not help.
 
     Args:
         path: The file that could not be made.
@@ -363,7 +363,7 @@ class CacheFullError(FkatDataError):
     def __str__(self) -> str:
         return (
             f"no room for {self.path}: it needs {self.needed_bytes:,} bytes, {self.free_bytes:,} are free on that "
-            f"disk, and nothing that may be removed is left in the cache ({self.reason})"
+            f"disk, and removing what may be removed from the cache did not help ({self.reason})"
         )
 
 

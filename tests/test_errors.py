@@ -73,7 +73,7 @@ EXAMPLES = [
         CacheFullError("/cache/a.mds", 2000, 1500, "[Errno 28] No space left on device"),
         (
             "no room for /cache/a.mds: it needs 2,000 bytes, 1,500 are free on that disk, and "
-            "nothing that may be removed is left in the cache ([Errno 28] No space left on device)"
+            "removing what may be removed from the cache did not help ([Errno 28] No space left on device)"
         ),
     ),
     (ShardCorruptError(["a"], "3 rows, 4 expected"), "shard ['a']: 3 rows, 4 expected"),

@@ -81,12 +81,13 @@ class Cache:
         Raises:
             ShardCorruptError: ``fill`` wrote more or less than ``size_bytes``; the name leaves the directory; or a
                 folder on the way is a symbolic link.
-            CacheFullError: The disk is full, and nothing that may be removed is left.
+            CacheFullError: The disk is full, and removing what may be removed did not help.
             ConfigurationError: The limit is too small for this file and for what may not be removed.
             OSError: The directory cannot be written to; the error has the path.
             Exception: Whatever ``fill`` raised. Nothing of the file is left, and the next one to ask tries again.
         """
         arguments.integer("size_bytes", size_bytes, minimum=0)
+        arguments.function("fill", fill)
         path = self.directory.joinpath(*parts_of(name))
         if self.has(name, size_bytes):
             self.touch(name)
@@ -147,15 +148,17 @@ class Cache:
                 if error.errno not in _FULL:
                     error.add_note(f"while making {self.directory / name}, {size_bytes} bytes")
                     raise
-                if not self._can_try_again(size_bytes, attempt):
-                    free_bytes = shutil.disk_usage(self.directory).free
+                free_bytes = shutil.disk_usage(self.directory).free
+                if not self._can_try_again(size_bytes, attempt, free_bytes, error.errno):
                     raise CacheFullError(str(self.directory / name), size_bytes, free_bytes, str(error)) from error
             else:
                 return
 
-    def _can_try_again(self, size_bytes: int, attempt: int) -> bool:
+    def _can_try_again(self, size_bytes: int, attempt: int, free_bytes: int, number: int) -> bool:
         """Make room on a full disk, or give others the time to be done; return whether that may have helped."""
-        if attempt == _MOST_ATTEMPTS - 1:
+        # With so much room it is another disk that is full, or one that has no names left: our files are not in the way.
+        is_another = number == errno.ENOSPC and free_bytes > 2 * size_bytes and attempt >= _LEAST_ATTEMPTS
+        if is_another or attempt == _MOST_ATTEMPTS - 1:
             return False
         if self._room.evict(max(1, size_bytes)):
             return True

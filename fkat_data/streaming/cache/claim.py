@@ -8,6 +8,8 @@ from fkat_data.streaming.cache.directory import CLAIMS, CacheDirectory
 
 __all__ = ["Claim"]
 
+_MOST_REMOVALS = 100
+
 
 class Claim:
     """The right to make one file, once it was taken and until it is given back.
@@ -34,13 +36,16 @@ class Claim:
         Raises:
             OSError: The lock's file cannot be made.
         """
-        while self._lock.try_lock():
+        # A file system that numbers its files anew at every look ends this as well: the worst is a file made twice.
+        for _ in range(_MOST_REMOVALS):
+            if not self._lock.try_lock():
+                return False
             if self._lock.is_there:
-                self._owner = os.getpid()
-                return True
+                break
             self._lock.close()
             self._lock = self._directory.open(self._name)
-        return False
+        self._owner = os.getpid()
+        return True
 
     def close(self) -> None:
         """Give the right back, if it was taken."""

@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fkat_data.errors import ConfigurationError
@@ -65,6 +65,7 @@ class CacheDirectory:
 
     Args:
         directory: The directory.
+        is_announced: Whether the log says so if files are in a folder of this node.
 
     Attributes:
         given: The directory as it was given.
@@ -76,12 +77,17 @@ class CacheDirectory:
         OSError: It cannot be made.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, is_announced: bool = True) -> None:
         self.given = directory
         _make(directory)
         self.path = directory_on_node(directory.absolute(), file_system_of(directory), platform.node())
         if self.path != directory.absolute():
-            _logger.warning("%s is not on a disk of this machine: its cache is %s", directory, self.path)
+            _logger.log(
+                logging.WARNING if is_announced else logging.DEBUG,
+                "%s is not on a disk of this machine: its cache is %s",
+                directory,
+                self.path,
+            )
             _make(self.path)
         self._text = str(self.path)
         self.resolved = str(self.path.resolve())
@@ -226,8 +232,13 @@ class CacheDirectory:
         if not works:
             raise ConfigurationError("local", str(self.given), "a directory on a file system where flock(2) works")
 
-    def __reduce__(self) -> tuple[type["CacheDirectory"], tuple[Path]]:
-        return CacheDirectory, (self.given,)
+    def __reduce__(self) -> tuple[Callable[[Path], "CacheDirectory"], tuple[Path]]:
+        return _again, (self.given,)
+
+
+def _again(directory: Path) -> CacheDirectory:
+    # Once in a job is enough.
+    return CacheDirectory(directory, is_announced=False)
 
 
 def _make(directory: Path) -> None:

@@ -19,7 +19,7 @@ from fkat_data.streaming.formats.index import INDEX_NAME
 __all__ = ["Generation"]
 
 _RECORD = "generation.json"
-_MOST_BYTES = 1 << 16
+_MOST_BYTES = 1 << 18
 
 #: The lock by which this process says that it uses a directory: one for all generations of that directory.
 _users: dict[str, tuple[int, LockFile]] = {}
@@ -48,13 +48,15 @@ class Generation:
 
     @property
     def recorded(self) -> str | None:
-        """The version that the directory's files belong to; None if it has no record that can be read."""
+        """The version that the directory's files belong to; None without a record, empty if it cannot be read."""
         try:
             with (self._directory.path / BOOKKEEPING / _RECORD).open("rb") as file:
                 version = json.loads(file.read(_MOST_BYTES))["version"]
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        except FileNotFoundError:
             return None
-        return version if isinstance(version, str) else None
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return ""
+        return version if isinstance(version, str) else ""
 
     def adopt(self, version: str, names: Callable[[str], Iterable[str]]) -> None:
         """Use the directory for one state of the dataset, from now on until this process ends.
@@ -62,16 +64,17 @@ class Generation:
         Files of another state are removed first; those of a directory without a record are kept.
 
         Args:
-            version: The state, up to 10,000 characters.
-            names: Given the version that the directory was used for, the names of its files. It is asked again if
-                a process dies while it removes them, and ``index.json`` is the last of them to go.
+            version: The state, 1 to 10,000 characters.
+            names: Given the version that the directory was used for, empty if its record cannot be read, the names of
+                its files. It is asked again if a process dies while it removes them, and ``index.json`` is the last
+                of them to go.
 
         Raises:
             ConfigurationError: Another process uses the directory for another state.
             OSError: The directory cannot be written to.
         """
-        if len(version) > 10_000:
-            raise ConfigurationError("version", version, "at most 10,000 characters")
+        if not 1 <= len(version) <= 10_000:
+            raise ConfigurationError("version", version, "1 to 10,000 characters")
         with self._exclusive():
             recorded = self.recorded
             if recorded not in (None, version):
@@ -149,6 +152,6 @@ class Generation:
         return ConfigurationError(
             "local",
             str(self._directory.given),
-            f"a directory for this state of the dataset: another job uses it with another one ({recorded[:40]}); end "
-            "that job, or give another directory",
+            "a directory for this state of the dataset: another job, or a worker of this one, uses it with another one "
+            f"({recorded[:40]}); end that job, or give another directory",
         )

@@ -37,6 +37,7 @@ class LockFile:
 
     def __init__(self, path: Path, flags: int = os.O_RDWR | os.O_CREAT, mode: int = 0o600) -> None:
         self._descriptor = -1
+        self._path = path
         with _guard:
             self._descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
             _descriptors.add(self._descriptor)
@@ -48,8 +49,12 @@ class LockFile:
 
     @property
     def is_there(self) -> bool:
-        """Whether the file still has a name: a lock on one that was removed excludes nobody."""
-        return os.fstat(self._descriptor).st_nlink > 0
+        """Whether the path still is this file's: a lock on one that was removed excludes nobody."""
+        # Not by the number of names: NFS and FUSE rename what is removed while it is open.
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), os.lstat(self._path))
+        except FileNotFoundError:
+            return False
 
     def try_lock(self, *, shared: bool = False) -> bool:
         """Take the lock if nobody has it; return whether it was taken.

@@ -39,7 +39,7 @@ class Temporary:
             self._name = f"{MAKING}/{secrets.token_hex(8)}.{size_bytes}"
             self._lock = directory.open(self._name, _NEW, 0o666)
             # Until now it looked like a dead process's: somebody may be removing it.
-            if self._lock.try_lock() and self._lock.is_there:
+            if self._lock.try_lock() and self.path.exists():
                 break
             self._lock.close()
 

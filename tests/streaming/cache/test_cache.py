@@ -275,6 +275,14 @@ def test_a_full_disk_with_nothing_to_remove_is_an_error_with_numbers(cache, dire
     assert leftovers_in(directory) == []
 
 
+def test_not_the_whole_cache_is_removed_for_another_disk_that_is_full(cache, directory):
+    for number in range(30):
+        get(cache, f"{number}.mds", 100)
+    with pytest.raises(CacheFullError, match="No space left"):
+        cache.get("new.mds", 100, fails_so_often(errno.ENOSPC, 1000))
+    assert len(shards_in(directory)) == 27
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_directory_that_cannot_be_written_to_is_read(directory):
     get(cache_in(directory), "a.mds", 10)

@@ -62,6 +62,8 @@ def test_a_lock_on_a_file_without_a_name_is_told(path):
         assert lock.is_there
         path.unlink()
         assert not lock.is_there
+        path.write_text("another file")
+        assert not lock.is_there
 
 
 def test_a_symbolic_link_is_not_followed(path, tmp_path):

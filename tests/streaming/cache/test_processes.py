@@ -18,7 +18,7 @@ LONG_S = 60.0
 #: What is meant to happen at once happens within this on a machine with other work.
 SOON_S = 5.0
 
-MAKER = """
+MAKER = r"""
 import os, sys, time
 from pathlib import Path
 from cache_examples import cache_in, content
@@ -28,10 +28,10 @@ def fill(file):
     file.write(b"half")
     file.flush()
     if "fork" in sys.argv[2:] and os.fork() == 0:
-        print(os.getpid(), flush=True)
+        os.write(1, f"{os.getpid()}\n".encode())
         time.sleep(100)
         os._exit(0)
-    print("filling", flush=True)
+    os.write(1, b"filling\n")
     time.sleep(100)
 
 cache_in(directory).get("a.mds", 1000, fill)
