@@ -326,7 +326,9 @@ def test_two_streams_share_one_limit(data, compressed, serve, tmp_path):
 
 def _rank(url, local, world_size, rank, seconds, queue):
     os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)})
-    dataset = StreamingDataset(remote=url, local=local, validate_hash="sha256", **OPTIONS)
+    # Time enough on any machine: an attempt that is given up would be another request.
+    options = OPTIONS | {"download_timeout": 60}
+    dataset = StreamingDataset(remote=url, local=local, validate_hash="sha256", **options)
     seen = []
     for batch in StreamingDataLoader(dataset):
         seen += batch["number"].tolist()

@@ -105,10 +105,13 @@ class Cache:
                 time.sleep(pause_s)
             fault("cache.claimed")
             # Whoever had the claim before may have made it.
-            if self.has(name, size_bytes):
-                self.touch(name)
-            else:
+            is_made = not self.has(name, size_bytes)
+            if is_made:
                 self._make(name, size_bytes, fill)
+            else:
+                self.touch(name)
+        if is_made:
+            self._room.trim()
         return path
 
     def has(self, name: str, size_bytes: int) -> bool:

@@ -116,6 +116,20 @@ class Room:
             self._make_room(directory, size_bytes, self.limit_bytes)
             return Temporary(directory, size_bytes)
 
+    def trim(self) -> int:
+        """Keep to the limit once a file was made that had come on top of it; return how many bytes went.
+
+        Raises:
+            OSError: A file cannot be removed.
+        """
+        limit_bytes = self.limit_bytes
+        if limit_bytes is None:
+            return 0
+        with self._locked():
+            files = list(self._files())
+            excess_bytes = sum(file.size_bytes for _, file in files if not file.is_being_made) - limit_bytes
+            return _evict(excess_bytes, self._coldest_first(files)) if excess_bytes > 0 else 0
+
     def is_making(self) -> bool:
         """Return whether any file is being made."""
         return any(file.is_being_made for _, file in self._files())
