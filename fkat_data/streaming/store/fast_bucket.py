@@ -88,8 +88,7 @@ class FastBucketClient:
             client_options={
                 "allow_http": configuration.get("endpoint", "").startswith("http://"),
                 "connect_timeout": timedelta(seconds=LONGEST_SILENCE_S),
-                "read_timeout": timedelta(seconds=LONGEST_SILENCE_S + 1),
-                # How long a transfer takes in all is our matter.
+                # How long it is silent, and takes in all, is our matter: a request that is cancelled is closed.
                 "timeout": timedelta(days=1),
             },
             # The one loop that tries again is ours.
