@@ -89,7 +89,12 @@ def _outlook(error: BaseException) -> Outlook | None:
     outlook: Outlook | None = None
     if code in _PASSING_CODES or name in _PASSING_NAMES:
         outlook = Outlook.PASSING
-    elif code in _MISSING_CODES or status in _MISSING_STATUSES or name in _MISSING_NAMES or isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
+    elif (
+        code in _MISSING_CODES
+        or status in _MISSING_STATUSES
+        or name in _MISSING_NAMES
+        or isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError))
+    ):
         outlook = Outlook.MISSING
     elif status is not None:
         refused = 400 <= status < 500 and status not in _PASSING_STATUSES
