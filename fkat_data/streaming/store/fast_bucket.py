@@ -1,4 +1,4 @@
-"""Objects of an S3 bucket, over obstore: the same requests, at a fraction of the processor time."""
+"""Objects of an S3 bucket, over obstore: the same requests, more of them at a time outside of the GIL."""
 
 import os
 import re
