@@ -56,7 +56,7 @@ def open_store(
     location = _location(url)
     options = _options(storage_options)
     redaction = Redaction(location, options)
-    make_client = _client_of(location, options, redaction)
+    make_client = _client_of(location, options, redaction, timeout_s)
     return Store(
         location,
         make_client,
@@ -89,7 +89,7 @@ def _options(storage_options: Any) -> dict[str, Any]:
     raise ConfigurationError("storage_options", shown, "a dict of options of an fsspec file system, or None")
 
 
-def _client_of(location: str, options: dict[str, Any], redaction: Redaction) -> Callable[[], Client]:
+def _client_of(location: str, options: dict[str, Any], redaction: Redaction, timeout_s: float) -> Callable[[], Client]:
     if "://" not in location:
         return partial(DirectoryClient, Path(location).absolute())
     parts = urlsplit(location)
@@ -105,7 +105,7 @@ def _client_of(location: str, options: dict[str, Any], redaction: Redaction) -> 
         if scheme in ("http", "https"):
             return partial(WebClient, location, options)
         if scheme in ("s3", "s3a"):
-            return partial(_bucket_client, *_bucket_and_prefix(location, redaction), options)
+            return partial(_bucket_client, *_bucket_and_prefix(location, redaction), options, timeout_s)
     return partial(FilesystemClient, location, options)
 
 
@@ -130,7 +130,7 @@ def _bucket_and_prefix(location: str, redaction: Redaction) -> tuple[str, str]:
     return bucket, f"{prefix}/" if prefix else ""
 
 
-def _bucket_client(bucket: str, prefix: str, options: dict[str, Any]) -> Client:
+def _bucket_client(bucket: str, prefix: str, options: dict[str, Any], timeout_s: float) -> Client:
     given = dict(options)
     if not given.get("endpoint_url") and not (given.get("client_kwargs") or {}).get("endpoint_url"):
         endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), None)
@@ -138,5 +138,5 @@ def _bucket_client(bucket: str, prefix: str, options: dict[str, Any]) -> Client:
             given["endpoint_url"] = endpoint
     configuration = fast_configuration(prefix, given)
     if configuration is not None:
-        return FastBucketClient(bucket, prefix, configuration)
+        return FastBucketClient(bucket, prefix, configuration, timeout_s)
     return BucketClient(bucket, prefix, given)

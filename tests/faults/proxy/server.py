@@ -33,7 +33,7 @@ class FaultServer:
         self._forever = forever
         self.counts = Counter()
         self.sent_bytes = Counter()
-        #: Each GET's Range header, None where there was none.
+        #: The Range header of each GET, None where there was none.
         self.ranges = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()

@@ -12,6 +12,8 @@ from fkat_data.errors import DownloadError, ShardNotFoundError
 NAME = "shard.00000.mds"
 #: How many requests it takes; where nothing is said, 2.
 NUM_REQUESTS = {"latency": 1, "bandwidth": 1, "no_range": 1, "gzip": 1, "call": 1}
+#: Each client once, and each other server, where the whole table would say nothing more.
+FEWER_WAYS = ("web-nginx", "s3fs-moto", "obstore-s3rver")
 SLOW = {"stall_first", "stall", "trickle"}
 SETTINGS = {
     "bandwidth": {"bytes_per_s": 2_000_000},
@@ -46,7 +48,7 @@ def test_what_has_arrived_is_not_fetched_again(through, tmp_path, kind, way):
     assert 0 < starts[0] <= starts[1] < len(CONTENTS[NAME])
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", FEWER_WAYS)
 @pytest.mark.parametrize("kind", ["wrong_range", "no_range", "xml", "flip", "other", "longer"])
 def test_a_resume_that_gets_something_else_still_ends_right(through, tmp_path, kind, way):
     store, _ = through(way, {NAME: [fault("reset"), fault_of(kind)]}, timeout_s=20.0)
@@ -66,7 +68,7 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", FEWER_WAYS)
 @pytest.mark.parametrize("kind", ENDLESS)
 def test_a_fault_that_stays_is_an_error_that_names_every_attempt(through, tmp_path, kind, way):
     is_slow = kind in SLOW
@@ -84,7 +86,7 @@ def test_a_fault_that_stays_is_an_error_that_names_every_attempt(through, tmp_pa
     assert (tmp_path / "out").stat().st_size <= len(CONTENTS[NAME])
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", FEWER_WAYS)
 @pytest.mark.parametrize("status", [400, 401, 403])
 def test_a_refusal_is_final(through, tmp_path, status, way):
     store, faulty = through(way, {NAME: [fault("status", status=status, body=b"")]}, forever=True)

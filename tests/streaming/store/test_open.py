@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from stored_files import CONTENTS, fetch, info_of, write_into
 
-from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
 from fkat_data.streaming.formats.entry import FileInfo
 from fkat_data.streaming.store.bucket import BucketClient
 from fkat_data.streaming.store.fast_bucket import fast_configuration
@@ -188,4 +188,17 @@ def test_an_endpoint_may_come_from_the_environment(moto_server, monkeypatch, tmp
 def test_s3fs_is_used_where_obstore_does_not_know_an_option(moto_server, tmp_path):
     store = opened("s3://bucket/train", {**moto_server.options(), "config_kwargs": {}})
     assert isinstance(store._client(), BucketClient)
+    store.close()
+
+
+def test_missing_credentials_are_final_and_the_message_says_so(moto_server, monkeypatch, tmp_path):
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    store = opened("s3://bucket/train", {"endpoint_url": moto_server.endpoint_url})
+    with pytest.raises(DownloadError, match=r"(?i)credentials") as caught:
+        store.version(NAME)
+    assert caught.value.num_attempts == 1
     store.close()
