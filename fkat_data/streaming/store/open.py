@@ -10,30 +10,12 @@ from urllib.parse import unquote, urlsplit
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.store.bucket import BucketClient
 from fkat_data.streaming.store.client import Client
 from fkat_data.streaming.store.directory import DirectoryClient
-from fkat_data.streaming.store.fast_bucket import FastBucketClient, fast_configuration
-from fkat_data.streaming.store.filesystem import FilesystemClient
 from fkat_data.streaming.store.redaction import Redaction
 from fkat_data.streaming.store.store import Store
-from fkat_data.streaming.store.web import WebClient
 
 __all__ = ["open_store"]
-
-#: What to install for a scheme, where that is an extra of ours.
-_EXTRAS = {
-    "s3": "s3",
-    "s3a": "s3",
-    "http": "http",
-    "https": "http",
-    "gs": "gs",
-    "gcs": "gs",
-    "hf": "hf",
-} | dict.fromkeys(("az", "abfs", "abfss", "adl"), "az")
-#: Where s3fs, or what it stands on, does not look, but users of the reference have said it.
-_REFERENCE_ENDPOINT = "S3_ENDPOINT_URL"
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", _REFERENCE_ENDPOINT)
 
 
 def open_store(
@@ -100,43 +82,6 @@ def _client_of(location: str, options: dict[str, Any], redaction: Redaction, tim
         if parts.netloc not in ("", "localhost"):
             raise ConfigurationError("remote", redaction.url(location), "a file:// URL of this machine")
         return partial(DirectoryClient, Path(unquote(parts.path)).absolute())
-    _check_scheme(scheme, redaction.url(location))
-    if "::" not in location:
-        if scheme in ("http", "https"):
-            return partial(WebClient, location, options)
-        if scheme in ("s3", "s3a"):
-            return partial(_bucket_client, *_bucket_and_prefix(location, redaction), options, timeout_s)
-    return partial(FilesystemClient, location, options)
-
-
-def _check_scheme(scheme: str, shown: str) -> None:
-    install = f"pip install 'fkat_data[{_EXTRAS[scheme]}]'" if scheme in _EXTRAS else "the package that fsspec names"
     # Where data are local, it is not needed, and takes its time.
-    fsspec = importlib.import_module("fsspec")
-    try:
-        fsspec.get_filesystem_class(scheme)
-    except ValueError as error:
-        raise ConfigurationError("remote", shown, "a path, or a URL of a scheme that fsspec knows") from error
-    except ImportError as error:
-        raise ConfigurationError("remote", shown, f"{install} first ({error})") from error
-
-
-def _bucket_and_prefix(location: str, redaction: Redaction) -> tuple[str, str]:
-    # A key may contain what ends a path elsewhere: ? and #.
-    bucket, _, prefix = location.partition("://")[2].partition("/")
-    if not bucket:
-        raise ConfigurationError("remote", redaction.url(location), "a URL with a bucket, as s3://bucket/directory")
-    prefix = prefix.strip("/")
-    return bucket, f"{prefix}/" if prefix else ""
-
-
-def _bucket_client(bucket: str, prefix: str, options: dict[str, Any], timeout_s: float) -> Client:
-    given = dict(options)
-    if not given.get("endpoint_url") and not (given.get("client_kwargs") or {}).get("endpoint_url"):
-        endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), None)
-        if endpoint:
-            given["endpoint_url"] = endpoint
-    configuration = fast_configuration(prefix, given)
-    if configuration is not None:
-        return FastBucketClient(bucket, prefix, configuration, timeout_s)
-    return BucketClient(bucket, prefix, given)
+    remote = importlib.import_module("fkat_data.streaming.store.remote")
+    return remote.remote_client(scheme, location, options, redaction, timeout_s)
