@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.streaming.formats.entry import FileInfo
 from fkat_data.streaming.store.attempts import FinalError, with_attempts
-from fkat_data.streaming.store.client import Client, ContentError
+from fkat_data.streaming.store.client import Client, ContentError, TransferError
 from fkat_data.streaming.store.redaction import Redaction
 from fkat_data.streaming.store.transfer import Transfer
 
@@ -104,7 +104,14 @@ class Store:
         Raises:
             Exception: What ``download`` raises, in the same time.
         """
-        return self._tried(name, lambda: self._client().version(name, self._timeout_s))
+
+        def look() -> str:
+            try:
+                return self._client().version(name, self._timeout_s)
+            except TimeoutError as error:
+                raise TransferError(f"no answer within {self._timeout_s:g} s (timeout_s)") from error
+
+        return self._tried(name, look)
 
     def has(self, name: str) -> bool:
         """Return whether there is such a file; raises what ``version`` does, but for a file that is missing."""

@@ -71,6 +71,12 @@ def test_a_store_that_is_down_for_a_while_is_waited_for(through, tmp_path, way):
     timer.join()
 
 
+def test_a_version_that_does_not_come_is_given_up(through):
+    store, _ = through("web-directory", {f"HEAD {NAME}": [fault("stall_first")] * 2}, num_retries=1, timeout_s=0.3)
+    with pytest.raises(DownloadError, match=r"no answer within 0.3 s \(timeout_s\)"):
+        store.version(NAME)
+
+
 @pytest.mark.parametrize("way", ["web-directory", "s3fs-moto", "obstore-moto"])
 def test_nothing_that_was_given_up_stays_open(through, tmp_path, way):
     process = psutil.Process()
