@@ -98,7 +98,7 @@ class CachedSource:
         path = self.directory / INDEX_NAME
         try:
             recorded = self._generation.recorded if path.is_file() else None
-            version = "" if recorded is None else self._store.version(INDEX_NAME)
+            version = "" if recorded is None else self._store.version(INDEX_NAME, is_timed=True)
             if not version or recorded != version:
                 return self._replaced(*self._read_twice())
         except (DownloadError, ShardNotFoundError) as error:
@@ -188,7 +188,7 @@ class CachedSource:
             return
         self._looked_at_s = now_s
         try:
-            version = self._store.version(INDEX_NAME)
+            version = self._store.version(INDEX_NAME, is_timed=True)
         except DownloadError:
             return
         except ShardNotFoundError:
@@ -204,12 +204,13 @@ class CachedSource:
         Nothing says what size or hash it must have, and a byte that was changed on its way may make another number of
         it. So it is read twice, at the same time, until both agree.
         """
-        with ThreadPoolExecutor(2, thread_name_prefix="fkat-index") as threads:
+        with ThreadPoolExecutor(3, thread_name_prefix="fkat-index") as threads:
             for _ in range(_MOST_FETCHES):
+                version = threads.submit(self._store.version, INDEX_NAME, is_timed=True)
                 read = [threads.submit(self._store.read, INDEX_NAME, _LARGEST_INDEX_BYTES) for _ in range(2)]
                 first, second = (future.result() for future in read)
-                if first[0] == second[0]:
-                    return first
+                if first == second and version.result().startswith(first[1]):
+                    return first[0], version.result()
         raise ShardCorruptError(f"{self._store.url}/{INDEX_NAME}", f"read {2 * _MOST_FETCHES} times, never twice alike")
 
     def _replaced(self, content: bytes, version: str) -> list[ShardEntry]:

@@ -11,6 +11,7 @@ from fkat_data.streaming.store.bounded import in_loop
 from fkat_data.streaming.store.client import ChangedError
 from fkat_data.streaming.store.pace import LONGEST_SILENCE_S
 from fkat_data.streaming.store.ranges import content_range
+from fkat_data.streaming.store.timed import joined_version
 
 __all__ = ["BucketClient"]
 
@@ -54,9 +55,9 @@ class BucketClient:
         """Send GetObject; see ``Client``."""
         return in_loop(self._loop, self._open(name, start, version), timeout_s)
 
-    def version(self, name: str, timeout_s: float) -> str:
+    def version(self, name: str, timeout_s: float, *, is_timed: bool = False) -> str:
         """Send HeadObject; see ``Client``."""
-        return in_loop(self._loop, self._version(name), timeout_s)
+        return in_loop(self._loop, self._version(name, is_timed), timeout_s)
 
     def close(self) -> None:
         """Close idle connections; see ``Client``."""
@@ -74,8 +75,9 @@ class BucketClient:
                 raise ChangedError(f"status {_status(error)} for bytes from {start:,}") from error
             raise
 
-    async def _version(self, name: str) -> str:
-        return _version(await self._send("head_object", name, {}))
+    async def _version(self, name: str, is_timed: bool) -> str:
+        found = await self._send("head_object", name, {})
+        return joined_version(_version(found), found.get("LastModified")) if is_timed else _version(found)
 
     async def _send(self, method: str, name: str, conditions: Mapping[str, str]) -> dict[str, Any]:
         filesystem = self._filesystem

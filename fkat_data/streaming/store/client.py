@@ -87,8 +87,14 @@ class Client(Protocol):
         """
         ...
 
-    def version(self, name: str, timeout_s: float) -> str:
-        """Return what the store calls an object's content, without reading it; raises what ``open`` does."""
+    def version(self, name: str, timeout_s: float, *, is_timed: bool = False) -> str:
+        """Return what the store calls an object's content, without reading it; raises what ``open`` does.
+
+        Args:
+            name: The object.
+            timeout_s: Seconds that the answer may take.
+            is_timed: Whether the time at which it was written counts: the same content, written again, has another.
+        """
         ...
 
     def close(self) -> None:

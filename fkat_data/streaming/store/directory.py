@@ -25,8 +25,9 @@ class DirectoryClient:
         """Open a file; see ``Client``."""
         return in_thread(lambda: _FileBody(self._directory / name, start if version else 0), timeout_s)
 
-    def version(self, name: str, timeout_s: float) -> str:
+    def version(self, name: str, timeout_s: float, *, is_timed: bool = False) -> str:
         """Return what a file's time and size tell of its content."""
+        del is_timed  # it is always
 
         def look() -> str:
             path = self._directory / name

@@ -13,6 +13,7 @@ from fkat_data.streaming.store.bounded import in_thread
 from fkat_data.streaming.store.client import ChangedError, StatusError
 from fkat_data.streaming.store.pace import LONGEST_SILENCE_S
 from fkat_data.streaming.store.pump import Pump
+from fkat_data.streaming.store.timed import joined_version
 
 __all__ = ["FastBucketClient", "fast_configuration"]
 
@@ -114,9 +115,9 @@ class FastBucketClient:
         """Send GetObject; see ``Client``."""
         return in_thread(lambda: self._open(name, start, version), timeout_s)
 
-    def version(self, name: str, timeout_s: float) -> str:
+    def version(self, name: str, timeout_s: float, *, is_timed: bool = False) -> str:
         """Send HeadObject; see ``Client``."""
-        return in_thread(lambda: self._version(name), timeout_s)
+        return in_thread(lambda: self._version(name, is_timed), timeout_s)
 
     def close(self) -> None:
         """Idle connections are closed when nothing refers to them any more."""
@@ -132,9 +133,10 @@ class FastBucketClient:
             _raise_status(error, start)
             raise
 
-    def _version(self, name: str) -> str:
+    def _version(self, name: str, is_timed: bool) -> str:
         try:
-            return _version(self._obstore.head(self._store, self._prefix + name))
+            found = self._obstore.head(self._store, self._prefix + name)
+            return joined_version(_version(found), found.get("last_modified")) if is_timed else _version(found)
         except Exception as error:
             _raise_status(error, 0)
             raise

@@ -8,6 +8,7 @@ import fsspec.core
 
 from fkat_data.streaming.store.bounded import in_thread
 from fkat_data.streaming.store.client import ChangedError, ContentError
+from fkat_data.streaming.store.timed import joined_version
 
 __all__ = ["FilesystemClient"]
 
@@ -41,9 +42,14 @@ class FilesystemClient:
 
         return in_thread(look, timeout_s)
 
-    def version(self, name: str, timeout_s: float) -> str:
+    def version(self, name: str, timeout_s: float, *, is_timed: bool = False) -> str:
         """Ask for an object's version; see ``Client``."""
-        return in_thread(lambda: _version(_info(*self._at(name))), timeout_s)
+
+        def look() -> str:
+            info = _info(*self._at(name))
+            return joined_version(_version(info), _time(info)) if is_timed else _version(info)
+
+        return in_thread(look, timeout_s)
 
     def close(self) -> None:
         """The file system closes its connections by itself, when nothing refers to it any more."""
@@ -105,6 +111,10 @@ def _info(filesystem: Any, path: str) -> Mapping[str, Any]:
 
 def _version(info: Mapping[str, Any]) -> str:
     found = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")
-    time = next((str(info[key]) for key in _TIMES if info.get(key)), "")
+    time = str(_time(info) or "")
     # A time alone may be the same for two contents that follow one another quickly.
     return found or (f"{time}-{info.get('size')}" if time else "")
+
+
+def _time(info: Mapping[str, Any]) -> object:
+    return next((info[key] for key in _TIMES if info.get(key)), None)

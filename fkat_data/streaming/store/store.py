@@ -95,11 +95,12 @@ class Store:
         version = self._transfer(name, buffer, None, None, limit_bytes)
         return buffer.getvalue(), version
 
-    def version(self, name: str) -> str:
+    def version(self, name: str, *, is_timed: bool = False) -> str:
         """Return what the store calls a file's content, without reading it; "" if it has no name for it.
 
         Args:
             name: The file, relative to the directory, with slashes.
+            is_timed: Whether the time at which it was written counts: the same content, written again, has another.
 
         Raises:
             Exception: What ``download`` raises, in the same time.
@@ -107,7 +108,7 @@ class Store:
 
         def look() -> str:
             try:
-                return self._client().version(name, self._timeout_s)
+                return self._client().version(name, self._timeout_s, is_timed=is_timed)
             except TimeoutError as error:
                 raise TransferError(f"no answer within {self._timeout_s:g} s (timeout_s)") from error
 

@@ -12,6 +12,7 @@ from fkat_data.streaming.store.bounded import in_loop
 from fkat_data.streaming.store.client import ChangedError, StatusError, TransferError
 from fkat_data.streaming.store.pace import LONGEST_SILENCE_S
 from fkat_data.streaming.store.ranges import content_range
+from fkat_data.streaming.store.timed import joined_version
 
 __all__ = ["WebClient"]
 
@@ -53,9 +54,9 @@ class WebClient:
         """Send GET; see ``Client``."""
         return in_loop(self._loop, self._open(name, start, version), timeout_s)
 
-    def version(self, name: str, timeout_s: float) -> str:
+    def version(self, name: str, timeout_s: float, *, is_timed: bool = False) -> str:
         """Send HEAD, or GET where HEAD is not allowed; see ``Client``."""
-        return in_loop(self._loop, self._version(name), timeout_s)
+        return in_loop(self._loop, self._version(name, is_timed), timeout_s)
 
     def close(self) -> None:
         """Close idle connections; see ``Client``."""
@@ -77,7 +78,7 @@ class WebClient:
             response.close()
             raise
 
-    async def _version(self, name: str) -> str:
+    async def _version(self, name: str, is_timed: bool) -> str:
         response = await self._send("HEAD", name, {})
         if response.status in _NO_SUCH_METHOD:
             response.close()
@@ -85,7 +86,11 @@ class WebClient:
         try:
             if response.status not in (200, 206):
                 raise _status_error(response)
-            return _version(response)
+            return (
+                joined_version(_version(response), response.headers.get("Last-Modified"))
+                if is_timed
+                else _version(response)
+            )
         finally:
             response.close()
 

@@ -4,6 +4,7 @@ import hashlib
 import http.client
 import re
 from dataclasses import dataclass
+from email.utils import formatdate
 from urllib.parse import unquote, urlsplit
 
 __all__ = ["Answer", "from_directory", "from_server"]
@@ -25,7 +26,7 @@ def from_directory(directory, method, target, headers):
         return Answer(404, "Not Found", {}, b"")
     content = path.read_bytes()
     tag = f'"{hashlib.md5(content).hexdigest()}"'
-    known = {"ETag": tag, "Accept-Ranges": "bytes"}
+    known = {"ETag": tag, "Accept-Ranges": "bytes", "Last-Modified": formatdate(path.stat().st_mtime, usegmt=True)}
     asked = re.fullmatch(r"bytes=(\d+)-(\d*)", headers.get("Range", ""))
     if asked is None or headers.get("If-Range", tag) != tag:
         return _answer(200, "OK", known, content, method)
