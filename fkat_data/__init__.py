@@ -4,6 +4,7 @@ Everything that most users need is here; datasets, streaming and the Hydra side 
 """
 
 from fkat_data.errors import (
+    CacheFullError,
     ConfigurationError,
     FkatDataError,
     MemoryLimitError,
@@ -29,6 +30,7 @@ from fkat_data.samplers.shuffled import ShuffledShardSampler
 from fkat_data.types import Shard
 
 __all__ = [
+    "CacheFullError",
     "ConfigurationError",
     "DataLoaderFactory",
     "DistributedDataParallelShardSampler",

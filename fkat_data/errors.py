@@ -15,6 +15,8 @@
       ShardError                            a shard's data is at fault
         ShardNotFoundError (FileNotFoundError)
         ShardCorruptError
+        DownloadError                       a file that its store did not hand over
+      CacheFullError                        no room on the disk, whatever is removed from the cache
       SampleError (ValueError)              a sample that cannot be written
 
 A user's own exception is none of these: it arrives as itself, with notes that name shard and microbatch.
@@ -22,10 +24,13 @@ A user's own exception is none of these: it arrives as itself, with notes that n
 Every error here is rebuilt from ``args``, so that it survives a pickle: it crosses processes.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 __all__ = [
+    "CacheFullError",
     "ConfigurationError",
+    "DownloadError",
     "FkatDataError",
     "MemoryLimitError",
     "RankMismatchError",
@@ -315,6 +320,51 @@ class ShardCorruptError(ShardError):
             found: What is there.
         """
         return cls(str(file), f"{field} is {_shown(found)}: expected {expected}", field, expected, found)
+
+
+class DownloadError(ShardError):
+    """A file did not arrive from its store: each attempt failed, or one failed in a way that another would repeat.
+
+    Args:
+        shard: URL of the file, without secrets.
+        causes: What went wrong and how many seconds it took, attempt by attempt.
+    """
+
+    def __init__(self, shard: Any, causes: Iterable[tuple[str, float]]) -> None:
+        self.causes = tuple((str(text), float(seconds)) for text, seconds in causes)
+        attempts = "1 attempt" if len(self.causes) == 1 else f"{len(self.causes)} attempts"
+        lines = [f"  {number}. {text} ({spent_s:.1f} s)" for number, (text, spent_s) in enumerate(self.causes, start=1)]
+        super().__init__(shard, "\n".join([f"not downloaded in {attempts}:", *lines]))
+        self.args = (shard, self.causes)
+
+    @property
+    def num_attempts(self) -> int:
+        """Number of attempts that were made."""
+        return len(self.causes)
+
+
+class CacheFullError(FkatDataError):
+    """The disk that a cache is on is full, or the user's quota is used up, and removing files did not help.
+
+    Args:
+        path: The file that could not be made.
+        needed_bytes: What it needs.
+        free_bytes: What is free on that disk.
+        reason: What the system said.
+    """
+
+    def __init__(self, path: str, needed_bytes: int, free_bytes: int, reason: str) -> None:
+        self.path = path
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+        self.reason = reason
+        super().__init__(path, needed_bytes, free_bytes, reason)
+
+    def __str__(self) -> str:
+        return (
+            f"no room for {self.path}: it needs {self.needed_bytes:,} bytes, {self.free_bytes:,} are free on that "
+            f"disk, and removing what may be removed from the cache did not help ({self.reason})"
+        )
 
 
 class SampleError(FkatDataError, ValueError):

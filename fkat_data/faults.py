@@ -54,6 +54,19 @@ POINTS = (
     "trainer.replaced",
     "trainer.close",
     "trainer.closed",
+    "cache.claim",
+    "cache.claimed",
+    "cache.reserve",
+    "cache.evict",
+    "cache.evicted",
+    "cache.reserved",
+    "cache.allocated",
+    "cache.filled",
+    "cache.synced",
+    "cache.moved",
+    "cache.empty",
+    "cache.emptied",
+    "cache.recorded",
 )
 """Every point, in about the order in which a run passes them."""
 

@@ -4,7 +4,9 @@ import pytest
 
 from fkat_data import errors
 from fkat_data.errors import (
+    CacheFullError,
     ConfigurationError,
+    DownloadError,
     FkatDataError,
     MemoryLimitError,
     RankMismatchError,
@@ -67,10 +69,24 @@ EXAMPLES = [
         "the next microbatch needs 2,000 bytes of shared memory, 500 of the worker's 1,000 are held: by you",
     ),
     (ShardNotFoundError("a.parquet", "no such file"), "shard 'a.parquet': no such file"),
+    (
+        CacheFullError("/cache/a.mds", 2000, 1500, "[Errno 28] No space left on device"),
+        (
+            "no room for /cache/a.mds: it needs 2,000 bytes, 1,500 are free on that disk, and "
+            "removing what may be removed from the cache did not help ([Errno 28] No space left on device)"
+        ),
+    ),
     (ShardCorruptError(["a"], "3 rows, 4 expected"), "shard ['a']: 3 rows, 4 expected"),
     (
         ShardCorruptError.of_field("a/index.json", "shards[1].samples", "an integer of at least 0", -1),
         "shard 'a/index.json': shards[1].samples is -1: expected an integer of at least 0",
+    ),
+    (
+        DownloadError("s3://b/shard.00000.mds", [("status 503", 0.24), ("no byte for 30 s", 30.04)]),
+        (
+            "shard 's3://b/shard.00000.mds': not downloaded in 2 attempts:\n"
+            "  1. status 503 (0.2 s)\n  2. no byte for 30 s (30.0 s)"
+        ),
     ),
     (SampleError("label", "three", "an int"), "column 'label', value 'three': expected an int"),
 ]

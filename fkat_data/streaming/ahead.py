@@ -27,11 +27,15 @@ class ReadAhead(Generic[_Ready]):
         prepare: Called in a thread with a shard, and with whether to wait for another process; returns what ``take``
             returns, or None where another process is at it and it must not wait.
         num_threads: Shards that are made ready at a time.
+        is_kept: Whether anybody will ask; if not, what comes of it is forgotten, errors too.
     """
 
-    def __init__(self, prepare: Callable[[int, bool], _Ready | None], num_threads: int) -> None:
+    def __init__(
+        self, prepare: Callable[[int, bool], _Ready | None], num_threads: int, *, is_kept: bool = True
+    ) -> None:
         self._prepare = prepare
         self._num_threads = num_threads
+        self._is_kept = is_kept
         self._lock = threading.Lock()
         self._offered = threading.Condition(self._lock)  # threads wait for something to do
         self._settled = threading.Condition(self._lock)  # whoever asks waits for a shard in work
@@ -49,19 +53,19 @@ class ReadAhead(Generic[_Ready]):
 
         Args:
             parts: What will be read.
-            shards_of: From a part to its shards, in the order of need, and to its number of samples.
-            num_ahead: Samples, at least, of the parts that follow whose shards are made ready.
+            shards_of: From a part to its shards, in the order of need, and to its weight.
+            num_ahead: What the parts that follow, and whose shards are made ready, weigh together, at least.
         """
         queue: deque[tuple[_Part, int]] = deque()
-        num_queued = 0
+        queued_weight = 0
         for part in parts:
-            shards, num_samples = shards_of(part)
+            shards, weight = shards_of(part)
             self.want(shards)
-            queue.append((part, num_samples))
-            num_queued += num_samples
-            while num_queued - queue[0][1] >= num_ahead and len(queue) > 1:
-                first, num_samples = queue.popleft()
-                num_queued -= num_samples
+            queue.append((part, weight))
+            queued_weight += weight
+            while queued_weight - queue[0][1] >= num_ahead and len(queue) > 1:
+                first, weight = queue.popleft()
+                queued_weight -= weight
                 yield first
         while queue:
             yield queue.popleft()[0]
@@ -149,11 +153,13 @@ class ReadAhead(Generic[_Ready]):
             self._in_work.discard(shard)
             if self._is_closed:
                 pass
+            elif failure is None and ready is None:
+                self._wanted[shard] = None
+                self._num_refused += 1
+            elif not self._is_kept:
+                pass
             elif failure is not None:
                 self._failed[shard] = failure
             elif ready is not None:
                 self._ready[shard] = ready
-            else:
-                self._wanted[shard] = None
-                self._num_refused += 1
             self._settled.notify_all()

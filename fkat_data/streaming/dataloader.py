@@ -1,8 +1,9 @@
 """A DataLoader over a streaming dataset: it makes the order's own batches, and knows how far the trainer is."""
 
+import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,7 @@ from torch.utils import data
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from fkat_data.arguments import integer
-from fkat_data.errors import ConfigurationError, StaleIteratorError
+from fkat_data.errors import ConfigurationError, FkatDataError, StaleIteratorError
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.streaming.rank_batches import RankBatches
 
@@ -139,12 +140,9 @@ class StreamingDataLoader(DataLoader[Any]):
     ) -> Iterator[tuple[int, int, Any]]:
         together = max(1, min(_READ_TOGETHER, dataset.samples_in(_READ_TOGETHER_BYTES)) // cast("int", self.batch_size))
         make = _maker(dataset, self._collate)
-        for numbers, chunk in wanted:
-            for start in range(0, len(numbers), together):
-                part = chunk[start : start + together]
-                made = make(part)
-                for number, ids, batch in zip(numbers[start : start + together], part, made, strict=True):
-                    yield number, len(ids), batch
+        for numbers, part in dataset.follow(_cut(wanted, together), _ids_of):
+            for number, ids, batch in zip(numbers, part, make(part), strict=True):
+                yield number, len(ids), batch
 
     def _made_by_torch(
         self, dataset: StreamingDataset, wanted: Iterator[tuple[list[int], list[_Integers]]]
@@ -158,8 +156,11 @@ class StreamingDataLoader(DataLoader[Any]):
                 collate_fn=_unchanged,
                 **kept,
             )
-        handed_out = self._tasks.begin(wanted)
+        # Workers share this node's cache: what is fetched from here is there when they look.
+        handed_out = self._tasks.begin(dataset.follow(_cut(wanted, 1), _ids_of, is_opened=False))
         for batch in self._workers:
+            if isinstance(batch, _Failure):
+                raise batch.error
             yield *handed_out.popleft(), batch
 
 
@@ -209,12 +210,23 @@ class _Batches(Dataset[Any]):
         self._collate = collate
 
     def __getitem__(self, sample_ids: _Integers) -> Any:
-        return _maker(self._dataset, self._collate)([sample_ids])[0]
+        try:
+            return next(iter(_maker(self._dataset, self._collate)([sample_ids])))
+        except FkatDataError as error:
+            # torch would make a RuntimeError of it, since it is not made of a message alone.
+            error.add_note(f"In a worker of the DataLoader:\n{traceback.format_exc()}")
+            return _Failure(error)
+
+
+class _Failure(NamedTuple):
+    """What went wrong in a worker, in the place of its batch."""
+
+    error: FkatDataError
 
 
 def _maker(
     dataset: StreamingDataset, collate: Callable[[list[Any]], Any]
-) -> Callable[[Sequence[_Integers]], Sequence[Any]]:
+) -> Callable[[Sequence[_Integers]], Iterable[Any]]:
     if collate is data.default_collate:
         return dataset.collated
     return lambda batches: _Collated(dataset, collate, batches)
@@ -235,6 +247,19 @@ class _Collated(Sequence[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         return self._collate(self._dataset.samples(cast("_Integers", self._batches[index])))
+
+
+def _cut(
+    wanted: Iterable[tuple[list[int], list[_Integers]]], together: int
+) -> Iterator[tuple[list[int], list[_Integers]]]:
+    """Yield the same batches, so many at a time."""
+    for numbers, chunk in wanted:
+        for start in range(0, len(numbers), together):
+            yield numbers[start : start + together], chunk[start : start + together]
+
+
+def _ids_of(part: tuple[list[int], list[_Integers]]) -> _Integers:
+    return np.concatenate(part[1])
 
 
 def _unchanged(batch: Any) -> Any:

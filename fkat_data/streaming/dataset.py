@@ -2,9 +2,9 @@
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, StaleIteratorError
 from fkat_data.streaming.audit import Coverage, SampleRecord, coverage_of, records_of
+from fkat_data.streaming.cache_control import CacheControl
 from fkat_data.streaming.catalog import Catalog
 from fkat_data.streaming.epochs import Epochs
 from fkat_data.streaming.indexing import index_tree
@@ -28,7 +29,7 @@ from fkat_data.streaming.schedule import WeightSchedule
 from fkat_data.streaming.sizes import count_of, size_bytes_of
 from fkat_data.streaming.skips import Skips
 from fkat_data.streaming.state import check_fingerprint, place_of, state_of
-from fkat_data.streaming.stream import Stream
+from fkat_data.streaming.stream import Stream, given_streams
 from fkat_data.streaming.world import World
 
 __all__ = ["StreamingDataset"]
@@ -37,9 +38,13 @@ _logger = logging.getLogger(__name__)
 
 #: Samples that a bare loop reads together.
 _READ_TOGETHER = 64
+#: What is fetched ahead, if nothing is said.
+_READ_AHEAD_BYTES = 128 << 20
+
+_Part = TypeVar("_Part")
 
 
-class StreamingDataset(DatasetNames, IterableDataset[dict[str, Any]]):
+class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any]]):
     """Samples of one or several streams of shards, in an order that is the same for any number of ranks and workers.
 
     Each ``iter`` is the next epoch, or the rest of one after ``load_state_dict``. A rank gets its part by RANK,
@@ -48,16 +53,19 @@ class StreamingDataset(DatasetNames, IterableDataset[dict[str, Any]]):
 
     Args:
         streams: The streams; or else ``remote`` and ``local`` say where the only one is.
-        remote: The directory that shards come from.
-        local: The directory that they are copied to and read in; without ``remote``, where they are.
+        remote: The directory that shards come from: a path, or a URL of any store that fsspec opens.
+        local: The directory of this node that they are kept and read in; without ``remote``, where they are.
         split: A directory within both.
         download_retry: How often a failed download is tried again; a copy from a directory of this machine is not.
-        download_timeout: Seconds that a download may take; a copy from a directory of this machine takes what it takes.
+        download_timeout: Seconds that an attempt may take for each 64 MiB; a copy from a directory of this machine
+            takes what it takes.
         validate_hash: A hash of the index that files are compared with; None: none, but their sizes always.
         keep_zip: Whether compressed files stay once they are decompressed.
         epoch_size: Samples of an epoch, a number or a text such as ``"2m"``; None: as many as the streams give.
-        predownload: Samples that may be fetched ahead. Local shards need none.
-        cache_limit: Bytes that ``local`` may take. Shards from a directory of this machine are never evicted.
+        predownload: Samples whose shards are fetched ahead of those that are read, by each rank; None: as many as 128
+            MiB hold, and 8 batches at least. With a ``cache_limit`` it is less where the cache is small.
+        cache_limit: Bytes, a number or a text such as ``"10gb"``, that all streams' files on this node may take; the
+            shards that were not used for the longest time go first. Data that are read where they are do not count.
         sampling_method: ``"balanced"``: each epoch takes other samples of a stream that gives a part of itself;
             ``"fixed"``: all take the same.
         sampling_granularity: Samples of a shard that are taken together.
@@ -84,12 +92,14 @@ class StreamingDataset(DatasetNames, IterableDataset[dict[str, Any]]):
             epoch, and ``{"samples": [17, 4]}``. Every other sample keeps its place.
         weight_schedule: Proportions of the streams that change between epochs: a list of
             ``{"from_sample": 0, "weights": [3, 1]}``.
+        storage_options: What fsspec's file systems of the streams' remotes take, where they do not say it themselves.
         world: Who this process is; None: the environment says.
 
     Raises:
         ConfigurationError: An argument is none of these, or they do not go together.
         ShardNotFoundError: A stream has no index.
         ShardCorruptError: An index makes no sense, or a stream has no samples.
+        DownloadError: A store does not hand over its index.
     """
 
     def __init__(
@@ -124,13 +134,12 @@ class StreamingDataset(DatasetNames, IterableDataset[dict[str, Any]]):
         writable: bool = False,
         skip: Sequence[Mapping[str, Any]] | None = None,
         weight_schedule: Sequence[Mapping[str, Any]] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
         world: World | None = None,
     ) -> None:
         super().__init__()
         self.predownload = None if predownload is None else arguments.integer("predownload", predownload, minimum=0)
         self.cache_limit = size_bytes_of("cache_limit", cache_limit) if cache_limit else None
-        if self.cache_limit is not None:
-            _logger.warning("cache_limit has no effect: shards from a directory of this machine are not evicted")
         self._skips = Skips(skip)
         settings = OrderSettings(
             (),
@@ -151,12 +160,17 @@ class StreamingDataset(DatasetNames, IterableDataset[dict[str, Any]]):
                 download_timeout=arguments.seconds("download_timeout", download_timeout),
                 validate_hash=validate_hash or None,
                 keep_zip=arguments.boolean("keep_zip", keep_zip),
+                storage_options=storage_options,
             )
-            for stream in _given_streams(streams, remote, local, stream_name, stream_config)
+            for stream in given_streams(streams, remote, local, stream_name, stream_config)
         ]
         self.catalog = Catalog(
-            self.streams, allow_unsafe_types=arguments.boolean("allow_unsafe_types", allow_unsafe_types)
+            self.streams,
+            allow_unsafe_types=arguments.boolean("allow_unsafe_types", allow_unsafe_types),
+            cache_limit=self.cache_limit,
         )
+        if self.cache_limit is not None and self.catalog.room is None:
+            _logger.warning("cache_limit has no effect: all data are read where they are")
         self._shards = OpenShards(self.catalog, allow_unsafe_types=allow_unsafe_types, arrays=arrays, writable=writable)
         self._skips.check(self.num_samples)
         weights = [stream.weight for stream in self.streams]
@@ -222,13 +236,41 @@ class StreamingDataset(DatasetNames, IterableDataset[dict[str, Any]]):
         return self._samples(batches, self.epochs.world(), self._iteration)
 
     def _samples(self, batches: RankBatches, world: World, iteration: int) -> Iterator[dict[str, Any]]:
-        for _, chunk in batches.chunks(part=world.worker_of_rank, num_parts=world.workers_per_rank):
-            ids = np.concatenate(chunk) if chunk else np.empty(0, np.int64)
-            for start in range(0, len(ids), _READ_TOGETHER):
-                for sample in self._shards.samples(ids[start : start + _READ_TOGETHER]):
-                    if self._iteration != iteration:
-                        raise StaleIteratorError("a later iter() of this StreamingDataset has begun another epoch")
-                    yield sample
+        def parts() -> Iterator[npt.NDArray[np.int64]]:
+            for _, chunk in batches.chunks(part=world.worker_of_rank, num_parts=world.workers_per_rank):
+                ids = np.concatenate(chunk) if chunk else np.empty(0, np.int64)
+                for start in range(0, len(ids), _READ_TOGETHER):
+                    yield ids[start : start + _READ_TOGETHER]
+
+        for part in self.follow(parts(), lambda ids: ids):
+            for sample in self._shards.in_turn(part):
+                if self._iteration != iteration:
+                    raise StaleIteratorError("a later iter() of this StreamingDataset has begun another epoch")
+                yield sample
+
+    def follow(
+        self, parts: Iterable[_Part], ids_of: Callable[[_Part], npt.NDArray[np.int64]], *, is_opened: bool = True
+    ) -> Iterator[_Part]:
+        """Yield parts of what is to be read, while the shards of those that follow are fetched.
+
+        Args:
+            parts: What is to be read.
+            ids_of: From a part to its samples.
+            is_opened: Whether this process will read them; if not, they are only fetched.
+
+        Raises:
+            Exception: Where a shard is read that could not be fetched: whatever was wrong.
+        """
+        if self.catalog.is_immediate:
+            return iter(parts)
+        num_ahead = self.predownload
+        if num_ahead is None:
+            num_ahead = max(8 * (self.batch_size or 8), self.samples_in(_READ_AHEAD_BYTES))
+        most_bytes = None
+        if self.cache_limit is not None:
+            # Half of it is for what is being read.
+            most_bytes = max(1, self.cache_limit // (2 * self.epochs.world().ranks_per_node))
+        return self._shards.follow(parts, ids_of, num_ahead=num_ahead, most_bytes=most_bytes, is_opened=is_opened)
 
     def begin_epoch(self) -> Place:
         """Return where the next epoch begins, for this process to read it; nothing in it is open."""
@@ -258,8 +300,11 @@ class StreamingDataset(DatasetNames, IterableDataset[dict[str, Any]]):
         """Return samples by their numbers, read together."""
         return self[list(indices)]
 
-    def collated(self, batches: Sequence[npt.NDArray[np.int64]]) -> list[Any]:
-        """Return batches of samples as torch's default collate makes them, read together."""
+    def collated(self, batches: Sequence[npt.NDArray[np.int64]]) -> Iterable[Any]:
+        """Return batches of samples as torch's default collate makes them, read together.
+
+        Where that fails, the batches before the one at fault come first.
+        """
         return self._shards.collated(batches)
 
     def samples(self, sample_ids: npt.NDArray[np.int64]) -> list[dict[str, Any]]:
@@ -332,26 +377,6 @@ class StreamingDataset(DatasetNames, IterableDataset[dict[str, Any]]):
             self.epochs.batching(place)
         self._skips = skips
         self._place.go_to(place)
-
-
-def _given_streams(
-    streams: Sequence[Stream] | None,
-    remote: str | None,
-    local: str | None,
-    stream_name: str,
-    stream_config: Mapping[str, Any] | None,
-) -> Sequence[Stream]:
-    given = {"streams": streams or None, "remote or local": remote or local or None, "stream_config": stream_config}
-    present = {name: value for name, value in given.items() if value is not None}
-    if len(present) != 1:
-        raise ConfigurationError("streams", sorted(present), "one of streams, remote or local, and stream_config")
-    if streams:
-        for stream in streams:
-            if not isinstance(stream, Stream):
-                raise ConfigurationError("streams", stream, "a list of Stream")
-        return streams
-    arguments.choice("stream_name", stream_name, ("stream",))
-    return [Stream(remote=remote, local=local) if stream_config is None else Stream(**stream_config)]
 
 
 def _number(argument: str, value: int | None) -> int | None:

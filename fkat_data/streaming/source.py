@@ -1,89 +1,138 @@
 """Where a stream's shards come from: the one interface between reading and wherever the files are kept."""
 
-import contextlib
-import secrets
-import shutil
-import tempfile
-from hashlib import blake2s
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.streaming.cache.room import Room
+from fkat_data.streaming.cached_source import CachedSource, Evictable
 from fkat_data.streaming.formats.compression import decompress_file
 from fkat_data.streaming.formats.entry import FileInfo, ShardEntry
 from fkat_data.streaming.formats.hashing import validate_file
 from fkat_data.streaming.formats.index import INDEX_NAME, read_index
-from fkat_data.streaming.stream import Stream
+from fkat_data.streaming.store.open import open_store
+from fkat_data.streaming.stream import Stream, own_directory
 
-__all__ = ["DirectorySource", "ShardSource", "source_of"]
+__all__ = ["DirectorySource", "ShardSource", "sources_of"]
 
 
 class ShardSource(Protocol):
-    """A stream's shards, wherever they are kept. It pickles, and may be used by many processes at a time."""
+    """A stream's shards, wherever they are kept. It pickles, and may be used by many threads and processes at a time.
+
+    Attributes:
+        is_immediate: Whether shards need no fetching; known once the index was read.
+        directory: Where the index is, and the raw files of shards that are not compressed.
+    """
+
+    is_immediate: bool
+    directory: Path
 
     def read_index(self) -> list[ShardEntry]:
         """Return what the index says of the shards, in its order."""
         ...
 
-    def fetch(self, entry: ShardEntry) -> Path:
-        """Make a shard's files be there as they are read; return the directory that their basenames belong to."""
+    def fetch(self, entry: ShardEntry, *, wait: bool = True) -> Path | None:
+        """Make a shard's files be there as they are read; return the directory that their basenames belong to.
+
+        Args:
+            entry: The shard.
+            wait: Whether to wait while another process fetches it; if not, None is returned then.
+        """
+        ...
+
+    def touch(self, entry: ShardEntry) -> None:
+        """Mark a shard as used now."""
+        ...
+
+    def is_there(self, entry: ShardEntry) -> bool:
+        """Return whether a shard that was fetched has not been evicted."""
+        ...
+
+    def evict(self, entry: ShardEntry) -> int:
+        """Remove a shard's files, if they can be fetched again; return how many bytes they had."""
         ...
 
 
-def source_of(stream: Stream) -> ShardSource:
-    """Return where a stream's shards come from."""
-    return DirectorySource(
-        stream.remote_directory,
-        stream.local_directory,
-        validate_hash=stream.validate_hash,
-        keep_zip=bool(stream.keep_zip),
-    )
+def sources_of(streams: Sequence[Stream]) -> tuple[list[ShardSource], Room | None]:
+    """Return where streams' shards come from, and what is kept of them on this node; None if nothing is.
+
+    Raises:
+        ConfigurationError: A URL cannot be opened, or a directory cannot be a cache.
+        OSError: A directory cannot be made.
+    """
+    kept = [directory for stream in streams if (directory := stream.cache_directory) is not None]
+    evictable = Evictable()
+    room = Room(kept, None, evictable) if kept else None
+    sources: list[ShardSource] = []
+    for stream in streams:
+        directory = stream.cache_directory
+        if directory is None or room is None:
+            sources.append(_in_place(stream))
+            continue
+        store = open_store(
+            stream.remote_location,
+            storage_options=stream.storage_options,
+            num_retries=stream.download_retry or 0,
+            timeout_s=stream.download_timeout or 0,
+        )
+        sources.append(
+            CachedSource(
+                store,
+                directory,
+                room,
+                evictable,
+                validate_hash=stream.validate_hash,
+                keep_zip=bool(stream.keep_zip),
+            )
+        )
+    return sources, room
+
+
+def _in_place(stream: Stream) -> "DirectorySource":
+    directory = stream.local_directory or stream.remote_directory
+    if directory is None:
+        raise ConfigurationError("local", stream.local, "a directory, where there is no remote")
+    # Read in place, a directory that others may share is not written to.
+    decompressed = directory if stream.local_directory is not None else own_directory(str(directory.absolute()))
+    return DirectorySource(directory, decompressed, stream.validate_hash)
 
 
 class DirectorySource:
-    """Shards in a directory of this machine: read in place, or copied to another directory first.
+    """Shards in a directory of this machine, read in place. Nothing is deleted.
 
-    A file appears under its name when it is whole: it is copied or decompressed under another name, compared with
-    what the index says, then renamed. So any number of processes may do this side by side. Nothing is deleted that
-    could not be fetched again.
+    A shard that is compressed is decompressed under another name, then renamed. So any number of processes may do this
+    side by side.
 
     Args:
-        remote: The directory that the shards come from; None: ``local`` has them all.
-        local: The directory that they are copied to; None: they are read in ``remote``.
+        directory: The directory.
+        decompressed: Where compressed shards are decompressed.
         validate_hash: The hash of the index that files are compared with; None: their sizes alone.
-        keep_zip: Whether compressed files stay once they are decompressed.
+
+    Attributes:
+        is_immediate: Whether no shard is compressed; known once the index was read.
+        directory: The directory.
     """
 
-    def __init__(self, remote: Path | None, local: Path | None, *, validate_hash: str | None, keep_zip: bool) -> None:
-        directory = local or remote
-        if directory is None:
-            raise ConfigurationError("local", local, "a directory, where there is no remote")
-        self._directory = directory
-        self._remote = None if remote is None or remote == directory else remote
-        # Read in place, a directory that others may share is not written to.
-        self._decompressed = _own_directory(directory) if local is None else directory
+    def __init__(self, directory: Path, decompressed: Path, validate_hash: str | None) -> None:
+        self.is_immediate = True
+        self.directory = directory
+        self._decompressed = decompressed
         self._validate_hash = validate_hash
-        self._keep_zip = keep_zip or self._remote is None
         self._validated: set[str] = set()
 
     def read_index(self) -> list[ShardEntry]:
-        """Return what the index says of the shards, in its order; a copy of it that is out of date is replaced.
+        """Return what the index says of the shards, in its order.
 
         Raises:
             ShardNotFoundError: There is none.
             ShardCorruptError: It makes no sense.
         """
-        path = self._directory / INDEX_NAME
-        if self._remote is not None:
-            there = self._remote / INDEX_NAME
-            if not there.is_file() and not path.is_file():
-                raise ShardNotFoundError(str(there), "no such file, and no copy of it at " + str(path))
-            if there.is_file() and (not path.is_file() or there.read_bytes() != path.read_bytes()):
-                read_index(there)
-                _copy(there, path, None, None)
-        return read_index(path)
+        entries = read_index(self.directory / INDEX_NAME)
+        self.is_immediate = not any(entry.compression for entry in entries)
+        return entries
 
-    def fetch(self, entry: ShardEntry) -> Path:
+    def fetch(self, entry: ShardEntry, *, wait: bool = True) -> Path:
         """Make a shard's raw files be there; return their directory.
 
         Raises:
@@ -92,37 +141,31 @@ class DirectorySource:
             ShardCorruptError: A file's size or hash is not what the index says.
             OSError: A file cannot be read or written.
         """
-        directory = self._directory if entry.compression is None else self._decompressed
+        del wait
+        directory = self.directory if entry.compression is None else self._decompressed
         for raw, compressed in entry.files:
-            if compressed is None:
-                self._fetch_raw(raw, directory)
-            else:
-                self._fetch_compressed(raw, compressed, str(entry.compression), directory)
+            path = directory / raw.basename
+            if compressed is None or _is_whole(path, raw):
+                self._validate(path, raw)
+                continue
+            source = self.directory / compressed.basename
+            validate_file(source, compressed, self._validate_hash)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            decompress_file(str(entry.compression), source, path, raw)
         return directory
 
-    def _fetch_raw(self, raw: FileInfo, directory: Path) -> None:
-        path = directory / raw.basename
-        if self._remote is None:
-            self._validate(path, raw)
-        elif not _is_whole(path, raw):
-            _copy(self._remote / raw.basename, path, raw, self._validate_hash)
+    def touch(self, entry: ShardEntry) -> None:
+        """Do nothing: nothing is evicted here."""
 
-    def _fetch_compressed(self, raw: FileInfo, compressed: FileInfo, compression: str, directory: Path) -> None:
-        path = directory / raw.basename
-        if _is_whole(path, raw):
-            self._validate(path, raw)
-            return
-        source = self._directory / compressed.basename
-        if self._remote is not None and not _is_whole(source, compressed):
-            _copy(self._remote / compressed.basename, source, compressed, self._validate_hash)
-        else:
-            validate_file(source, compressed, self._validate_hash)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        decompress_file(compression, source, path, raw)
-        if not self._keep_zip:
-            # Another process may have been quicker.
-            with contextlib.suppress(FileNotFoundError):
-                source.unlink()
+    def is_there(self, entry: ShardEntry) -> bool:
+        """Return True."""
+        del entry
+        return True
+
+    def evict(self, entry: ShardEntry) -> int:
+        """Return 0: what is here may be the only copy."""
+        del entry
+        return 0
 
     def _validate(self, path: Path, info: FileInfo) -> None:
         # Once in a process: the size is compared whenever the file is opened.
@@ -137,24 +180,3 @@ def _is_whole(path: Path, info: FileInfo) -> bool:
     except (ShardNotFoundError, ShardCorruptError):
         return False
     return True
-
-
-def _copy(source: Path, target: Path, info: FileInfo | None, algorithm: str | None) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
-    try:
-        shutil.copyfile(source, temporary)
-        if info is not None:
-            validate_file(temporary, info, algorithm)
-        temporary.replace(target)
-    except FileNotFoundError as error:
-        raise ShardNotFoundError(str(source), "no such file") from error
-    except ShardCorruptError as error:
-        raise ShardCorruptError(str(source), f"copied to {target.parent}: {error.reason}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _own_directory(directory: Path) -> Path:
-    name = blake2s(str(directory.absolute()).encode(), digest_size=16).hexdigest()
-    return Path(tempfile.gettempdir()) / "fkat_data" / name

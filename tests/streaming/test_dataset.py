@@ -262,7 +262,7 @@ def test_a_dataset_of_another_directory_is_read_in_place_or_copied(data, tmp_pat
         ({"replication": 2}, "replication"),
         ({"download_retry": -1}, "download_retry"),
         ({"download_timeout": 0}, "download_timeout"),
-        ({"remote": "s3://bucket/data"}, "remote"),
+        ({"remote": "no-such-scheme://bucket/data"}, "remote"),
         ({"arrays": "list"}, "arrays"),
         ({"skip": [{"epoch": 0}]}, "skip"),
         ({"weight_schedule": [{"from_sample": 1, "weights": [1]}]}, "weight_schedule"),

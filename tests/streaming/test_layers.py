@@ -16,6 +16,7 @@ FROM_OUTSIDE = {
     "distributed",
     "errors",
     "faults",
+    "observe",
     "permutation",
     "position",
     "requirement",
@@ -25,7 +26,7 @@ FROM_OUTSIDE = {
     "types",
 }
 #: A part may import from parts with a lower number; parts with the same number do not know one another.
-LAYERS = {"sizes": 0, "formats": 1, "order": 1, "writing": 2, "converting": 3}
+LAYERS = {"sizes": 0, "formats": 1, "order": 1, "cache": 2, "store": 2, "writing": 2, "converting": 3}
 #: Files that stand in the package itself are above its parts.
 TOP = 4
 

@@ -5,7 +5,7 @@ from streaming_examples import write
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.streaming import Stream, StreamingDataset
-from fkat_data.streaming.source import source_of
+from fkat_data.streaming.source import sources_of
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def numbers(**options):
 
 
 def files(directory):
-    return sorted(path.name for path in directory.iterdir())
+    return sorted(path.name for path in directory.iterdir() if path.name != ".fkat_data")
 
 
 def damage(path):
@@ -147,7 +147,7 @@ def test_many_processes_may_fetch_one_shard(data, tmp_path):
     local = tmp_path / "local"
     stream = Stream(remote=data, local=str(local)).filled()
     # Side by side, but for the time: each copies under a name of its own and renames.
-    first, second = source_of(stream), source_of(stream)
+    first, second = (sources_of([stream])[0][0] for _ in range(2))
     entry = first.read_index()[0]
     assert first.fetch(entry) == second.fetch(entry) == local
     assert not [name for name in files(local) if name.endswith(".tmp")]

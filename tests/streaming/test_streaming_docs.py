@@ -56,3 +56,12 @@ def test_a_dataset_is_streamed_mixed_audited_and_resumed(run_here, tmp_path):
     assert printed.splitlines()[-1] == "True"
     run_here(setup + weights)
     assert run_here(sharded + "print(state['epoch'])") == "1\n"
+
+
+def test_a_cache_is_filled_and_adopted(run_here, tmp_path):
+    use, adopt = examples("cache.md")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "shard.00000.mds").write_bytes(b"a shard")
+    (tmp_path / "cache").mkdir()
+    printed = run_here(use + "print(path.read_bytes())\n" + adopt + "print(generation.recorded)")
+    assert printed == "b'a shard'\nversion 2\n"

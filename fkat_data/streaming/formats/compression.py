@@ -14,7 +14,7 @@ from fkat_data.requirement import required
 from fkat_data.streaming.formats.entry import FileInfo
 from fkat_data.streaming.formats.files import file_size
 
-__all__ = ["COMPRESSIONS", "FAMILIES", "Family", "compress", "decompress_file", "extension_of"]
+__all__ = ["COMPRESSIONS", "FAMILIES", "Family", "compress", "decompress_file", "decompress_into", "extension_of"]
 
 _CHUNK_BYTES = 1 << 20
 #: What snappy can make of a byte is bounded: a copy of 64 bytes takes 3.
@@ -163,11 +163,43 @@ def compress(data: bytes, compression: str) -> bytes:
     return settings.compress(data, int(level) if level else settings.default_level)
 
 
-def decompress_file(compression: str, source: Path, target: Path, raw: FileInfo) -> None:
-    """Write a compressed file's content to another file, which is there only when it is complete.
+def decompress_into(compression: str, source: Path, output: BinaryIO, raw: FileInfo) -> None:
+    """Write a compressed file's content into an open file.
 
     It takes about 2 MiB of memory (snappy: the file; zstd: its window, 128 MiB at most), and never writes more than
     ``raw.bytes``.
+
+    Args:
+        compression: As the index has it.
+        source: The compressed file.
+        output: Where the content goes, from its position on.
+        raw: What the index says of the content.
+
+    Raises:
+        ConfigurationError: There is no such compression, or it needs a package that is not installed.
+        ShardNotFoundError: ``source`` does not exist.
+        ShardCorruptError: Its bytes make no sense, or hold more or less than the index says.
+        OSError: ``output`` cannot be written.
+    """
+    family = _family_of(compression)
+    file_size(source)
+    size_bytes = 0
+    try:
+        with source.open("rb") as file:
+            for chunk in FAMILIES[family].decompressed(file, raw.bytes):
+                size_bytes += len(chunk)
+                if size_bytes > raw.bytes:
+                    break
+                output.write(chunk)
+    except _BrokenError as error:
+        raise ShardCorruptError(str(source), f"{family}: {error}") from error
+    if size_bytes != raw.bytes:
+        found = f"<more than {raw.bytes}>" if size_bytes > raw.bytes else size_bytes
+        raise ShardCorruptError.of_field(source, "size of its content in bytes", f"{raw.bytes}, as in the index", found)
+
+
+def decompress_file(compression: str, source: Path, target: Path, raw: FileInfo) -> None:
+    """Write a compressed file's content to another file, which is there only when it is complete.
 
     Args:
         compression: As the index has it.
@@ -181,25 +213,13 @@ def decompress_file(compression: str, source: Path, target: Path, raw: FileInfo)
         ShardCorruptError: Its bytes make no sense, or hold more or less than the index says.
         OSError: ``target`` cannot be written.
     """
-    family = _family_of(compression)
+    _family_of(compression)
     file_size(source)
     temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
     try:
-        with source.open("rb") as file, temporary.open("xb") as output:
-            size_bytes = 0
-            for chunk in FAMILIES[family].decompressed(file, raw.bytes):
-                size_bytes += len(chunk)
-                if size_bytes > raw.bytes:
-                    break
-                output.write(chunk)
-        if size_bytes != raw.bytes:
-            found = f"<more than {raw.bytes}>" if size_bytes > raw.bytes else size_bytes
-            raise ShardCorruptError.of_field(
-                source, "size of its content in bytes", f"{raw.bytes}, as in the index", found
-            )
+        with temporary.open("xb") as output:
+            decompress_into(compression, source, output, raw)
         temporary.replace(target)
-    except _BrokenError as error:
-        raise ShardCorruptError(str(source), f"{family}: {error}") from error
     finally:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()

@@ -1,0 +1,126 @@
+"""Paths below a directory, of which no part is a symbolic link."""
+
+import contextlib
+import errno
+import os
+import re
+import stat
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fkat_data.errors import ShardCorruptError
+
+__all__ = ["BOOKKEEPING", "MAKING", "StoredFile", "files_below", "opened_folder", "parts_of", "reserved_bytes"]
+
+#: What a cache keeps besides shards is in this folder of its directory.
+BOOKKEEPING = ".fkat_data"
+#: In there, the files that are being made; each is called ``<random>.<size>``.
+MAKING = "making"
+
+_PLAIN = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
+_TEMPORARY = re.compile(r"[0-9a-f]+\.([0-9]{1,18})", re.ASCII)
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class StoredFile(NamedTuple):
+    """One file of a cache.
+
+    Attributes:
+        name: Its path relative to the cache's directory.
+        size_bytes: Its size; of a file that is being made, the size that it will have, if that is more.
+        changed_ns: When it was last changed, by the wall clock.
+        is_being_made: Whether it is a temporary file.
+    """
+
+    name: str
+    size_bytes: int
+    changed_ns: int
+    is_being_made: bool
+
+
+def parts_of(name: str) -> list[str]:
+    """Return a name's folders and its last part.
+
+    Raises:
+        ShardCorruptError: It leaves the directory, or is one of the cache's own files.
+    """
+    parts = name.split("/")
+    if not _PLAIN.fullmatch(name) and (
+        "\0" in name or parts[0] == BOOKKEEPING or any(part in ("", ".", "..") for part in parts)
+    ):
+        raise ShardCorruptError.of_field(name, "basename", "a path within the dataset's directory", name)
+    return parts
+
+
+@contextlib.contextmanager
+def opened_folder(root: Path, folders: Sequence[str], *, is_made: bool = False) -> Generator[int]:
+    """Open a folder below a directory and yield its descriptor.
+
+    Args:
+        root: The directory; it may be reached through a symbolic link.
+        folders: The way down from there.
+        is_made: Whether folders that are not there are made.
+
+    Raises:
+        FileNotFoundError: There is no such folder.
+        ShardCorruptError: A part of the way is a symbolic link or no folder.
+    """
+    descriptor = os.open(root, _FOLDER)
+    try:
+        for depth, folder in enumerate(folders, start=1):
+            if is_made:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(folder, dir_fd=descriptor)
+            try:
+                below = os.open(folder, _FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                    raise
+                path = root.joinpath(*folders[:depth])
+                raise ShardCorruptError(str(path), "it is no folder; a symbolic link is not followed") from error
+            above, descriptor = descriptor, below
+            os.close(above)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def files_below(root: str, apart: frozenset[str] = frozenset(), prefix: str = "") -> Iterator[StoredFile]:
+    """Yield the regular files in a directory and the folders below it.
+
+    Files that are being made are among them; the rest of a cache's own files is not. What vanishes meanwhile is left
+    out.
+
+    Args:
+        root: The directory, without symbolic links in its path.
+        apart: Directories that are not entered.
+        prefix: What stands before the names.
+    """
+    try:
+        entries = list(os.scandir(root))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            if entry.name == BOOKKEEPING:
+                yield from _being_made(f"{entry.path}/{MAKING}", f"{prefix}{entry.name}/{MAKING}/")
+            elif entry.path not in apart:
+                yield from files_below(entry.path, apart, f"{prefix}{entry.name}/")
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            found = entry.stat(follow_symlinks=False)
+            if stat.S_ISREG(found.st_mode):
+                yield StoredFile(prefix + entry.name, found.st_size, found.st_mtime_ns, is_being_made=False)
+
+
+def _being_made(folder: str, prefix: str) -> Iterator[StoredFile]:
+    for file in files_below(folder, prefix=prefix):
+        size_bytes = max(file.size_bytes, reserved_bytes(file.name.rpartition("/")[2]))
+        yield file._replace(size_bytes=size_bytes, is_being_made=True)
+
+
+def reserved_bytes(name: str) -> int:
+    """Return the size that a temporary file will have, by its name; 0 if the name says nothing."""
+    found = _TEMPORARY.fullmatch(name)
+    return int(found[1]) if found else 0

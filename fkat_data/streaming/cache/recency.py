@@ -1,0 +1,155 @@
+"""When each file of a cache was last used, by a clock that nobody sets."""
+
+import contextlib
+import os
+import struct
+import time
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from fkat_data.streaming.cache.locks import LockFile
+
+__all__ = ["Recency"]
+
+_MAGIC = 0x316365722E74666B
+_HEADER = struct.Struct("<QQQQ")
+_ENTRY = struct.Struct("<QQ")
+_WINDOW = 16
+_ENTRIES = struct.Struct(f"<{2 * _WINDOW}Q")
+_NUM_ENTRIES = 1 << 17
+_FILE_BYTES = _HEADER.size + _NUM_ENTRIES * _ENTRY.size
+_MOST = 1 << 62
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Recency:
+    """When each file of a cache was last used: a table in a file that all processes of a node share.
+
+    Its times are those of the monotonic clock, which all processes of a node have in common and which does not jump;
+    a restart of the machine is told by its boot id, and what was used before it is older than all that was used
+    after. Every process writes its own entries and waits for nobody. Should two meet in one entry, or the table
+    (2 MiB, sparse, room for 131,072 files) overflow, a file's last use may be forgotten: then it counts as not used.
+
+    Thread-safe. It pickles, and opens its file where it is used.
+
+    Args:
+        path: The table's file; made when it is first used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._table: _Table | None = None
+
+    def touch(self, name: str) -> None:
+        """Say that a file is being used now; nothing happens where the table cannot be written."""
+        self._write(name, is_used=True)
+
+    def forget(self, name: str) -> None:
+        """Give back the entry of a file that is no more."""
+        self._write(name, is_used=False)
+
+    def last_uses(self) -> dict[int, int]:
+        """Return when files were last used, by their keys; larger is later, in nanoseconds.
+
+        Tables of one machine can be compared; what is not in it was not used.
+        """
+        table = self._opened()
+        if table is None:
+            return {}
+        found = np.frombuffer(os.pread(table.descriptor, _FILE_BYTES, 0)[_HEADER.size :], "<u8")
+        found = found[: len(found) // 2 * 2].reshape(-1, 2)
+        found = found[(found[:, 0] != 0) & (found[:, 1] < _MOST)]
+        return {key: tick - table.base for key, tick in found.tolist()}
+
+    @staticmethod
+    def key_of(name: str) -> int:
+        """Return the key that a file has in the table."""
+        return int.from_bytes(blake2b(name.encode(errors="surrogateescape"), digest_size=8).digest(), "little") or 1
+
+    def _write(self, name: str, *, is_used: bool) -> None:
+        table = self._opened()
+        if table is None:
+            return
+        key = self.key_of(name)
+        offset = _HEADER.size + key % (_NUM_ENTRIES - _WINDOW) * _ENTRY.size
+        with contextlib.suppress(OSError):
+            seen = os.pread(table.descriptor, _ENTRIES.size, offset)
+            entries = _ENTRIES.unpack(seen.ljust(_ENTRIES.size, b"\0"))
+            place = _place(key, entries[::2], entries[1::2], is_used=is_used)
+            if place is not None:
+                tick = table.base + time.monotonic_ns()
+                entry = _ENTRY.pack(key, tick) if is_used else bytes(_ENTRY.size)
+                os.pwrite(table.descriptor, entry, offset + place * _ENTRY.size)
+
+    def _opened(self) -> "_Table | None":
+        table = self._table
+        # Somebody may have emptied the directory.
+        if table is None or os.fstat(table.descriptor).st_nlink == 0:
+            try:
+                table = self._table = _Table(self._path)
+            except OSError:
+                return None
+        return table
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"_path": self._path, "_table": None}
+
+
+def _place(key: int, keys: tuple[int, ...], ticks: tuple[int, ...], *, is_used: bool) -> int | None:
+    if key in keys:
+        return keys.index(key)
+    if not is_used:
+        return None
+    return keys.index(0) if 0 in keys else ticks.index(min(ticks))
+
+
+class _Table:
+    """The open file. A forked child may go on with it: there is no lock, and no offset in use."""
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = -1
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        base = self._base()
+        if base is None:
+            with LockFile(path, os.O_RDWR) as lock:
+                lock.lock()
+                base = self._base()
+                if base is None:
+                    base = self._begin()
+        self.base = base
+
+    def _base(self) -> int | None:
+        """Return what to add to this boot's times; None if nobody has said so yet."""
+        header = os.pread(self.descriptor, _HEADER.size, 0)
+        if len(header) < _HEADER.size:
+            return None
+        magic, boot, base, _ = _HEADER.unpack(header)
+        return base if magic == _MAGIC and boot == _boot() and base < _MOST else None
+
+    def _begin(self) -> int:
+        content = os.pread(self.descriptor, _FILE_BYTES, 0)
+        base = 0
+        if len(content) > _HEADER.size and _HEADER.unpack_from(content)[0] == _MAGIC:
+            ticks = np.frombuffer(content[_HEADER.size : len(content) // 8 * 8], "<u8")[1::2]
+            base = int(ticks[ticks < _MOST].max(initial=0)) + 1
+        if not 0 < base < _MOST // 2:
+            base = 0
+            os.ftruncate(self.descriptor, 0)
+        os.ftruncate(self.descriptor, _FILE_BYTES)
+        os.pwrite(self.descriptor, _HEADER.pack(_MAGIC, _boot(), base, 0), 0)
+        return base
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if self.descriptor >= 0:
+            close(self.descriptor)
+
+
+def _boot() -> int:
+    try:
+        text = _BOOT.read_bytes()
+    except OSError:
+        text = b""
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")

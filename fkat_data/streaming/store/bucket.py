@@ -1,0 +1,119 @@
+"""Objects of an S3 bucket, over s3fs and what it stands on."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import fsspec
+
+from fkat_data.requirement import required
+from fkat_data.streaming.store.bounded import in_loop
+from fkat_data.streaming.store.client import ChangedError
+from fkat_data.streaming.store.pace import LONGEST_SILENCE_S
+from fkat_data.streaming.store.ranges import content_range
+from fkat_data.streaming.store.timed import joined_version
+
+__all__ = ["BucketClient"]
+
+_MOST_READ_BYTES = 1 << 20
+_RANGE_FAILED = (412, 416)
+#: Which of the additional arguments that s3fs may be given are for requests that read.
+_OF_READING = ("ExpectedBucketOwner", "RequestPayer", "SSECustomerAlgorithm", "SSECustomerKey", "SSECustomerKeyMD5")
+_CONFIGURATION = {
+    # The one loop that tries again is ours.
+    "retries": {"total_max_attempts": 1, "mode": "standard"},
+    "connect_timeout": LONGEST_SILENCE_S,
+    "read_timeout": LONGEST_SILENCE_S + 1,
+    "max_pool_connections": 100,
+}
+
+
+class BucketClient:
+    """A directory of a bucket.
+
+    Credentials and connections come from s3fs, so that its options hold; requests are made here, because s3fs tries
+    them again by itself, and reads answers whole.
+
+    Args:
+        bucket: The bucket.
+        prefix: The directory within it, with a slash at its end unless it is empty.
+        options: What ``S3FileSystem`` takes.
+    """
+
+    def __init__(self, bucket: str, prefix: str, options: Mapping[str, Any]) -> None:
+        required("s3fs", "s3")
+        configuration = _CONFIGURATION | dict(options.get("config_kwargs") or {})
+        given = {**options, "config_kwargs": configuration, "use_listings_cache": False, "skip_instance_cache": True}
+        self._filesystem: Any = fsspec.filesystem("s3", **given)
+        self._loop: asyncio.AbstractEventLoop = self._filesystem.loop
+        self._bucket = bucket
+        self._prefix = prefix
+        self._s3: Any = None
+        self._session_lock = asyncio.Lock()
+
+    def open(self, name: str, start: int, version: str, timeout_s: float) -> "_BucketBody":
+        """Send GetObject; see ``Client``."""
+        return in_loop(self._loop, self._open(name, start, version), timeout_s)
+
+    def version(self, name: str, timeout_s: float, *, is_timed: bool = False) -> str:
+        """Send HeadObject; see ``Client``."""
+        return in_loop(self._loop, self._version(name, is_timed), timeout_s)
+
+    def close(self) -> None:
+        """Close idle connections; see ``Client``."""
+        if self._s3 is not None:
+            asyncio.run_coroutine_threadsafe(self._s3.close(), self._loop)
+
+    async def _open(self, name: str, start: int, version: str) -> "_BucketBody":
+        conditions = {"Range": f"bytes={start}-"} if start else {}
+        if start and version.startswith('"'):
+            conditions["IfMatch"] = version
+        try:
+            return _BucketBody(self._loop, await self._send("get_object", name, conditions))
+        except Exception as error:
+            if start and _status(error) in _RANGE_FAILED:
+                raise ChangedError(f"status {_status(error)} for bytes from {start:,}") from error
+            raise
+
+    async def _version(self, name: str, is_timed: bool) -> str:
+        found = await self._send("head_object", name, {})
+        return joined_version(_version(found), found.get("LastModified")) if is_timed else _version(found)
+
+    async def _send(self, method: str, name: str, conditions: Mapping[str, str]) -> dict[str, Any]:
+        filesystem = self._filesystem
+        async with self._session_lock:
+            self._s3 = await filesystem.set_session()
+        more = {key: value for key, value in filesystem.s3_additional_kwargs.items() if key in _OF_READING}
+        call: Any = getattr(self._s3, method)
+        return await call(Bucket=self._bucket, Key=self._prefix + name, **{**more, **filesystem.req_kw, **conditions})
+
+
+class _BucketBody:
+    def __init__(self, loop: asyncio.AbstractEventLoop, response: dict[str, Any]) -> None:
+        self._loop = loop
+        self._stream: Any = response["Body"]
+        self.version = _version(response)
+        self.start: int = 0
+        self.size_bytes: int | None = response.get("ContentLength")
+        if response["ResponseMetadata"]["HTTPStatusCode"] == 206:
+            try:
+                self.start, self.size_bytes = content_range(response.get("ContentRange", ""))
+            except Exception:
+                self._stream.close()
+                raise
+
+    def read(self, timeout_s: float) -> bytes:
+        return in_loop(self._loop, self._stream.read(_MOST_READ_BYTES), timeout_s)
+
+    def close(self) -> None:
+        # What is read to its end is back in the pool, and this does nothing.
+        self._loop.call_soon_threadsafe(self._stream.close)
+
+
+def _version(response: Mapping[str, Any]) -> str:
+    return str(response.get("ETag") or response.get("LastModified") or "")
+
+
+def _status(error: Exception) -> int | None:
+    response: Any = getattr(error, "response", None) or {}
+    return response.get("ResponseMetadata", {}).get("HTTPStatusCode")

@@ -1,0 +1,69 @@
+"""Files of a directory of this machine, read directly."""
+
+import os
+from pathlib import Path
+
+from fkat_data.streaming.formats.files import file_size
+from fkat_data.streaming.store.bounded import in_thread
+
+__all__ = ["DirectoryClient"]
+
+_PIECE_BYTES = 1 << 20
+
+
+class DirectoryClient:
+    """A directory. A mount that hangs costs a thread, not the caller.
+
+    Args:
+        directory: Its path.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def open(self, name: str, start: int, version: str, timeout_s: float) -> "_FileBody":
+        """Open a file; see ``Client``."""
+        return in_thread(lambda: _FileBody(self._directory / name, start if version else 0), timeout_s)
+
+    def version(self, name: str, timeout_s: float, *, is_timed: bool = False) -> str:
+        """Return what a file's time and size tell of its content."""
+        del is_timed  # it is always
+
+        def look() -> str:
+            path = self._directory / name
+            file_size(path)
+            return _version(path.stat())
+
+        return in_thread(look, timeout_s)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _FileBody:
+    def __init__(self, path: Path, start: int) -> None:
+        # Opening what is no regular file might wait for ever.
+        file_size(path)
+        self._file = path.open("rb", buffering=0)
+        self._is_stuck = False
+        found = os.fstat(self._file.fileno())
+        self.version = _version(found)
+        self.size_bytes = found.st_size
+        self.start = min(start, found.st_size)
+        self._file.seek(self.start)
+
+    def read(self, timeout_s: float) -> bytes:
+        try:
+            return in_thread(lambda: self._file.read(_PIECE_BYTES), timeout_s)
+        except TimeoutError:
+            # It is still being read: its thread closes it, if it ever returns.
+            self._is_stuck = True
+            raise
+
+    def close(self) -> None:
+        if not self._is_stuck:
+            self._file.close()
+
+
+def _version(found: os.stat_result) -> str:
+    return f"{found.st_mtime_ns}-{found.st_ino}-{found.st_size}"

@@ -1,0 +1,120 @@
+"""Objects of any other file system that fsspec opens, in pieces, because what it does between is out of sight."""
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import fsspec.core
+
+from fkat_data.streaming.store.bounded import in_thread
+from fkat_data.streaming.store.client import ChangedError, ContentError
+from fkat_data.streaming.store.timed import joined_version
+
+__all__ = ["FilesystemClient"]
+
+_Opener = Callable[..., tuple[Any, str]]
+_PIECE_BYTES = 4 << 20
+#: What file systems call the version of a content; the first that is there is taken.
+_VERSIONS = ("ETag", "etag", "e_tag", "generation", "blob_id", "version_id", "md5Hash", "last_commit", "LastModified")
+_TIMES = ("last_modified", "mtime", "updated", "modified", "created")
+
+
+class FilesystemClient:
+    """A directory of a file system. Each call to it has a thread, so that one which hangs costs no more than that.
+
+    Args:
+        url: The directory, as fsspec opens it.
+        options: The options of its file system.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        self._url = url
+        self._options = dict(options)
+        self._made: tuple[Any, str] | None = None
+        self._lock = threading.Lock()
+
+    def open(self, name: str, start: int, version: str, timeout_s: float) -> "_PieceBody":
+        """Ask for an object's size and version; see ``Client``."""
+
+        def look() -> _PieceBody:
+            filesystem, path = self._at(name)
+            return _PieceBody(filesystem, path, start if version else 0)
+
+        return in_thread(look, timeout_s)
+
+    def version(self, name: str, timeout_s: float, *, is_timed: bool = False) -> str:
+        """Ask for an object's version; see ``Client``."""
+
+        def look() -> str:
+            info = _info(*self._at(name))
+            return joined_version(_version(info), _time(info)) if is_timed else _version(info)
+
+        return in_thread(look, timeout_s)
+
+    def close(self) -> None:
+        """The file system closes its connections by itself, when nothing refers to it any more."""
+        self._made = None
+
+    def _at(self, name: str) -> tuple[Any, str]:
+        with self._lock:
+            made = self._made
+            if made is None:
+                # Some look for credentials over the network already here.
+                opened = cast("_Opener", fsspec.core.url_to_fs)
+                made = self._made = opened(self._url, skip_instance_cache=True, **self._options)
+        filesystem, directory = made
+        return filesystem, f"{directory.rstrip('/')}/{name}"
+
+
+class _PieceBody:
+    def __init__(self, filesystem: Any, path: str, start: int) -> None:
+        self._filesystem = filesystem
+        self._path = path
+        info = _info(filesystem, path)
+        if info.get("type") == "directory":
+            raise IsADirectoryError(path)
+        size_bytes = info.get("size")
+        self.size_bytes = None if size_bytes is None else int(size_bytes)
+        self.version = _version(info)
+        self.start = 0 if self.size_bytes is None else min(start, self.size_bytes)
+        self._next = self.start
+        self._is_last = False
+
+    def read(self, timeout_s: float) -> bytes:
+        return in_thread(self._piece, timeout_s)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _piece(self) -> bytes:
+        if self._is_last:
+            return b""
+        start, stop = self._next, self._next + _PIECE_BYTES
+        if self.size_bytes is not None:
+            stop = min(stop, self.size_bytes)
+        read: Callable[..., bytes] = self._filesystem.cat_file
+        piece = bytes(read(self._path, start=start, end=stop))
+        if len(piece) > stop - start:
+            raise ContentError(f"{len(piece):,} bytes came, {stop - start:,} from {start:,} were asked for")
+        self._next += len(piece)
+        self._is_last = len(piece) < stop - start or self._next == self.size_bytes
+        # Pieces are requests of their own: what they belong to may have been replaced between them.
+        if self._is_last and start > 0 and _version(_info(self._filesystem, self._path)) != self.version:
+            raise ChangedError("the object was replaced while it was read")
+        return piece
+
+
+def _info(filesystem: Any, path: str) -> Mapping[str, Any]:
+    filesystem.invalidate_cache()
+    return filesystem.info(path)
+
+
+def _version(info: Mapping[str, Any]) -> str:
+    found = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")
+    time = str(_time(info) or "")
+    # A time alone may be the same for two contents that follow one another quickly.
+    return found or (f"{time}-{info.get('size')}" if time else "")
+
+
+def _time(info: Mapping[str, Any]) -> object:
+    return next((info[key] for key in _TIMES if info.get(key)), None)

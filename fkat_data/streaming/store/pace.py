@@ -1,0 +1,73 @@
+"""How slow an attempt may be."""
+
+import time
+
+from fkat_data.streaming.store.client import TransferError
+
+__all__ = ["LONGEST_SILENCE_S", "PART_BYTES", "Pace", "SlowError"]
+
+#: What ``timeout_s`` is for: the size that the reference's writers give a shard.
+PART_BYTES = 64 << 20
+#: Seconds without a byte.
+LONGEST_SILENCE_S = 30.0
+_WINDOW_S = 30.0
+_LEAST_BYTES_PER_S = 64 << 10
+
+
+class SlowError(TransferError):
+    """Too little arrived in the time that it had."""
+
+
+class Pace:
+    """The clock of one attempt. It runs while the store is waited for, not while what came is written.
+
+    Args:
+        timeout_s: Seconds until the first 64 MiB have arrived; each further 64 MiB may take as long.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._waited_s = 0.0
+        self._num_bytes = 0
+        self._window_starts_s = 0.0
+        self._window_bytes = 0
+        self._asked_at = time.monotonic()
+
+    def ask(self) -> float:
+        """Start the clock; return how many seconds the store may be silent from here on.
+
+        Raises:
+            SlowError: No time is left.
+        """
+        left_s = self._limit_s - self._waited_s
+        if left_s <= 0:
+            raise self.late()
+        self._asked_at = time.monotonic()
+        return min(left_s, LONGEST_SILENCE_S)
+
+    def answered(self, num_bytes: int = 0) -> None:
+        """Stop the clock: so many bytes came.
+
+        Raises:
+            SlowError: They were too few for the time.
+        """
+        self._waited_s += time.monotonic() - self._asked_at
+        self._num_bytes += num_bytes
+        self._window_bytes += num_bytes
+        window_s = self._waited_s - self._window_starts_s
+        if window_s >= _WINDOW_S:
+            if self._window_bytes < window_s * _LEAST_BYTES_PER_S:
+                raise SlowError(f"only {self._window_bytes:,} bytes in {window_s:.0f} s")
+            self._window_starts_s, self._window_bytes = self._waited_s, 0
+
+    def late(self) -> SlowError:
+        """Return the error for a store that did not answer within what ``ask`` returned."""
+        waited_s = self._waited_s + time.monotonic() - self._asked_at
+        # The margin is for a wait that returns a moment early.
+        if waited_s < self._limit_s - 0.01:
+            return SlowError(f"no byte for {LONGEST_SILENCE_S:g} s, after {self._num_bytes:,} bytes")
+        return SlowError(f"only {self._num_bytes:,} bytes within {self._limit_s:g} s (timeout_s for each 64 MiB)")
+
+    @property
+    def _limit_s(self) -> float:
+        return self._timeout_s * (1 + self._num_bytes // PART_BYTES)

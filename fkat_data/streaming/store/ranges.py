@@ -1,0 +1,24 @@
+"""What a server says of the bytes that it sends."""
+
+import re
+
+from fkat_data.streaming.store.client import ContentError
+
+__all__ = ["content_range"]
+
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
+
+
+def content_range(header: str) -> tuple[int, int | None]:
+    """Return the first byte, and the whole object's size if it is told.
+
+    Args:
+        header: The value of Content-Range.
+
+    Raises:
+        ContentError: It makes no sense.
+    """
+    found = _CONTENT_RANGE.fullmatch(header.strip())
+    if found is None or int(found[1]) > int(found[2]):
+        raise ContentError(f"Content-Range is {header[:100]!r}: expected first-last/size")
+    return int(found[1]), None if found[3] == "*" else int(found[3])

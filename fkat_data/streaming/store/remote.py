@@ -1,0 +1,87 @@
+"""Clients of stores that are not directories of this machine: what imports fsspec, and is imported when it is needed."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import fsspec
+
+from fkat_data.errors import ConfigurationError
+from fkat_data.streaming.store.bucket import BucketClient
+from fkat_data.streaming.store.client import Client
+from fkat_data.streaming.store.fast_bucket import FastBucketClient, fast_configuration
+from fkat_data.streaming.store.filesystem import FilesystemClient
+from fkat_data.streaming.store.redaction import Redaction
+from fkat_data.streaming.store.web import WebClient
+
+__all__ = ["remote_client"]
+
+#: What to install for a scheme, where that is an extra of ours.
+_EXTRAS = {
+    "s3": "s3",
+    "s3a": "s3",
+    "http": "http",
+    "https": "http",
+    "gs": "gs",
+    "gcs": "gs",
+    "hf": "hf",
+} | dict.fromkeys(("az", "abfs", "abfss", "adl"), "az")
+#: Where s3fs, or what it stands on, does not look, but users of the reference have said it.
+_REFERENCE_ENDPOINT = "S3_ENDPOINT_URL"
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", _REFERENCE_ENDPOINT)
+
+
+def remote_client(
+    scheme: str, location: str, options: dict[str, Any], redaction: Redaction, timeout_s: float
+) -> Callable[[], Client]:
+    """Return what makes a process's client of a URL's store.
+
+    Args:
+        scheme: The URL's scheme.
+        location: The URL.
+        options: Those of fsspec's file system.
+        redaction: What messages must not show.
+        timeout_s: Seconds that an attempt may take for each 64 MiB.
+
+    Raises:
+        ConfigurationError: There is no such scheme, a package for it is missing, or the URL has no bucket.
+    """
+    _check_scheme(scheme, redaction.url(location))
+    if "::" not in location:
+        if scheme in ("http", "https"):
+            return partial(WebClient, location, options)
+        if scheme in ("s3", "s3a"):
+            return partial(_bucket_client, *_bucket_and_prefix(location, redaction), options, timeout_s)
+    return partial(FilesystemClient, location, options)
+
+
+def _check_scheme(scheme: str, shown: str) -> None:
+    install = f"pip install 'fkat_data[{_EXTRAS[scheme]}]'" if scheme in _EXTRAS else "the package that fsspec names"
+    try:
+        fsspec.get_filesystem_class(scheme)
+    except ValueError as error:
+        raise ConfigurationError("remote", shown, "a path, or a URL of a scheme that fsspec knows") from error
+    except ImportError as error:
+        raise ConfigurationError("remote", shown, f"{install} first ({error})") from error
+
+
+def _bucket_and_prefix(location: str, redaction: Redaction) -> tuple[str, str]:
+    # A key may contain what ends a path elsewhere: ? and #.
+    bucket, _, prefix = location.partition("://")[2].partition("/")
+    if not bucket:
+        raise ConfigurationError("remote", redaction.url(location), "a URL with a bucket, as s3://bucket/directory")
+    prefix = prefix.strip("/")
+    return bucket, f"{prefix}/" if prefix else ""
+
+
+def _bucket_client(bucket: str, prefix: str, options: dict[str, Any], timeout_s: float) -> Client:
+    given = dict(options)
+    if not given.get("endpoint_url") and not (given.get("client_kwargs") or {}).get("endpoint_url"):
+        endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), None)
+        if endpoint:
+            given["endpoint_url"] = endpoint
+    configuration = fast_configuration(prefix, given)
+    if configuration is not None:
+        return FastBucketClient(bucket, prefix, configuration, timeout_s)
+    return BucketClient(bucket, prefix, given)

@@ -1,0 +1,157 @@
+"""One object on its way to a local file, over as many attempts as it takes."""
+
+from typing import Any, BinaryIO
+
+from fkat_data.streaming.formats.hashing import new_hash
+from fkat_data.streaming.store.attempts import FinalError
+from fkat_data.streaming.store.client import Body, ChangedError, Client, ContentError, TransferError
+from fkat_data.streaming.store.pace import Pace
+
+__all__ = ["Transfer"]
+
+_HEAD_BYTES = 64
+_MARKUP = (b"<?xml", b"<!doctype", b"<html", b"<error")
+
+
+class Transfer:
+    """What has arrived of an object. Attempts go on where the last one broke, if the object is still the same.
+
+    Args:
+        client: Where it comes from.
+        name: The object.
+        target: An open, empty, seekable file.
+        size_bytes: The size that it must have; None: what its store says.
+        most_bytes: More than this is never written.
+        algorithm: The hash to compare; None: the size alone.
+        digest: What the hash must be.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        target: BinaryIO,
+        *,
+        size_bytes: int | None,
+        most_bytes: int,
+        algorithm: str | None,
+        digest: str,
+    ) -> None:
+        self._client = client
+        self._name = name
+        self._target = target
+        self._size_bytes = size_bytes
+        self._most_bytes = most_bytes
+        self._algorithm = algorithm
+        self._digest = digest
+        self._received_bytes = 0
+        self._version = ""
+        self._head = b""
+        self._hash: Any = None if algorithm is None else new_hash(algorithm)
+
+    @property
+    def version(self) -> str:
+        """What the store calls the content; known when an attempt has returned."""
+        return self._version
+
+    def attempt(self, timeout_s: float) -> None:
+        """Bring what is missing; on return the target is complete and as it must be.
+
+        Args:
+            timeout_s: Seconds for each 64 MiB.
+
+        Raises:
+            TransferError: It broke; what has arrived stays, unless it is not what it should be.
+            FinalError: The target cannot be written.
+            Exception: Whatever the client library raises.
+        """
+        try:
+            self._attempt(Pace(timeout_s))
+        except ContentError:
+            self._begin_anew()
+            raise
+
+    def _attempt(self, pace: Pace) -> None:
+        # Without a version, nobody knows whether the rest belongs to what is here.
+        if not self._version or self._received_bytes == self._size_bytes:
+            self._begin_anew()
+        try:
+            body = self._client.open(self._name, self._received_bytes, self._version, pace.ask())
+        except TimeoutError as error:
+            raise pace.late() from error
+        pace.answered()
+        try:
+            self._check_beginning(body)
+            self._receive(body, pace)
+        finally:
+            body.close()
+        self._check_end()
+
+    def _check_beginning(self, body: Body) -> None:
+        if body.start not in (0, self._received_bytes):
+            raise ContentError(f"bytes from {body.start:,} came, those from {self._received_bytes:,} were asked for")
+        if body.start == 0:
+            self._begin_anew()
+        elif body.version != self._version:
+            raise ChangedError("the object was replaced while it was read")
+        self._version = body.version
+        if body.size_bytes is None:
+            return
+        if self._size_bytes is None:
+            if body.size_bytes > self._most_bytes:
+                raise ContentError(f"size is {body.size_bytes:,} bytes: expected at most {self._most_bytes:,}")
+        elif body.size_bytes != self._size_bytes:
+            raise ContentError(f"size is {body.size_bytes:,} bytes: expected {self._size_bytes:,}, as in the index")
+
+    def _receive(self, body: Body, pace: Pace) -> None:
+        size_bytes = self._size_bytes if body.size_bytes is None else body.size_bytes
+        # A server that said how much it sends, and has sent it, need not say that this was all.
+        while body.size_bytes is None or self._received_bytes < body.size_bytes:
+            try:
+                chunk = body.read(pace.ask())
+            except TimeoutError as error:
+                raise pace.late() from error
+            pace.answered(len(chunk))
+            if not chunk:
+                break
+            if self._received_bytes + len(chunk) > (self._most_bytes if size_bytes is None else size_bytes):
+                raise ContentError(f"more than {self._most_bytes if size_bytes is None else size_bytes:,} bytes came")
+            self._write(chunk)
+        if size_bytes is not None and self._received_bytes < size_bytes:
+            raise TransferError(f"the connection ended after {self._received_bytes:,} of {size_bytes:,} bytes")
+
+    def _check_end(self) -> None:
+        if self._size_bytes is None and self._head.lstrip().lower().startswith(_MARKUP):
+            raise ContentError(f"a document of XML or HTML came: {self._head!r}")
+        if self._hash is not None and self._hash.hexdigest() != self._digest:
+            raise ContentError(
+                f"{self._algorithm} is {self._hash.hexdigest()}: expected {self._digest}, as in the index"
+            )
+        try:
+            self._target.flush()
+        except OSError as error:
+            raise FinalError(error) from error
+
+    def _write(self, chunk: bytes) -> None:
+        try:
+            view = memoryview(chunk)
+            while view:
+                view = view[self._target.write(view) :]
+        except OSError as error:
+            raise FinalError(error) from error
+        self._received_bytes += len(chunk)
+        self._head += chunk[: _HEAD_BYTES - len(self._head)]
+        if self._hash is not None:
+            self._hash.update(chunk)
+
+    def _begin_anew(self) -> None:
+        if self._received_bytes:
+            try:
+                self._target.seek(0)
+                self._target.truncate()
+            except OSError as error:
+                raise FinalError(error) from error
+        self._received_bytes = 0
+        self._version = ""
+        self._head = b""
+        self._hash = None if self._algorithm is None else new_hash(self._algorithm)

@@ -1,0 +1,137 @@
+"""Objects of a web server, over aiohttp."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import fsspec
+
+from fkat_data.requirement import required
+from fkat_data.streaming.store.bounded import in_loop
+from fkat_data.streaming.store.client import ChangedError, StatusError, TransferError
+from fkat_data.streaming.store.pace import LONGEST_SILENCE_S
+from fkat_data.streaming.store.ranges import content_range
+from fkat_data.streaming.store.timed import joined_version
+
+__all__ = ["WebClient"]
+
+#: As much is lost when a connection breaks.
+_BUFFER_BYTES = 128 << 10
+_NO_SUCH_METHOD = (405, 501)
+_RANGE_FAILED = (412, 416)
+
+
+class WebClient:
+    """A directory of a web server.
+
+    Connections come from fsspec's file system, so that its options hold; requests are made here, because of the
+    headers of their answers.
+
+    Args:
+        url: Its URL; a query, such as a signature, is sent with each request.
+        options: What fsspec's ``HTTPFileSystem`` takes.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        self._aiohttp = required("aiohttp", "http")
+        # Bytes are compared as they are stored: a Content-Encoding is nothing to be undone.
+        client_kwargs = {"auto_decompress": False, **options.get("client_kwargs", {})}
+        given = {**options, "client_kwargs": client_kwargs, "use_listings_cache": False, "skip_instance_cache": True}
+        self._filesystem: Any = fsspec.filesystem("http", **given)
+        self._loop: asyncio.AbstractEventLoop = self._filesystem.loop
+        self._url = url
+        self._session: Any = None
+        self._session_lock = asyncio.Lock()
+        timeout = self._aiohttp.ClientTimeout(
+            total=None, sock_connect=LONGEST_SILENCE_S, sock_read=LONGEST_SILENCE_S + 1
+        )
+        request: dict[str, Any] = {**self._filesystem.kwargs}
+        self._headers = {"Accept-Encoding": "identity", **(request.pop("headers", None) or {})}
+        self._request = {"timeout": timeout, "read_bufsize": _BUFFER_BYTES} | request
+
+    def open(self, name: str, start: int, version: str, timeout_s: float) -> "_WebBody":
+        """Send GET; see ``Client``."""
+        return in_loop(self._loop, self._open(name, start, version), timeout_s)
+
+    def version(self, name: str, timeout_s: float, *, is_timed: bool = False) -> str:
+        """Send HEAD, or GET where HEAD is not allowed; see ``Client``."""
+        return in_loop(self._loop, self._version(name, is_timed), timeout_s)
+
+    def close(self) -> None:
+        """Close idle connections; see ``Client``."""
+        if self._session is not None:
+            asyncio.run_coroutine_threadsafe(self._session.close(), self._loop)
+
+    async def _open(self, name: str, start: int, version: str) -> "_WebBody":
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        if start and version:
+            headers["If-Range"] = version
+        response = await self._send("GET", name, headers)
+        try:
+            if start and response.status in _RANGE_FAILED:
+                raise ChangedError(f"status {response.status} for bytes from {start:,}")
+            if response.status not in (200, 206):
+                raise _status_error(response)
+            return _WebBody(self._loop, response)
+        except BaseException:
+            response.close()
+            raise
+
+    async def _version(self, name: str, is_timed: bool) -> str:
+        response = await self._send("HEAD", name, {})
+        if response.status in _NO_SUCH_METHOD:
+            response.close()
+            response = await self._send("GET", name, {"Range": "bytes=0-0"})
+        try:
+            if response.status not in (200, 206):
+                raise _status_error(response)
+            return (
+                joined_version(_version(response), response.headers.get("Last-Modified"))
+                if is_timed
+                else _version(response)
+            )
+        finally:
+            response.close()
+
+    async def _send(self, method: str, name: str, headers: Mapping[str, str]) -> Any:
+        async with self._session_lock:
+            self._session = await self._filesystem.set_session()
+        url = self._filesystem.encode_url(_joined(self._url, name))
+        try:
+            return await self._session.request(
+                method, url, **{"allow_redirects": True, **self._request, "headers": {**self._headers, **headers}}
+            )
+        except self._aiohttp.ClientResponseError as error:
+            # Its status is made up here: statuses of answers raise nothing.
+            raise TransferError(f"no answer that makes sense: {error.message}") from error
+
+
+class _WebBody:
+    def __init__(self, loop: asyncio.AbstractEventLoop, response: Any) -> None:
+        self._loop = loop
+        self._response = response
+        self.version = _version(response)
+        self.start, self.size_bytes = 0, response.content_length
+        if response.status == 206:
+            self.start, self.size_bytes = content_range(response.headers.get("Content-Range", ""))
+
+    def read(self, timeout_s: float) -> bytes:
+        return in_loop(self._loop, self._response.content.readany(), timeout_s)
+
+    def close(self) -> None:
+        # What is read to its end is back in the pool, and this does nothing.
+        self._loop.call_soon_threadsafe(self._response.close)
+
+
+def _joined(url: str, name: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{quote(name)}", fragment=""))
+
+
+def _status_error(response: Any) -> StatusError:
+    return StatusError(response.status, response.reason or "", response.headers.get("Retry-After", ""))
+
+
+def _version(response: Any) -> str:
+    return response.headers.get("ETag") or response.headers.get("Last-Modified") or ""

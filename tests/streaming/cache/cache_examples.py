@@ -1,0 +1,58 @@
+"""Files whose content follows from their names, and caches of them."""
+
+import hashlib
+from pathlib import Path
+
+from fkat_data.streaming.cache.cache import Cache
+from fkat_data.streaming.cache.paths import BOOKKEEPING, MAKING
+from fkat_data.streaming.cache.room import Room
+
+
+def content(name, size_bytes):
+    """What a file must hold: no two names, sizes or places look alike."""
+    seed = hashlib.blake2b(f"{name} {size_bytes}".encode()).digest()
+    blocks = (hashlib.blake2b(seed + number.to_bytes(4, "little")).digest() for number in range(size_bytes // 64 + 1))
+    return b"".join(blocks)[:size_bytes]
+
+
+def filler(name, size_bytes, calls=None):
+    """Return what writes a file; every call is noted in ``calls``."""
+
+    def fill(file):
+        if calls is not None:
+            calls.append(name)
+        data = content(name, size_bytes)
+        file.write(data[: size_bytes // 2])
+        file.flush()
+        file.write(data[size_bytes // 2 :])
+
+    return fill
+
+
+def is_shard(directory, name):
+    """Whether a file may be removed; a function of a module, so that it pickles."""
+    return name.endswith(".mds")
+
+
+def cache_in(directory, limit_bytes=None, **options):
+    return Cache(directory, Room([directory], limit_bytes, is_shard), **options)
+
+
+def get(cache, name, size_bytes, calls=None, **options):
+    return cache.get(name, size_bytes, filler(name, size_bytes, calls), **options)
+
+
+def is_right(path, name, size_bytes):
+    return Path(path).read_bytes() == content(name, size_bytes)
+
+
+def shards_in(directory):
+    """The names of the files that are there, without the cache's own."""
+    paths = (path.relative_to(directory) for path in Path(directory).rglob("*") if path.is_file())
+    return sorted(str(path) for path in paths if path.parts[0] != BOOKKEEPING)
+
+
+def leftovers_in(directory):
+    """Files that are being made, or were, and claims."""
+    own = Path(directory) / BOOKKEEPING
+    return sorted(str(path.relative_to(own)) for folder in (MAKING, "claims") for path in (own / folder).iterdir())

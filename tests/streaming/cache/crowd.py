@@ -1,0 +1,153 @@
+"""Many processes in two jobs on one cache, killed at random: a program, whose last line says what came of it."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from cache_examples import content, get, is_right, is_shard, leftovers_in, shards_in
+
+from fkat_data.streaming.cache import directory as cache_directory
+from fkat_data.streaming.cache.cache import Cache
+from fkat_data.streaming.cache.room import Room
+
+NUM_PROCESSES = 8
+SIZES = {f"s{number:02}.mds": 2000 + 731 * number % 5000 for number in range(60)}
+LARGEST_BYTES = max(SIZES.values())
+LIMIT_BYTES = max(sum(SIZES.values()) // 10, 3 * LARGEST_BYTES)
+
+
+class Log:
+    """Lines that survive whoever wrote them."""
+
+    def __init__(self, path):
+        self.descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def write(self, *words):
+        os.write(self.descriptor, (" ".join(words) + "\n").encode())
+
+
+def noting_removals(log):
+    """Have every removal written down before it happens."""
+    remove = cache_directory.CacheDirectory.remove
+
+    def noted(self, name):
+        log.write("removed", name)
+        return remove(self, name)
+
+    cache_directory.CacheDirectory.remove = noted
+
+
+def read_for_ever(folder, seed, is_right_so_far):
+    """Ask for files at random, as a rank does; write down what is wrong, and exit if anything is."""
+    log = Log(folder / "log")
+    noting_removals(log)
+    rng = random.Random(seed)
+    cache = Cache(folder / "cache", Room([folder / "cache"], LIMIT_BYTES, is_shard))
+    while True:
+        name = rng.choice(list(SIZES)[: rng.choice([6, 60])])
+        run = f"{os.getpid()}.{time.monotonic_ns()}"
+        made = []
+
+        def fill(file, name=name, run=run, made=made):
+            made.append(name)
+            log.write("begun", name, run)
+            data = content(name, SIZES[name])
+            for start in range(0, len(data), 1000):
+                file.write(data[start : start + 1000])
+                file.flush()
+                if rng.random() < 0.02:
+                    time.sleep(0.02)
+
+        path = cache.get(name, SIZES[name], fill, wait=rng.random() < 0.7)
+        if made:
+            log.write("done", name, run)
+        if path is not None:
+            with contextlib.suppress(FileNotFoundError):  # gone again: a reader asks once more
+                if not is_right_so_far(path, name, SIZES[name]):
+                    log.write("wrong", name, run)
+        if rng.random() < 0.02:
+            cache.remove(rng.choice(list(SIZES)))
+
+
+def start(folder, seed):
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        read_for_ever(folder, seed, is_right)
+    except BaseException as error:  # whatever it is, it must not go back into the parent's program
+        Log(folder / "log").write("error", repr(error).replace("\n", " "))
+        raise
+    finally:
+        os._exit(code)
+
+
+def strike(folder, num_rounds, seed):
+    rng = random.Random(seed)
+    room = Room([folder / "cache"], LIMIT_BYTES, is_shard)
+    pids = [start(folder, f"{seed} {place}") for place in range(NUM_PROCESSES)]
+    most_bytes, num_kills = 0, 0
+    for number in range(num_rounds):
+        deadline_s = time.monotonic() + rng.uniform(0.1, 0.5)
+        while time.monotonic() < deadline_s:
+            most_bytes = max(most_bytes, room.usage_bytes)
+            time.sleep(0.02)
+        for place in rng.sample(range(NUM_PROCESSES), rng.randint(1, 3)):
+            os.kill(pids[place], rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP]))
+            if rng.random() < 0.5:
+                time.sleep(rng.uniform(0, 0.05))
+            os.kill(pids[place], signal.SIGKILL)
+            os.waitpid(pids[place], 0)
+            num_kills += 1
+            pids[place] = start(folder, f"{seed} {place} {number}")
+    time.sleep(0.3)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return most_bytes, num_kills + len(pids)
+
+
+def main(folder, num_rounds, seed):
+    most_bytes, num_kills = strike(folder, num_rounds, seed)
+    lines = [line.split(" ", 2) for line in (folder / "log").read_text().splitlines()]
+    begun = {(name, run) for word, name, run in (line for line in lines if line[0] == "begun")}
+    done = {(name, run) for word, name, run in (line for line in lines if line[0] == "done")}
+    removed = Counter(line[1] for line in lines if line[0] == "removed")
+    unfinished = Counter(name for name, _ in begun - done)
+    times = Counter(name for name, _ in begun)
+    cache = Cache(folder / "cache", Room([folder / "cache"], LIMIT_BYTES, is_shard))
+    left = leftovers_in(folder / "cache")
+    wrong = [name for name in shards_in(folder / "cache") if not is_right(folder / "cache" / name, name, SIZES[name])]
+    started_s = time.monotonic()
+    for name, size_bytes in SIZES.items():
+        get(cache, name, size_bytes)
+    print(
+        json.dumps(
+            {
+                "complaints": [line for line in lines if line[0] in ("wrong", "error")],
+                "made_too_often": [name for name in times if times[name] > 1 + removed[name] + unfinished[name]],
+                "left": left,
+                "wrong": wrong,
+                "most_bytes": most_bytes,
+                "final_bytes": Room([folder / "cache"], None).usage_bytes,
+                "limit_bytes": LIMIT_BYTES,
+                "bound_bytes": LIMIT_BYTES + 2 * NUM_PROCESSES * LARGEST_BYTES,
+                "num_kills": num_kills,
+                "num_made": len(begun),
+                "num_removed": sum(removed.values()),
+                "num_unfinished": sum(unfinished.values()),
+                "last_pass_s": time.monotonic() - started_s,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

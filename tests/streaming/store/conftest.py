@@ -1,0 +1,85 @@
+"""Sources of the same files, real and with faults."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+# Modules here are shared by its tests; the servers and the faults are of tests/faults.
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "faults")]
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch):
+    from fkat_data.streaming.store import attempts
+
+    monkeypatch.setattr(attempts, "_FIRST_WAIT_S", 0.02)
+
+
+@pytest.fixture(scope="session")
+def moto_server():
+    import servers
+    from stored_files import fill
+
+    with servers.moto() as server:
+        fill(server)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3rver_server(tmp_path_factory):
+    import servers
+    from stored_files import fill
+
+    with servers.s3rver(tmp_path_factory.mktemp("s3rver")) as server:
+        fill(server)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def nginx_server(tmp_path_factory):
+    import servers
+    from stored_files import write_into
+
+    directory = tmp_path_factory.mktemp("nginx")
+    with servers.nginx(directory) as url:
+        (directory / "files" / "train").mkdir()
+        write_into(directory / "files" / "train")
+        yield url
+
+
+@pytest.fixture
+def through(request, tmp_path, monkeypatch):
+    """Return a function that opens a store by one of ``WAYS``, behind a server with faults."""
+    import servers
+    from proxy import FaultServer
+    from stored_files import write_into
+
+    from fkat_data.streaming.store.open import open_store
+
+    opened = []
+
+    def open_through(way, plan=None, *, num_retries=2, timeout_s=2.0, forever=False):
+        client, _, kind = way.partition("-")
+        if kind == "directory":
+            source = tmp_path / "served"
+            (source / "train").mkdir(parents=True, exist_ok=True)
+            write_into(source / "train")
+        else:
+            server = request.getfixturevalue(f"{kind}_server")
+            source = server if kind == "nginx" else server.endpoint_url
+        faulty = FaultServer(source, plan, forever=forever).__enter__()
+        url, options = f"{faulty.url}/train", None
+        if client != "web":
+            url, options = f"s3://{servers.BUCKET}/train", server.options(faulty.url)
+            if client == "s3fs":
+                # Of these two, obstore does not know the one.
+                options["config_kwargs"] = {}
+        store = open_store(url, storage_options=options, num_retries=num_retries, timeout_s=timeout_s)
+        opened.append((store, faulty))
+        return store, faulty
+
+    yield open_through
+    for store, faulty in opened:
+        store.close()
+        faulty.__exit__()

@@ -1,0 +1,366 @@
+"""Datasets in a store, through a node's cache, with a server that does what servers do."""
+
+import collections
+import itertools
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from streaming_examples import numbers, write
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+
+from proxy import FaultServer
+from proxy.faults import ENDING_KINDS, RandomPlan, fault
+
+from fkat_data import ShardedDataLoader
+from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
+from fkat_data.streaming import Stream, StreamingDataLoader, StreamingDataset
+from fkat_data.streaming.store import attempts
+
+COUNT = 97
+OPTIONS = {"batch_size": 4, "shuffle": True, "shuffle_algo": "block", "shuffle_block_size": 40, "download_timeout": 2}
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch):
+    monkeypatch.setattr(attempts, "_FIRST_WAIT_S", 0.02)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("data") / "numbers", COUNT, hashes=["sha256"])
+
+
+@pytest.fixture(scope="module")
+def compressed(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("data") / "zip", COUNT, hashes=["sha256"], compression="zstd")
+
+
+@pytest.fixture
+def serve():
+    """Return a function that serves a directory, with faults."""
+    with_exits = []
+
+    def served(directory, plan=None, **options):
+        server = FaultServer(Path(directory), plan, **options)
+        with_exits.append(server)
+        return server.__enter__()
+
+    yield served
+    for server in with_exits:
+        server.__exit__()
+
+
+def shards(directory):
+    return sorted(path.name for path in Path(directory).iterdir() if path.name.startswith("shard."))
+
+
+def epoch(**options):
+    return numbers(StreamingDataLoader(StreamingDataset(**OPTIONS | options)))
+
+
+def gets(server, directory):
+    return [server.count(name) for name in shards(directory)]
+
+
+@pytest.mark.parametrize("keep_zip", [False, True])
+@pytest.mark.parametrize("kind", ["raw", "zip"])
+def test_an_epoch_is_that_of_the_directory_and_fetches_each_file_once(
+    data, compressed, serve, tmp_path, kind, keep_zip
+):
+    directory = data if kind == "raw" else compressed
+    server, local = serve(directory), str(tmp_path / "local")
+    options = {"remote": server.url, "local": local, "keep_zip": keep_zip, "validate_hash": "sha256"}
+    whole = epoch(remote=directory)
+    assert epoch(**options) == whole
+    assert set(gets(server, directory)) == {1}
+    assert epoch(**options) == whole
+    assert set(gets(server, directory)) == {1}
+    assert server.count("index.json") == 2  # held against one another
+    left = shards(local)
+    assert len([name for name in left if name.endswith(".mds")]) == len(shards(directory))
+    assert (len(left) > len(shards(directory))) == (kind == "zip" and keep_zip)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_workers_of_a_torch_dataloader_find_what_was_fetched_once(data, serve, tmp_path, num_workers):
+    server = serve(data)
+    dataset = StreamingDataset(remote=server.url, local=str(tmp_path / "local"), **OPTIONS)
+    loader = StreamingDataLoader(dataset, num_workers=num_workers, persistent_workers=num_workers > 0)
+    assert [numbers(loader) for _ in range(2)] == _two_epochs(data)
+    assert set(gets(server, data)) == {1}
+
+
+def _two_epochs(data):
+    loader = StreamingDataLoader(StreamingDataset(local=data, **OPTIONS))
+    return [numbers(loader) for _ in range(2)]
+
+
+def test_a_bare_loop_reads_ahead_as_well(data, serve, tmp_path):
+    server = serve(data)
+    dataset = StreamingDataset(remote=server.url, local=str(tmp_path / "local"), **OPTIONS)
+    assert sorted(sample["number"] for sample in dataset) == list(range(COUNT))
+    assert set(gets(server, data)) == {1}
+
+
+def test_a_worker_of_the_sharded_loader_streams_and_resumes(nothing_left_behind, data, serve, tmp_path):
+    server, local = serve(data), str(tmp_path / "local")
+    url = server.url
+
+    def factory(shard):
+        del shard
+        return StreamingDataLoader(StreamingDataset(remote=url, local=local, **OPTIONS))
+
+    whole = epoch(local=data)
+    with ShardedDataLoader(0, ["all"], factory) as loader:
+        first = numbers(itertools.islice(loader, 7))
+        state = loader.state_dict()
+        assert loader.statistics().store_s > 0
+    with ShardedDataLoader(0, ["all"], factory) as resumed:
+        resumed.load_state_dict(state)
+        assert first + numbers(resumed) == whole
+    assert set(gets(server, data)) == {1}
+
+
+def test_shards_are_fetched_before_they_are_needed(data, serve, tmp_path):
+    server = serve(data)
+    dataset = StreamingDataset(
+        remote=server.url, local=str(tmp_path / "local"), batch_size=1, shuffle=False, predownload=35
+    )
+    samples = iter(dataset)
+    assert next(samples)["number"] == 0
+    deadline = time.monotonic() + 30
+    # 64 samples are read together, and 35 more are looked ahead.
+    while sum(gets(server, data)) < len(shards(data)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert set(gets(server, data)) == {1}
+    assert [sample["number"] for sample in samples] == list(range(1, COUNT))
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 1_000_000), probability=st.sampled_from([0.3, 0.9]), num_workers=st.sampled_from([0, 0, 1]))
+def test_under_faults_that_end_every_sample_arrives_once(data, tmp_path_factory, seed, probability, num_workers):
+    local = tmp_path_factory.mktemp("local")
+    with FaultServer(Path(data), RandomPlan(seed, probability, longest=3)) as server:
+        dataset = StreamingDataset(
+            remote=server.url, local=str(local), download_retry=4, validate_hash="sha256", **OPTIONS
+        )
+        assert numbers(StreamingDataLoader(dataset, num_workers=num_workers)) == epoch(local=data)
+    shutil.rmtree(local)
+
+
+#: Kinds that do not end, and what the error says of them.
+ENDLESS = {
+    "status": "503",
+    "reset": "",
+    "end": "",
+    "end_unsized": "bytes",
+    "flip": "sha256",
+    "xml": "bytes",
+    "stall": "",
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_a_fault_that_does_not_end_is_an_error_at_the_sample_that_it_concerns_every_time(
+    data, serve, tmp_path, kind, num_workers
+):
+    bad = "shard.00004.mds"
+    plan = {bad: [fault(kind, **ENDING_KINDS.get(kind, {}))]}
+    server = serve(data, plan, forever=True)
+    options = {"batch_size": 1, "shuffle": False, "download_retry": 1, "download_timeout": 0.5}
+    dataset = StreamingDataset(remote=server.url, local=str(tmp_path / "local"), validate_hash="sha256", **options)
+    first_bad = int(dataset.sample_offset_per_shard[4])
+    for _ in range(2):
+        got, began_s = [], time.monotonic()
+        with pytest.raises(DownloadError, match=bad) as caught:
+            got.extend(batch["number"].item() for batch in StreamingDataLoader(dataset, num_workers=num_workers))
+        assert time.monotonic() - began_s < 60
+        assert got == list(range(first_bad))
+        assert ENDLESS[kind] in str(caught.value)
+        dataset.next_epoch = 0
+    assert bad not in shards(tmp_path / "local")
+
+
+def test_what_is_not_there_is_not_asked_for_again(data, serve, tmp_path):
+    copy = shutil.copytree(data, tmp_path / "copy")
+    (copy / "shard.00002.mds").unlink()
+    server = serve(copy)
+    dataset = StreamingDataset(remote=server.url, local=str(tmp_path / "local"), **OPTIONS)
+    with pytest.raises(ShardNotFoundError, match=r"shard\.00002\.mds"):
+        list(StreamingDataLoader(dataset))
+    assert server.count("shard.00002.mds") <= 2  # ahead, and by the one who needs it
+
+
+@pytest.mark.parametrize("num_shards", [4, 5, 7])
+def test_a_small_cache_is_kept_to_and_everything_is_read(data, serve, tmp_path, num_shards):
+    server, local = serve(data), tmp_path / "local"
+    size = max(path.stat().st_size for path in Path(data).glob("shard.*"))
+    limit = Path(data, "index.json").stat().st_size + num_shards * size
+    dataset = StreamingDataset(remote=server.url, local=str(local), cache_limit=limit, **OPTIONS)
+    seen = []
+    for batch in StreamingDataLoader(dataset):
+        seen += batch["number"].tolist()
+        # Files that are being written may come on top.
+        assert dataset.cache_usage <= limit + 8 * size
+    assert sorted(seen) == list(range(COUNT))
+    deadline = time.monotonic() + 30
+    while dataset.cache_usage > limit and time.monotonic() < deadline:
+        time.sleep(0.01)  # what was being fetched ahead is still on its way
+    assert dataset.cache_usage <= limit
+    assert 0 < len(shards(local)) <= num_shards
+
+
+def test_a_cache_that_is_too_small_is_refused(data, serve, tmp_path):
+    with pytest.raises(ConfigurationError, match=r"cache_limit.*at least \d+"):
+        StreamingDataset(remote=serve(data).url, local=str(tmp_path / "local"), cache_limit="1kb")
+
+
+def test_shards_are_prepared_and_evicted_by_number(data, serve, tmp_path):
+    server, local = serve(data), tmp_path / "local"
+    dataset = StreamingDataset(remote=server.url, local=str(local), **OPTIONS)
+    index_bytes = Path(data, "index.json").stat().st_size
+    assert dataset.cache_usage == index_bytes
+    dataset.prepare_shard(3)
+    dataset.prepare_shard(1)
+    assert shards(local) == ["shard.00001.mds", "shard.00003.mds"]
+    size = Path(data, "shard.00003.mds").stat().st_size
+    assert dataset.cache_usage == index_bytes + size + Path(data, "shard.00001.mds").stat().st_size
+    sample = dataset.get_item(int(dataset.sample_offset_per_shard[3]))
+    assert sample["number"] == dataset.sample_offset_per_shard[3]
+    assert dataset.evict_coldest_shard() > 0
+    assert shards(local) == ["shard.00003.mds"]
+    assert dataset.evict_shard(3) == size
+    assert dataset.evict_shard(3) == 0
+    assert shards(local) == []
+    assert dataset.get_item(0)["number"] == 0
+    for wrong in (-1, 10_000, "3"):
+        with pytest.raises(ConfigurationError, match="shard_id"):
+            dataset.prepare_shard(wrong)
+
+
+def test_the_only_copy_is_not_evicted(data):
+    before = shards(data)
+    dataset = StreamingDataset(local=data, **OPTIONS)
+    assert (dataset.evict_shard(0), dataset.evict_coldest_shard(), dataset.cache_usage) == (0, 0, 0)
+    assert shards(data) == before
+
+
+def test_a_batch_of_more_shards_than_may_be_open_is_whole(data, serve, tmp_path, monkeypatch):
+    dataset = StreamingDataset(remote=serve(data).url, local=str(tmp_path / "local"), **OPTIONS)
+    monkeypatch.setattr(dataset._shards, "_most_open", 2)
+    assert numbers(StreamingDataLoader(dataset)) == epoch(local=data)
+
+
+def test_a_dataset_that_was_written_again_replaces_what_was_kept(tmp_path, serve):
+    remote, local = tmp_path / "remote", str(tmp_path / "local")
+    write(remote, 40, first=10)
+    server = serve(remote)
+    assert sorted(itertools.chain(*epoch(remote=server.url, local=local))) == list(range(10, 50))
+    # Files of the same names and sizes, with other numbers in them.
+    time.sleep(1.1)  # HTTP tells the time of a change by the second
+    write(remote, 40, first=50, exist_ok=True)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        # This process has used the cache: nobody else may empty it.
+        with pytest.raises(ConfigurationError, match="another job"):
+            pool.apply(epoch, kwds={"remote": server.url, "local": local})
+        assert sorted(itertools.chain(*epoch(remote=server.url, local=local))) == list(range(50, 90))
+        assert min(itertools.chain(*pool.apply(epoch, kwds={"remote": server.url, "local": local}))) == 50
+
+
+def test_a_dataset_that_is_written_again_while_it_is_read_is_noticed(tmp_path, serve, monkeypatch):
+    monkeypatch.setattr("fkat_data.streaming.cached_source._LOOK_AGAIN_S", 0.0)
+    remote = tmp_path / "remote"
+    write(remote, 40, first=10)
+    server = serve(remote)
+    dataset = StreamingDataset(remote=server.url, local=str(tmp_path / "local"), batch_size=4)
+    assert dataset[0]["number"] == 10
+    time.sleep(1.1)
+    write(remote, 40, first=50, exist_ok=True)
+    with pytest.raises(ShardCorruptError, match="written again"):
+        dataset[39]
+    assert len(shards(tmp_path / "local")) == 1
+
+
+def test_a_cache_is_read_while_its_store_is_down(data, serve, tmp_path, caplog):
+    server, local = serve(data), str(tmp_path / "local")
+    whole = epoch(remote=server.url, local=local)
+    server.down()
+    assert epoch(remote=server.url, local=local, download_retry=1) == whole
+    assert "as it was" in caplog.text
+
+
+def test_without_a_local_directory_shards_are_kept_in_one_of_this_users(data, serve, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    server = serve(data)
+    for _ in range(2):
+        assert epoch(remote=server.url) == epoch(local=data)
+    assert set(gets(server, data)) == {1}
+    (folder,) = tmp_path.iterdir()
+    assert folder.name == f"fkat_data-{os.geteuid()}"
+
+
+def test_two_streams_share_one_limit(data, compressed, serve, tmp_path):
+    first, second = serve(data), serve(compressed)
+    streams = [
+        Stream(remote=first.url, local=str(tmp_path / "first")),
+        Stream(remote=second.url, local=str(tmp_path / "second")),
+    ]
+    whole = StreamingDataset(streams=streams, **OPTIONS)
+    sizes = [entry.raw_bytes + entry.stored_bytes * bool(entry.compression) for entry in whole.shards]
+    limit = 6 * max(sizes) + 20_000
+    dataset = StreamingDataset(streams=streams, cache_limit=limit, **OPTIONS)
+    seen = collections.Counter(itertools.chain(*numbers(StreamingDataLoader(dataset))))
+    assert seen == dict.fromkeys(range(COUNT), 2)
+    assert dataset.cache_usage <= limit
+
+
+def _rank(url, local, world_size, rank, seconds, queue):
+    os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)})
+    # Time enough on any machine: an attempt that is given up would be another request.
+    options = OPTIONS | {"download_timeout": 60}
+    dataset = StreamingDataset(remote=url, local=local, validate_hash="sha256", **options)
+    seen = []
+    for batch in StreamingDataLoader(dataset):
+        seen += batch["number"].tolist()
+        time.sleep(seconds)
+    queue.put((rank, seen))
+
+
+@pytest.mark.parametrize("num_kills", [0, 2])
+def test_ranks_of_two_jobs_fetch_each_shard_once_though_some_are_killed(data, serve, tmp_path, num_kills):
+    server, local = serve(data), str(tmp_path / "local")
+    context = multiprocessing.get_context("fork")
+    jobs = [[], []]
+    queues = [context.Queue() for _ in jobs]
+    for job, queue in zip(jobs, queues, strict=True):
+        for rank in range(2):
+            process = context.Process(target=_rank, args=(server.url, local, 2, rank, 0.02, queue))
+            process.start()
+            job.append(process)
+    if num_kills:
+        deadline = time.monotonic() + 60
+        while not any(gets(server, data)) and time.monotonic() < deadline:
+            time.sleep(0.002)
+        for process in jobs[0][:num_kills]:
+            os.kill(process.pid, signal.SIGKILL)
+    found = dict(queues[1].get(timeout=120) for _ in jobs[1])
+    for process in itertools.chain(*jobs):
+        process.join(60)
+        assert process.exitcode in ((0,) if process not in jobs[0][:num_kills] else (-9, 0))
+    assert set(found[0]) | set(found[1]) == set(range(COUNT))
+    # Whoever was killed may have had eight downloads under way, and they are begun anew.
+    assert sum(gets(server, data)) <= len(shards(data)) + 8 * num_kills
+    if not num_kills:
+        assert set(gets(server, data)) == {1}
+    StreamingDataset(remote=server.url, local=local)
+    assert not list(Path(local, ".fkat_data", "making").iterdir())
