@@ -15,7 +15,7 @@ from fkat_data.errors import ConfigurationError, FkatDataError, StaleIteratorErr
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.streaming.rank_batches import RankBatches
 
-__all__ = ["StreamingDataLoader"]
+__all__ = ["StreamingDataLoader", "batches_together"]
 
 _Integers = npt.NDArray[np.int64]
 
@@ -138,7 +138,7 @@ class StreamingDataLoader(DataLoader[Any]):
     def _made_here(
         self, dataset: StreamingDataset, wanted: Iterator[tuple[list[int], list[_Integers]]]
     ) -> Iterator[tuple[int, int, Any]]:
-        together = max(1, min(_READ_TOGETHER, dataset.samples_in(_READ_TOGETHER_BYTES)) // cast("int", self.batch_size))
+        together = batches_together(dataset, cast("int", self.batch_size))
         make = _maker(dataset, self._collate)
         for numbers, part in dataset.follow(_cut(wanted, together), _ids_of):
             for number, ids, batch in zip(numbers, part, make(part), strict=True):
@@ -247,6 +247,11 @@ class _Collated(Sequence[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         return self._collate(self._dataset.samples(cast("_Integers", self._batches[index])))
+
+
+def batches_together(dataset: StreamingDataset, batch_size: int) -> int:
+    """Return how many batches of a dataset are read at once, where no worker reads them."""
+    return max(1, min(_READ_TOGETHER, dataset.samples_in(_READ_TOGETHER_BYTES)) // batch_size)
 
 
 def _cut(

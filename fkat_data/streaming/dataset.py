@@ -217,6 +217,13 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
         epochs.check()
         self.epochs = epochs
 
+    @property
+    def num_ahead(self) -> int:
+        """Samples, at least, whose shards are fetched ahead of those that are read."""
+        if self.predownload is not None:
+            return self.predownload
+        return max(8 * (self.batch_size or 8), self.samples_in(_READ_AHEAD_BYTES))
+
     def __len__(self) -> int:
         """Return how many samples a rank gets of a whole epoch."""
         if self.batch_size is None:
@@ -263,14 +270,11 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
         """
         if self.catalog.is_immediate:
             return iter(parts)
-        num_ahead = self.predownload
-        if num_ahead is None:
-            num_ahead = max(8 * (self.batch_size or 8), self.samples_in(_READ_AHEAD_BYTES))
         most_bytes = None
         if self.cache_limit is not None:
             # Half of it is for what is being read.
             most_bytes = max(1, self.cache_limit // (2 * self.epochs.world().ranks_per_node))
-        return self._shards.follow(parts, ids_of, num_ahead=num_ahead, most_bytes=most_bytes, is_opened=is_opened)
+        return self._shards.follow(parts, ids_of, num_ahead=self.num_ahead, most_bytes=most_bytes, is_opened=is_opened)
 
     def begin_epoch(self) -> Place:
         """Return where the next epoch begins, for this process to read it; nothing in it is open."""

@@ -9,7 +9,7 @@ from fkat_data.streaming.order.epoch import EpochPlan
 from fkat_data.streaming.place import Place
 from fkat_data.streaming.skips import Skips
 
-__all__ = ["RankBatches"]
+__all__ = ["RankBatches", "batches_in_chunk"]
 
 _Integers = npt.NDArray[np.int64]
 
@@ -46,7 +46,7 @@ class RankBatches:
             num_parts: When divided by this.
         """
         num_batches = self._plan.batching.num_even_batches
-        together = max(1, _CHUNK // self._plan.grid.batch_size)
+        together = batches_in_chunk(self._plan.grid.batch_size)
         step = together * num_parts if self._plan.is_cheap else num_batches
         # Where nothing is left out, what is stepped over need not be looked at.
         index = delivered = 0 if self._skips else min(first, num_batches)
@@ -80,3 +80,8 @@ class RankBatches:
         ids = self._skips.without(self._plan.global_batches(indices))
         is_kept = (ids >= 0).sum(axis=2).min(axis=1, initial=1) > 0
         return indices[is_kept], ids[is_kept, self._rank]
+
+
+def batches_in_chunk(batch_size: int) -> int:
+    """Return how many batches are planned, and yielded, together."""
+    return max(1, _CHUNK // batch_size)

@@ -3,7 +3,9 @@
 from typing import Any
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.streaming.dataloader import batches_together
 from fkat_data.streaming.dataset import StreamingDataset
+from fkat_data.streaming.rank_batches import batches_in_chunk
 from fkat_data.streaming.simulation.advice import advice
 from fkat_data.streaming.simulation.costs import ShardCosts, costs_of
 from fkat_data.streaming.simulation.result import Simulation
@@ -30,10 +32,10 @@ def simulate_dataset(dataset: StreamingDataset, *, workers_per_rank: int = 0, **
     if batch_size is None:
         raise ConfigurationError("batch_size", None, "a number of samples: the order depends on it")
     given: dict[str, Any] = {
-        "predownload": _predownload(dataset, batch_size),
+        "predownload": dataset.num_ahead,
         "cache_limit_bytes": dataset.cache_limit,
-        "batches_together": 1 if workers_per_rank else _batches_together(dataset, batch_size),
-        "batches_per_chunk": max(1, 8192 // batch_size),
+        "batches_together": 1 if workers_per_rank else batches_together(dataset, batch_size),
+        "batches_per_chunk": batches_in_chunk(batch_size),
     }
     given |= numbers
     if given.get("num_steps") is None and given.get("num_epochs") is None:
@@ -48,16 +50,6 @@ def advice_for(dataset: StreamingDataset, result: Simulation) -> list[str]:
     shard_bytes = sum(entry.stored_bytes for entry in entries) / max(1, len(entries))
     nodes = dataset.num_canonical_nodes or dataset.epochs.settings.canonical_nodes(result.setup.num_nodes)
     return advice(result, shard_bytes, nodes)
-
-
-def _predownload(dataset: StreamingDataset, batch_size: int) -> int:
-    if dataset.predownload is not None:
-        return dataset.predownload
-    return max(8 * batch_size, dataset.samples_in(128 << 20))
-
-
-def _batches_together(dataset: StreamingDataset, batch_size: int) -> int:
-    return max(1, min(1024, dataset.samples_in(4 << 20)) // batch_size)
 
 
 def _costs(dataset: StreamingDataset) -> list[ShardCosts]:

@@ -1,13 +1,17 @@
 """The simulation against runs of the real loader over a store on this machine, from a cold cache."""
 
+import itertools
 import math
 
 import pytest
 from real_run import measured, write
 from throttled_store import ThrottledStore
 
-from fkat_data.streaming import StreamingDataset, World
+from fkat_data.streaming import StreamingDataset, World, ahead, open_shards
+from fkat_data.streaming.cache import locks
+from fkat_data.streaming.simulation import node, rank
 from fkat_data.streaming.simulation.dataset import simulate_dataset
+from fkat_data.streaming.simulation.setup import Setup
 
 #: What a run takes and what it waits may be off by so much, and by what a machine with other jobs makes of some seconds.
 TOLERANCE = 0.15
@@ -21,13 +25,16 @@ RUNS = {
     "a long latency": (1, 0, 1, 0.02, 50e6, 1.0, {"predownload": 20}, 40),
     "two ranks": (2, 0, 1, 0.05, 3e6, 0.05, {"predownload": 60}, 60),
     "a small cache": (2, 0, 2, 0.02, 6e6, 0.02, {"predownload": 60, "cache_limit": "4mb"}, 40),
+    "two workers": (1, 2, 1, 0.03, 4e6, 0.05, {"predownload": 100}, 40),
+    "compressed": (1, 0, 1, 0.02, 1e6, 0.02, {"predownload": 100}, 40),
     "two epochs of a cache for both": (1, 0, 2, 0.03, 4e6, 0.02, {"predownload": 100}, 40),
 }
 
 
 def check(name, tmp_path, factor):
     num_ranks, num_workers, num_epochs, step_s, bytes_per_s, latency_s, options, num_shards = RUNS[name]
-    data = write(tmp_path / "data", factor * num_shards, 20, 20_000)
+    compression = {"compression": "zstd"} if name == "compressed" else {}
+    data = write(tmp_path / "data", factor * num_shards, 20, 20_000, **compression)
     with ThrottledStore(data, bytes_per_s, latency_s) as store:
         given = ORDER | options | {"remote": store.url, "local": str(tmp_path / "cache")}
         duration_s, waits_s = measured(num_ranks, num_workers, num_epochs, step_s, given)
@@ -56,6 +63,18 @@ def check(name, tmp_path, factor):
 @pytest.mark.parametrize("name", ["a slow line", "two ranks"])
 def test_a_short_run_takes_as_long_as_its_simulation(name, tmp_path):
     check(name, tmp_path, 1)
+
+
+def test_the_model_has_the_numbers_of_what_it_models():
+    assert Setup.num_threads == open_shards._NUM_THREADS
+    assert Setup.most_open == open_shards._MOST_OPEN
+    assert rank._TOUCH_S == open_shards._TOUCH_S
+    assert node._LEFT_S == ahead._BUSY_S / 2
+    looks_s = list(itertools.accumulate(itertools.islice(locks.pauses(), 12), initial=3.0))
+    found_s = [3.0]
+    while len(found_s) < len(looks_s):
+        found_s.append(node.next_look_s(3.0, found_s[-1] + 1e-6))
+    assert found_s == pytest.approx(looks_s)
 
 
 @pytest.mark.slow
