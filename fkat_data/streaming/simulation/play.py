@@ -98,6 +98,9 @@ class _Run:
             for index, part in enumerate(epoch.parts):
                 began_s = self._now_s
                 self._ask(epoch.parts, index)
+                if index == 0 and self._setup.workers_per_rank:
+                    self._settle_all()
+                    self._go_on(self._setup.worker_start_s)
                 self._read(index, part)
                 waits_s[step] = self._now_s - began_s
                 self._tell(step, num_steps)
@@ -120,8 +123,7 @@ class _Run:
         for rank, places in enumerate(self._places):
             for node, place in places:
                 self._nodes[node].read(self._now_s, place, index, part.shards[rank].tolist())
-        for node in range(len(self._nodes)):
-            self._settle(node)
+        self._settle_all()
         while any(node.is_waiting for node in self._nodes):
             self._happen(min(self._next_s))
 
@@ -139,6 +141,10 @@ class _Run:
         self._now_s = max(self._now_s, at_s)
         self._nodes[node].happen(self._now_s)
         self._settle(node)
+
+    def _settle_all(self) -> None:
+        for node in range(len(self._nodes)):
+            self._settle(node)
 
     def _settle(self, node: int) -> None:
         """Share the line among what is under way now."""

@@ -23,6 +23,7 @@ class Setup:
         ranks_per_node: Ranks of each node.
         workers_per_rank: Processes of a DataLoader that read for a rank; 0: the rank reads for itself.
         prefetch_factor: Batches that each of these makes ahead.
+        worker_start_s: Seconds that these take to start, at the beginning of each epoch; shards are fetched meanwhile.
         step_s: Seconds of a step, without any waiting for data.
         bandwidth_bytes_per_s: What a node receives, shared evenly by its transfers.
         connection_bytes_per_s: What a single transfer receives at the most.
@@ -46,6 +47,7 @@ class Setup:
     ranks_per_node: int = 1
     workers_per_rank: int = 0
     prefetch_factor: int = _PREFETCH_FACTOR
+    worker_start_s: float = 0.0
     step_s: float
     bandwidth_bytes_per_s: float
     connection_bytes_per_s: float = math.inf
@@ -76,7 +78,7 @@ class Setup:
         for name in ("batches_per_chunk", "cache_limit_bytes", "num_steps", "num_epochs"):
             if getattr(self, name) is not None:
                 arguments.integer(name, getattr(self, name), minimum=1)
-        for name in ("step_s", "latency_s"):
+        for name in ("step_s", "latency_s", "worker_start_s"):
             value = getattr(self, name)
             if not _is_number(value) or not 0 <= value < math.inf:
                 raise ConfigurationError(name, value, "a number of seconds, at least 0")

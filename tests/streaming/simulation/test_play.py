@@ -93,6 +93,13 @@ def test_workers_ask_for_the_batches_that_they_make_ahead():
     assert helped[1:] == pytest.approx([0.5] * 5)
 
 
+def test_shards_are_fetched_while_workers_start():
+    epochs = [needs([[0]], [[1]], epoch=epoch) for epoch in range(2)]
+    found = waits_s(epochs, (100, 300), num_threads=1, workers_per_rank=1, worker_start_s=2.5)
+    assert found == pytest.approx([2.5, 0.5, 2.5, 0.0])
+    assert waits_s(epochs, (100, 300), worker_start_s=2.5) == waits_s(epochs, (100, 300))
+
+
 def test_epochs_are_read_ahead_one_by_one():
     epochs = [needs([[0]]), needs([[1]], epoch=1)]
     assert waits_s(epochs, (100, 200), predownload=100) == pytest.approx([1.0, 2.0])
