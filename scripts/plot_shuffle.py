@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from fkat_data.streaming.order.block import BlockShuffle
 from fkat_data.streaming.order.shuffle import ReferenceShuffle
+from fkat_data.streaming.simulation.quality import entropy_bits
 
 ALGORITHMS = ("block", "py1e", "py1br", "py1b", "py1s")
 #: Samples of a shard, number of shards, shuffle_block_size.
@@ -55,17 +56,11 @@ def quality_of(order: _Integers, shard_size: int) -> Quality:
     shards = order // shard_size
     num_open = _open(shards)
     return Quality(
-        _entropy(np.abs(np.diff(order)) // _SAMPLES_TOGETHER),
-        _entropy(np.abs(np.diff(shards))),
+        entropy_bits(np.abs(np.diff(order)) // _SAMPLES_TOGETHER),
+        entropy_bits(np.abs(np.diff(shards))),
         float(num_open.mean()),
         float(num_open.max()),
     )
-
-
-def _entropy(values: _Integers) -> float:
-    counts = np.bincount(values)
-    parts = counts[counts > 0] / len(values)
-    return float(-(parts * np.log2(parts)).sum())
 
 
 def _open(shards: _Integers) -> _Integers:

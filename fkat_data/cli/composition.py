@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fkat_data.configuration import instantiate, register_resolvers
 from fkat_data.errors import ConfigurationError
 
-__all__ = ["loader_maker"]
+__all__ = ["loader_maker", "target_of"]
 
 
 def loader_maker(
@@ -31,10 +31,7 @@ def loader_maker(
     Raises:
         ConfigurationError: There is no such file or node, or the file does not compose.
     """
-    config = _composed(path, overrides)
-    if key is None and "_target_" not in config:
-        key = default_key
-    _node(config, key)
+    config, key = _found(path, overrides, key, default_key)
 
     def make_loader(**arguments: Any) -> Any:
         # A copy of the whole: the node's interpolations lead out of it.
@@ -44,6 +41,24 @@ def loader_maker(
         return instantiate(node)
 
     return make_loader
+
+
+def target_of(path: Path, overrides: Sequence[str], key: str | None, default_key: str = "loader") -> str:
+    """Return the name of the class or function that a node instantiates; the arguments are those of ``loader_maker``.
+
+    Raises:
+        ConfigurationError: There is no such file or node, or the file does not compose.
+    """
+    config, key = _found(path, overrides, key, default_key)
+    return str(_node(config, key)["_target_"])
+
+
+def _found(path: Path, overrides: Sequence[str], key: str | None, default_key: str) -> tuple[DictConfig, str | None]:
+    config = _composed(path, overrides)
+    if key is None and "_target_" not in config:
+        key = default_key
+    _node(config, key)
+    return config, key
 
 
 def _composed(path: Path, overrides: Sequence[str]) -> DictConfig:

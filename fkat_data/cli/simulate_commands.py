@@ -3,6 +3,7 @@
 import json
 import math
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,10 +11,12 @@ import typer
 from rich.console import Console
 
 from fkat_data.cli.audit_commands import Config, Key, Nodes, Overrides, Ranks, failures_shown, streaming_dataset
+from fkat_data.cli.composition import target_of
 from fkat_data.cli.invented import write_invented
 from fkat_data.cli.presentation import say
 from fkat_data.cli.simulation_page import simulation_page
 from fkat_data.cli.simulation_presentation import show_simulation
+from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.streaming.simulation.dataset import advice_for, simulate_dataset
 from fkat_data.streaming.sizes import count_of, size_bytes_of
@@ -59,6 +62,7 @@ def simulate_command(
     with failures_shown(console, "nothing was simulated"), tempfile.TemporaryDirectory() as directory:
         replaced: dict[str, Any] = {}
         if shards is not None:
+            _check_dataset(config, overrides or [], key)
             write_invented(Path(directory), shards, samples_per_shard, shard_bytes, compressed_bytes)
             replaced = {"local": directory, "remote": None, "streams": None, "stream_config": None}
         made, dataset = streaming_dataset(config, overrides or [], key, nodes, ranks_per_node, **replaced)
@@ -90,6 +94,12 @@ def simulate_command(
     show_simulation(console, result, words)
     if html is not None:
         say(console, str(html), None)
+
+
+def _check_dataset(config: Path, overrides: Sequence[str], key: str | None) -> None:
+    target = target_of(config, overrides, key, default_key="dataset")
+    if target.endswith("Loader"):
+        raise ConfigurationError("--key", key, f"with --shards, the node of a dataset, not of a {target}")
 
 
 def _limit(dataset: StreamingDataset, given: str | None) -> int | None:

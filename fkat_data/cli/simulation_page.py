@@ -28,7 +28,7 @@ def simulation_page(result: Simulation, advice: Sequence[str], name: str) -> str
         advice: What to change, in words.
         name: The configuration's, for the title.
     """
-    kind = "caller" if result.steady_share <= HARDLY else "wait"
+    kind = "caller" if result.later_share <= HARDLY else "wait"
     verdict = "".join(f'<p class="verdict {kind}">{with_code(text)}</p>' for text in advice[:1])
     more = "".join(f"<li>{with_code(text)}</li>" for text in advice[1:])
     parts = [

@@ -34,7 +34,7 @@ def show_simulation(console: Console, result: Simulation, advice: Sequence[str])
     if len(rows) > _MOST_NODES:
         say(console, f"and {len(rows) - _MOST_NODES} more nodes", None)
     for number, text in enumerate(advice):
-        style = "green" if number == 0 and result.steady_share <= HARDLY else None
+        style = "green" if number == 0 and result.later_share <= HARDLY else None
         say(console, f"- {text}", style)
 
 
@@ -43,7 +43,7 @@ def numbers(result: Simulation) -> list[tuple[str, str]]:
     quality = result.quality
     return [
         ("of the time waited", f"{result.waited_share:.1%}"),
-        ("of the time waited after the warm-up", f"{result.steady_share:.1%}"),
+        ("of it once an epoch has begun", f"{result.later_share:.1%}"),
         ("in all", _told(result.duration_s)),
         ("waited", _told(result.waited_s)),
         ("to the first batch", _told(result.first_batch_s)),

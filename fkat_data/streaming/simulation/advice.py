@@ -23,11 +23,11 @@ def advice(result: Simulation, shard_bytes: float, num_canonical_nodes: int) -> 
         num_canonical_nodes: Parts that the order is made of.
     """
     found = [*_cache(result), *_line(result, shard_bytes), *_nodes(result, num_canonical_nodes), *_quality(result)]
-    if not any((result.steady_share > HARDLY, *(node.num_fetched_again for node in result.nodes))):
+    if not any((result.later_share > HARDLY, *(node.num_fetched_again for node in result.nodes))):
         told = (
             f"after a warm-up of {result.num_warm_up_steps:,} steps" if result.num_warm_up_steps else "from the start"
         )
-        found.insert(0, f"Data keep up with the steps {told}: {result.steady_share:.1%} of the time is waited.")
+        found.insert(0, f"Data keep up with the steps {told}: {result.later_share:.1%} of the time is waited.")
     return [*found, *_start(result, shard_bytes)]
 
 
@@ -53,10 +53,10 @@ def _cache(result: Simulation) -> list[str]:
 
 def _line(result: Simulation, shard_bytes: float) -> list[str]:
     setup, remedies = result.setup, result.remedies
-    if result.steady_share <= HARDLY:
+    if result.later_share <= HARDLY:
         return []
     found: list[str] = []
-    waits = f"The run waits for data {result.steady_share:.0%} of the time after its warm-up"
+    waits = f"The run waits for data {result.later_share:.0%} of the time once an epoch has begun"
     if remedies.unbounded_share is None:
         return [f"{waits}; it would not with a cache that is large enough."]
     if remedies.bandwidth_bytes_per_s is not None:

@@ -49,12 +49,14 @@ class Played:
 
     Attributes:
         wait_s: How long each step was waited for, by the rank that waited longest.
+        epoch_starts: The first step of each epoch.
         duration_s: How long the run took.
         moments: How things stood, some 2,000 times, and at the end.
         nodes: The nodes as they were at the end.
     """
 
     wait_s: npt.NDArray[np.float64]
+    epoch_starts: tuple[int, ...]
     duration_s: float
     moments: tuple[Moment, ...]
     nodes: tuple[SimulatedNode, ...]
@@ -90,8 +92,10 @@ class _Run:
     def through(self, needs: Sequence[EpochNeeds]) -> Played:
         num_steps = sum(epoch.num_steps for epoch in needs)
         waits_s = np.zeros(num_steps)
+        starts: list[int] = []
         step = 0
         for epoch in needs:
+            starts.append(step)
             for node in self._nodes:
                 node.begin_epoch()
             self._num_wanted = [[0] * len(places) for places in self._places]
@@ -107,7 +111,7 @@ class _Run:
                 step += part.num_steps
                 self._go_on(part.num_steps * self._setup.step_s)
         self._moments.append(self._moment(num_steps))
-        return Played(waits_s, self._now_s, tuple(self._moments), tuple(self._nodes))
+        return Played(waits_s, tuple(starts), self._now_s, tuple(self._moments), tuple(self._nodes))
 
     def _ask(self, parts: Sequence[Part], index: int) -> None:
         # Workers have asked for what they make ahead.

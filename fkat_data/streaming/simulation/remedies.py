@@ -7,12 +7,12 @@ from dataclasses import replace
 from fkat_data.streaming.simulation.costs import ShardCosts
 from fkat_data.streaming.simulation.needs import EpochNeeds
 from fkat_data.streaming.simulation.play import Played, play
-from fkat_data.streaming.simulation.result import Remedies, steady_share
+from fkat_data.streaming.simulation.result import Remedies, later_share
 from fkat_data.streaming.simulation.setup import Setup
 
 __all__ = ["HARDLY", "remedies_of"]
 
-#: A run that waits for less than this part of the time after its warm-up hardly waits.
+#: A run that waits for less than this part of the time, but for the first step of each epoch, hardly waits.
 HARDLY = 0.01
 
 #: Visits of shards that are played again at the most: a longer run is judged by its beginning.
@@ -35,17 +35,15 @@ def remedies_of(
     """
     shortened = _shortened(needs)
     cache_limit = _cache_limit(shortened, costs, setup, num_ranks) if _is_fetched_again(played) else None
-    wait_s = played.wait_s
     if cache_limit is not None:
         # A line that brings shards again and again is not to blame.
         setup = replace(setup, cache_limit_bytes=cache_limit)
-        wait_s = play(shortened, costs, setup, num_ranks).wait_s
-    if steady_share(wait_s, setup.step_s)[1] <= HARDLY:
+        played = play(shortened, costs, setup, num_ranks)
+    if _share(played, setup) <= HARDLY:
         return Remedies(cache_limit_bytes=cache_limit)
 
     def share(**changes: float) -> float:
-        changed = replace(setup, **changes)
-        return steady_share(play(shortened, costs, changed, num_ranks).wait_s, setup.step_s)[1]
+        return _share(play(shortened, costs, replace(setup, **changes), num_ranks), setup)
 
     unbounded = share(bandwidth_bytes_per_s=math.inf)
     bandwidth = None
@@ -90,6 +88,10 @@ def _cache_limit(needs: Sequence[EpochNeeds], costs: Sequence[ShardCosts], setup
         middle = int(math.sqrt(low * high))
         low, high = (low, middle) if does(middle) else (middle, high)
     return high
+
+
+def _share(played: Played, setup: Setup) -> float:
+    return later_share(played.wait_s, played.epoch_starts, setup.step_s)
 
 
 def _is_fetched_again(played: Played) -> bool:

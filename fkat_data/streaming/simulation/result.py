@@ -1,6 +1,7 @@
 """What a simulated run comes to."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ from fkat_data.streaming.simulation.play import Moment, Played
 from fkat_data.streaming.simulation.quality import Quality
 from fkat_data.streaming.simulation.setup import Setup
 
-__all__ = ["NodeTotals", "Remedies", "Simulation", "steady_share", "summed"]
+__all__ = ["NodeTotals", "Remedies", "Simulation", "later_share", "num_warm_up_steps", "summed"]
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,9 @@ class Remedies:
     Where the cache is too small, the others hold for one that is not.
 
     Attributes:
-        bandwidth_bytes_per_s: The least bandwidth of a node with which the run hardly waits after its warm-up.
+        bandwidth_bytes_per_s: The least bandwidth of a node with which the run hardly waits once an epoch has begun.
         predownload: The least read-ahead with which it hardly waits, as often doubled as it takes.
-        unbounded_share: The part of the time that it waits after its warm-up, had a node any bandwidth.
+        unbounded_share: The part of the time that it waits once an epoch has begun, had a node any bandwidth.
         cache_limit_bytes: The least limit with which no shard is fetched twice within an epoch.
     """
 
@@ -65,8 +66,8 @@ class Simulation:
     Attributes:
         setup: What was played.
         wait_s: How long each step was waited for.
+        epoch_starts: The first step of each epoch.
         duration_s: How long the run took.
-        num_epochs: Epochs that it began.
         num_warm_up_steps: Steps after which it waits no more than later on.
         moments: How things stood, from time to time.
         nodes: One a node.
@@ -78,8 +79,8 @@ class Simulation:
 
     setup: Setup
     wait_s: npt.NDArray[np.float64]
+    epoch_starts: tuple[int, ...]
     duration_s: float
-    num_epochs: int
     num_warm_up_steps: int
     moments: tuple[Moment, ...]
     nodes: tuple[NodeTotals, ...]
@@ -115,9 +116,14 @@ class Simulation:
         return float(self.wait_s[:steps].sum()) + steps * self.setup.step_s
 
     @property
-    def steady_share(self) -> float:
-        """The part of the time that the run waited after the warm-up."""
-        return _share(self.wait_s[self.num_warm_up_steps :], self.setup.step_s)
+    def num_epochs(self) -> int:
+        """Epochs that it began."""
+        return len(self.epoch_starts)
+
+    @property
+    def later_share(self) -> float:
+        """The part of the time that the run waited, but for the first step of each epoch."""
+        return later_share(self.wait_s, self.epoch_starts, self.setup.step_s)
 
     @property
     def num_waits(self) -> int:
@@ -142,7 +148,7 @@ class Simulation:
             "num_waits": self.num_waits,
             "num_warm_up_steps": self.num_warm_up_steps,
             "warm_up_s": self.warm_up_s,
-            "steady_share": self.steady_share,
+            "later_share": self.later_share,
             "num_late_waits": self.num_late_waits,
             "num_shards": self.num_shards,
             "whole_bytes": self.whole_bytes,
@@ -170,26 +176,26 @@ def summed(played: Played) -> tuple[NodeTotals, ...]:
     )
 
 
-def steady_share(wait_s: npt.NDArray[np.float64], step_s: float) -> tuple[int, float]:
-    """Return after how many steps a run waits no more than later on, and its share of waiting from there on.
+def later_share(wait_s: npt.NDArray[np.float64], epoch_starts: Sequence[int], step_s: float) -> float:
+    """Return the part of the time that is waited, but for the first step of each epoch."""
+    is_later = np.ones(len(wait_s), bool)
+    is_later[list(epoch_starts)] = False
+    waited_s = float(wait_s[is_later].sum())
+    total_s = waited_s + len(wait_s) * step_s
+    return waited_s / total_s if total_s else 0.0
+
+
+def num_warm_up_steps(wait_s: npt.NDArray[np.float64], step_s: float) -> int:
+    """Return after how many steps a run waits no more than later on.
 
     Later on is its second half, in which a tenth more waiting, or a thousandth of the time, is nothing.
     """
     if not len(wait_s):
-        return 0, 0.0
+        return 0
     waited_s = np.cumsum(wait_s[::-1])[::-1]
-    worked_s = step_s * np.arange(len(wait_s), 0, -1)
-    total_s = waited_s + worked_s
+    total_s = waited_s + step_s * np.arange(len(wait_s), 0, -1)
     shares = np.divide(waited_s, total_s, out=np.zeros_like(total_s), where=total_s > 0)
-    most = 1.1 * shares[len(wait_s) // 2] + 0.001
-    first = int(np.argmax(shares <= most))
-    return first, float(shares[first])
-
-
-def _share(wait_s: npt.NDArray[np.float64], step_s: float) -> float:
-    waited_s = float(wait_s.sum())
-    total_s = waited_s + len(wait_s) * step_s
-    return waited_s / total_s if total_s else 0.0
+    return int(np.argmax(shares <= 1.1 * shares[len(wait_s) // 2] + 0.001))
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ from fkat_data.streaming.simulation.needs import needs_of
 from fkat_data.streaming.simulation.play import play
 from fkat_data.streaming.simulation.quality import Quality, quality_of
 from fkat_data.streaming.simulation.remedies import remedies_of
-from fkat_data.streaming.simulation.result import Simulation, steady_share, summed
+from fkat_data.streaming.simulation.result import Simulation, num_warm_up_steps, summed
 from fkat_data.streaming.simulation.setup import Setup
 from fkat_data.streaming.skips import Skips
 
@@ -50,9 +50,9 @@ def simulate(epochs: Epochs, spanner: Spanner, costs: Sequence[ShardCosts], skip
     return Simulation(
         setup=setup,
         wait_s=played.wait_s,
+        epoch_starts=played.epoch_starts,
         duration_s=played.duration_s,
-        num_epochs=len(needs),
-        num_warm_up_steps=steady_share(played.wait_s, setup.step_s)[0],
+        num_warm_up_steps=num_warm_up_steps(played.wait_s, setup.step_s),
         moments=played.moments,
         nodes=summed(played),
         num_shards=len(set[int]().union(*(node.fetched for node in played.nodes))),

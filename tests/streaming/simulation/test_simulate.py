@@ -14,7 +14,7 @@ from fkat_data.streaming.order.spanner import Spanner
 from fkat_data.streaming.order.weights import StreamWeight
 from fkat_data.streaming.simulation.advice import advice, bytes_told
 from fkat_data.streaming.simulation.costs import ShardCosts
-from fkat_data.streaming.simulation.result import steady_share
+from fkat_data.streaming.simulation.result import later_share, num_warm_up_steps
 from fkat_data.streaming.simulation.setup import Setup
 from fkat_data.streaming.simulation.simulate import simulate
 from fkat_data.streaming.skips import Skips
@@ -52,7 +52,7 @@ def told(result, num_canonical_nodes=1, shard_bytes=1000):
 def test_a_fast_line_is_said_to_keep_up():
     found = simulated()
     assert found.num_steps == 600
-    assert found.steady_share < 0.01
+    assert found.later_share < 0.01
     assert found.remedies.bandwidth_bytes_per_s is None
     assert "keep up" in told(found)
     assert found.first_batch_s > 0
@@ -63,22 +63,22 @@ def test_a_fast_line_is_said_to_keep_up():
 
 def test_a_slow_line_is_told_how_fast_it_would_have_to_be_and_that_is_enough():
     found = simulated(bandwidth_bytes_per_s=50.0)
-    assert found.steady_share > 0.3
+    assert found.later_share > 0.3
     needed = found.remedies.bandwidth_bytes_per_s
     assert needed is not None
     assert 90 <= needed <= 250
-    assert simulated(bandwidth_bytes_per_s=needed).steady_share <= 0.01
-    assert simulated(bandwidth_bytes_per_s=needed / 1.2).steady_share > 0.01
+    assert simulated(bandwidth_bytes_per_s=needed).later_share <= 0.01
+    assert simulated(bandwidth_bytes_per_s=needed / 1.2).later_share > 0.01
     assert "a node needs about" in told(found)
 
 
 def test_a_short_read_ahead_is_told_how_long_it_should_be():
     found = simulated(predownload=1, latency_s=3.0, bandwidth_bytes_per_s=1e6)
-    assert found.steady_share > 0.01
+    assert found.later_share > 0.01
     assert found.remedies.bandwidth_bytes_per_s is None
     assert found.remedies.predownload is not None
     assert (
-        simulated(predownload=found.remedies.predownload, latency_s=3.0, bandwidth_bytes_per_s=1e6).steady_share <= 0.01
+        simulated(predownload=found.remedies.predownload, latency_s=3.0, bandwidth_bytes_per_s=1e6).later_share <= 0.01
     )
     assert "`predownload` =" in told(found)
     assert "write larger shards" in told(found)
@@ -164,14 +164,19 @@ def test_an_epoch_of_no_step_is_refused():
 @pytest.mark.parametrize(
     ("waits", "expected"),
     [
-        ([], (0, 0.0)),
-        ([0.0] * 10, (0, 0.0)),
-        ([5.0] + [0.0] * 9, (1, 0.0)),
-        ([5.0, 4.0] + [1.0] * 8, (2, 0.5)),
+        ([], 0),
+        ([0.0] * 10, 0),
+        ([5.0] + [0.0] * 9, 1),
+        ([5.0, 4.0] + [1.0] * 8, 2),
     ],
 )
 def test_the_warm_up_ends_where_it_waits_no_more_than_later(waits, expected):
-    assert steady_share(np.array(waits), 1.0) == pytest.approx(expected)
+    assert num_warm_up_steps(np.array(waits), 1.0) == expected
+
+
+def test_what_the_first_step_of_an_epoch_waits_does_not_count_as_later():
+    assert later_share(np.array([9.0, 1.0, 9.0, 0.0]), (0, 2), 1.0) == pytest.approx(1 / 5)
+    assert later_share(np.zeros(0), (), 1.0) == 0
 
 
 def test_sizes_are_told_as_people_say_them():
