@@ -47,7 +47,7 @@ def numbers(result: Simulation) -> list[tuple[str, str]]:
         ("in all", _told(result.duration_s)),
         ("waited", _told(result.waited_s)),
         ("to the first batch", _told(result.first_batch_s)),
-        ("warm-up", f"{_told(result.warm_up_s)}, {result.num_warm_up_steps:,} steps"),
+        ("warm-up", f"{_told(result.warm_up_s)} ({result.num_warm_up_steps:,} of the steps)"),
         ("steps that waited", f"{result.num_waits:,}"),
         ("of these after the warm-up", f"{result.num_late_waits:,}"),
         ("epochs begun", f"{result.num_epochs:,}"),

@@ -65,3 +65,11 @@ def test_a_cache_is_filled_and_adopted(run_here, tmp_path):
     (tmp_path / "cache").mkdir()
     printed = run_here(use + "print(path.read_bytes())\n" + adopt + "print(generation.recorded)")
     assert printed == "b'a shard'\nversion 2\n"
+
+
+def test_a_run_is_simulated(run_here):
+    write = examples("index.md")[0].split("\ndataset = ")[0]
+    (simulate,) = examples("simulate.md")
+    printed = run_here(f"{write}\n{simulate}").splitlines()
+    assert len(printed) >= 2
+    assert "Data keep up" in printed[1]

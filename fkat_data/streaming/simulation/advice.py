@@ -24,10 +24,8 @@ def advice(result: Simulation, shard_bytes: float, num_canonical_nodes: int) -> 
     """
     found = [*_cache(result), *_line(result, shard_bytes), *_nodes(result, num_canonical_nodes), *_quality(result)]
     if not any((result.later_share > HARDLY, *(node.num_fetched_again for node in result.nodes))):
-        told = (
-            f"after a warm-up of {result.num_warm_up_steps:,} steps" if result.num_warm_up_steps else "from the start"
-        )
-        found.insert(0, f"Data keep up with the steps {told}: {result.later_share:.1%} of the time is waited.")
+        share = f"{result.later_share:.1%}"
+        found.insert(0, f"Data keep up with the steps: once an epoch has begun, {share} of the time is waited.")
     return [*found, *_start(result, shard_bytes)]
 
 

@@ -17,15 +17,16 @@ class SimulatedCache:
     Attributes:
         used_bytes: What they take, those that are being made ready included.
         most_bytes: The most that they have taken.
-        evicted: Shards that have been evicted, in order.
+        num_evictions: Shards that have been evicted.
+        gone: These shards, in order: whoever has one open closes it. A shard may be among them again.
     """
 
     def __init__(self, limit_bytes: int | None) -> None:
         self._limit_bytes = limit_bytes
         self._kept: OrderedDict[int, int] = OrderedDict()
         self._kept_bytes = 0
-        self.used_bytes = self.most_bytes = 0
-        self.evicted: list[int] = []
+        self.used_bytes = self.most_bytes = self.num_evictions = 0
+        self.gone: list[int] = []
 
     def __contains__(self, shard: int) -> bool:
         return shard in self._kept
@@ -58,4 +59,5 @@ class SimulatedCache:
         shard, freed_bytes = self._kept.popitem(last=False)
         self.used_bytes -= freed_bytes
         self._kept_bytes -= freed_bytes
-        self.evicted.append(shard)
+        self.num_evictions += 1
+        self.gone.append(shard)

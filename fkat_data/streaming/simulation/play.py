@@ -174,5 +174,5 @@ class _Run:
             tuple(len(node.cache) for node in nodes),
             tuple(node.num_hits + node.num_shared for node in nodes),
             tuple(node.num_fetches for node in nodes),
-            tuple(len(node.cache.evicted) for node in nodes),
+            tuple(node.cache.num_evictions for node in nodes),
         )

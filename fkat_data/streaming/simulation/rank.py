@@ -41,15 +41,15 @@ class SimulatedReader:
         """Open a shard."""
         self._touched_s[shard] = at_s
         if self._is_limited:
-            evicted = self._cache.evicted
-            while self._num_seen < len(evicted):
-                gone = evicted[self._num_seen]
+            gone = self._cache.gone
+            while self._num_seen < len(gone):
+                other = gone[self._num_seen]
                 self._num_seen += 1
-                if gone not in self._cache and gone != shard:
-                    self._touched_s.pop(gone, None)
+                if other not in self._cache and other != shard:
+                    self._touched_s.pop(other, None)
             if shard not in self._cache:
                 # It was evicted before it was opened: the next one that opens closes it.
-                evicted.append(shard)
+                gone.append(shard)
         if len(self._touched_s) > self._most_open:
             self._touched_s.popitem(last=False)
 

@@ -169,10 +169,10 @@ def summed(played: Played) -> tuple[NodeTotals, ...]:
             num_fetched_again=node.num_fetched_again,
             num_hits=node.num_hits,
             num_shared=node.num_shared,
-            num_evictions=played.moments[-1].num_evictions[index],
+            num_evictions=node.cache.num_evictions,
             most_bytes=node.cache.most_bytes,
         )
-        for index, node in enumerate(played.nodes)
+        for node in played.nodes
     )
 
 

@@ -66,7 +66,7 @@ def test_what_is_kept_serves_the_next_epoch_and_what_is_not_is_fetched_again():
     assert evicted.nodes[0].num_fetches == 9
     assert evicted.nodes[0].num_fetched_again == 0
     assert evicted.nodes[0].cache.most_bytes == 200
-    assert len(evicted.nodes[0].cache.evicted) == 7
+    assert evicted.nodes[0].cache.num_evictions == 7
 
 
 def test_a_shard_that_gives_way_while_it_is_read_is_fetched_again():
