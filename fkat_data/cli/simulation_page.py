@@ -69,7 +69,7 @@ def _waits(result: Simulation) -> str:
         return "<p>No step waits.</p>"
     median, p90, p99, most = (duration(value_s) for value_s in found.quantiles_s)
     told = f"<p>median {median}, 90 % {p90}, 99 % {p99}, longest {most}</p>"
-    return f"<figure>{histogram(found, 'wait', 'how long a step waits')}{told}</figure>"
+    return f'<div class="pair"><figure>{histogram(found, "wait", "how long a step waits")}{told}</figure></div>'
 
 
 def _fetched(result: Simulation) -> str:

@@ -43,6 +43,7 @@ class ReadAhead(Generic[_Ready]):
         self._in_work: set[int] = set()
         self._ready: dict[int, _Ready] = {}
         self._failed: dict[int, BaseException] = {}
+        self._first: set[int] = set()
         self._num_running = self._num_idle = self._num_refused = 0
         self._is_closed = False
 
@@ -58,9 +59,11 @@ class ReadAhead(Generic[_Ready]):
         """
         queue: deque[tuple[_Part, int]] = deque()
         queued_weight = 0
+        is_first = True
         for part in parts:
             shards, weight = shards_of(part)
-            self.want(shards)
+            self.want(shards, is_first=is_first)
+            is_first = False
             queue.append((part, weight))
             queued_weight += weight
             while queued_weight - queue[0][1] >= num_ahead and len(queue) > 1:
@@ -70,10 +73,18 @@ class ReadAhead(Generic[_Ready]):
         while queue:
             yield queue.popleft()[0]
 
-    def want(self, shards: Iterable[int]) -> None:
-        """Let shards be made ready after those that were wanted before; one that is ready, or has failed, is left."""
+    def want(self, shards: Iterable[int], *, is_first: bool = False) -> None:
+        """Let shards be made ready after those that were wanted before; one that is ready, or has failed, is left.
+
+        Args:
+            shards: The shards.
+            is_first: Whether nothing else is begun before they are ready: at the start everything waits for them, and
+                what shares the way with them makes them late.
+        """
         with self._lock:
             for shard in shards:
+                if is_first:
+                    self._first.add(shard)
                 if shard not in self._in_work and shard not in self._ready and shard not in self._failed:
                     self._wanted[shard] = None
             self._num_refused = 0
@@ -132,12 +143,12 @@ class ReadAhead(Generic[_Ready]):
         """Return what to do next; None when there has been nothing for a while, and the thread is to end."""
         with self._lock:
             while not self._is_closed:
-                if len(self._wanted) > self._num_refused:
-                    shard = next(iter(self._wanted))
+                shard = next(iter(self._wanted), None)
+                if shard is not None and len(self._wanted) > self._num_refused and self._may_begin(shard):
                     del self._wanted[shard]
                     self._in_work.add(shard)
                     return shard
-                # Either nothing is wanted, or all that is wanted is in other processes' hands.
+                # Nothing is wanted, or nothing that may be begun, or all that is wanted is in other processes' hands.
                 is_refused = bool(self._wanted)
                 self._num_idle += 1
                 is_offered = self._offered.wait(_BUSY_S if is_refused else _IDLE_S)
@@ -147,6 +158,9 @@ class ReadAhead(Generic[_Ready]):
                 self._num_refused = 0
             self._num_running -= 1
             return None
+
+    def _may_begin(self, shard: int) -> bool:
+        return shard in self._first or self._first.isdisjoint(self._in_work)
 
     def _settle(self, shard: int, ready: _Ready | None, failure: BaseException | None) -> None:
         with self._lock:
@@ -162,4 +176,6 @@ class ReadAhead(Generic[_Ready]):
                 self._failed[shard] = failure
             elif ready is not None:
                 self._ready[shard] = ready
+            if shard in self._first and self._first.isdisjoint(self._in_work):
+                self._offered.notify_all()
             self._settled.notify_all()

@@ -140,7 +140,9 @@ class StreamingDataLoader(DataLoader[Any]):
     ) -> Iterator[tuple[int, int, Any]]:
         together = batches_together(dataset, cast("int", self.batch_size))
         make = _maker(dataset, self._collate)
-        for numbers, part in dataset.follow(_cut(wanted, together), _ids_of):
+        # The first batch must not wait for all that is read with it, where shards come from far away.
+        first = together if dataset.catalog.is_immediate else 1
+        for numbers, part in dataset.follow(_cut(wanted, first, together), _ids_of):
             for number, ids, batch in zip(numbers, part, make(part), strict=True):
                 yield number, len(ids), batch
 
@@ -157,7 +159,7 @@ class StreamingDataLoader(DataLoader[Any]):
                 **kept,
             )
         # Workers share this node's cache: what is fetched from here is there when they look.
-        handed_out = self._tasks.begin(dataset.follow(_cut(wanted, 1), _ids_of, is_opened=False))
+        handed_out = self._tasks.begin(dataset.follow(_cut(wanted, 1, 1), _ids_of, is_opened=False))
         for batch in self._workers:
             if isinstance(batch, _Failure):
                 raise batch.error
@@ -255,12 +257,16 @@ def batches_together(dataset: StreamingDataset, batch_size: int) -> int:
 
 
 def _cut(
-    wanted: Iterable[tuple[list[int], list[_Integers]]], together: int
+    wanted: Iterable[tuple[list[int], list[_Integers]]], first: int, most: int
 ) -> Iterator[tuple[list[int], list[_Integers]]]:
-    """Yield the same batches, so many at a time."""
+    """Yield the same batches, so many at a time at first, then more and more."""
+    together = first
     for numbers, chunk in wanted:
-        for start in range(0, len(numbers), together):
+        start = 0
+        while start < len(numbers):
             yield numbers[start : start + together], chunk[start : start + together]
+            start += together
+            together = min(2 * together, most)
 
 
 def _ids_of(part: tuple[list[int], list[_Integers]]) -> _Integers:

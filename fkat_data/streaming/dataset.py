@@ -244,10 +244,14 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
 
     def _samples(self, batches: RankBatches, world: World, iteration: int) -> Iterator[dict[str, Any]]:
         def parts() -> Iterator[npt.NDArray[np.int64]]:
+            together = _READ_TOGETHER if self.catalog.is_immediate else 1
             for _, chunk in batches.chunks(part=world.worker_of_rank, num_parts=world.workers_per_rank):
                 ids = np.concatenate(chunk) if chunk else np.empty(0, np.int64)
-                for start in range(0, len(ids), _READ_TOGETHER):
-                    yield ids[start : start + _READ_TOGETHER]
+                start = 0
+                while start < len(ids):
+                    yield ids[start : start + together]
+                    start += together
+                    together = min(2 * together, _READ_TOGETHER)
 
         for part in self.follow(parts(), lambda ids: ids):
             for sample in self._shards.in_turn(part):

@@ -22,6 +22,7 @@ import files
 import growth
 import latency
 import overlap
+import remote
 import start
 import streaming_bench
 import throughput
@@ -41,6 +42,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "files": files.run,
     "tracing": tracing.run,
     "streaming": streaming_bench.run,
+    "remote": remote.run,
     "peers": throughput.peers,
 }
 _PEERS_PYTHON = Path(__file__).resolve().parents[2] / ".venvs" / "bench" / "bin" / "python"

@@ -14,6 +14,8 @@ __all__ = ["stand_in"]
 #: By what imports them.
 _NEEDLESS = {
     "streaming": {"boto3", "botocore", "pandas", "snappy", "torchvision", "transformers", "zstd"},
+    # S3's own libraries are needed, and look for modules that are not there.
+    "streaming over S3": {"pandas", "snappy", "torchvision", "transformers", "zstd"},
     "litdata": {"boto3", "botocore", "tifffile"},
 }
 

@@ -155,7 +155,14 @@ def check_that_an_error_stops_and_a_resume_goes_on(point, occurrence, action, mo
 
 
 #: What fails outside a shard's production ends the worker, whose last words say why.
-WITHOUT_A_SHARD = {"worker.started", "worker.ready", "worker.assigned", "worker.cancelled", "worker.leaving"}
+WITHOUT_A_SHARD = {
+    "worker.started",
+    "worker.ready",
+    "worker.assigned",
+    "worker.credited",
+    "worker.cancelled",
+    "worker.leaving",
+}
 
 
 @pytest.mark.parametrize(

@@ -155,11 +155,35 @@ def test_waiting_for_other_processes_costs_little():
     assert len(calls) < 3 * 4 * 0.5 / 0.02 * 2
 
 
+def test_nothing_shares_the_way_with_what_is_needed_first():
+    begun, may_end = [], threading.Event()
+
+    def prepare(shard, wait):
+        del wait
+        begun.append(shard)
+        if shard < 2:
+            may_end.wait(30)
+        return shard
+
+    ahead = ReadAhead(prepare, 8)
+    parts = ahead.follow([[0, 1], [2], [3]], shards_of, 10)
+    assert next(parts) == [0, 1]
+    until(lambda: sorted(begun) == [0, 1])
+    time.sleep(0.1)
+    assert sorted(begun) == [0, 1]
+    may_end.set()
+    until(lambda: sorted(begun) == [0, 1, 2, 3])
+    assert [ahead.take(shard) for shard in (0, 1)] == [0, 1]
+    assert list(parts) == [[2], [3]]
+    ahead.close()
+
+
 def test_parts_are_yielded_when_enough_of_those_that_follow_is_wanted():
     wanted, planned = [], []
 
     class Recorded(ReadAhead):
-        def want(self, shards):
+        def want(self, shards, *, is_first=False):
+            del is_first
             wanted.extend(shards)
 
     def parts():

@@ -4,6 +4,7 @@ import collections
 import itertools
 import multiprocessing
 import os
+import random
 import shutil
 import signal
 import sys
@@ -213,10 +214,7 @@ def test_a_small_cache_is_kept_to_and_everything_is_read(data, serve, tmp_path, 
         # Files that are being written may come on top.
         assert dataset.cache_usage <= limit + 8 * size
     assert sorted(seen) == list(range(COUNT))
-    deadline = time.monotonic() + 30
-    while dataset.cache_usage > limit and time.monotonic() < deadline:
-        time.sleep(0.01)  # what was being fetched ahead is still on its way
-    assert dataset.cache_usage <= limit
+    _until(lambda: dataset.cache_usage <= limit)  # what was being fetched ahead is still on its way
     assert 0 < len(shards(local)) <= num_shards
 
 
@@ -324,43 +322,89 @@ def test_two_streams_share_one_limit(data, compressed, serve, tmp_path):
     assert dataset.cache_usage <= limit
 
 
-def _rank(url, local, world_size, rank, seconds, queue):
-    os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)})
+def _rank(url, local, nodes, ranks, rank, seconds, queue, **options):
+    os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(nodes * ranks), "LOCAL_WORLD_SIZE": str(ranks)})
     # Time enough on any machine: an attempt that is given up would be another request.
-    options = OPTIONS | {"download_timeout": 60}
-    dataset = StreamingDataset(remote=url, local=local, validate_hash="sha256", **options)
+    options = OPTIONS | {"download_timeout": 60, "validate_hash": "sha256"} | options
+    dataset = StreamingDataset(remote=url, local=local, **options)
     seen = []
     for batch in StreamingDataLoader(dataset):
+        assert batch["text"] == [f"sample {number}" for number in batch["number"].tolist()]
         seen += batch["number"].tolist()
         time.sleep(seconds)
     queue.put((rank, seen))
 
 
-@pytest.mark.parametrize("num_kills", [0, 2])
-def test_ranks_of_two_jobs_fetch_each_shard_once_though_some_are_killed(data, serve, tmp_path, num_kills):
+class Job:
+    """Ranks in processes of their own, forked: they start at once."""
+
+    def __init__(self, nodes, ranks, url, local_of_node, seconds=0.02, **options):
+        context = multiprocessing.get_context("fork")
+        self.queue = context.Queue()
+        self.processes = []
+        for rank in range(nodes * ranks):
+            arguments = (url, local_of_node(rank // ranks), nodes, ranks, rank, seconds, self.queue)
+            self.processes.append(context.Process(target=_rank, args=arguments, kwargs=options))
+            self.processes[-1].start()
+
+    def kill(self, ranks):
+        for rank in ranks:
+            os.kill(self.processes[rank].pid, signal.SIGKILL)
+
+    def read(self, but=()):
+        """What each rank has read, but for those that were killed."""
+        try:
+            found = dict(self.queue.get(timeout=120) for _ in range(len(self.processes) - len(but)))
+        finally:
+            for process in self.processes:
+                process.join(60)
+        assert [process.exitcode for process in self.processes if process.exitcode] == [-signal.SIGKILL] * len(but)
+        return found
+
+
+def test_ranks_of_two_jobs_fetch_each_shard_once(data, serve, tmp_path):
     server, local = serve(data), str(tmp_path / "local")
-    context = multiprocessing.get_context("fork")
-    jobs = [[], []]
-    queues = [context.Queue() for _ in jobs]
-    for job, queue in zip(jobs, queues, strict=True):
-        for rank in range(2):
-            process = context.Process(target=_rank, args=(server.url, local, 2, rank, 0.02, queue))
-            process.start()
-            job.append(process)
-    if num_kills:
-        deadline = time.monotonic() + 60
-        while not any(gets(server, data)) and time.monotonic() < deadline:
-            time.sleep(0.002)
-        for process in jobs[0][:num_kills]:
-            os.kill(process.pid, signal.SIGKILL)
-    found = dict(queues[1].get(timeout=120) for _ in jobs[1])
-    for process in itertools.chain(*jobs):
-        process.join(60)
-        assert process.exitcode in ((0,) if process not in jobs[0][:num_kills] else (-9, 0))
-    assert set(found[0]) | set(found[1]) == set(range(COUNT))
-    # Whoever was killed may have had eight downloads under way, and they are begun anew.
-    assert sum(gets(server, data)) <= len(shards(data)) + 8 * num_kills
-    if not num_kills:
-        assert set(gets(server, data)) == {1}
-    StreamingDataset(remote=server.url, local=local)
+    jobs = [Job(1, 2, server.url, lambda _: local) for _ in range(2)]
+    for job in jobs:
+        assert set().union(*job.read().values()) == set(range(COUNT))
+    assert set(gets(server, data)) == {1}
+
+
+@pytest.mark.parametrize("rounds", [3, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_two_jobs_on_one_small_cache_read_rightly_whoever_is_killed(data, serve, tmp_path, rounds):
+    server, local = serve(data), tmp_path / "local"
+    limit = StreamingDataset(remote=server.url, local=str(local), **OPTIONS).catalog
+    limit = Path(data, "index.json").stat().st_size + 4 * max(entry.raw_bytes for entry in limit.entries)
+    draw = random.Random(7)
+    for _ in range(rounds):
+        jobs = [Job(1, 4, server.url, lambda _: str(local), 0.005, cache_limit=limit) for _ in range(2)]
+        time.sleep(draw.uniform(0, 0.6))
+        killed = [rank for rank in range(4) if draw.random() < 0.5]
+        alive = [rank for rank in killed if jobs[0].processes[rank].is_alive()]
+        jobs[0].kill(alive)
+        # A rank that was killed while it told what it had read may keep the others from telling: not asked.
+        for process in jobs[0].processes:
+            process.join(60)
+            assert process.exitcode in (0, -signal.SIGKILL)
+        assert sorted(set().union(*jobs[1].read().values())) == list(range(COUNT))
+    dataset = StreamingDataset(remote=server.url, local=str(local), cache_limit=limit, **OPTIONS)
     assert not list(Path(local, ".fkat_data", "making").iterdir())
+    assert sorted(itertools.chain(*numbers(StreamingDataLoader(dataset)))) == list(range(COUNT))
+    _until(lambda: dataset.cache_usage <= limit)
+
+
+def test_nodes_fetch_the_shards_of_their_own_part(data, serve, tmp_path):
+    server = serve(data)
+    job = Job(2, 2, server.url, lambda node: str(tmp_path / f"node-{node}"), num_canonical_nodes=2)
+    found = job.read()
+    assert sorted(set().union(*found.values())) == list(range(COUNT))
+    # Both need the shard at the edge of their parts, and one needs the sample that fills up the other's end.
+    assert sum(gets(server, data)) <= len(shards(data)) + 2
+    assert set(gets(server, data)) <= {1, 2}
+
+
+def _until(condition):
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()

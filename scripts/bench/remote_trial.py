@@ -1,0 +1,101 @@
+"""One trial of streaming from a store: a cold epoch, then a warm one, from the making of the dataset on."""
+
+import contextlib
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stand_ins import stand_in
+from streaming_contestants import BATCH_SIZE, WORKLOADS, sample
+
+__all__ = ["trial"]
+
+_SHARD_BYTES = 4 << 20
+
+
+def trial(folder: str, count: int, contestant: str, bytes_per_s: float, latency_s: float) -> dict[str, Any]:
+    warnings.simplefilter("ignore")
+    data = Path(folder) / f"remote-{count}"
+    _prepare(data, count)
+    with _served(data, bytes_per_s, latency_s) as port, tempfile.TemporaryDirectory(dir=folder) as local:
+        os.environ |= {
+            "S3_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ACCESS_KEY_ID": "nobody",
+            "AWS_SECRET_ACCESS_KEY": "nothing",
+            "AWS_REGION": "us-east-1",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        modules = _imported(contestant)
+        began_s = time.perf_counter()
+        loader = _loader(modules, contestant, f"{local}/cache")
+        cold = _epoch(loader, count, began_s)
+        warm = _epoch(loader, count, time.perf_counter())
+    size_bytes = sum(path.stat().st_size for path in data.glob("shard.*"))
+    return {
+        "first_s": cold[0],
+        "cold_s": cold[1],
+        "warm_samples_per_s": count / warm[1],
+        "transfer_s": size_bytes / bytes_per_s,
+    }
+
+
+def _imported(contestant: str) -> Any:
+    if contestant == "ours":
+        importlib.import_module("obstore")
+        return importlib.import_module("fkat_data.streaming")
+    stand_in("streaming over S3")
+    importlib.import_module("boto3")
+    library = importlib.import_module("streaming")
+    library.base.util.clean_stale_shared_memory()
+    return library
+
+
+def _loader(library: Any, contestant: str, local: str) -> Any:
+    # The same order: both read the same shards in the same sequence.
+    options = {"remote": "s3://bucket", "local": local, "shuffle": True, "shuffle_algo": "py1e"}
+    if contestant == "ours":
+        options["validate_hash"] = None
+    dataset = library.StreamingDataset(batch_size=BATCH_SIZE, shuffle_block_size=4 * _rows_a_shard(), **options)
+    return library.StreamingDataLoader(dataset, batch_size=BATCH_SIZE)
+
+
+def _rows_a_shard() -> int:
+    return _SHARD_BYTES // 2056
+
+
+def _epoch(loader: Any, count: int, began_s: float) -> tuple[float, float]:
+    batches = iter(loader)
+    num_samples = len(next(batches)["tokens"])
+    first_s = time.perf_counter() - began_s
+    num_samples += sum(len(batch["tokens"]) for batch in batches)
+    if num_samples < count:
+        raise RuntimeError(f"{num_samples} of {count} samples")
+    return first_s, time.perf_counter() - began_s
+
+
+def _prepare(data: Path, count: int) -> None:
+    if data.is_dir():
+        return
+    from fkat_data.streaming import MDSWriter  # noqa: PLC0415 - the peers' environment does not have it
+
+    with MDSWriter(out=str(data), columns=WORKLOADS["tokens"], size_limit=_SHARD_BYTES) as writer:
+        for number in range(count):
+            writer.write(sample("tokens", number))
+
+
+@contextlib.contextmanager
+def _served(data: Path, bytes_per_s: float, latency_s: float) -> Iterator[int]:
+    program = Path(__file__).with_name("store_server.py")
+    command = [sys.executable, str(program), str(data), str(bytes_per_s), str(latency_s)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            yield int(server.stdout.readline() if server.stdout else 0)
+        finally:
+            server.kill()
