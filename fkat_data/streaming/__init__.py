@@ -3,6 +3,7 @@
 from fkat_data.streaming.dataloader import StreamingDataLoader
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.streaming.local import LocalDataset
+from fkat_data.streaming.open_epoch import open_epoch
 from fkat_data.streaming.stream import Stream
 from fkat_data.streaming.world import World
 from fkat_data.streaming.writing.jsonl import JSONWriter
@@ -23,5 +24,6 @@ __all__ = [
     "World",
     "XSVWriter",
     "merge_index",
+    "open_epoch",
     "write_parallel",
 ]

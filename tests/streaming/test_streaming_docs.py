@@ -42,7 +42,7 @@ def test_datasets_are_written_in_parallel_and_merged(run_here, tmp_path):
 
 
 def test_a_dataset_is_streamed_mixed_audited_and_resumed(run_here, tmp_path):
-    first, mixed, sharded = examples("index.md")
+    first, remote, mixed, sharded = examples("index.md")
     _, skipping, weights, audits = examples("state.md")
     more = "MDSWriter(out='more', columns={'number': 'int', 'text': 'str'})"
     write_more = (
@@ -50,6 +50,10 @@ def test_a_dataset_is_streamed_mixed_audited_and_resumed(run_here, tmp_path):
     )
     setup = first.splitlines()[0] + "\n"
     assert len(run_here(first).split(",")) == 32
+    local = remote.replace("s3://bucket/dataset", "data").replace("/scratch/dataset", "copy")
+    kept = "dataset = open_dataset()\nprint(len(dataset[:]), dataset.cache_usage > 0)"
+    local = re.sub(r".*(storage_options|validate_hash).*\n", "", local)
+    assert run_here(local + kept) == "1000 True\n"
     run_here(setup + write_more + mixed)
     printed = run_here(setup + skipping + audits)
     assert len(printed.splitlines()) == 32 + 1

@@ -72,7 +72,8 @@ def needs_of(epochs: Epochs, spanner: Spanner, skips: Skips, setup: Setup) -> li
     while num_left != 0 and (setup.num_epochs is None or len(found) < setup.num_epochs):
         place = epochs.settled(Place(len(found)))
         rows = _rows(epochs.plan(place), place.epoch, skips, setup, num_left)
-        needs = EpochNeeds(place.epoch, tuple(part for ids in rows for part in _parts(ids, spanner, setup)))
+        lengths = _Lengths(setup)
+        needs = EpochNeeds(place.epoch, tuple(part for ids in rows for part in _parts(ids, spanner, lengths)))
         found.append(needs)
         if not needs.num_steps:
             break
@@ -105,12 +106,11 @@ def _rows(plan: EpochPlan, epoch: int, skips: Skips, setup: Setup, num_wanted: i
             return
 
 
-def _parts(ids: _Integers, spanner: Spanner, setup: Setup) -> Iterator[Part]:
-    num_steps, num_ranks = int(ids.shape[0]), int(ids.shape[1])
-    steps: _Integers = np.arange(num_steps)
-    is_first = (steps % (setup.batches_per_chunk or num_steps)) % setup.batches_together == 0
-    part_of_step = np.cumsum(is_first) - 1
-    num_parts = int(part_of_step[-1]) + 1
+def _parts(ids: _Integers, spanner: Spanner, lengths: "_Lengths") -> Iterator[Part]:
+    num_ranks = int(ids.shape[1])
+    steps_of_part = lengths.of(len(ids))
+    num_parts = len(steps_of_part)
+    part_of_step: _Integers = np.repeat(np.arange(num_parts), steps_of_part)
     is_read = ids >= 0
     groups = np.broadcast_to((part_of_step[:, None] * num_ranks + np.arange(num_ranks))[:, :, None], ids.shape)[is_read]
     shards, _ = spanner.locate(ids[is_read])
@@ -119,10 +119,29 @@ def _parts(ids: _Integers, spanner: Spanner, setup: Setup) -> Iterator[Part]:
     groups, shards = np.divmod(keys, num_shards)
     shards = shards[np.lexsort((firsts, groups))]
     edges = np.searchsorted(groups, np.arange(num_parts * num_ranks + 1)).tolist()
-    steps_of_part = np.bincount(part_of_step, minlength=num_parts).tolist()
     samples_of_step = is_read.sum(axis=2).max(axis=1)
     samples_of_part = np.bincount(part_of_step, samples_of_step, minlength=num_parts).astype(np.int64).tolist()
     for part in range(num_parts):
         own = edges[part * num_ranks : (part + 1) * num_ranks + 1]
         by_rank = [shards[own[rank] : own[rank + 1]] for rank in range(num_ranks)]
         yield Part(steps_of_part[part], samples_of_part[part], by_rank)
+
+
+class _Lengths:
+    """How many steps are read at once: few at first, then more and more, and none over the end of a chunk."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._most = setup.batches_together
+        self._chunk = setup.batches_per_chunk
+        self._next = 1
+
+    def of(self, num_steps: int) -> list[int]:
+        """Return the lengths of the next parts, which make up so many steps and begin with a chunk."""
+        found: list[int] = []
+        for start in range(0, num_steps, self._chunk or num_steps):
+            left = min(self._chunk or num_steps, num_steps - start)
+            while left > 0:
+                found.append(min(self._next, left))
+                left -= found[-1]
+                self._next = min(2 * self._next, self._most)
+        return found

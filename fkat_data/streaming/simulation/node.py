@@ -141,6 +141,8 @@ class SimulatedNode:
         """Let a rank's idle threads begin what it wants."""
         while rank.queue and rank.num_busy < self._setup.num_threads:
             shard = next(iter(rank.queue))
+            if not rank.may_begin(shard):
+                return
             del rank.queue[shard]
             if shard in self.cache:
                 self.num_hits += 1

@@ -75,6 +75,8 @@ class SimulatedRank:
     def __init__(self, setup: Setup, cache: SimulatedCache) -> None:
         self.queue: dict[int, None] = {}
         self.left: set[int] = set()
+        self._first: set[int] = set()
+        self._has_wanted = False
         self.in_work: set[int] = set()
         self.ready: set[int] = set()
         self.num_busy = 0
@@ -92,6 +94,8 @@ class SimulatedRank:
         """Begin an epoch: nothing of the one before is wanted any more, but what is in work goes on."""
         self.queue.clear()
         self.left.clear()
+        self._first.clear()
+        self._has_wanted = False
         self.ready.clear()
         self._weights.clear()
         self._queued_weight = self._num_yielded = 0
@@ -117,6 +121,9 @@ class SimulatedRank:
         else:
             wanted = [shard for shard in shards if at_s - self._wanted_s.get(shard, -_TOUCH_S) >= _TOUCH_S]
             self._wanted_s.update(dict.fromkeys(wanted, at_s))
+        if not self._has_wanted:
+            self._first.update(wanted)
+            self._has_wanted = True
         weight = num_samples
         limit_bytes = self._setup.cache_limit_bytes
         if limit_bytes is not None:
@@ -135,6 +142,10 @@ class SimulatedRank:
         self.reader = self._readers[number % len(self._readers)]
         # Shard by shard, in the order of their numbers.
         self.unread = sorted(shards, reverse=True)
+
+    def may_begin(self, shard: int) -> bool:
+        """Return whether a thread may begin a shard: nothing shares the line with what an epoch begins with."""
+        return shard in self._first or self._first.isdisjoint(self.in_work)
 
     def forgo(self, shard: int) -> None:
         """Let no thread look at a shard: it is asked for here and now."""

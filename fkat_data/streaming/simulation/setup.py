@@ -32,7 +32,8 @@ class Setup:
         decompress_bytes_per_s: How fast a thread decompresses, in decompressed bytes.
         num_threads: Shards that a rank makes ready at a time.
         predownload: Samples of a rank that are fetched beyond those that are being read.
-        batches_together: Batches that a rank reads at once: the shards of all of them are waited for.
+        batches_together: Batches that a rank reads at once, at the most: the shards of all of them are waited for. An
+            epoch begins with a single one, then two, then four, ...
         batches_per_chunk: Batches after which what is read at once begins anew; None: the end of the epoch.
         most_open: Shards that a rank has open at the most.
         cache_limit_bytes: What the shards on a node may take; None: all stay.

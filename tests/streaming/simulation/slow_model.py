@@ -35,8 +35,12 @@ class _Ahead(ReadAhead):
         super().__init__(lambda shard, wait: None, 1)
         self.wanted = []
 
-    def want(self, shards):
+        self.first = set()
+
+    def want(self, shards, *, is_first=False):
         self.wanted += shards
+        if is_first:
+            self.first.update(shards)
 
 
 class _Rank:
@@ -91,6 +95,8 @@ class SlowModel:
 
     def _start(self, rank):
         while rank.queue and rank.num_busy < self.setup.num_threads:
+            if rank.queue[0] not in rank.ahead.first and rank.ahead.first & rank.in_work:
+                return
             shard = rank.queue.pop(0)
             fetch = self._fetch_of(rank.node, shard)
             if shard in self.there[rank.node]:

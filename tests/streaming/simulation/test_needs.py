@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.streaming import dataloader
 from fkat_data.streaming.epochs import Epochs
 from fkat_data.streaming.order.epoch import OrderSettings
 from fkat_data.streaming.order.spanner import Spanner
@@ -48,11 +49,10 @@ def read_of(epochs, epoch, rank, skips, together):
     """The parts that a rank's loader reads of an epoch: batches, samples and shards."""
     place = epochs.settled(Place(epoch))
     spanner = Spanner(np.concatenate(SIZES))
-    for _, chunk in RankBatches(epochs.plan(place), place, rank, skips).chunks():
-        for start in range(0, len(chunk), together):
-            part = chunk[start : start + together]
-            shards, _ = spanner.locate(np.concatenate(part))
-            yield len(part), sum(map(len, part)), list(dict.fromkeys(shards.tolist()))
+    chunks = ((indices.tolist(), ids) for indices, ids in RankBatches(epochs.plan(place), place, rank, skips).chunks())
+    for _, part in dataloader._cut(chunks, 1, together):
+        shards, _ = spanner.locate(np.concatenate(part))
+        yield len(part), sum(map(len, part)), list(dict.fromkeys(shards.tolist()))
 
 
 @pytest.mark.parametrize("together", [1, 3])
@@ -91,10 +91,21 @@ def test_steps_go_on_over_the_end_of_an_epoch():
     assert found[1].parts[0].shards[0].tolist() != whole.parts[0].shards[0].tolist()
 
 
-def test_a_short_run_is_the_beginning_of_a_long_one(monkeypatch):
+@pytest.mark.parametrize("samples", [32, 64, 1 << 19])
+def test_it_makes_no_difference_how_much_is_planned_at_once(monkeypatch, samples):
+    epochs, spanner = epochs_of(2, 2), Spanner(np.concatenate(SIZES))
+    setup = setup_of(2, 2, num_epochs=1, batches_together=2, batches_per_chunk=3)
+    (whole,) = needs_of(epochs, spanner, Skips(None), setup)
+    monkeypatch.setattr("fkat_data.streaming.simulation.needs._CHUNK", samples)
+    (found,) = needs_of(epochs, spanner, Skips(None), setup)
+    assert [part.num_steps for part in found.parts] == [part.num_steps for part in whole.parts]
+    for part, other in zip(found.parts, whole.parts, strict=True):
+        assert [shards.tolist() for shards in part.shards] == [shards.tolist() for shards in other.shards]
+
+
+def test_a_short_run_is_the_beginning_of_a_long_one():
     epochs, spanner = epochs_of(2, 2), Spanner(np.concatenate(SIZES))
     (whole,) = needs_of(epochs, spanner, Skips(None), setup_of(2, 2, num_epochs=1, batches_together=2))
-    monkeypatch.setattr("fkat_data.streaming.simulation.needs._CHUNK", 32)
     (short,) = needs_of(epochs, spanner, Skips(None), setup_of(2, 2, num_steps=9, batches_together=2))
     assert short.num_steps == 9
     for part, other in zip(short.parts[:4], whole.parts, strict=False):
@@ -109,7 +120,7 @@ def test_parts_begin_anew_where_a_loaders_chunk_ends():
         Skips(None),
         setup_of(num_steps=20, batches_together=3, batches_per_chunk=7),
     )
-    assert [part.num_steps for part in needs.parts] == [3, 3, 1, 3, 3, 1, 3, 3]
+    assert [part.num_steps for part in needs.parts] == [1, 2, 3, 1, 3, 3, 1, 3, 3]
 
 
 def test_an_epoch_without_a_batch_size_cannot_be_planned():

@@ -30,8 +30,9 @@ def waits_s(epochs, sizes, **changes):
 @pytest.mark.parametrize(
     ("epoch", "sizes", "changes", "expected"),
     [
-        (needs([[0]], [[1]]), (100, 100), {}, [2.0, 0.0]),  # side by side; the second is there when it is needed
-        (needs([[0]], [[1]]), (100, 100), {"num_threads": 1}, [1.0, 0.0]),  # one after the other
+        (needs([[0]], [[1]]), (100, 100), {}, [1.0, 0.0]),  # nothing shares the line with what is read first
+        (needs([[0]], [[1]], [[2]]), (50, 100, 100), {"predownload": 2}, [0.5, 1.0, 0.0]),  # side by side
+        (needs([[0]], [[1]], [[2]]), (50, 100, 100), {"predownload": 2, "num_threads": 1}, [0.5, 0.0, 0.0]),
         (needs([[0]], [[1]], [[2]]), (100, 100, 150), {"num_threads": 1}, [1.0, 0.0, 0.5]),
         (needs([[0]], [[1]], [[2]]), (100, 100, 150), {"num_threads": 1, "predownload": 2}, [1.0, 0.0, 0.5]),
         (needs([[0]], [[0]], [[1]]), (100, 250), {"num_threads": 1, "predownload": 2}, [1.0, 0.0, 0.5]),
