@@ -111,8 +111,13 @@ class SimulatedNode:
             part = parts[num_wanted]
             rank.want(at_s, part.shards[rank_of_order].tolist(), part.num_samples, self._raw_bytes)
             num_wanted += 1
-        self._scan(at_s, rank)
         return num_wanted
+
+    def begin(self, at_s: float) -> None:
+        """Let the ranks' idle threads begin what they want, in turn: they all ask at the same time."""
+        begun = list(self._ranks)
+        while begun:
+            begun = [rank for rank in begun if self._scan(at_s, rank, 1)]
 
     def read(self, at_s: float, place: int, number: int, shards: Sequence[int]) -> None:
         """Let a rank read a part."""
@@ -137,12 +142,14 @@ class SimulatedNode:
         else:
             self._finish(shard, at_s)
 
-    def _scan(self, at_s: float, rank: SimulatedRank) -> None:
-        """Let a rank's idle threads begin what it wants."""
-        while rank.queue and rank.num_busy < self._setup.num_threads:
+    def _scan(self, at_s: float, rank: SimulatedRank, most: int | None = None) -> bool:
+        """Let a rank's idle threads look at what it wants, at so many shards at most; return whether it was as many."""
+        num_seen = 0
+        while rank.queue and rank.num_busy < self._setup.num_threads and num_seen != most:
             shard = next(iter(rank.queue))
             if not rank.may_begin(shard):
-                return
+                break
+            num_seen += 1
             del rank.queue[shard]
             if shard in self.cache:
                 self.num_hits += 1
@@ -155,6 +162,7 @@ class SimulatedNode:
             else:
                 rank.in_work.add(shard)
                 self._begin(at_s, shard, rank, is_ahead=True)
+        return num_seen == most
 
     def _read_on(self, at_s: float, rank: SimulatedRank) -> None:
         """Let a rank open what it reads, until it has to wait."""

@@ -123,6 +123,9 @@ class _Run:
                     self._now_s, place, rank, parts, num_wanted[number], num_asked
                 )
 
+        for node in self._nodes:
+            node.begin(self._now_s)
+
     def _read(self, index: int, part: Part) -> None:
         for rank, places in enumerate(self._places):
             for node, place in places:

@@ -83,7 +83,9 @@ class SlowModel:
                     if shard not in rank.open | rank.in_work | rank.left | rank.ready and shard not in rank.queue:
                         rank.queue.append(shard)
                 rank.ahead.wanted.clear()
-                self._start(rank)
+            for _ in range(99):
+                for rank in self.ranks:
+                    self._start(rank, 1)
             for rank in self.ranks:
                 rank.unread = sorted(part.shards[rank.number].tolist())
                 self._read(rank)
@@ -93,8 +95,9 @@ class SlowModel:
             self._go_on_until(self.now_s + part.num_steps * self.setup.step_s)
         return found
 
-    def _start(self, rank):
-        while rank.queue and rank.num_busy < self.setup.num_threads:
+    def _start(self, rank, most=99):
+        while rank.queue and rank.num_busy < self.setup.num_threads and most:
+            most -= 1
             if rank.queue[0] not in rank.ahead.first and rank.ahead.first & rank.in_work:
                 return
             shard = rank.queue.pop(0)
