@@ -18,7 +18,7 @@ from fkat_data.streaming.formats.entry import FileInfo, ShardEntry
 from fkat_data.streaming.formats.index import INDEX_NAME, parse_index, read_index
 from fkat_data.streaming.store.store import Store
 
-__all__ = ["CachedSource", "Evictable"]
+__all__ = ["CachedSource", "Evictable", "names_of"]
 
 _logger = logging.getLogger(__name__)
 

@@ -77,12 +77,11 @@ class OpenShards:
 
     def in_turn(self, sample_ids: _Integers) -> Iterable[dict[str, Any]]:
         """Return samples that are read together; where that fails, those before the one at fault come first."""
-        self._failed_shard = None
-        try:
-            return self.samples(sample_ids)
-        except Exception as error:  # noqa: BLE001 - raised in its place in the order
-            parts = [sample_ids[place : place + 1] for place in range(len(sample_ids))]
-            return self._one_by_one(parts, lambda ids: self.samples(ids)[0], error)
+
+        def parts() -> list[_Integers]:
+            return [sample_ids[place : place + 1] for place in range(len(sample_ids))]
+
+        return self._in_order(parts, lambda: self.samples(sample_ids), lambda ids: self.samples(ids)[0])
 
     def collated(self, batches: Sequence[_Integers]) -> Iterable[Any]:
         """Return batches as torch's default collate makes them of the samples, all of them read at once.
@@ -92,11 +91,7 @@ class OpenShards:
         Args:
             batches: The ids of each batch, of which none is empty.
         """
-        self._failed_shard = None
-        try:
-            return self._collated(batches)
-        except Exception as error:  # noqa: BLE001 - raised in its place in the order
-            return self._one_by_one(batches, lambda ids: self._collated([ids])[0], error)
+        return self._in_order(lambda: batches, lambda: self._collated(batches), lambda ids: self._collated([ids])[0])
 
     def _collated(self, batches: Sequence[_Integers]) -> list[Any]:
         sample_ids = np.concatenate(batches) if len(batches) != 1 else batches[0]
@@ -168,6 +163,18 @@ class OpenShards:
         following, self._following, self._ahead = self._following, None, None
         if following is not None:
             following.close()
+
+    def _in_order(
+        self,
+        parts: Callable[[], Sequence[_Integers]],
+        together: Callable[[], list[_Part]],
+        alone: Callable[[_Integers], _Part],
+    ) -> Iterable[_Part]:
+        self._failed_shard = None
+        try:
+            return together()
+        except Exception as error:  # noqa: BLE001 - raised in its place in the order
+            return self._one_by_one(parts(), alone, error)
 
     def _one_by_one(
         self, parts: Sequence[_Integers], read: Callable[[_Integers], _Part], error: Exception
