@@ -134,12 +134,11 @@ def test_a_worker_of_the_sharded_loader_streams_and_resumes(nothing_left_behind,
 def test_shards_are_fetched_before_they_are_needed(data, serve, tmp_path):
     server = serve(data)
     dataset = StreamingDataset(
-        remote=server.url, local=str(tmp_path / "local"), batch_size=1, shuffle=False, predownload=35
+        remote=server.url, local=str(tmp_path / "local"), batch_size=1, shuffle=False, predownload=COUNT
     )
     samples = iter(dataset)
     assert next(samples)["number"] == 0
     deadline = time.monotonic() + 30
-    # 64 samples are read together, and 35 more are looked ahead.
     while sum(gets(server, data)) < len(shards(data)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert set(gets(server, data)) == {1}

@@ -59,8 +59,8 @@ def remote_client(
 
 
 def _check_scheme(scheme: str, shown: str) -> None:
-    if scheme in fsspec.available_protocols() and scheme not in known_implementations:
-        return  # registered by whoever has it
+    if scheme in fsspec.registry:  # loaded, or registered by whoever has it
+        return
     if scheme not in known_implementations:
         raise ConfigurationError("remote", shown, "a path, or a URL of a scheme that fsspec knows")
     # Looked for, and not imported: s3fs takes a third of a second, and obstore may do without it.
