@@ -69,10 +69,11 @@ class ArrowColumn:
 
     def values_at(self, rows: npt.NDArray[np.int64]) -> list[Any]:
         """Return the values of ``rows``, in that order."""
+        if self.numbers is None and self.texts is None:
+            self._count(len(rows))
         if self.texts is not None:
             return self.texts.take(rows).tolist()
         if self.numbers is None:
-            self._count(len(rows))
             # The row numbers were checked before, and the method would make these options each time.
             return _compute.call_function("take", [self.objects, _arrow.array(rows)], _UNCHECKED).to_pylist()
         values = _values(self.numbers.take(rows, 0), self)

@@ -18,7 +18,7 @@ __all__ = ["Observation"]
 logger = logging.getLogger(__name__)
 
 _SAMPLE_S = 0.05
-_LAST_EVENTS_S = 0.1
+_LAST_EVENTS_S = 0.2
 _TELL_S = 1.0
 _MEBIBYTE = 1 << 20
 
@@ -150,8 +150,11 @@ class Observation:
             return
         self._returned_s = None
         for worker in self._crew.workers:
+            worker.dismiss()
+        deadline_s = time.monotonic() + _LAST_EVENTS_S
+        for worker in self._crew.workers:
             if not self._is_taking:  # else another thread, or the one that was interrupted, is reading the pipe
-                worker.take_events(_LAST_EVENTS_S)
+                worker.take_events(deadline_s)
             times = worker.times()
             if times.stage:
                 last = Recorder(timeline.write, worker.pid, MAIN_THREAD)

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from hashlib import blake2s
 from pathlib import Path
@@ -16,6 +15,7 @@ from fkat_data.streaming.cache.room import Room
 from fkat_data.streaming.formats.compression import decompress_into
 from fkat_data.streaming.formats.entry import FileInfo, ShardEntry
 from fkat_data.streaming.formats.index import INDEX_NAME, parse_index, read_index
+from fkat_data.streaming.store.bounded import begun_in_thread
 from fkat_data.streaming.store.store import Store
 
 __all__ = ["CachedSource", "Evictable", "names_of"]
@@ -98,7 +98,7 @@ class CachedSource:
         path = self.directory / INDEX_NAME
         try:
             recorded = self._generation.recorded if path.is_file() else None
-            version = "" if recorded is None else self._store.version(INDEX_NAME, is_timed=True)
+            version = "" if recorded is None else self._timed_version()
             if not version or recorded != version:
                 return self._replaced(*self._read_twice())
         except (DownloadError, ShardNotFoundError) as error:
@@ -171,7 +171,8 @@ class CachedSource:
             path = self._cache.get(compressed.basename, compressed.bytes, partial(self._download, compressed))
             try:
                 decompress_into(compression, path or self.directory / compressed.basename, file, raw)
-            except ShardNotFoundError:
+            except FileNotFoundError:
+                # Another process has evicted it in this instant; nothing is written yet.
                 continue
             except ShardCorruptError:
                 # A damaged file that was here before: the next one to ask fetches it.
@@ -188,7 +189,7 @@ class CachedSource:
             return
         self._looked_at_s = now_s
         try:
-            version = self._store.version(INDEX_NAME, is_timed=True)
+            version = self._timed_version()
         except DownloadError:
             return
         except ShardNotFoundError:
@@ -204,14 +205,17 @@ class CachedSource:
         Nothing says what size or hash it must have, and a byte that was changed on its way may make another number of
         it. So it is read twice, at the same time, until both agree.
         """
-        with ThreadPoolExecutor(3, thread_name_prefix="fkat-index") as threads:
-            for _ in range(_MOST_FETCHES):
-                version = threads.submit(self._store.version, INDEX_NAME, is_timed=True)
-                read = [threads.submit(self._store.read, INDEX_NAME, _LARGEST_INDEX_BYTES) for _ in range(2)]
-                first, second = (future.result() for future in read)
-                if first == second and version.result().startswith(first[1]):
-                    return first[0], version.result()
+        read = partial(self._store.read, INDEX_NAME, _LARGEST_INDEX_BYTES)
+        for _ in range(_MOST_FETCHES):
+            # Not in a pool: a store that does not answer must not keep the process from ending.
+            second, version = begun_in_thread(read), begun_in_thread(self._timed_version)
+            first = read()
+            if first == second.result() and version.result().startswith(first[1]):
+                return first[0], version.result()
         raise ShardCorruptError(f"{self._store.url}/{INDEX_NAME}", f"read {2 * _MOST_FETCHES} times, never twice alike")
+
+    def _timed_version(self) -> str:
+        return self._store.version(INDEX_NAME, is_timed=True)
 
     def _replaced(self, content: bytes, version: str) -> list[ShardEntry]:
         entries = parse_index(content, f"{self._store.url}/{INDEX_NAME}")

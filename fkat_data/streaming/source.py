@@ -61,7 +61,12 @@ def sources_of(streams: Sequence[Stream]) -> tuple[list[ShardSource], Room | Non
         ConfigurationError: A URL cannot be opened, or a directory cannot be a cache.
         OSError: A directory cannot be made.
     """
-    kept = [directory for stream in streams if (directory := stream.cache_directory) is not None]
+    remotes: dict[Path, str] = {}
+    for stream in streams:
+        directory = stream.cache_directory
+        if directory is not None and remotes.setdefault(directory, stream.remote_location) != stream.remote_location:
+            raise ConfigurationError("local", str(directory), "another directory for each remote: names would meet")
+    kept = list(remotes)
     evictable = Evictable()
     room = Room(kept, None, evictable) if kept else None
     sources: list[ShardSource] = []

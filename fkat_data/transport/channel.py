@@ -169,6 +169,13 @@ class Channel:
         number = self._socket.fileno()
         return any(descriptor == number for descriptor, _ in events)
 
+    def finish_sending(self) -> None:
+        """Let the peer receive end of file, while what it still sends can be received."""
+        self._outbox.clear()
+        self._unsent = b""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
     def hang_up(self) -> None:
         """Let both sides receive end of file, a thread in ``wait`` included; the descriptors stay open."""
         self._outbox.clear()

@@ -77,7 +77,10 @@ class InlineWorker:
         """Return what the time was spent on, between microbatches not counted."""
         return self._clock.times()
 
-    def take_events(self, timeout_s: float) -> None:
+    def dismiss(self) -> None:
+        """Do nothing: no process is to leave."""
+
+    def take_events(self, deadline_s: float) -> None:
         """Do nothing: they go straight to the timeline."""
 
     def has_begun(self, ticket: int) -> bool:

@@ -187,8 +187,12 @@ class Worker(Protocol):
         """Return what the worker has spent its time on."""
         ...
 
-    def take_events(self, timeout_s: float) -> None:
-        """Take in the events that the worker has sent, and drop all else."""
+    def dismiss(self) -> None:
+        """Let the worker leave as soon as it looks for more to do; it sends its last events before."""
+        ...
+
+    def take_events(self, deadline_s: float) -> None:
+        """Take in the events that a dismissed worker sends, and drop all else, up to ``deadline_s`` (monotonic)."""
         ...
 
     def has_begun(self, ticket: int) -> bool:

@@ -8,6 +8,7 @@
     end of file, in any state ──> the trainer is gone, or has closed the loader: return
 """
 
+import contextlib
 import functools
 import time
 from collections import deque
@@ -118,7 +119,10 @@ class Server:
                 if self._jobs:
                     self._jobs.popleft()
         except ChannelClosed:
-            return
+            # Pieces of a timeline that are still here: the trainer may have closed its side of the pipe alone.
+            self._producer.mark("")
+            with contextlib.suppress(ChannelClosed):
+                self._send_events()
         finally:
             self._finish()
 

@@ -142,16 +142,20 @@ class ProcessWorker:
         """Return what the worker has spent its time on."""
         return stage_times(self._page, time.perf_counter())
 
-    def take_events(self, timeout_s: float) -> None:
-        """Take in the events that the worker has sent, and drop all else: before it is closed, by who receives."""
-        deadline_s = time.monotonic() + timeout_s
+    def dismiss(self) -> None:
+        """Let the worker leave as soon as it looks at the pipe, and send its last events before."""
+        self._channel.finish_sending()
+
+    def take_events(self, deadline_s: float) -> None:
+        """Take in the events that a dismissed worker sends, and drop all else, up to ``deadline_s`` (monotonic)."""
         with contextlib.suppress(ChannelClosed, WorkerError):
-            while self._timeline is not None and time.monotonic() < deadline_s:
+            while self._timeline is not None and (left_s := deadline_s - time.monotonic()) > 0:
                 frame = self._channel.receive()
-                if frame is None:
+                if frame is not None:
+                    if frame.kind == Kind.EVENTS:
+                        self._timeline.write(frame.body)
+                elif not self._channel.wait(left_s):
                     return
-                if frame.kind == Kind.EVENTS:
-                    self._timeline.write(frame.body)
 
     def has_begun(self, ticket: int) -> bool:
         """Return whether the worker is known to have set to work on a task."""

@@ -1,4 +1,5 @@
 import copy
+import gc
 import gzip
 import json
 import os
@@ -163,6 +164,7 @@ def test_no_descriptor_is_left_open(path):
     def descriptors():
         return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
+    gc.collect()  # of what tests before this one left
     before = descriptors()
     dataset = JsonDataset(path)
     dataset[0]

@@ -136,7 +136,7 @@ loader.close()
 @pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_nothing_grows_over_many_microbatches(start, count):
     program = start(SLOPE, count)
-    program.expect(f"{count} 2")
+    program.expect(f"{count} 2", timeout_s=60 + count / 200)
     program.check_silent_end()
 
 

@@ -288,6 +288,26 @@ def test_a_dataset_that_is_written_again_while_it_is_read_is_noticed(tmp_path, s
     assert len(shards(tmp_path / "local")) == 1
 
 
+def test_two_remotes_with_one_directory_are_refused(data, compressed, serve, tmp_path):
+    first, second = serve(data), serve(compressed)
+    streams = [Stream(remote=server.url, local=str(tmp_path / "local")) for server in (first, second)]
+    with pytest.raises(ConfigurationError, match=r"local.*another directory for each remote"):
+        StreamingDataset(streams=streams, **OPTIONS)
+
+
+def test_a_dataset_whose_directory_another_one_of_its_process_has_taken_says_so(tmp_path, serve):
+    for name, first in (("a", 10), ("b", 50)):  # files of the same names and sizes
+        write(tmp_path / name, 40, first=first)
+    local = str(tmp_path / "local")
+    before = StreamingDataset(remote=serve(tmp_path / "a").url, local=local, **OPTIONS)
+    assert before[0]["number"] == 10
+    os.utime(tmp_path / "b" / "index.json", (1_000_000_000, 1_000_000_000))
+    after = StreamingDataset(remote=serve(tmp_path / "b").url, local=local, **OPTIONS)
+    assert after[0]["number"] == 50
+    with pytest.raises(ConfigurationError, match="another dataset"):
+        before[39]
+
+
 def test_a_cache_is_read_while_its_store_is_down(data, serve, tmp_path, caplog):
     server, local = serve(data), str(tmp_path / "local")
     whole = epoch(remote=server.url, local=local)

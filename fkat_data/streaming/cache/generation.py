@@ -21,8 +21,8 @@ __all__ = ["Generation"]
 _RECORD = "generation.json"
 _MOST_BYTES = 1 << 18
 
-#: The lock by which this process says that it uses a directory: one for all generations of that directory.
-_users: dict[str, tuple[int, LockFile]] = {}
+#: The lock by which this process says that it uses a directory, and for which state of the dataset.
+_users: dict[str, tuple[int, LockFile, str]] = {}
 _guard = threading.RLock()
 os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_guard.release)
 
@@ -78,12 +78,11 @@ class Generation:
         with self._exclusive():
             recorded = self.recorded
             if recorded not in (None, version):
-                self._let_go()
                 self._empty(recorded, names)
             if recorded != version:
                 self._record(version)
-            self._take_part()
             self._version = version
+            self._take_part(version)
 
     def hold(self) -> None:
         """Take part in the state that was adopted, in the process that calls; cheap if it does already.
@@ -92,16 +91,17 @@ class Generation:
             ConfigurationError: Nothing was adopted, or the directory was used for another state since.
         """
         with _guard:
-            if _users.get(self._directory.resolved, (0, None))[0] == os.getpid():
+            owner, _, version = _users.get(self._directory.resolved, (0, None, ""))
+            if owner == os.getpid() and version == self._version:
                 return
         with self._exclusive():
             recorded = self.recorded
             if self._version is None or recorded != self._version:
                 raise self._in_use(str(recorded))
-            self._take_part()
+            self._take_part(self._version)
 
     def _empty(self, recorded: str, names: Callable[[str], Iterable[str]]) -> None:
-        is_user = self._let_go()
+        before = self._let_go()
         try:
             with self._directory.open("users") as users:
                 # Nobody begins to use it meanwhile: for that, too, one has to be alone.
@@ -113,8 +113,8 @@ class Generation:
                 self._directory.remove(INDEX_NAME)
                 fault("cache.emptied")
         except BaseException:
-            if is_user:
-                self._take_part()
+            if before is not None:
+                self._take_part(before)
             raise
 
     def _record(self, version: str) -> None:
@@ -128,19 +128,19 @@ class Generation:
             temporary.path.replace(self._directory.path / BOOKKEEPING / _RECORD)
         fault("cache.recorded")
 
-    def _take_part(self) -> None:
+    def _take_part(self, version: str) -> None:
         with _guard:
             users = self._directory.open("users")
             users.lock(shared=True)
-            _users[self._directory.resolved] = os.getpid(), users
+            _users[self._directory.resolved] = os.getpid(), users, version
 
-    def _let_go(self) -> bool:
-        """Return whether this process had taken part."""
+    def _let_go(self) -> str | None:
+        """Return the state for which this process had taken part; None if it had not."""
         with _guard:
-            owner, users = _users.pop(self._directory.resolved, (0, None))
+            owner, users, version = _users.pop(self._directory.resolved, (0, None, ""))
             if users is not None:
                 users.close()
-            return owner == os.getpid()
+            return version if owner == os.getpid() else None
 
     @contextlib.contextmanager
     def _exclusive(self) -> Generator[None]:
@@ -152,6 +152,6 @@ class Generation:
         return ConfigurationError(
             "local",
             str(self._directory.given),
-            "a directory for this state of the dataset: another job, or a worker of this one, uses it with another one "
+            "a directory for this state of the dataset: another job, or another dataset or worker of this one, uses it with another one "
             f"({recorded[:40]}); end that job, or give another directory",
         )

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, TypeVar
 
-__all__ = ["in_loop", "in_thread"]
+__all__ = ["begun_in_thread", "in_loop", "in_thread"]
 
 _Result = TypeVar("_Result")
 
@@ -38,9 +38,17 @@ def in_thread(function: Callable[[], _Result], timeout_s: float) -> _Result:
         TimeoutError: There was none within ``timeout_s``.
         Exception: Whatever it raises.
     """
+    return begun_in_thread(function).result(timeout_s)
+
+
+def begun_in_thread(function: Callable[[], _Result]) -> "Future[_Result]":
+    """Return what will have the result of a function that a thread of its own has begun.
+
+    The thread does not keep the process from ending.
+    """
     future: Future[_Result] = Future()
     threading.Thread(target=_run, args=(function, future), name="fkat-store", daemon=True).start()
-    return future.result(timeout_s)
+    return future
 
 
 def _run(function: Callable[[], Any], future: "Future[Any]") -> None:
