@@ -328,14 +328,16 @@ class DownloadError(ShardError):
     Args:
         shard: URL of the file, without secrets.
         causes: What went wrong and how many seconds it took, attempt by attempt.
+        is_refused: Whether the last failure was one that another attempt would repeat, such as status 403.
     """
 
-    def __init__(self, shard: Any, causes: Iterable[tuple[str, float]]) -> None:
+    def __init__(self, shard: Any, causes: Iterable[tuple[str, float]], is_refused: bool = False) -> None:
+        self.is_refused = is_refused
         self.causes = tuple((str(text), float(seconds)) for text, seconds in causes)
         attempts = "1 attempt" if len(self.causes) == 1 else f"{len(self.causes)} attempts"
         lines = [f"  {number}. {text} ({spent_s:.1f} s)" for number, (text, spent_s) in enumerate(self.causes, start=1)]
         super().__init__(shard, "\n".join([f"not downloaded in {attempts}:", *lines]))
-        self.args = (shard, self.causes)
+        self.args = (shard, self.causes, is_refused)
 
     @property
     def num_attempts(self) -> int:

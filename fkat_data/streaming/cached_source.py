@@ -102,9 +102,8 @@ class CachedSource:
             if not version or recorded != version:
                 return self._replaced(*self._read_twice())
         except (DownloadError, ShardNotFoundError) as error:
-            # What was not worth a second attempt is a mistake of the configuration.
-            is_mistake = isinstance(error, DownloadError) and error.num_attempts == 1
-            if is_mistake or not path.is_file():
+            # A store that refuses is not down: that is a mistake of the configuration.
+            if (isinstance(error, DownloadError) and error.is_refused) or not path.is_file():
                 raise
             _logger.warning("the index of %s is read from %s, as it was: %s", self._store.url, self.directory, error)
             version = ""

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.streaming.cache.directory import make_safe
 from fkat_data.streaming.cache.room import Room
 from fkat_data.streaming.cached_source import CachedSource, Evictable
 from fkat_data.streaming.formats.compression import decompress_file
@@ -66,6 +67,9 @@ def sources_of(streams: Sequence[Stream]) -> tuple[list[ShardSource], Room | Non
         directory = stream.cache_directory
         if directory is not None and remotes.setdefault(directory, stream.remote_location) != stream.remote_location:
             raise ConfigurationError("local", str(directory), "another directory for each remote: names would meet")
+        if directory is not None and stream.local_directory is None:
+            # Below the temporary directory of all users: who owns the folder in between could put another one there.
+            make_safe(directory.parent)
     kept = list(remotes)
     evictable = Evictable()
     room = Room(kept, None, evictable) if kept else None
@@ -155,6 +159,9 @@ class DirectorySource:
                 continue
             source = self.directory / compressed.basename
             validate_file(source, compressed, self._validate_hash)
+            if directory != self.directory:
+                make_safe(directory.parent)
+                make_safe(directory)
             path.parent.mkdir(parents=True, exist_ok=True)
             decompress_file(str(entry.compression), source, path, raw)
         return directory

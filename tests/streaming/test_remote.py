@@ -312,8 +312,17 @@ def test_a_cache_is_read_while_its_store_is_down(data, serve, tmp_path, caplog):
     server, local = serve(data), str(tmp_path / "local")
     whole = epoch(remote=server.url, local=local)
     server.down()
-    assert epoch(remote=server.url, local=local, download_retry=1) == whole
+    assert epoch(remote=server.url, local=local, download_retry=0) == whole
     assert "as it was" in caplog.text
+
+
+def test_a_cache_is_not_read_where_its_store_refuses(data, serve, tmp_path):
+    local = str(tmp_path / "local")
+    epoch(remote=serve(data).url, local=local)
+    server = serve(data, {"HEAD index.json": 9 * [fault("status", status=403)]})
+    with pytest.raises(DownloadError, match="403") as caught:
+        epoch(remote=server.url, local=local, download_retry=3)
+    assert caught.value.num_attempts == 1
 
 
 def test_without_a_local_directory_shards_are_kept_in_one_of_this_users(data, serve, tmp_path, monkeypatch):
@@ -324,6 +333,17 @@ def test_without_a_local_directory_shards_are_kept_in_one_of_this_users(data, se
     assert set(gets(server, data)) == {1}
     (folder,) = tmp_path.iterdir()
     assert folder.name == f"fkat_data-{os.geteuid()}"
+
+
+@pytest.mark.parametrize("is_remote", [True, False])
+def test_a_directory_of_this_user_that_others_may_write_to_is_refused(
+    is_remote, compressed, serve, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / f"fkat_data-{os.geteuid()}").mkdir()
+    (tmp_path / f"fkat_data-{os.geteuid()}").chmod(0o777)
+    with pytest.raises(ConfigurationError, match="every user may write to it"):
+        epoch(remote=serve(compressed).url if is_remote else str(compressed))
 
 
 def test_two_streams_share_one_limit(data, compressed, serve, tmp_path):

@@ -149,5 +149,6 @@ def test_many_processes_may_fetch_one_shard(data, tmp_path):
     # Side by side, but for the time: each copies under a name of its own and renames.
     first, second = (sources_of([stream])[0][0] for _ in range(2))
     entry = first.read_index()[0]
+    assert second.read_index()[0] == entry
     assert first.fetch(entry) == second.fetch(entry) == local
     assert not [name for name in files(local) if name.endswith(".tmp")]

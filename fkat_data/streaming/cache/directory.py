@@ -16,7 +16,7 @@ from fkat_data.streaming.cache.paths import BOOKKEEPING, MAKING, StoredFile, fil
 from fkat_data.streaming.cache.recency import Recency
 from fkat_data.streaming.cache.system import file_system_of, is_node_local
 
-__all__ = ["CLAIMS", "CacheDirectory", "danger_of", "directory_on_node"]
+__all__ = ["CLAIMS", "CacheDirectory", "danger_of", "directory_on_node", "make_safe"]
 
 #: In ``BOOKKEEPING``: one file for each file that somebody is making.
 CLAIMS = "claims"
@@ -79,7 +79,7 @@ class CacheDirectory:
 
     def __init__(self, directory: Path, *, is_announced: bool = True) -> None:
         self.given = directory
-        _make(directory)
+        make_safe(directory)
         self.path = directory_on_node(directory.absolute(), file_system_of(directory), platform.node())
         if self.path != directory.absolute():
             _logger.log(
@@ -88,7 +88,7 @@ class CacheDirectory:
                 directory,
                 self.path,
             )
-            _make(self.path)
+            make_safe(self.path)
         self._text = str(self.path)
         self.resolved = str(self.path.resolve())
         # Where others may put files, those of others do not count.
@@ -241,7 +241,13 @@ def _again(directory: Path) -> CacheDirectory:
     return CacheDirectory(directory, is_announced=False)
 
 
-def _make(directory: Path) -> None:
+def make_safe(directory: Path) -> None:
+    """Make a directory, unless it is there and nobody else may replace what is in it.
+
+    Raises:
+        ConfigurationError: It is not safe to use, or no directory.
+        OSError: It cannot be made.
+    """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except FileExistsError as error:

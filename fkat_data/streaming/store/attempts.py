@@ -60,8 +60,9 @@ def with_attempts(
         causes.append((text, time.monotonic() - started_at))
         if cause.outlook is Outlook.MISSING:
             raise ShardNotFoundError(url, text)
-        if cause.outlook is Outlook.REFUSED or len(causes) > num_retries:
-            raise DownloadError(url, causes)
+        is_refused = cause.outlook is Outlook.REFUSED
+        if is_refused or len(causes) > num_retries:
+            raise DownloadError(url, causes, is_refused)
         _log.warning("%s: attempt %d of %d failed (%s)", url, len(causes), num_retries + 1, text)
         time.sleep(_wait_s(len(causes), cause.retry_after_s, timeout_s))
 
