@@ -6,15 +6,17 @@ with the next call, so that two full directions cannot block each other. A worke
 
 import array
 import contextlib
+import errno
 import os
 import select
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from fkat_data.errors import WorkerError
 
@@ -23,6 +25,12 @@ __all__ = ["Channel", "ChannelClosed", "Frame"]
 _HEADER = struct.Struct("<IB")
 _BUFFER_BYTES = 1 << 18
 _ANCILLARY_BYTES = socket.CMSG_SPACE(16 * struct.calcsize("i"))
+#: What a kernel that is short of memory, or of descriptors on their way, says: later there may be room.
+_FULL = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS})
+_LONGEST_FULL_S = 30.0
+_PAUSE_S = 0.005
+
+_Rights: TypeAlias = "list[tuple[int, int, array.array[int]]]"
 
 
 class ChannelClosed(Exception):  # noqa: N818 - it is no error: it is how the other side says that it is gone
@@ -76,22 +84,15 @@ class Channel:
 
         Raises:
             ChannelClosed: The peer is gone.
+            OSError: The kernel has no memory for it, and had none for 30 s.
         """
         frame = _HEADER.pack(len(body), kind) + body
         rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
         try:
-            try:
-                if rights:
-                    sent = self._socket.sendmsg([frame], rights, socket.MSG_DONTWAIT)
-                else:
-                    sent = self._socket.send(frame, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                sent = 0
+            sent = self._sent(frame, rights, socket.MSG_DONTWAIT)
             if sent < len(frame):
                 with self.while_full():
-                    if rights and not sent:  # the descriptor goes with the first bytes
-                        sent = self._socket.sendmsg([frame], rights)
-                    self._socket.sendall(frame[sent:])
+                    self._send_rest(frame, rights, sent)
         except (BrokenPipeError, ConnectionResetError):
             raise ChannelClosed from None
 
@@ -197,6 +198,28 @@ class Channel:
         while self._descriptors:
             os.close(self._descriptors.popleft())
 
+    def _sent(self, frame: bytes, rights: _Rights, flags: int = 0) -> int:
+        """Return how many bytes the socket has taken."""
+        try:
+            return self._socket.sendmsg([frame], rights, flags) if rights else self._socket.send(frame, flags)
+        except OSError as error:
+            if error.errno in _FULL:
+                return 0
+            raise
+
+    def _send_rest(self, frame: bytes, rights: _Rights, sent: int) -> None:
+        deadline_s = time.monotonic() + _LONGEST_FULL_S
+        while sent < len(frame):
+            # The descriptor goes with the first bytes.
+            more = self._sent(frame[sent:], rights if sent == 0 else [])
+            sent += more
+            if more:
+                deadline_s = time.monotonic() + _LONGEST_FULL_S
+            elif time.monotonic() > deadline_s:
+                raise OSError(errno.ENOBUFS, f"{os.strerror(errno.ENOBUFS)}, for {_LONGEST_FULL_S:.0f} s")
+            else:
+                time.sleep(_PAUSE_S)
+
     def _send_some(self) -> bool:
         """Send once; return whether the socket took all that was offered."""
         offered = self._unsent
@@ -205,10 +228,9 @@ class Channel:
                 offered += self._outbox.popleft()
         try:
             sent = self._socket.send(offered, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            sent = len(offered)
+        except OSError as error:
+            # Nobody will take it from a peer that is gone, or a socket that was closed.
+            sent = 0 if error.errno in _FULL else len(offered)
         self._unsent = offered[sent:]
         return not self._unsent
 

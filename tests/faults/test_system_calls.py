@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from loader_examples import plain
-from test_kill_sweep import deliver, due, loader_of
+from test_kill_sweep import due, loader_of
 
 from fkat_data import FkatDataError
 
@@ -32,7 +32,7 @@ WORKER_FAULTS = {
 }
 TRAINER_FAULTS = {
     "recvmsg": ["signal=KILL", "error=EINTR"],
-    "sendto": ["signal=KILL", "error=EINTR"],
+    "sendto": ["signal=KILL", "error=EINTR", "error=ENOBUFS"],
     "poll": ["signal=KILL", "error=EINTR"],
     "mmap": ["signal=KILL", "error=ENOMEM"],
     "close": ["signal=KILL", "error=EIO"],
@@ -78,9 +78,14 @@ def wait_until_traced(pid, strace):
 def deliver_past_errors(loader):
     """Deliver all; after an error, go on from the state, as a trainer would in its next life."""
     got, errors = [], []
-    for _ in range(3):
+    for _ in range(2):
         try:
-            deliver(loader, got)
+            if len(got) < 2:  # of the epoch that is to be left
+                got.extend(map(plain, itertools.islice(loader, 2 - len(got))))
+            for microbatch in loader:
+                got.append(plain(microbatch))
+                if len(got) == 6:
+                    time.sleep(0.15)  # the worker runs out of memory, most of the time
         except (FkatDataError, OSError, MemoryError, RuntimeError) as error:
             errors.append(error.with_traceback(None))
             loader.load_state_dict(loader.state_dict())

@@ -1,4 +1,5 @@
 import contextlib
+import errno
 import os
 import socket
 import struct
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fkat_data.transport import channel as channel_module
 from fkat_data.transport.channel import Channel, ChannelClosed
 
 
@@ -298,3 +300,57 @@ def test_what_is_sent_arrives_whole_and_it_is_known_when_that_has_to_wait(sizes,
         first.close()
         second.close()
     assert got == list(enumerate(sizes))
+
+
+class ShortOfMemory(socket.socket):
+    """Fails as a kernel does that has no memory for messages, so many times."""
+
+    failures = 0
+    number = errno.ENOBUFS
+
+    def _fail(self):
+        if self.failures:
+            self.failures -= 1
+            raise OSError(self.number, os.strerror(self.number))
+
+    def send(self, *arguments):
+        self._fail()
+        return super().send(*arguments)
+
+    def sendmsg(self, *arguments):
+        self._fail()
+        return super().sendmsg(*arguments)
+
+
+@pytest.fixture
+def short_of_memory(nothing_left_behind):
+    ours, theirs = socket.socketpair()
+    short = ShortOfMemory(fileno=ours.detach())
+    channel, peer = Channel(short), Channel(theirs)
+    yield short, channel, peer
+    channel.close()
+    peer.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS])
+def test_a_kernel_that_has_no_memory_for_a_moment_delays_a_message(number, short_of_memory):
+    short, channel, peer = short_of_memory
+    short.number, short.failures = number, 3
+    channel.send(7, b"sent")
+    short.failures = 2
+    with open(os.devnull) as file:  # noqa: PTH123 - a descriptor
+        channel.send(8, b"with a descriptor", descriptor=file.fileno())
+    short.failures = 2
+    channel.post(9, b"posted")
+    assert channel.has_unsent
+    channel.wait(0.01)
+    assert [tuple(receive(peer)) for _ in range(3)] == [(7, b"sent"), (8, b"with a descriptor"), (9, b"posted")]
+    os.close(peer.take_descriptor())
+
+
+def test_a_kernel_that_has_no_memory_for_long_is_an_error(short_of_memory, monkeypatch):
+    monkeypatch.setattr(channel_module, "_LONGEST_FULL_S", 0.02)
+    short, channel, _ = short_of_memory
+    short.failures = 1_000_000
+    with pytest.raises(OSError, match="No buffer space available, for"):
+        channel.send(7, b"sent")
