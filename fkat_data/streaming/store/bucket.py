@@ -48,8 +48,9 @@ class BucketClient:
         self._loop: asyncio.AbstractEventLoop = self._filesystem.loop
         self._bucket = bucket
         self._prefix = prefix
-        self._s3: Any = None
         self._session_lock = asyncio.Lock()
+        # What takes a second of computing, once, is no part of what a first request may take.
+        self._s3: Any = in_loop(self._loop, self._session(), LONGEST_SILENCE_S)
 
     def open(self, name: str, start: int, version: str, timeout_s: float) -> "_BucketBody":
         """Send GetObject; see ``Client``."""
@@ -61,8 +62,7 @@ class BucketClient:
 
     def close(self) -> None:
         """Close idle connections; see ``Client``."""
-        if self._s3 is not None:
-            asyncio.run_coroutine_threadsafe(self._s3.close(), self._loop)
+        asyncio.run_coroutine_threadsafe(self._s3.close(), self._loop)
 
     async def _open(self, name: str, start: int, version: str) -> "_BucketBody":
         conditions = {"Range": f"bytes={start}-"} if start else {}
@@ -79,10 +79,13 @@ class BucketClient:
         found = await self._send("head_object", name, {})
         return joined_version(_version(found), found.get("LastModified")) if is_timed else _version(found)
 
+    async def _session(self) -> Any:
+        async with self._session_lock:
+            return await self._filesystem.set_session()
+
     async def _send(self, method: str, name: str, conditions: Mapping[str, str]) -> dict[str, Any]:
         filesystem = self._filesystem
-        async with self._session_lock:
-            self._s3 = await filesystem.set_session()
+        self._s3 = await self._session()
         more = {key: value for key, value in filesystem.s3_additional_kwargs.items() if key in _OF_READING}
         call: Any = getattr(self._s3, method)
         return await call(Bucket=self._bucket, Key=self._prefix + name, **{**more, **filesystem.req_kw, **conditions})

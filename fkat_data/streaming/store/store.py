@@ -2,6 +2,7 @@
 
 import io
 import os
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
@@ -18,6 +19,15 @@ _LARGEST_INDEX_BYTES = 256 << 20
 
 # A client that a fork has copied is never used, and never closed: its connections are the parent's.
 _inherited: list[Client] = []
+
+_making = [threading.Lock()]
+
+
+def _forget_threads() -> None:
+    _making[0] = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_threads)
 
 
 class Store:
@@ -174,9 +184,12 @@ class Store:
         pid = os.getpid()
         client = self._clients.get(pid)
         if client is None:
-            _inherited.extend(self._clients.values())
-            # Of two threads that get here, one's client is dropped before it has connected.
-            client = self._clients.setdefault(pid, self._make_client())
+            # Some take a second of computing: one is made, and the threads that need it too wait for it.
+            with _making[0]:
+                client = self._clients.get(pid)
+                if client is None:
+                    _inherited.extend(self._clients.values())
+                    client = self._clients[pid] = self._make_client()
         return client
 
     def __getstate__(self) -> Mapping[str, Any]:

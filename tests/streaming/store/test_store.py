@@ -81,7 +81,7 @@ def test_a_version_that_does_not_come_is_given_up(through):
 def test_nothing_that_was_given_up_stays_open(through, tmp_path, way):
     process = psutil.Process()
     plan = {NAME: [fault("stall_first"), fault("stall"), fault("reset"), fault("status")]}
-    store, faulty = through(way, plan, num_retries=4, timeout_s=1.0)
+    store, faulty = through(way, plan, num_retries=8, timeout_s=1.0)
     assert fetch(store, tmp_path / "out") == CONTENTS[NAME]
     store.close()
     deadline = time.monotonic() + 10
