@@ -1,17 +1,19 @@
 """Real servers for tests, each started on a free port of this machine and ended with the tests."""
 
+import base64
 import contextlib
 import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-__all__ = ["BUCKET", "S3", "moto", "nginx", "s3rver"]
+__all__ = ["BUCKET", "S3", "azure", "google", "moto", "nginx", "s3rver"]
 
 BUCKET = "bucket"
 _ROOT = Path(__file__).parents[2]
@@ -103,12 +105,53 @@ def nginx(directory):
 
 
 @contextlib.contextmanager
-def _running(command, port, log):
+def azure(directory):
+    """Start Azurite; yields its URL, and a function from a URL to adlfs's options."""
+    _imported("adlfs")
+    installed = Path(os.environ.get("FKAT_DATA_SERVERS", _ROOT / ".servers"))
+    program = installed / "node_modules" / ".bin" / "azurite-blob"
+    if shutil.which("node") is None or not program.is_file():
+        pytest.skip("Azurite is not installed: npm install --prefix .servers azurite")
+    port = _free_port()
+    command = [program, "--blobPort", str(port), "--inMemoryPersistence", "--silent", "--skipApiVersionCheck"]
+    account, key = "devstoreaccount1", base64.b64encode(b"a key of our own").decode()
+
+    def options_of(url):
+        parts = {"DefaultEndpointsProtocol": "http", "AccountName": account, "AccountKey": key}
+        parts["BlobEndpoint"] = f"{url}/{account}"
+        return {"connection_string": ";".join(f"{name}={value}" for name, value in parts.items())}
+
+    environment = {"AZURITE_ACCOUNTS": f"{account}:{key}"}
+    with _running([*command, "--disableTelemetry"], port, directory / "azurite.log", environment):
+        yield f"http://127.0.0.1:{port}", options_of
+
+
+@contextlib.contextmanager
+def google(directory):
+    """Start an emulator of Google's storage; yields its URL, and a function from a URL to gcsfs's options."""
+    # It would ask for the kind of a bucket, by another protocol.
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    for name in ("gcsfs", "gcp_storage_emulator"):
+        _imported(name)
+    port = _free_port()
+    command = [sys.executable, "-m", "gcp_storage_emulator", "start", "--host", "127.0.0.1", "--port", str(port)]
+    with _running([*command, "--in-memory"], port, directory / "google.log"):
+        yield f"http://127.0.0.1:{port}", lambda url: {"token": "anon", "endpoint_url": url}
+
+
+@contextlib.contextmanager
+def _running(command, port, log, environment=None):
     setpriv = shutil.which("setpriv")
     # Tests that are killed leave no server behind.
     prefix = [setpriv, "--pdeathsig", "KILL"] if setpriv else []
     with log.open("wb") as output:
-        process = subprocess.Popen([*prefix, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            [*prefix, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **(environment or {})},
+        )
     try:
         deadline = time.monotonic() + _START_S
         while not _answers(port):

@@ -25,7 +25,11 @@ _MISSING_CODES = frozenset({"NoSuchKey", "NoSuchBucket", "NotFound", "NoSuchUplo
 #: By name, so that no library has to be there.
 _MISSING_NAMES = frozenset({"NotFoundError", "EntryNotFoundError", "RepositoryNotFoundError", "ResourceNotFoundError"})
 _PASSING_NAMES = frozenset(
-    {"ClientPayloadError", "ServerDisconnectedError", "IncompleteReadError", "IncompleteRead", "ResponseStreamingError"}
+    {
+        *("ClientPayloadError", "ServerDisconnectedError", "IncompleteReadError", "IncompleteRead"),
+        # An answer that was meant for the client, and that it cannot read.
+        *("ResponseStreamingError", "JSONDecodeError", "UnicodeDecodeError", "ParseError", "ResponseParserError"),
+    }
 )
 _REFUSED_NAMES = frozenset(
     {
@@ -99,7 +103,8 @@ def _outlook(error: BaseException) -> Outlook | None:
     elif status is not None:
         refused = 400 <= status < 500 and status not in _PASSING_STATUSES
         outlook = Outlook.REFUSED if refused else Outlook.PASSING
-    elif name in _REFUSED_NAMES:
+    elif name in _REFUSED_NAMES or (type(error) is OSError and str(error).startswith("Forbidden: ")):
+        # gcsfs has nothing but words for status 403.
         outlook = Outlook.REFUSED
     elif isinstance(error, TransferError):
         outlook = Outlook.PASSING

@@ -1,5 +1,6 @@
 import asyncio
 import errno
+import json
 import socket
 import time
 from email.utils import formatdate
@@ -59,6 +60,7 @@ CASES = {
     "no file": (lambda: FileNotFoundError("x"), MISSING),
     "a directory": (lambda: IsADirectoryError("x"), MISSING),
     "no permission": (lambda: PermissionError("x"), REFUSED),
+    "answer that is no JSON": (lambda: json.JSONDecodeError("Extra data", "{}{}", 2), PASSING),
     "mistake": (lambda: TypeError("x"), REFUSED),
     "mistake because of a reset": (lambda: caused(ValueError("x"), ConnectionResetError()), PASSING),
     "os error because of 403": (lambda: caused(OSError("x"), StatusError(403, "")), REFUSED),
@@ -75,6 +77,7 @@ CASES = {
     "obstore generic": (lambda: named("GenericError"), PASSING),
     "hub 404": (lambda: named("HfHubHTTPError", OSError, response=Response(404)), MISSING),
     "hub 429": (lambda: named("HfHubHTTPError", OSError, response=Response(429)), PASSING),
+    "gcsfs 403 in words": (lambda: OSError("Forbidden: https://host/o/x\nno access"), REFUSED),
     "gcsfs 403": (lambda: named("HttpError", code="403"), REFUSED),
     "azure 503": (lambda: named("HttpResponseError", status_code=503), PASSING),
     "payload": (lambda: caused(named("ClientPayloadError"), named("ContentLengthError", code=400)), PASSING),

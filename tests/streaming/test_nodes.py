@@ -1,0 +1,110 @@
+"""Several nodes, as torchrun starts them: each a launcher with a cache of its own, side by side on one machine."""
+
+import collections
+import itertools
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from streaming_examples import write
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+
+from proxy import FaultServer
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+COUNT = 96
+GLOBAL_BATCH_SIZE = 8
+
+RANK = """
+import json, os, sys
+from pathlib import Path
+from fkat_data.streaming import StreamingDataLoader, StreamingDataset
+
+url, local, folder, batch_size, num_steps = sys.argv[1:]
+folder, rank = Path(folder), int(os.environ["RANK"])
+dataset = StreamingDataset(
+    remote=url, local=local, batch_size=int(batch_size), shuffle=True, shuffle_algo="block", shuffle_block_size=40,
+    num_canonical_nodes=2, validate_hash="sha256", predownload=8,
+)
+loader = StreamingDataLoader(dataset, num_workers=1)
+if (folder / "state.json").exists():
+    loader.load_state_dict(json.loads((folder / "state.json").read_text()))
+batches = []
+for batch in loader:
+    assert batch["text"] == [f"sample {number}" for number in batch["number"].tolist()]
+    batches.append(batch["number"].tolist())
+    if len(batches) == int(num_steps):
+        break
+(folder / f"state{rank}.json").write_text(json.dumps(loader.state_dict()))
+(folder / f"rank{rank}.json").write_text(json.dumps(batches))
+"""
+
+
+def launch(program, num_nodes, num_ranks, *arguments_of_node):
+    """Start so many launchers, wait for all, and fail with what they said."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    launchers = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-W", "ignore", "-m", "torch.distributed.run"),
+                *(f"--nnodes={num_nodes}", f"--node-rank={node}", f"--nproc-per-node={num_ranks}"),
+                *("--master-addr=127.0.0.1", f"--master-port={port}"),
+                *map(str, (program, *arguments)),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for node, arguments in enumerate(arguments_of_node)
+    ]
+    try:
+        said = [launcher.communicate(timeout=150)[0] for launcher in launchers]
+    finally:
+        for launcher in launchers:
+            launcher.kill()
+            launcher.wait()
+    assert [launcher.returncode for launcher in launchers] == [0] * num_nodes, said
+
+
+def steps_of(folder, num_ranks):
+    """Return each step's samples, over all ranks, and remove what the ranks wrote of them."""
+    found = []
+    for rank in range(num_ranks):
+        path = folder / f"rank{rank}.json"
+        found.append(json.loads(path.read_text()))
+        path.unlink()
+    return [sorted(itertools.chain(*step)) for step in zip(*found, strict=True)]
+
+
+def test_nodes_of_torchrun_fetch_once_each_and_one_node_goes_on_with_the_same_global_batches(tmp_path):
+    data = Path(write(tmp_path / "data", COUNT, hashes=["sha256"]))
+    program, folder = tmp_path / "rank.py", tmp_path / "run"
+    program.write_text(RANK)
+    folder.mkdir()
+    with FaultServer(data) as server:
+        whole = tmp_path / "whole"
+        whole.mkdir()
+        launch(program, 1, 1, (server.url, tmp_path / "cache", whole, GLOBAL_BATCH_SIZE, -1))
+        expected = steps_of(whole, 1)
+        assert sorted(itertools.chain(*expected)) == list(range(COUNT))
+        server.counts.clear()
+
+        nodes = [(server.url, tmp_path / f"cache{node}", folder, 2, 5) for node in range(2)]
+        launch(program, 2, 2, *nodes)
+        steps = steps_of(folder, 4)
+        states = [(folder / f"state{rank}.json").read_text() for rank in range(4)]
+        assert len(set(states)) == 1
+        fetched = collections.Counter({name: server.count(name) for name in {path.name for path in data.iterdir()}})
+        fetched.pop("index.json")
+        assert all(count <= 2 for count in fetched.values()), fetched  # once a node at most
+        assert max(fetched.values()) > 0
+
+        (folder / "state.json").write_text(states[0])
+        launch(program, 1, 4, (server.url, tmp_path / "cache1", folder, 2, -1))
+        assert [*steps, *steps_of(folder, 4)] == expected
