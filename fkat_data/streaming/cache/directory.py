@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from fkat_data.errors import ConfigurationError
@@ -161,6 +161,19 @@ class CacheDirectory:
             os.rename(temporary, last, dst_dir_fd=folder)
             if is_synced:
                 os.fsync(folder)
+
+    def sync(self, names: Iterable[str]) -> None:
+        """Bring to the disk which of some files are there, and the folders that they are in.
+
+        Args:
+            names: Their names, relative to the directory; those of the cache's own files as well.
+
+        Raises:
+            OSError: The disk failed.
+        """
+        for folder in sorted({Path(name).parent for name in names} | {Path()}, reverse=True):
+            with contextlib.suppress(FileNotFoundError), opened_folder(self.path, folder.parts) as descriptor:
+                os.fsync(descriptor)
 
     def files(self, apart: frozenset[str] = frozenset()) -> Iterator[StoredFile]:
         """Yield all files, those that are being made included; what is in ``apart`` is left out."""

@@ -108,9 +108,12 @@ class Generation:
                 if not users.try_lock():
                     raise self._in_use(recorded)
                 fault("cache.empty")
-                for name in names(recorded):
+                removed = list(names(recorded))
+                for name in removed:
                     self._directory.remove(name)
                 self._directory.remove(INDEX_NAME)
+                # After a power loss, nothing of the old state may stand beside a record of the new one.
+                self._directory.sync(removed)
                 fault("cache.emptied")
         except BaseException:
             if before is not None:
@@ -126,6 +129,8 @@ class Generation:
         with Temporary(self._directory, len(content)) as temporary:
             temporary.fill(_RECORD, write)
             temporary.path.replace(self._directory.path / BOOKKEEPING / _RECORD)
+            # Nor may a file be there whose record is not: a directory without one is taken as it is.
+            self._directory.sync([f"{BOOKKEEPING}/{_RECORD}"])
         fault("cache.recorded")
 
     def _take_part(self, version: str) -> None:
