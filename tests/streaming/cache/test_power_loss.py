@@ -64,10 +64,7 @@ def lay_out(state, folder):
             (folder / path).write_bytes(content)
 
 
-@pytest.mark.parametrize(
-    "share", [0.04, pytest.param(1.0, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])], ids=["some", "all"]
-)
-def test_whatever_the_disk_has_kept_right_bytes_are_read(share, tmp_path):
+def test_whatever_the_disk_has_kept_right_bytes_are_read(tmp_path):
     remotes = {name: write(tmp_path / name, COUNT, first=first) for name, first in FIRST.items()}
     os.utime(Path(remotes["after"], "index.json"), (1_000_000_000, 1_000_000_000))
     local, program = tmp_path / "cache", tmp_path / "program.py"
@@ -82,7 +79,7 @@ def test_whatever_the_disk_has_kept_right_bytes_are_read(share, tmp_path):
         for state in disk.states(draw, num_random=4):
             known = sorted((path, content) for path, content in state.items() if not is_ignored(path))
             key = hashlib.blake2b(repr(known).encode()).digest()
-            if key in seen or draw.random() > share:
+            if key in seen:
                 continue
             seen.add(key)
             for name, remote in remotes.items():
@@ -93,5 +90,4 @@ def test_whatever_the_disk_has_kept_right_bytes_are_read(share, tmp_path):
                     wrong.append((number, call[0], name, {path: content and content[:99] for path, content in known}))
                 shutil.rmtree(folder)
     assert not wrong, wrong[:3]
-    assert len(seen) > 1000 * share
-    print(len(seen), "states")
+    assert len(seen) > 200
