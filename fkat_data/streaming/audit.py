@@ -53,6 +53,7 @@ class StreamCoverage:
     Attributes:
         num_samples: Samples that the stream holds.
         num_due: Times that a whole epoch shows one of them.
+        fewest_due: Times that a whole epoch shows each of them at least.
         num_seen: Samples that have been seen at least once.
         num_delivered: Times that one has been delivered.
         num_skipped: Times that one was left out by ``skip``.
@@ -62,6 +63,7 @@ class StreamCoverage:
 
     num_samples: int
     num_due: int
+    fewest_due: int
     num_seen: int
     num_delivered: int
     num_skipped: int
@@ -93,7 +95,7 @@ class Coverage:
         extra = 0
         for stream in self.streams:
             extra += stream.num_delivered + stream.num_skipped - stream.num_due
-            if stream.fewest < stream.num_due // stream.num_samples:
+            if stream.fewest < stream.fewest_due:
                 return False
         return extra == self.num_repeats
 
@@ -157,7 +159,7 @@ def coverage_of(epochs: Epochs, catalog: Catalog, skips: Skips, epoch: int, num_
     batching = epochs.batching(place)
     num_batches = batching.num_even_batches
     steps = num_batches if num_steps is None else arguments.integer("step", num_steps, minimum=0, maximum=num_batches)
-    due = epochs.shares(epoch)
+    due, parts = epochs.shares(epoch), epochs.parts(epoch)
     delivered = np.zeros(catalog.num_samples, np.int16)
     skipped = np.zeros(catalog.num_samples, np.int16)
     for indices, ids in _global_batches(epochs, place, steps):
@@ -167,19 +169,25 @@ def coverage_of(epochs: Epochs, catalog: Catalog, skips: Skips, epoch: int, num_
     edges = [*catalog.sample_offset_per_stream.tolist(), catalog.num_samples]
     streams = [
         _stream_coverage(
-            delivered[edges[stream] : edges[stream + 1]], skipped[edges[stream] : edges[stream + 1]], count
+            delivered[edges[stream] : edges[stream + 1]],
+            skipped[edges[stream] : edges[stream + 1]],
+            [part.choose[stream] for part in parts],
         )
-        for stream, count in enumerate(due.choose)
+        for stream in range(len(due.choose))
     ]
     read = batching.num_rank_samples(steps) * epochs.grid().num_ranks
     return Coverage(epoch, steps, num_batches, max(0, read - due.epoch_size), tuple(streams))
 
 
-def _stream_coverage(delivered: npt.NDArray[np.int16], skipped: npt.NDArray[np.int16], num_due: int) -> StreamCoverage:
+def _stream_coverage(
+    delivered: npt.NDArray[np.int16], skipped: npt.NDArray[np.int16], due_in_parts: list[int]
+) -> StreamCoverage:
     total = delivered + skipped
     return StreamCoverage(
         num_samples=len(total),
-        num_due=num_due,
+        num_due=sum(due_in_parts),
+        # Each part shows every sample before it shows one again.
+        fewest_due=sum(count // max(len(total), 1) for count in due_in_parts),
         num_seen=int(np.count_nonzero(delivered)),
         num_delivered=int(delivered.sum()),
         num_skipped=int(skipped.sum()),

@@ -90,7 +90,7 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
         writable: Whether arrays belong to the caller; otherwise they are read-only views of the shard.
         skip: What must not be delivered: a list of ``{"epoch": 0, "batches": [100, 120]}``, global batches of an
             epoch, and ``{"samples": [17, 4]}``. Every other sample keeps its place.
-        weight_schedule: Proportions of the streams that change between epochs: a list of
+        weight_schedule: Proportions of the streams that change as training goes on: a list of
             ``{"from_sample": 0, "weights": [3, 1]}``.
         storage_options: What fsspec's file systems of the streams' remotes take, where they do not say it themselves.
         world: Who this process is; None: the environment says.
@@ -378,7 +378,7 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
         if "fingerprint" in obj:
             check_fingerprint(obj["fingerprint"], self.epochs.fingerprint())
         if self.epochs.schedule is not None and "weight_schedule" in obj:
-            self.epochs.schedule.check_past(obj["weight_schedule"], place.epoch)
+            self.epochs.schedule.check_past(obj["weight_schedule"], place.epoch, place.sample_in_epoch)
         skips = self._skips.also(Skips(obj.get("skip")))
         skips.check(self.num_samples)
         if self.batch_size is not None:

@@ -7,17 +7,18 @@ from typing import Any, cast
 from torch.utils.data import get_worker_info
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.order.batching import Batching
+from fkat_data.streaming.order.batching import BatchCounts
 from fkat_data.streaming.order.epoch import (
     EpochPlace,
-    EpochPlan,
     OrderSettings,
     batching_of,
     check_order,
     plan_epoch,
 )
+from fkat_data.streaming.order.joined import JoinedBatches, JoinedPlan, epoch_of_part
 from fkat_data.streaming.order.partition import Grid
-from fkat_data.streaming.order.weights import StreamShares, StreamWeight, shares_of
+from fkat_data.streaming.order.plan import Plan
+from fkat_data.streaming.order.weights import StreamShares, StreamWeight, joined_shares, shares_of
 from fkat_data.streaming.place import Place
 from fkat_data.streaming.schedule import WeightSchedule
 from fkat_data.streaming.state import fingerprint_of
@@ -33,7 +34,7 @@ class Epochs:
     Attributes:
         settings: What decides on the order.
         weights: What was said of the streams' weights.
-        schedule: Weights that change between epochs.
+        schedule: Weights that change as training goes on.
         epoch_size: Samples of an epoch; None: as the weights say.
         shuffle_seed: The shuffle's seed, where no state says another.
         num_canonical_nodes: Parts of the order, where no state says another; None: as the algorithm likes.
@@ -58,16 +59,28 @@ class Epochs:
         Raises:
             ConfigurationError: It cannot.
         """
-        place, shares = self.settled(Place()), self.shares(0)
-        check_order(self.settings, shares, cast("int", place.num_canonical_nodes))
-        if self.batch_size is not None:
-            self.batching(place)
+        for epoch in [0] if self.schedule is None else self.schedule.changing_epochs:
+            place = self.settled(Place(epoch))
+            for shares in self.parts(epoch):
+                check_order(self.settings, shares, cast("int", place.num_canonical_nodes))
+            if self.batch_size is not None:
+                self.batching(place)
 
     def shares(self, epoch: int) -> StreamShares:
         """Return what each stream gives to an epoch."""
-        weights = self.weights if self.schedule is None else self.schedule.weights(epoch)
-        sizes = [int(sizes.sum()) for sizes in self.settings.shard_sizes]
-        return shares_of(weights, sizes, self.epoch_size, self.shuffle_seed)
+        return joined_shares(self.parts(epoch), self._sizes)
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [int(sizes.sum()) for sizes in self.settings.shard_sizes]
+
+    def parts(self, epoch: int) -> list[StreamShares]:
+        """Return what each stream gives to each part of an epoch: one, where weights do not change within it."""
+        if self.schedule is None:
+            return [shares_of(self.weights, self._sizes, self.epoch_size, self.shuffle_seed)]
+        return [
+            shares_of(weights, self._sizes, size, self.shuffle_seed) for size, weights in self.schedule.parts(epoch)
+        ]
 
     def world(self) -> World:
         """Return who this process is, replicated ranks counted as one."""
@@ -97,13 +110,42 @@ class Epochs:
         first = place.initial_physical_nodes or num_nodes
         return replace(place, num_canonical_nodes=nodes, shuffle_seed=seed, initial_physical_nodes=first)
 
-    def batching(self, place: Place) -> Batching:
-        """Return the global batches from a place on, without their samples."""
-        return batching_of(self.settings, self.shares(place.epoch), self._epoch_place(place), self.grid())
+    def batching(self, place: Place) -> BatchCounts:
+        """Return the global batches from a place on, without their samples.
 
-    def plan(self, place: Place) -> EpochPlan:
+        Raises:
+            ConfigurationError: Weights change where no global batch ends, or the numbers do not go together.
+        """
+        parts = [batching_of(self.settings, *part, self.grid()) for part in self._rest(place)]
+        return parts[0] if len(parts) == 1 else JoinedBatches(parts)
+
+    def plan(self, place: Place) -> Plan:
         """Return the rest of an epoch from a place on."""
-        return plan_epoch(self.settings, self.shares(place.epoch), self._epoch_place(place), self.grid())
+        parts = [plan_epoch(self.settings, *part, self.grid()) for part in self._rest(place)]
+        return parts[0] if len(parts) == 1 else JoinedPlan(parts)
+
+    def _rest(self, place: Place) -> list[tuple[StreamShares, EpochPlace]]:
+        """Return the parts of an epoch that are left, and where each begins or goes on."""
+        parts, grid, left = self.parts(place.epoch), self.grid(), place.sample_in_epoch
+        rest: list[tuple[StreamShares, EpochPlace]] = []
+        for number, shares in enumerate(parts):
+            beginning = self._epoch_place(replace(place, sample_in_epoch=0), number)
+            if number < len(parts) - 1:
+                whole = batching_of(self.settings, shares, beginning, grid)
+                read = whole.num_rank_samples(whole.num_even_batches) * grid.num_ranks
+                if read == 0 or read % grid.global_batch_size or shares.epoch_size % grid.global_batch_size:
+                    raise ConfigurationError(
+                        "weight_schedule",
+                        shares.epoch_size,
+                        f"{shares.epoch_size} samples before a change within an epoch to be a multiple of the global "
+                        f"batch of {grid.global_batch_size} that every rank can have",
+                    )
+                if left >= read:
+                    left -= read
+                    continue
+            rest.append((shares, replace(beginning, sample_in_epoch=left)))
+            left = 0
+        return rest
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what decides on the order and is no part of the reference's state."""
@@ -113,10 +155,10 @@ class Epochs:
         global_batch_size = self.world().num_ranks * size if is_batched and size else None
         return fingerprint_of(self.settings, self.weights, self.shares(0).epoch_size, global_batch_size)
 
-    def _epoch_place(self, place: Place) -> EpochPlace:
+    def _epoch_place(self, place: Place, part: int) -> EpochPlace:
         settled = self.settled(place)
         return EpochPlace(
-            place.epoch,
+            epoch_of_part(place.epoch, part),
             place.sample_in_epoch,
             cast("int", settled.shuffle_seed),
             cast("int", settled.num_canonical_nodes),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from fkat_data.streaming.order.epoch import EpochPlan
+from fkat_data.streaming.order.plan import Plan
 from fkat_data.streaming.place import Place
 from fkat_data.streaming.skips import Skips
 
@@ -29,7 +29,7 @@ class RankBatches:
         skips: What must not be delivered.
     """
 
-    def __init__(self, plan: EpochPlan, place: Place, rank: int, skips: Skips) -> None:
+    def __init__(self, plan: Plan, place: Place, rank: int, skips: Skips) -> None:
         self._plan = plan
         self._place = place
         self._rank = rank

@@ -14,9 +14,9 @@ _EXPECTED = "a list of {'from_sample': n, 'weights': [a proportion of each strea
 
 
 class WeightSchedule:
-    """Proportions of the streams, by how many samples training has planned before an epoch.
+    """Proportions of the streams, by how many samples all ranks have been planned to read since the first epoch.
 
-    An epoch has one mixture, so weights change between epochs: ``epoch_size`` says how finely.
+    Where weights change within an epoch, it has parts, each of which is planned as an epoch of its size.
 
     Args:
         given: A list of ``{"from_sample": 0, "weights": [3, 1]}``, the first from sample 0 on.
@@ -24,7 +24,7 @@ class WeightSchedule:
         epoch_size: Samples of an epoch.
 
     Raises:
-        ConfigurationError: It is none of these, or a weight would change within an epoch.
+        ConfigurationError: It is none of these.
     """
 
     def __init__(self, given: Sequence[Mapping[str, Any]], num_streams: int, epoch_size: int) -> None:
@@ -34,38 +34,42 @@ class WeightSchedule:
         starts = [start for start, _ in self._entries]
         if starts[0] != 0 or starts != sorted(set(starts)):
             raise ConfigurationError("weight_schedule", starts, _EXPECTED)
-        for start in starts:
-            if start % epoch_size:
-                below = start - start % epoch_size
-                raise ConfigurationError(
-                    "weight_schedule",
-                    start,
-                    f"a multiple of epoch_size = {epoch_size}, as {below} and {below + epoch_size} are",
-                )
         self._epoch_size = epoch_size
 
-    def weights(self, epoch: int) -> list[StreamWeight]:
-        """Return the streams' weights in an epoch."""
-        sample = epoch * self._epoch_size
-        values = next(values for start, values in reversed(self._entries) if start <= sample)
-        return [StreamWeight("proportion", value) for value in values]
+    @property
+    def changing_epochs(self) -> list[int]:
+        """The epochs in which weights begin to hold, at their start or later."""
+        return sorted({start // self._epoch_size for start, _ in self._entries})
+
+    def parts(self, epoch: int) -> list[tuple[int, list[StreamWeight]]]:
+        """Return the parts of an epoch: how many samples each has, and the streams' weights in it."""
+        first = epoch * self._epoch_size
+        end = first + self._epoch_size
+        starts = [first, *(start for start, _ in self._entries if first < start < end)]
+        return [(stop - start, self._weights_at(start)) for start, stop in zip(starts, [*starts[1:], end], strict=True)]
 
     def plain(self) -> list[dict[str, Any]]:
         """Return what a state keeps."""
         return [{"from_sample": start, "weights": list(values)} for start, values in self._entries]
 
-    def check_past(self, saved: object, epoch: int) -> None:
-        """Return if a saved schedule had the same weights in all epochs up to one; those after it may change.
+    def check_past(self, saved: object, epoch: int, sample_in_epoch: int) -> None:
+        """Return if a saved schedule had the same weights up to a place; what comes later may change.
+
+        The rest of an epoch that has begun is settled: its parts are planned as wholes.
 
         Raises:
             StateMismatchError: It had not.
         """
-        limit = epoch * self._epoch_size
+        limit = epoch * self._epoch_size + (self._epoch_size - 1 if sample_in_epoch else 0)
         present = [entry for entry in self.plain() if entry["from_sample"] <= limit]
         entries = cast("list[Any]", saved) if isinstance(saved, list) else []
         past: list[Any] = [entry for entry in entries if _start(entry) <= limit]
         if past != present:
             raise StateMismatchError("weight_schedule", past, present, "only weights of later epochs may change")
+
+    def _weights_at(self, sample: int) -> list[StreamWeight]:
+        values = next(values for start, values in reversed(self._entries) if start <= sample)
+        return [StreamWeight("proportion", value) for value in values]
 
 
 def _start(entry: Any) -> int:

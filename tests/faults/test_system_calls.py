@@ -12,8 +12,6 @@ import pytest
 from loader_examples import plain
 from test_kill_sweep import due, loader_of
 
-from fkat_data import FkatDataError
-
 pytestmark = [
     pytest.mark.usefixtures("nothing_left_behind"),
     pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace"),
@@ -56,8 +54,9 @@ def injected(pid, call, action, occurrence, log):
         wait_until_traced(pid, strace)
         yield lambda: "(INJECTED)" in log.read_text() or "killed by SIGKILL" in log.read_text()
     finally:
-        strace.terminate()
-        strace.communicate(timeout=20)
+        # It may wait for a process that sleeps; the kernel lets go of what a killed one has traced.
+        strace.kill()
+        strace.communicate()
 
 
 def wait_until_traced(pid, strace):
@@ -86,7 +85,7 @@ def deliver_past_errors(loader):
                 got.append(plain(microbatch))
                 if len(got) == 6:
                     time.sleep(0.15)  # the worker runs out of memory, most of the time
-        except (FkatDataError, OSError, MemoryError, RuntimeError) as error:
+        except Exception as error:  # noqa: BLE001 - a call may fail in any library
             errors.append(error.with_traceback(None))
             loader.load_state_dict(loader.state_dict())
         else:

@@ -1,3 +1,4 @@
+import itertools
 import json
 
 import pytest
@@ -133,6 +134,60 @@ def test_weights_change_as_a_schedule_says(two):
         make(two, epoch_size=40, weight_schedule=changed).load_state_dict(state)
 
 
+SCHEDULE = [
+    {"from_sample": 0, "weights": [1, 0]},
+    {"from_sample": 16, "weights": [1, 1]},
+    {"from_sample": 24, "weights": [0, 1]},
+    {"from_sample": 64, "weights": [3, 1]},
+]
+
+
+def test_weights_change_within_an_epoch(two):
+    dataset = make(two, epoch_size=40, weight_schedule=SCHEDULE)
+    epochs = [read(dataset) for _ in range(3)]
+    shares = [[sum(number >= 1000 for number in batch) for batch in epoch] for epoch in epochs]
+    assert (shares[0][:4], sum(shares[0][4:6]), shares[0][6:]) == ([0] * 4, 4, [4] * 4)
+    assert (shares[1][:6], sum(shares[1][6:]), sum(shares[2])) == ([4] * 6, 4, 10)
+    assert len(set(itertools.chain(*epochs[0][:4]))) == 16  # a part shows no sample twice before it has shown all
+    for epoch in range(3):
+        assert dataset.coverage(epoch).is_as_due
+    found = [[dataset[record.sample_id]["number"] for record in dataset.samples_of(step)] for step in range(30)]
+    assert found == list(itertools.chain(*epochs))
+
+
+@pytest.mark.parametrize("method", ["random", "stratified", "per_stream"])
+@pytest.mark.parametrize("algorithm", ["block", "py1e", "py1b", "naive", None])
+def test_parts_of_an_epoch_are_the_same_in_other_worlds_and_after_every_resume(two, algorithm, method):
+    schedule = [
+        {"from_sample": start, "weights": weights} for start, weights in ((0, [1, 1]), (32, [3, 1]), (64, [1, 3]))
+    ]
+    options = {
+        "streams": [Stream(local=path) for path in two],
+        "shuffle": algorithm is not None,
+        "shuffle_algo": algorithm or "block",
+        "shuffle_block_size": 30,
+        "epoch_size": 96,
+        "batching_method": method,
+        "num_canonical_nodes": 2,
+        "weight_schedule": schedule,
+    }
+    expected = global_batches(1, 1, batch_size=8, **options)
+    assert len(expected) == 12
+    assert global_batches(2, 2, batch_size=2, **options) == expected
+    for step in range(12):
+        dataset = StreamingDataset(batch_size=8, **options)
+        state = dataset.state_dict(8 * step, from_beginning=True)
+        assert global_batches(1, 2, batch_size=4, state=state, **options) == expected[step:]
+
+
+def test_the_rest_of_an_epoch_that_has_begun_is_settled(two):
+    state = make(two, epoch_size=40, weight_schedule=SCHEDULE).state_dict(4, from_beginning=True)
+    later = [*SCHEDULE[:3], {"from_sample": 40, "weights": [1, 1]}]
+    make(two, epoch_size=40, weight_schedule=later).load_state_dict(state)
+    with pytest.raises(StateMismatchError, match="weight_schedule"):
+        make(two, epoch_size=40, weight_schedule=SCHEDULE[:2]).load_state_dict(state)
+
+
 @pytest.mark.parametrize(
     "schedule",
     [
@@ -142,7 +197,8 @@ def test_weights_change_as_a_schedule_says(two):
         [{"from_sample": 0, "weights": [1]}],
         [{"from_sample": 0, "weights": [0, 0]}],
         [{"from_sample": 0, "weights": [1, -1]}],
-        [{"from_sample": 0, "weights": [1, 1]}, {"from_sample": 30, "weights": [1, 1]}],
+        [{"from_sample": 0, "weights": [1, 1]}, {"from_sample": 30, "weights": [1, 2]}],
+        [{"from_sample": 0, "weights": [1, 1]}, {"from_sample": 41, "weights": [1, 2]}],
         [{"from_sample": 0, "weights": [1, 1]}, {"from_sample": 0, "weights": [1, 2]}],
         [{"weights": [1, 1]}],
     ],

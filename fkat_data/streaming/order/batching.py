@@ -15,6 +15,7 @@ from fkat_data.streaming.order.partition import Grid, Partition
 
 __all__ = [
     "BATCHING_METHODS",
+    "BatchCounts",
     "Batching",
     "DevicePerStreamBatching",
     "PerStreamBatching",
@@ -28,25 +29,33 @@ _Integers = npt.NDArray[np.int64]
 _logger = getLogger(__name__)
 
 
-class Batching(Protocol):
-    """An epoch's global batches.
+class BatchCounts(Protocol):
+    """How many global batches there are.
 
     Attributes:
         num_batches: How many there are from where the epoch is resumed.
         num_even_batches: How many of these every rank has: the last one may be short, but no rank is without.
-        first_batch: How many were stepped over by whole batches; in ``random`` the partition does that by samples.
     """
 
     num_batches: int
     num_even_batches: int
+
+    def num_rank_samples(self, num_batches: int) -> int:
+        """Return the samples that each rank has read after so many of the batches."""
+        ...
+
+
+class Batching(BatchCounts, Protocol):
+    """An epoch's global batches.
+
+    Attributes:
+        first_batch: How many were stepped over by whole batches; in ``random`` the partition does that by samples.
+    """
+
     first_batch: int
 
     def locate(self, slots: _Integers) -> tuple[_Integers, _Integers]:
         """Return the stream of each slot, and the place in that stream's order: -1 where nothing is read."""
-        ...
-
-    def num_rank_samples(self, num_batches: int) -> int:
-        """Return the samples that each rank has read after so many of the batches."""
         ...
 
 

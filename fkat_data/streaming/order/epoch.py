@@ -16,6 +16,7 @@ from fkat_data.streaming.order.batching import (
 from fkat_data.streaming.order.block import BlockShuffle
 from fkat_data.streaming.order.keyed_selection import KeyedSelection
 from fkat_data.streaming.order.partition import EvenPartition, Grid, Partition, partitioned
+from fkat_data.streaming.order.plan import Plan
 from fkat_data.streaming.order.sampling import Selection, StreamSamples, selected
 from fkat_data.streaming.order.shuffle import REFERENCE_SHUFFLES, ReferenceShuffle, check_shuffle
 from fkat_data.streaming.order.weights import StreamShares
@@ -87,8 +88,8 @@ class EpochPlace:
     initial_physical_nodes: int | None = None
 
 
-class EpochPlan:
-    """The rest of an epoch, from a place on.
+class EpochPlan(Plan):
+    """The rest of an epoch that has one mixture, from a place on.
 
     Args:
         batching: Which stream and place each slot reads.
@@ -107,16 +108,10 @@ class EpochPlan:
         *,
         is_cheap: bool,
     ) -> None:
-        self.batching = batching
-        self.grid = grid
-        self.is_cheap = is_cheap
+        super().__init__(batching, grid, is_cheap=is_cheap)
+        self._locate = batching.locate
         self._selections = selections
         self._shuffles = shuffles
-
-    @property
-    def num_batches(self) -> int:
-        """Number of global batches, the last of which may be short."""
-        return self.batching.num_batches
 
     def sample_ids(self, slots: _Integers) -> _Integers:
         """Return the sample that is read in each slot; -1 where none is."""
@@ -134,20 +129,8 @@ class EpochPlan:
         streams, places = np.empty(len(slots), np.int32), np.empty(len(slots), np.int64)
         for start in range(0, len(slots), _CHUNK):
             part = slice(start, start + _CHUNK)
-            streams[part], places[part] = self.batching.locate(slots[part])
+            streams[part], places[part] = self._locate(slots[part])
         return streams, places
-
-    def rank_batches(self, rank: int, batches: _Integers) -> _Integers:
-        """Return a rank's batches: samples by batch, -1 where a batch is short."""
-        size = self.grid.batch_size
-        slots = batches[:, None] * self.grid.global_batch_size + rank * size + np.arange(size)
-        return self.sample_ids(slots.reshape(-1)).reshape(len(batches), size)
-
-    def global_batches(self, batches: _Integers) -> _Integers:
-        """Return whole global batches: samples by batch and rank, -1 where a batch is short."""
-        slots = batches[:, None] * self.grid.global_batch_size + np.arange(self.grid.global_batch_size)
-        found = self.sample_ids(slots.reshape(-1))
-        return found.reshape(len(batches), self.grid.num_ranks, self.grid.batch_size)
 
 
 def plan_epoch(settings: OrderSettings, shares: StreamShares, place: EpochPlace, grid: Grid) -> EpochPlan:

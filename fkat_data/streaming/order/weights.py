@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError
 
-__all__ = ["StreamShares", "StreamWeight", "shares_of"]
+__all__ = ["StreamShares", "StreamWeight", "joined_shares", "shares_of"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,19 @@ def shares_of(
     choose = [_chosen(weight, size) for weight, size in zip(weights, sizes.tolist(), strict=True)]
     total = sum(choose)
     return _shares(np.array(choose, np.int64), sizes, np.array(choose, np.float64) / max(total, 1))
+
+
+def joined_shares(parts: Sequence[StreamShares], samples_per_stream: Sequence[int]) -> StreamShares:
+    """Return what the streams give to all parts of an epoch together.
+
+    Args:
+        parts: At least one.
+        samples_per_stream: Samples that each stream holds.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    choose = np.array([part.choose for part in parts], np.int64).sum(axis=0)
+    return _shares(choose, np.asarray(samples_per_stream, np.int64), choose / max(int(choose.sum()), 1))
 
 
 def _relative(

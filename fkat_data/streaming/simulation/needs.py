@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.streaming.epochs import Epochs
-from fkat_data.streaming.order.epoch import EpochPlan
+from fkat_data.streaming.order.plan import Plan
 from fkat_data.streaming.order.spanner import Spanner
 from fkat_data.streaming.place import Place
 from fkat_data.streaming.simulation.setup import Setup
@@ -81,7 +81,7 @@ def needs_of(epochs: Epochs, spanner: Spanner, skips: Skips, setup: Setup) -> li
     return found
 
 
-def _rows(plan: EpochPlan, epoch: int, skips: Skips, setup: Setup, num_wanted: int | None) -> Iterator[_Integers]:
+def _rows(plan: Plan, epoch: int, skips: Skips, setup: Setup, num_wanted: int | None) -> Iterator[_Integers]:
     """Yield what is delivered: sample ids by step, rank and sample; a multiple of what is read at once, or the end."""
     num_batches = plan.batching.num_even_batches
     samples = _CHUNK if plan.is_cheap else _LARGE_CHUNK
