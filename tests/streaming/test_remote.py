@@ -23,10 +23,10 @@ from proxy.faults import ENDING_KINDS, RandomPlan, fault
 
 from fkat_data import ShardedDataLoader
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
-from fkat_data.streaming import Stream, StreamingDataLoader, StreamingDataset
+from fkat_data.streaming import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
 from fkat_data.streaming.store import attempts
 
-COUNT = 97
+COUNT, LARGER_COUNT = 97, 640
 OPTIONS = {"batch_size": 4, "shuffle": True, "shuffle_algo": "block", "shuffle_block_size": 40, "download_timeout": 2}
 
 
@@ -38,6 +38,17 @@ def _short_waits(monkeypatch):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return write(tmp_path_factory.mktemp("data") / "numbers", COUNT, hashes=["sha256"])
+
+
+@pytest.fixture(scope="module")
+def larger(tmp_path_factory):
+    """64 shards of 20 kB, of which no process needs many at a time."""
+    folder = tmp_path_factory.mktemp("data") / "larger"
+    columns = {"number": "int", "text": "str", "filler": "bytes"}
+    with MDSWriter(out=str(folder), columns=columns, size_limit=20_800, hashes=["sha256"]) as writer:
+        for number in range(LARGER_COUNT):
+            writer.write({"number": number, "text": f"sample {number}", "filler": bytes(2000)})
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -316,6 +327,20 @@ def test_a_cache_is_read_while_its_store_is_down(data, serve, tmp_path, caplog):
     assert "as it was" in caplog.text
 
 
+def test_a_wall_clock_that_jumps_changes_nothing(data, serve, tmp_path, monkeypatch):
+    now_s, draw = time.time(), random.Random(3)
+    monkeypatch.setattr(time, "time", lambda: now_s + draw.choice([-1, 0, 1]) * 3.2e8)
+    plan = {name: [fault("status", status=503, retry_after="0"), fault("reset")] for name in shards(data)}
+    dated = {"shard.00003.mds": [fault("status", status=429, retry_after="Fri, 31 Dec 1999 23:59:59 GMT")]}
+    sizes = [Path(data, name).stat().st_size for name in shards(data)]
+    options = {"cache_limit": Path(data, "index.json").stat().st_size + 5 * max(sizes), "download_retry": 3}
+    for first in (-3.2e8, 3.2e8, 0):
+        remote, local = serve(data, {**plan, **dated}).url, tmp_path / "local"
+        assert epoch(remote=remote, local=str(local), **options) == epoch(local=data)
+        for path in local.glob("*.mds"):
+            os.utime(path, (now_s + first, now_s + first))
+
+
 def test_a_cache_is_not_read_where_its_store_refuses(data, serve, tmp_path):
     local = str(tmp_path / "local")
     epoch(remote=serve(data).url, local=local)
@@ -410,13 +435,14 @@ def test_ranks_of_two_jobs_fetch_each_shard_once(data, serve, tmp_path):
 
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
-def test_two_jobs_on_one_small_cache_read_rightly_whoever_is_killed(data, serve, tmp_path, rounds):
-    server, local = serve(data), tmp_path / "local"
-    limit = StreamingDataset(remote=server.url, local=str(local), **OPTIONS).catalog
-    limit = Path(data, "index.json").stat().st_size + 4 * max(entry.raw_bytes for entry in limit.entries)
+def test_two_jobs_on_a_cache_of_a_tenth_read_rightly_whoever_is_killed(larger, serve, tmp_path, rounds):
+    server, local = serve(larger), tmp_path / "local"
+    limit = sum(path.stat().st_size for path in larger.iterdir()) // 10
     draw = random.Random(7)
-    for _ in range(rounds):
-        jobs = [Job(1, 4, server.url, lambda _: str(local), 0.005, cache_limit=limit) for _ in range(2)]
+    for number in range(rounds):
+        # Each job makes room by its own limit, and counts the files of both.
+        limits = (limit, limit * (1 + number % 2))
+        jobs = [Job(1, 4, server.url, lambda _: str(local), 0.005, cache_limit=own) for own in limits]
         time.sleep(draw.uniform(0, 0.6))
         killed = [rank for rank in range(4) if draw.random() < 0.5]
         alive = [rank for rank in killed if jobs[0].processes[rank].is_alive()]
@@ -425,10 +451,10 @@ def test_two_jobs_on_one_small_cache_read_rightly_whoever_is_killed(data, serve,
         for process in jobs[0].processes:
             process.join(60)
             assert process.exitcode in (0, -signal.SIGKILL)
-        assert sorted(set().union(*jobs[1].read().values())) == list(range(COUNT))
+        assert sorted(set().union(*jobs[1].read().values())) == list(range(LARGER_COUNT))
     dataset = StreamingDataset(remote=server.url, local=str(local), cache_limit=limit, **OPTIONS)
     assert not list(Path(local, ".fkat_data", "making").iterdir())
-    assert sorted(itertools.chain(*numbers(StreamingDataLoader(dataset)))) == list(range(COUNT))
+    assert sorted(itertools.chain(*numbers(StreamingDataLoader(dataset)))) == list(range(LARGER_COUNT))
     _until(lambda: dataset.cache_usage <= limit)
 
 
