@@ -114,7 +114,7 @@ def check_worker(call, action, occurrence, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("call", "action", "occurrence"), [("sendto", "signal=KILL", 3), ("fallocate", "error=ENOSPC", 1)]
+    ("call", "action", "occurrence"), [("sendto", "signal=KILL", 3), ("sendto", "error=ENOBUFS", 2)]
 )
 def test_a_worker_whose_system_call_fails_is_made_up_for(call, action, occurrence, tmp_path):
     assert check_worker(call, action, occurrence, tmp_path)
