@@ -158,13 +158,21 @@ class Channel:
         """
         self.flush()
         timeout_ms = None if timeout_s is None else 1000 * timeout_s
+        pause_s = 0.0
         while self.has_unsent:
             self._poll.modify(self._socket, select.POLLIN | select.POLLOUT)
             events = self._poll.poll(timeout_ms)
             self._poll.modify(self._socket, select.POLLIN)
+            left_bytes = len(self._unsent)
             self.flush()
             if not events or any(event != select.POLLOUT for _, event in events):
                 break
+            if len(self._unsent) >= left_bytes > 0:
+                # There is room, but the kernel has no memory: neither hurry, nor wait for longer than was asked.
+                time.sleep(_PAUSE_S)
+                pause_s += _PAUSE_S
+                if timeout_s is not None and pause_s > timeout_s:
+                    return False
         else:
             events = self._poll.poll(timeout_ms)
         number = self._socket.fileno()

@@ -348,6 +348,19 @@ def test_a_kernel_that_has_no_memory_for_a_moment_delays_a_message(number, short
     os.close(peer.take_descriptor())
 
 
+def test_a_wait_beside_a_kernel_that_has_no_memory_ends_in_time(short_of_memory):
+    short, channel, peer = short_of_memory
+    short.failures = 1_000_000
+    channel.post(9, b"posted")
+    assert not channel.wait(0.05)
+    peer.send(1, b"heard")
+    assert channel.wait(0.05)
+    assert tuple(receive(channel)) == (1, b"heard")
+    short.failures = 0
+    channel.flush()
+    assert tuple(receive(peer)) == (9, b"posted")
+
+
 def test_a_kernel_that_has_no_memory_for_long_is_an_error(short_of_memory, monkeypatch):
     monkeypatch.setattr(channel_module, "_LONGEST_FULL_S", 0.02)
     short, channel, _ = short_of_memory
