@@ -159,7 +159,7 @@ def coverage_of(epochs: Epochs, catalog: Catalog, skips: Skips, epoch: int, num_
     batching = epochs.batching(place)
     num_batches = batching.num_even_batches
     steps = num_batches if num_steps is None else arguments.integer("step", num_steps, minimum=0, maximum=num_batches)
-    due, parts = epochs.shares(epoch), epochs.parts(epoch)
+    due, phases = epochs.shares(epoch), epochs.phases(epoch)
     delivered = np.zeros(catalog.num_samples, np.int16)
     skipped = np.zeros(catalog.num_samples, np.int16)
     for indices, ids in _global_batches(epochs, place, steps):
@@ -171,7 +171,7 @@ def coverage_of(epochs: Epochs, catalog: Catalog, skips: Skips, epoch: int, num_
         _stream_coverage(
             delivered[edges[stream] : edges[stream + 1]],
             skipped[edges[stream] : edges[stream + 1]],
-            [part.choose[stream] for part in parts],
+            [phase.choose[stream] for phase in phases],
         )
         for stream in range(len(due.choose))
     ]
@@ -180,14 +180,14 @@ def coverage_of(epochs: Epochs, catalog: Catalog, skips: Skips, epoch: int, num_
 
 
 def _stream_coverage(
-    delivered: npt.NDArray[np.int16], skipped: npt.NDArray[np.int16], due_in_parts: list[int]
+    delivered: npt.NDArray[np.int16], skipped: npt.NDArray[np.int16], due_in_phases: list[int]
 ) -> StreamCoverage:
     total = delivered + skipped
     return StreamCoverage(
         num_samples=len(total),
-        num_due=sum(due_in_parts),
-        # Each part shows every sample before it shows one again.
-        fewest_due=sum(count // max(len(total), 1) for count in due_in_parts),
+        num_due=sum(due_in_phases),
+        # Each phase shows every sample before it shows one again.
+        fewest_due=sum(count // max(len(total), 1) for count in due_in_phases),
         num_seen=int(np.count_nonzero(delivered)),
         num_delivered=int(delivered.sum()),
         num_skipped=int(skipped.sum()),

@@ -15,7 +15,7 @@ from fkat_data.streaming.order.epoch import (
     check_order,
     plan_epoch,
 )
-from fkat_data.streaming.order.joined import JoinedBatches, JoinedPlan, epoch_of_part
+from fkat_data.streaming.order.joined import JoinedBatches, JoinedPlan, epoch_of_phase
 from fkat_data.streaming.order.partition import Grid
 from fkat_data.streaming.order.plan import Plan
 from fkat_data.streaming.order.weights import StreamShares, StreamWeight, joined_shares, shares_of
@@ -61,25 +61,25 @@ class Epochs:
         """
         for epoch in [0] if self.schedule is None else self.schedule.changing_epochs:
             place = self.settled(Place(epoch))
-            for shares in self.parts(epoch):
+            for shares in self.phases(epoch):
                 check_order(self.settings, shares, cast("int", place.num_canonical_nodes))
             if self.batch_size is not None:
                 self.batching(place)
 
     def shares(self, epoch: int) -> StreamShares:
         """Return what each stream gives to an epoch."""
-        return joined_shares(self.parts(epoch), self._sizes)
+        return joined_shares(self.phases(epoch), self._sizes)
 
     @property
     def _sizes(self) -> list[int]:
         return [int(sizes.sum()) for sizes in self.settings.shard_sizes]
 
-    def parts(self, epoch: int) -> list[StreamShares]:
-        """Return what each stream gives to each part of an epoch: one, where weights do not change within it."""
+    def phases(self, epoch: int) -> list[StreamShares]:
+        """Return what each stream gives to each phase of an epoch: one, where weights do not change within it."""
         if self.schedule is None:
             return [shares_of(self.weights, self._sizes, self.epoch_size, self.shuffle_seed)]
         return [
-            shares_of(weights, self._sizes, size, self.shuffle_seed) for size, weights in self.schedule.parts(epoch)
+            shares_of(weights, self._sizes, size, self.shuffle_seed) for size, weights in self.schedule.phases(epoch)
         ]
 
     def world(self) -> World:
@@ -116,29 +116,31 @@ class Epochs:
         Raises:
             ConfigurationError: Weights change where no global batch ends, or the numbers do not go together.
         """
-        parts = [batching_of(self.settings, *part, self.grid()) for part in self._rest(place)]
-        return parts[0] if len(parts) == 1 else JoinedBatches(parts)
+        phases = [batching_of(self.settings, *phase, self.grid()) for phase in self._rest(place)]
+        return phases[0] if len(phases) == 1 else JoinedBatches(phases)
 
     def plan(self, place: Place) -> Plan:
         """Return the rest of an epoch from a place on."""
-        parts = [plan_epoch(self.settings, *part, self.grid()) for part in self._rest(place)]
-        return parts[0] if len(parts) == 1 else JoinedPlan(parts)
+        phases = [plan_epoch(self.settings, *phase, self.grid()) for phase in self._rest(place)]
+        return phases[0] if len(phases) == 1 else JoinedPlan(phases)
 
     def _rest(self, place: Place) -> list[tuple[StreamShares, EpochPlace]]:
-        """Return the parts of an epoch that are left, and where each begins or goes on."""
-        parts, grid, left = self.parts(place.epoch), self.grid(), place.sample_in_epoch
+        """Return the phases of an epoch that are left, and where each begins or goes on."""
+        phases, grid, left = self.phases(place.epoch), self.grid(), place.sample_in_epoch
         rest: list[tuple[StreamShares, EpochPlace]] = []
-        for number, shares in enumerate(parts):
+        for number, shares in enumerate(phases):
             beginning = self._epoch_place(replace(place, sample_in_epoch=0), number)
-            if number < len(parts) - 1:
+            if number < len(phases) - 1:
                 whole = batching_of(self.settings, shares, beginning, grid)
                 read = whole.num_rank_samples(whole.num_even_batches) * grid.num_ranks
                 if read == 0 or read % grid.global_batch_size or shares.epoch_size % grid.global_batch_size:
+                    size = sum(shares.epoch_size for shares in phases)
+                    change = place.epoch * size + sum(shares.epoch_size for shares in phases[: number + 1])
                     raise ConfigurationError(
                         "weight_schedule",
-                        shares.epoch_size,
-                        f"{shares.epoch_size} samples before a change within an epoch to be a multiple of the global "
-                        f"batch of {grid.global_batch_size} that every rank can have",
+                        {"from_sample": change},
+                        f"a change within an epoch after whole global batches of {grid.global_batch_size} that every "
+                        f"rank can have: the weights before it hold for {shares.epoch_size} samples",
                     )
                 if left >= read:
                     left -= read
@@ -155,10 +157,10 @@ class Epochs:
         global_batch_size = self.world().num_ranks * size if is_batched and size else None
         return fingerprint_of(self.settings, self.weights, self.shares(0).epoch_size, global_batch_size)
 
-    def _epoch_place(self, place: Place, part: int) -> EpochPlace:
+    def _epoch_place(self, place: Place, phase: int) -> EpochPlace:
         settled = self.settled(place)
         return EpochPlace(
-            epoch_of_part(place.epoch, part),
+            epoch_of_phase(place.epoch, phase),
             place.sample_in_epoch,
             cast("int", settled.shuffle_seed),
             cast("int", settled.num_canonical_nodes),

@@ -16,7 +16,7 @@ _EXPECTED = "a list of {'from_sample': n, 'weights': [a proportion of each strea
 class WeightSchedule:
     """Proportions of the streams, by how many samples all ranks have been planned to read since the first epoch.
 
-    Where weights change within an epoch, it has parts, each of which is planned as an epoch of its size.
+    Where weights change within an epoch, it has phases, each of which is planned as an epoch of its size.
 
     Args:
         given: A list of ``{"from_sample": 0, "weights": [3, 1]}``, the first from sample 0 on.
@@ -41,8 +41,8 @@ class WeightSchedule:
         """The epochs in which weights begin to hold, at their start or later."""
         return sorted({start // self._epoch_size for start, _ in self._entries})
 
-    def parts(self, epoch: int) -> list[tuple[int, list[StreamWeight]]]:
-        """Return the parts of an epoch: how many samples each has, and the streams' weights in it."""
+    def phases(self, epoch: int) -> list[tuple[int, list[StreamWeight]]]:
+        """Return the phases of an epoch: how many samples each has, and the streams' weights in it."""
         first = epoch * self._epoch_size
         end = first + self._epoch_size
         starts = [first, *(start for start, _ in self._entries if first < start < end)]
@@ -55,7 +55,7 @@ class WeightSchedule:
     def check_past(self, saved: object, epoch: int, sample_in_epoch: int) -> None:
         """Return if a saved schedule had the same weights up to a place; what comes later may change.
 
-        The rest of an epoch that has begun is settled: its parts are planned as wholes.
+        The rest of an epoch that has begun is settled: its phases are planned as wholes.
 
         Raises:
             StateMismatchError: It had not.

@@ -148,7 +148,7 @@ def test_weights_change_within_an_epoch(two):
     shares = [[sum(number >= 1000 for number in batch) for batch in epoch] for epoch in epochs]
     assert (shares[0][:4], sum(shares[0][4:6]), shares[0][6:]) == ([0] * 4, 4, [4] * 4)
     assert (shares[1][:6], sum(shares[1][6:]), sum(shares[2])) == ([4] * 6, 4, 10)
-    assert len(set(itertools.chain(*epochs[0][:4]))) == 16  # a part shows no sample twice before it has shown all
+    assert len(set(itertools.chain(*epochs[0][:4]))) == 16  # a phase shows no sample twice before it has shown all
     for epoch in range(3):
         assert dataset.coverage(epoch).is_as_due
     found = [[dataset[record.sample_id]["number"] for record in dataset.samples_of(step)] for step in range(30)]
@@ -157,7 +157,7 @@ def test_weights_change_within_an_epoch(two):
 
 @pytest.mark.parametrize("method", ["random", "stratified", "per_stream"])
 @pytest.mark.parametrize("algorithm", ["block", "py1e", "py1b", "naive", None])
-def test_parts_of_an_epoch_are_the_same_in_other_worlds_and_after_every_resume(two, algorithm, method):
+def test_phases_of_an_epoch_are_the_same_in_other_worlds_and_after_every_resume(two, algorithm, method):
     schedule = [
         {"from_sample": start, "weights": weights} for start, weights in ((0, [1, 1]), (32, [3, 1]), (64, [1, 3]))
     ]

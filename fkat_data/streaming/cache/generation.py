@@ -157,6 +157,6 @@ class Generation:
         return ConfigurationError(
             "local",
             str(self._directory.given),
-            "a directory for this state of the dataset: another job, or another dataset or worker of this one, uses it with another one "
-            f"({recorded[:40]}); end that job, or give another directory",
+            "a directory for this state of the dataset: another job, or another dataset or worker of this one, uses it "
+            f"with another one ({recorded[:40]}); end that job, or give another directory",
         )

@@ -1,4 +1,4 @@
-"""An epoch whose mixture changes: parts one after the other, each planned as an epoch is."""
+"""An epoch whose mixture changes: phases one after the other, each planned as an epoch is."""
 
 from collections.abc import Sequence
 
@@ -8,39 +8,39 @@ import numpy.typing as npt
 from fkat_data.streaming.order.batching import BatchCounts
 from fkat_data.streaming.order.plan import Plan
 
-__all__ = ["JoinedBatches", "JoinedPlan", "epoch_of_part"]
+__all__ = ["JoinedBatches", "JoinedPlan", "epoch_of_phase"]
 
 _Integers = npt.NDArray[np.int64]
 
 
-def epoch_of_part(epoch: int, part: int) -> int:
-    """Return the epoch by whose number a part of an epoch draws: no part draws as another one does."""
-    return epoch + (part << 24)
+def epoch_of_phase(epoch: int, phase: int) -> int:
+    """Return the epoch by whose number a phase of an epoch draws: no phase draws as another one does."""
+    return epoch + (phase << 24)
 
 
 class JoinedBatches:
-    """The global batches of parts, one after the other; all but the last have full ones.
+    """The global batches of phases, one after the other; all but the last have full ones.
 
     Args:
-        parts: At least one.
+        phases: At least one.
     """
 
-    def __init__(self, parts: Sequence[BatchCounts]) -> None:
-        self._parts = parts
-        counts = [part.num_even_batches for part in parts]
+    def __init__(self, phases: Sequence[BatchCounts]) -> None:
+        self._phases = phases
+        counts = [phase.num_even_batches for phase in phases]
         self.firsts = np.cumsum([0, *counts[:-1]])
         self.num_even_batches = sum(counts)
-        self.num_batches = sum(counts[:-1]) + parts[-1].num_batches
+        self.num_batches = sum(counts[:-1]) + phases[-1].num_batches
 
     def num_rank_samples(self, num_batches: int) -> int:
         """Return the samples that each rank has read after so many of the batches."""
         last = int(np.searchsorted(self.firsts, num_batches, side="right")) - 1
-        before = sum(part.num_rank_samples(part.num_even_batches) for part in self._parts[:last])
-        return before + self._parts[last].num_rank_samples(num_batches - int(self.firsts[last]))
+        before = sum(phase.num_rank_samples(phase.num_even_batches) for phase in self._phases[:last])
+        return before + self._phases[last].num_rank_samples(num_batches - int(self.firsts[last]))
 
 
 class JoinedPlan(Plan):
-    """The plans of parts, one after the other.
+    """The plans of phases, one after the other.
 
     Args:
         plans: At least one, all for the same grid.
@@ -54,9 +54,9 @@ class JoinedPlan(Plan):
 
     def sample_ids(self, slots: _Integers) -> _Integers:
         """Return the sample that is read in each slot; -1 where none is."""
-        parts = np.searchsorted(self._first_slots, slots, side="right") - 1
+        phases = np.searchsorted(self._first_slots, slots, side="right") - 1
         found = np.empty(len(slots), np.int64)
-        for part in np.unique(parts).tolist():
-            where = parts == part
-            found[where] = self._plans[part].sample_ids(slots[where] - self._first_slots[part])
+        for phase in np.unique(phases).tolist():
+            where = phases == phase
+            found[where] = self._plans[phase].sample_ids(slots[where] - self._first_slots[phase])
         return found

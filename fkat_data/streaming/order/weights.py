@@ -73,16 +73,16 @@ def shares_of(
     return _shares(np.array(choose, np.int64), sizes, np.array(choose, np.float64) / max(total, 1))
 
 
-def joined_shares(parts: Sequence[StreamShares], samples_per_stream: Sequence[int]) -> StreamShares:
-    """Return what the streams give to all parts of an epoch together.
+def joined_shares(phases: Sequence[StreamShares], samples_per_stream: Sequence[int]) -> StreamShares:
+    """Return what the streams give to all phases of an epoch together.
 
     Args:
-        parts: At least one.
+        phases: At least one.
         samples_per_stream: Samples that each stream holds.
     """
-    if len(parts) == 1:
-        return parts[0]
-    choose = np.array([part.choose for part in parts], np.int64).sum(axis=0)
+    if len(phases) == 1:
+        return phases[0]
+    choose = np.array([phase.choose for phase in phases], np.int64).sum(axis=0)
     return _shares(choose, np.asarray(samples_per_stream, np.int64), choose / max(int(choose.sum()), 1))
 
 

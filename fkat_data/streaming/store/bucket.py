@@ -38,6 +38,9 @@ class BucketClient:
         bucket: The bucket.
         prefix: The directory within it, with a slash at its end unless it is empty.
         options: What ``S3FileSystem`` takes.
+
+    Raises:
+        TimeoutError: Credentials were not found within 30 s.
     """
 
     def __init__(self, bucket: str, prefix: str, options: Mapping[str, Any]) -> None:
