@@ -185,25 +185,30 @@ def test_without_restarts_every_fault_at_every_pass_is_an_error_or_nothing(point
             break
 
 
+def live(folder, before_delivering=lambda: None):
+    """A trainer's life from its last checkpoint to its end: what all lives received goes to the file ``got``."""
+    with loader_of(is_skipping=False, multiprocessing=True, max_worker_restarts=9) as loader:
+        got = []
+        if (folder / "checkpoint").exists():
+            saved = torch.load(folder / "checkpoint", weights_only=True)
+            loader.load_state_dict(saved["state"])
+            got = json.loads(saved["got"])
+        before_delivering()
+        while loader.epoch < 1:
+            for microbatch in loader:
+                got.append(plain(microbatch))
+                if len(got) % 3 == 0:
+                    torch.save({"state": loader.state_dict(), "got": json.dumps(got)}, folder / "new")
+                    (folder / "new").replace(folder / "checkpoint")
+    (folder / "got").write_text(json.dumps(got))
+
+
 PROGRAM = """
-import json, os, sys
+import sys
 from pathlib import Path
 sys.path[:0] = {paths!r}
-from test_kill_sweep import loader_of, plain, torch
-folder = Path({folder!r})
-with loader_of(is_skipping=False, multiprocessing=True, max_worker_restarts=9) as loader:
-    got = []
-    if (folder / "checkpoint").exists():
-        saved = torch.load(folder / "checkpoint", weights_only=True)
-        loader.load_state_dict(saved["state"])
-        got = json.loads(saved["got"])
-    while loader.epoch < 1:
-        for microbatch in loader:
-            got.append(plain(microbatch))
-            if len(got) % 3 == 0:
-                torch.save({{"state": loader.state_dict(), "got": json.dumps(got)}}, folder / "new")
-                (folder / "new").replace(folder / "checkpoint")
-(folder / "got").write_text(json.dumps(got))
+from test_kill_sweep import live
+live(Path({folder!r}))
 """
 
 

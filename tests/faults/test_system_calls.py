@@ -130,27 +130,17 @@ def test_every_system_call_of_a_worker_may_fail(call, action, tmp_path):
     assert occurrence > 1, "there is no such call"
 
 
-#: Reports what a life began with and what it received, and takes a checkpoint after every third microbatch.
+#: A life that says when it begins to deliver, and is told to.
 PROGRAM = """
-import json, sys
+import sys
 from pathlib import Path
-from test_kill_sweep import loader_of, plain, torch
-folder = Path(sys.argv[1])
-with loader_of(is_skipping=False, multiprocessing=True, max_worker_restarts=9) as loader:
-    got = []
-    if (folder / "checkpoint").exists():
-        saved = torch.load(folder / "checkpoint", weights_only=True)
-        loader.load_state_dict(saved["state"])
-        got = json.loads(saved["got"])
+from test_kill_sweep import live
+
+def wait_until_told():
     print("ready", flush=True)
     sys.stdin.readline()
-    while loader.epoch < 1:
-        for microbatch in loader:
-            got.append(plain(microbatch))
-            if len(got) % 3 == 0:
-                torch.save({"state": loader.state_dict(), "got": json.dumps(got)}, folder / "new")
-                (folder / "new").rename(folder / "checkpoint")
-(folder / "got").write_text(json.dumps(got))
+
+live(Path(sys.argv[1]), wait_until_told)
 """
 
 
