@@ -99,6 +99,7 @@ class Delivery:
     def stop(self) -> None:
         """End the iteration; what was prefetched is dropped."""
         self._ahead.clear()
+        self._prefetcher.drop()
         self.is_over = True
 
     def next(self) -> Microbatch:

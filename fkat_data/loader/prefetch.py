@@ -128,6 +128,10 @@ class Prefetcher:
         self._fill()
         self._begin_shard()
 
+    def drop(self) -> None:
+        """Let go of what has arrived: it will not be handed out."""
+        self._arrived.clear()
+
     def leave(self, position: Position) -> None:
         """Take note that an epoch is left at a position; to be called before another one is started."""
         self._plan.leave(position.epoch, position.shard + (position.microbatch > 0))

@@ -1,0 +1,354 @@
+"""On a simulated device, whose streams are late wherever they may be: is every byte right, and does the host not wait?
+
+The safeguards are taken out one by one: without any of them bytes are wrong.
+"""
+
+import ctypes
+import gc
+import random
+import weakref
+
+import pytest
+import simulated_device
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loader_examples import make
+from simulated_device import Runtime, device, launch, sleep
+from torch.nn.utils.rnn import pack_sequence
+
+from fkat_data.device import page_lock
+from fkat_data.device.accelerator import AcceleratorMover
+from fkat_data.device.engine import StreamEngine
+from fkat_data.device.page_lock import PageLocks
+
+pytestmark = pytest.mark.skipif(not simulated_device.can_install(), reason="torch has no place for a simulated device")
+
+NUM_MICROBATCHES = 200
+LENGTHS = (1_000, 20_000, 30_000, 1_000, 5_000)
+
+
+@pytest.fixture(autouse=True)
+def _installed():
+    simulated_device.install()
+    device.reset()
+
+
+def factory(shard):
+    for index in range(NUM_MICROBATCHES):
+        yield {"x": torch.full((LENGTHS[index % len(LENGTHS)],), index, dtype=torch.int32), "index": index}
+
+
+class LateEngine(StreamEngine):
+    """Holds up the side stream before some of the copies."""
+
+    def __init__(self, locks=None):
+        target = torch.device("simulated", 0)
+        super().__init__(target, torch.simulated, locks or PageLocks(target, Runtime()))
+
+    def issuing(self):
+        context = super().issuing()
+        with torch.simulated.stream(self._stream):
+            sleep_sometimes()
+        return context
+
+
+def sleep_sometimes():
+    if device.schedule.random() < 0.5:
+        sleep(device.schedule.randrange(30))
+
+
+class WithoutEvent(LateEngine):
+    """The caller's stream does not wait for the copy."""
+
+    def hand_over(self, ticket, tensors):
+        for tensor in tensors:
+            tensor.record_stream(torch.simulated.current_stream())
+
+
+class WithoutRecord(LateEngine):
+    """The allocator does not learn of the caller's stream."""
+
+    def hand_over(self, ticket, tensors):
+        super().hand_over(ticket, [])
+
+
+class WithoutKeeping(AcceleratorMover):
+    """Lets go of what the copies read at once."""
+
+    def begin(self, microbatch):
+        moving = super().begin(microbatch)
+        self._sources.clear()
+        return moving
+
+
+MUTANTS = {
+    "event": lambda: AcceleratorMover(WithoutEvent()),
+    "record_stream": lambda: AcceleratorMover(WithoutRecord()),
+    "sources": lambda: WithoutKeeping(LateEngine()),
+}
+
+
+class Caller:
+    """A training loop whose kernels compare what they read with what was to be delivered."""
+
+    def __init__(self):
+        self.num_wrong = 0
+
+    def read(self, tensor, expected):
+        def kernel(values):
+            self.num_wrong += bool((values != expected).any())
+
+        launch(kernel, tensor)
+
+    def write(self, tensor, value):
+        launch(lambda values: values.fill(value), tensor)
+
+
+def num_wrong(mover, eagerness):
+    """Take microbatches from a real worker; return how many were not what they should be when they were read."""
+    device.reset(random.Random(1), eagerness)
+    caller = Caller()
+    with make(["a"], factory, multiprocessing=True, memory_limit_bytes=1 << 20) as loader:
+        loader._delivery.load_to(mover)
+        for microbatch in loader:
+            sleep_sometimes()
+            caller.read(microbatch["x"], microbatch["index"])
+            del microbatch  # its memory may be given to another from here on, while this stream has yet to read it
+        assert loader.statistics().delivered == NUM_MICROBATCHES
+        device.synchronize()
+        loader.set_device(None)
+    return caller.num_wrong + device.num_faults
+
+
+@pytest.mark.parametrize("eagerness", [0.0, 0.3, 0.7])
+def test_every_byte_is_right_whatever_is_late(eagerness):
+    assert num_wrong(AcceleratorMover(LateEngine()), eagerness) == 0
+    assert device.num_reused > 50
+
+
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=list(MUTANTS))
+def test_without_a_safeguard_bytes_are_wrong(mutant):
+    assert num_wrong(mutant(), 0.3) > 0
+
+
+class Pool:
+    """Page-locked memory for microbatches: what nobody looks at any more is written over, as a worker may do at once."""
+
+    SIZE_BYTES = 4096
+
+    def __init__(self, num_segments):
+        self.memory = bytearray(num_segments * self.SIZE_BYTES)
+        self.free = list(range(num_segments))
+        Runtime().cudaHostRegister(ctypes.addressof(ctypes.c_char.from_buffer(self.memory)), len(self.memory), 1)
+
+    def make(self, length, value):
+        number = self.free.pop(0)
+        lease = (ctypes.c_char * self.SIZE_BYTES).from_buffer(self.memory, number * self.SIZE_BYTES)
+        weakref.finalize(lease, self._scribble, number).atexit = False
+        tensor = torch.frombuffer(lease, dtype=torch.int32)[:length]
+        return tensor.fill_(value)
+
+    def _scribble(self, number):
+        start = number * self.SIZE_BYTES
+        self.memory[start : start + self.SIZE_BYTES] = b"\xee" * self.SIZE_BYTES
+        self.free.append(number)
+
+
+class Loop:
+    """A training loop that does what it may do with microbatches, in any order."""
+
+    def __init__(self, mover, choices):
+        self.mover = mover
+        self.choices = choices
+        self.pool = Pool(8)
+        self.caller = Caller()
+        self.num_begun = 0
+        self.ahead = []
+        self.kept = []
+
+    def begin_ahead(self):
+        if len(self.ahead) < 2:
+            source = self.pool.make(self.choices.choice([100, 200, 1000]), self.num_begun)
+            self.ahead.append((self.num_begun, self.mover.begin({"x": source})))
+            self.num_begun += 1
+
+    def deliver(self):
+        if not self.ahead:
+            self.begin_ahead()
+        value, moving = self.ahead.pop(0)
+        tensor = self.mover.finish(moving)["x"]
+        self.caller.read(tensor, value)
+        self.kept.append((tensor, value))
+
+    def drop(self):
+        if self.kept:
+            self.kept.pop(self.choices.randrange(len(self.kept)))
+
+    def read_again(self):
+        if self.kept:
+            self.caller.read(*self.choices.choice(self.kept))
+
+    def change(self):
+        if self.kept:
+            tensor, _ = self.kept.pop(0)
+            self.caller.write(tensor, -1)
+            self.kept.append((tensor, -1))
+
+    def sleep(self):
+        sleep(self.choices.randrange(20))
+
+    def wait(self):
+        self.mover.wait()
+
+
+ACTIONS = [Loop.deliver, Loop.deliver, Loop.deliver, Loop.drop, Loop.read_again, Loop.change, Loop.sleep]
+ACTIONS += [Loop.begin_ahead, Loop.wait]
+
+
+def play(make_mover, seed, eagerness, actions):
+    """Return how many microbatches were not what they should be when they were read."""
+    choices = random.Random(seed)
+    device.reset(choices, eagerness)
+    loop = Loop(make_mover(), choices)
+    for action in actions:
+        action(loop)
+    device.synchronize()
+    loop.mover.wait()
+    assert len(loop.pool.free) == 8  # nothing is kept longer than it is read
+    return loop.caller.num_wrong + device.num_faults
+
+
+class LockedBefore:
+    """Of memory that is page-locked already."""
+
+    def hold(self, tensor):
+        return True
+
+
+@given(
+    seed=st.integers(0, 1 << 32),
+    eagerness=st.sampled_from([0.0, 0.2, 0.6, 0.9]),
+    actions=st.lists(st.sampled_from(ACTIONS), max_size=40),
+)
+@settings(max_examples=200, deadline=None)
+def test_whatever_a_caller_does_it_reads_what_was_delivered(seed, eagerness, actions):
+    assert play(lambda: AcceleratorMover(LateEngine(LockedBefore())), seed, eagerness, actions) == 0
+
+
+@pytest.mark.parametrize(
+    "make_mover",
+    [
+        lambda: AcceleratorMover(WithoutEvent(LockedBefore())),
+        lambda: AcceleratorMover(WithoutRecord(LockedBefore())),
+        lambda: WithoutKeeping(LateEngine(LockedBefore())),
+    ],
+    ids=list(MUTANTS),
+)
+def test_such_a_search_finds_a_missing_safeguard(make_mover):
+    choices = random.Random(0)
+    plays = (play(make_mover, seed, 0.6, choices.choices(ACTIONS, k=40)) for seed in range(300))
+    assert any(plays)
+
+
+@pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
+def test_the_host_waits_for_nothing(multiprocessing):
+    def small(shard):
+        yield from (torch.full((1000,), index, dtype=torch.int32) for index in range(100))
+
+    device.reset(eagerness=1.0)
+    device.held = [device.current]  # the caller's stream is asleep
+    with make(["a"], small, multiprocessing=multiprocessing) as loader:
+        loader._delivery.load_to(AcceleratorMover(LateEngine()))
+        caller = Caller()
+        for index, microbatch in enumerate(loader):
+            caller.read(microbatch, index)
+        assert device.num_host_waits == 0
+        device.synchronize()
+        assert caller.num_wrong == 0
+
+
+def test_segments_are_page_locked_once_and_unlocked_at_the_end():
+    device.reset(eagerness=0.9)
+    with make(["a"], factory, multiprocessing=True, memory_limit_bytes=4 << 20) as loader:
+        loader._delivery.load_to(AcceleratorMover(LateEngine()))
+        for _ in zip(range(100), loader, strict=False):
+            pass
+        assert set(page_lock._locked.values()) == {True}
+        assert set(page_lock._locked) == set(device.locked)
+        assert 0 < len(device.locked) <= loader.statistics().num_segments
+        loader.set_device(None)
+    device.synchronize()
+    gc.collect()
+    assert page_lock._locked == device.locked == {}
+    assert device.num_faults == 0
+
+
+def test_what_the_caller_keeps_and_changes_stays_its_own():
+    device.reset(random.Random(2), eagerness=0.3)
+    caller = Caller()
+    with make(["a"], factory, multiprocessing=True, memory_limit_bytes=1 << 20) as loader:
+        loader._delivery.load_to(AcceleratorMover(LateEngine()))
+        kept = []
+        for index, microbatch in enumerate(loader):
+            if index % 2:
+                caller.write(microbatch["x"], -index)
+            kept.append(microbatch["x"])
+        for index, tensor in enumerate(kept):
+            caller.read(tensor, -index if index % 2 else index)
+        assert loader.statistics().held_bytes <= 1 << 20
+        device.synchronize()
+        assert loader.statistics().copied_s > 0
+        loader.set_device(None)
+    assert caller.num_wrong == 0
+
+
+@pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
+def test_a_loader_delivers_to_any_accelerator_that_torch_knows(multiprocessing):
+    """One without page locks: the host waits for large copies, and nothing is wrong."""
+
+    def objects(shard):
+        tensor = torch.arange(30_000, dtype=torch.int32)
+        yield {
+            "nested": [{"x": tensor}, (tensor[:3], "text")],
+            "packed": pack_sequence([torch.ones(4_000), torch.ones(2)]),
+            "empty": torch.empty(0, 3),
+            "twice": [tensor, tensor],
+        }
+
+    device.reset(eagerness=0.3)
+    with make(["a"], objects, multiprocessing=multiprocessing, device="simulated") as loader:
+        (microbatch,) = list(loader)
+    where = torch.device("simulated", 0)
+    assert microbatch["nested"][0]["x"].device == where
+    assert microbatch["nested"][1][1] == "text"
+    assert torch.equal(microbatch["nested"][0]["x"].cpu(), torch.arange(30_000, dtype=torch.int32))
+    assert microbatch["packed"].data.device == where
+    assert torch.equal(microbatch["packed"].data.cpu(), torch.ones(4_002))
+    assert microbatch["packed"].batch_sizes.device.type == "cpu"
+    assert microbatch["empty"].shape == (0, 3)
+    assert microbatch["twice"][0] is microbatch["twice"][1]
+
+
+def test_the_device_may_change_between_microbatches():
+    device.reset(eagerness=0.3)
+    with make(["a"], factory, multiprocessing=True, device="simulated") as loader:
+        kinds = []
+        for index, microbatch in enumerate(loader):
+            assert int(microbatch["x"].cpu().unique()) == index
+            kinds.append(microbatch["x"].device.type)
+            if index in (20, 60):
+                loader.set_device(None if index == 20 else "simulated")
+            if index == 99:
+                break
+    assert kinds[:20] == ["simulated"] * 20
+    assert kinds[25:60] == ["cpu"] * 35
+    assert kinds[65:] == ["simulated"] * 35
+
+
+def test_replay_delivers_from_the_device():
+    with make(["a"], factory, multiprocessing=True, device="simulated", replay=True) as loader:
+        microbatches = iter(loader)
+        first = next(microbatches)["x"]
+        assert first.device.type == "simulated"
+        assert next(microbatches)["x"].data_ptr() == first.data_ptr()
