@@ -5,12 +5,12 @@ copy's event; the host does not, unless so many copies are under way that more w
 is kept until the event has passed.
 """
 
+import time
 import weakref
 from collections import deque
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-import torch
-
+from fkat_data.device.contents import tensors_in
 from fkat_data.device.engine import CopyEngine, Ticket
 from fkat_data.tree import map_tensors
 
@@ -43,6 +43,8 @@ class AcceleratorMover:
     def __init__(self, engine: CopyEngine) -> None:
         self._engine = engine
         self._copied_s = 0.0
+        self.waited_s = 0.0
+        """Seconds in which the host waited because so many copies were under way."""
         # What the copies read, until they have: a lease that ended earlier would let the worker write into it.
         self._sources: deque[tuple[Ticket, Any]] = deque()
         weakref.finalize(self, _wait_for_all, self._sources).atexit = False
@@ -59,18 +61,23 @@ class AcceleratorMover:
         Raises:
             Exception: What the copying raises: there may be no memory left on the device.
         """
-        if len(self._sources) >= _MOST_IN_FLIGHT:
+        if len(self._sources) >= _MOST_IN_FLIGHT and not self._sources[0][0].is_done():
+            began_s = time.perf_counter()
             self._sources[0][0].wait()
+            self.waited_s += time.perf_counter() - began_s
         self._let_go()
+        # By name: an object that moves itself may let go of them while they are being read.
+        sources = tensors_in(microbatch)
+        self._engine.prepare(sources)
         ticket: Ticket | None = None
-        copies: dict[int, Any] = {}
+        copies: dict[int, tuple[Any, Any]] = {}
 
         def copied(value: Any) -> Any:
-            # A tensor that is there twice is one tensor on the device as well.
-            found = copies.get(id(value))
-            if found is None:
-                found = copies[id(value)] = self._engine.copy(value)
-            return found
+            # A tensor that is there twice is one tensor on the device as well. The value is kept, or another one
+            # that is made meanwhile might have its id.
+            if id(value) not in copies:
+                copies[id(value)] = value, self._engine.copy(value)
+            return copies[id(value)][1]
 
         with self._engine.issuing():
             try:
@@ -79,13 +86,13 @@ class AcceleratorMover:
                 # Where one tensor finds no room, those before it are being read already.
                 ticket = self._engine.issued()
                 if ticket is not None:
-                    self._sources.append((ticket, microbatch))
+                    self._sources.append((ticket, (microbatch, sources)))
         return Moving(moved, ticket)
 
     def finish(self, moving: Moving) -> Any:
         """Return the copy, ordered before everything that the caller's current stream does next."""
         if moving.ticket is not None:
-            self._engine.hand_over(moving.ticket, _tensors(moving.microbatch))
+            self._engine.hand_over(moving.ticket, tensors_in(moving.microbatch))
         return moving.microbatch
 
     def wait(self) -> None:
@@ -98,46 +105,6 @@ class AcceleratorMover:
         while self._sources and self._sources[0][0].is_done():
             ticket, _ = self._sources.popleft()
             self._copied_s += ticket.duration_s()
-
-
-def _tensors(microbatch: Any) -> list[torch.Tensor]:
-    """Return every tensor in a microbatch, those inside of objects with a ``to`` of their own included."""
-    found: list[torch.Tensor] = []
-    seen: set[int] = set()
-
-    def take(value: Any) -> Any:
-        if id(value) not in seen:
-            seen.add(id(value))
-            if isinstance(value, torch.Tensor):
-                found.extend(_parts(value))
-            else:
-                map_tensors(take, _contents(value))
-        return value
-
-    map_tensors(take, microbatch)
-    return found
-
-
-def _contents(value: Any) -> Any:
-    is_tuple = isinstance(value, tuple)  # as a PackedSequence is
-    return list(cast("tuple[Any, ...]", value)) if is_tuple else dict(getattr(value, "__dict__", {}))
-
-
-def _parts(tensor: Any) -> list[torch.Tensor]:
-    """Return what has memory: the tensor, or those that a nested or a sparse one is made of."""
-    if tensor.is_nested:
-        return [tensor.values(), tensor.offsets()] if tensor.layout == torch.jagged else [tensor.values()]
-    names = _PARTS.get(tensor.layout)
-    return [tensor] if names is None else [getattr(tensor, name)() for name in names]
-
-
-_PARTS = {
-    torch.sparse_coo: ("_indices", "_values"),  # the names without underlines want a coalesced one
-    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
-    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
-    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
-    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
-}
 
 
 def _wait_for_all(sources: "deque[tuple[Ticket, Any]]") -> None:

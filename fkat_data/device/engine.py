@@ -38,12 +38,19 @@ class CopyEngine(Protocol):
         """Where to."""
         ...
 
+    def prepare(self, tensors: list[torch.Tensor]) -> None:
+        """Do what makes the copies of a microbatch's tensors fast, before any of them is issued."""
+        ...
+
     def issuing(self) -> AbstractContextManager[Any]:
         """Return a context in which the copies of one microbatch are issued."""
         ...
 
     def copy(self, value: Any) -> Any:
-        """Issue the copy of a tensor, or of an object with a method ``to``; the source is to be kept and not written."""
+        """Issue the copy of a tensor, or of an object with a method ``to``.
+
+        What it reads is to be kept, and not to be written.
+        """
         ...
 
     def issued(self) -> Ticket | None:
@@ -65,6 +72,9 @@ class DirectEngine:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
+    def prepare(self, tensors: list[torch.Tensor]) -> None:
+        """Do nothing."""
+
     def issuing(self) -> AbstractContextManager[Any]:
         """Return a context that does nothing."""
         return nullcontext()
@@ -81,11 +91,13 @@ class DirectEngine:
 
 
 class _StreamTicket(NamedTuple):
+    module: Any
     began: Any
     ended: Any
 
     def is_done(self) -> bool:
-        return self.ended.query()
+        # Whoever asks an event while a graph is captured spoils the capture.
+        return not _is_capturing(self.module) and self.ended.query()
 
     def wait(self) -> None:
         self.ended.synchronize()
@@ -110,6 +122,12 @@ class StreamEngine:
         self._stream = module.Stream(device=device)
         self._began: Any = None
 
+    def prepare(self, tensors: list[torch.Tensor]) -> None:
+        """Page-lock the segments that tensors lie in."""
+        if self._locks is not None:
+            for tensor in filter(_is_plain, tensors):
+                self._locks.hold(tensor)
+
     def issuing(self) -> AbstractContextManager[Any]:
         """Return a context in which the side stream is the current one."""
         self._began = self._module.Event(enable_timing=True)
@@ -120,17 +138,19 @@ class StreamEngine:
         """Issue a copy on the current stream."""
         if not isinstance(value, torch.Tensor):
             return _moved(value, self.device, is_async=True)
-        is_plain = value.device.type == "cpu" and value.layout == torch.strided and not value.is_nested
-        if is_plain and self._locks is not None and not self._locks.hold(value) and value.nbytes > _SMALL_BYTES:
-            # Staged in page-locked memory of torch's own, which torch keeps until it was read.
-            value = value.pin_memory()
+        if self._locks is not None and _is_plain(value) and value.nbytes > _SMALL_BYTES:
+            # What has gaps torch copies by way of memory that is not page-locked, and the host waits for that.
+            is_read_in_place = self._locks.hold(value) and _is_dense(value)
+            if not is_read_in_place:
+                # Staged in page-locked memory of torch's own, which torch keeps until it was read.
+                value = torch.empty_like(value, pin_memory=True).copy_(value)
         return value.to(self.device, non_blocking=True)
 
     def issued(self) -> Ticket:
         """Return a ticket of events on the side stream."""
         ended = self._module.Event(enable_timing=True)
         ended.record(self._stream)
-        return _StreamTicket(self._began, ended)
+        return _StreamTicket(self._module, self._began, ended)
 
     def hand_over(self, ticket: Ticket, tensors: list[torch.Tensor]) -> None:
         """Have the caller's stream wait for the event, and tell the allocator of that stream."""
@@ -150,6 +170,26 @@ def engine_for(device: torch.device) -> CopyEngine:
     if str(device) == device.type:  # without an index: the current device may be another one later
         device = torch.device(device.type, module.current_device())
     return StreamEngine(device, module, PageLocks(device) if device.type == "cuda" else None)
+
+
+def _is_capturing(module: Any) -> bool:
+    is_capturing = getattr(module, "is_current_stream_capturing", None)
+    return is_capturing is not None and is_capturing()
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a piece of the host's memory, and nothing more."""
+    return tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_nested
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's elements lie side by side, in whatever order."""
+    size = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length != 1 and stride != size:
+            return False
+        size *= length
+    return True
 
 
 def _moved(value: Any, device: torch.device, *, is_async: bool) -> Any:

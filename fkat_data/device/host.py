@@ -17,6 +17,11 @@ class Mover(Protocol):
         """Seconds in which copies were under way, as far as they have been looked at."""
         ...
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds in which the host waited for copies before it issued more."""
+        ...
+
     def begin(self, microbatch: Any) -> Any:
         """Start to move a microbatch; return what ``finish`` needs."""
         ...
@@ -33,8 +38,8 @@ class Mover(Protocol):
 class HostMover:
     """Leaves a microbatch as it is."""
 
-    copied_s = 0.0
-    """Nothing is copied."""
+    copied_s = waited_s = 0.0
+    """Nothing is copied, nor waited for."""
 
     def begin(self, microbatch: Any) -> Any:
         """Return the microbatch."""

@@ -5,7 +5,10 @@ to the process: loaders on several devices share them.
 """
 
 import contextlib
+import functools
 import logging
+import os
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -41,12 +44,23 @@ class PageLocks:
         return self._lock(mapping) if is_locked is None else is_locked
 
     def _lock(self, mapping: Mapping) -> bool:
-        code = int(self._runtime.cudaHostRegister(mapping.address, mapping.size_bytes, _PORTABLE))
+        with self._as_current():
+            code = int(self._runtime.cudaHostRegister(mapping.address, mapping.size_bytes, _PORTABLE))
         _locked[mapping.address] = code == 0
-        mapping.before_unmap.append(lambda: _unlock(mapping.address, self._runtime))
+        mapping.before_unmap.append(functools.partial(self._unlock, mapping.address, os.getpid()))
         if code:
             self._tell(code, mapping.size_bytes)
         return code == 0
+
+    def _unlock(self, address: int, owner_pid: int) -> None:
+        # A fork has the mapping, but may not use the device.
+        if _locked.pop(address, False) and os.getpid() == owner_pid:
+            with self._as_current():
+                self._runtime.cudaHostUnregister(address)
+
+    def _as_current(self) -> AbstractContextManager[Any]:
+        """Return a context for any thread: one that has used no device yet would begin to use the first one."""
+        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
     def _tell(self, code: int, size_bytes: int) -> None:
         # CUDA tells of an error once more, at the next kernel that anybody launches: let that be this one.
@@ -55,8 +69,8 @@ class PageLocks:
         if not _told:
             _told.append(code)
             logger.warning(
-                "CUDA does not page-lock %d bytes of shared memory (error %d; see `ulimit -l`): microbatches are copied "
-                "once more on their way to %s",
+                "CUDA does not page-lock %d bytes of shared memory (error %d; see `ulimit -l`): microbatches are "
+                "copied once more on their way to %s",
                 size_bytes,
                 code,
                 self._device,
@@ -66,8 +80,3 @@ class PageLocks:
 # By a mapping's address: whether it was locked, or refused.
 _locked: dict[int, bool] = {}
 _told: list[int] = []
-
-
-def _unlock(address: int, runtime: Any) -> None:
-    if _locked.pop(address, False):
-        runtime.cudaHostUnregister(address)

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 from fkat_data.device.host import HostMover, Mover
@@ -59,6 +60,8 @@ class Delivery:
         """Told of the begin and the end of iterations."""
         self.recorder: Recorder | None = None
         """Given an event for each copy to a device."""
+        self.on_wait: Callable[[float, float], None] | None = None
+        """Told from when to when the caller waited for copies."""
         self.delivered = 0
         self.delivered_bytes = 0
         self.delivered_at_s = 0.0
@@ -179,10 +182,12 @@ class Delivery:
             mover = self._mover
             if isinstance(mover, HostMover) and not self._profile.is_active:
                 return arrival, mover, arrival.microbatch
-            began_s = time.perf_counter()
+            began_s, waited_s = time.perf_counter(), mover.waited_s
             try:
                 with self._profile.range("move"):
                     moving = mover.begin(arrival.microbatch)
+                if self.on_wait is not None and mover.waited_s > waited_s:
+                    self.on_wait(began_s, began_s + mover.waited_s - waited_s)
                 if self.recorder is not None:
                     self.recorder.add("move", began_s, time.perf_counter())
             except BaseException:

@@ -55,6 +55,7 @@ class Observation:
         self._is_taking = False
         self._next_drawn_s = self._sampled_s = self._told_s = 0.0
         crew.waiting.num_delivered = lambda: delivery.delivered
+        delivery.on_wait = crew.waiting.add
         if timeline is not None:
             crew.waiting.recorder = delivery.recorder = timeline.recorder
         delivery.watch = self

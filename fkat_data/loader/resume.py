@@ -6,27 +6,16 @@ from typing import Any, NamedTuple
 
 from fkat_data.distributed import rank_and_world_size
 from fkat_data.errors import StateMismatchError
+from fkat_data.loader.identity import Identity
 from fkat_data.plan.elastic import Layer, with_layer
 from fkat_data.plan.elastic_plan import ElasticShardPlan
 from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.plan.state import RankState, read, verify
 from fkat_data.position import Position
 
-__all__ = ["Identity", "Resumption", "adopt", "rank_state", "resume"]
+__all__ = ["Resumption", "adopt", "rank_state", "resume"]
 
 _logger = logging.getLogger(__name__)
-
-
-class Identity(NamedTuple):
-    """Whose state it is.
-
-    Attributes:
-        seed: The loader's seed.
-        dp_rank: The loader's data-parallel rank.
-    """
-
-    seed: int
-    dp_rank: int
 
 
 class Resumption(NamedTuple):

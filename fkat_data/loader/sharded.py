@@ -19,11 +19,12 @@ from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismat
 from fkat_data.loader.agreement import RankCheck
 from fkat_data.loader.crew import Crew, CrewSettings
 from fkat_data.loader.delivery import Delivery
+from fkat_data.loader.identity import identity_of
 from fkat_data.loader.observation import Observation
 from fkat_data.loader.prefetch import Prefetcher
 from fkat_data.loader.recovery import ON_SHARD_ERROR, Recovery
 from fkat_data.loader.repetition import Repetition
-from fkat_data.loader.resume import Identity, adopt, rank_state, resume
+from fkat_data.loader.resume import adopt, rank_state, resume
 from fkat_data.observe.profile import TrainerProfile
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.observe.timeline import open_timeline
@@ -54,8 +55,10 @@ class ShardedDataLoader:
         num_shard_prefetches: Shards in work ahead of the current one, each in a worker of its own; 0 or more. With
             0, one worker begins a shard when the one before was handed out.
         num_microbatch_prefetches: Microbatches made and not yet delivered, for each shard; -1 for as many as the
-            memory limit allows. With 0, one is made when it is asked for.
-        dp_rank: This process's data-parallel rank; ranks that share it draw the same random numbers.
+            memory limit allows. With 0, one is made when it is asked for; a shard that does not know its length is
+            one ahead, as the last microbatch is to be known as such when it is delivered.
+        dp_rank: This process's data-parallel rank; ranks that share it draw the same random numbers. None: the rank
+            whose shards the sampler gives, 0 if it does not say.
         profiler: Told of the loader's actions by ``start(name)`` and ``stop(name)``.
         device: Where microbatches are delivered; None: as views on the CPU.
         multiprocessing: False produces in the caller's thread when a microbatch is asked for: for debugging and
@@ -92,7 +95,7 @@ class ShardedDataLoader:
         dataloader_factory: Callable[[Shard], Iterable[Microbatch]],
         num_shard_prefetches: int = 0,
         num_microbatch_prefetches: int = -1,
-        dp_rank: int = 0,
+        dp_rank: int | None = None,
         profiler: Profiler | None = None,
         device: torch.device | str | None = None,
         multiprocessing: bool = True,
@@ -109,12 +112,7 @@ class ShardedDataLoader:
         trace: str | os.PathLike[str] | None = None,
         replay: bool = False,
     ) -> None:
-        self._seed = arguments.integer("seed", seed)
-        # There may be fewer data-parallel ranks than ranks, but not more.
-        rank, world_size = rank_and_world_size()
-        self._dp_rank = arguments.integer(
-            "dp_rank", dp_rank, minimum=0, maximum=world_size - 1 if world_size > 1 else None
-        )
+        self._identity = identity_of(seed, dp_rank, shard_sampler)
         num_shard_prefetches = arguments.integer("num_shard_prefetches", num_shard_prefetches, minimum=0)
         num_microbatch_prefetches = arguments.integer(
             "num_microbatch_prefetches", num_microbatch_prefetches, minimum=-1
@@ -123,7 +121,6 @@ class ShardedDataLoader:
             raise ConfigurationError("profiler", profiler, "an object with start(name) and stop(name)")
         self._factory = arguments.function("dataloader_factory", dataloader_factory)
         self._plan = elastic_shard_plan(shard_sampler)
-        self._identity = Identity(self._seed, self._dp_rank)
         recovery = Recovery(
             max_worker_restarts=arguments.integer("max_worker_restarts", max_worker_restarts, minimum=0),
             skips_shards=arguments.choice("on_shard_error", on_shard_error, ON_SHARD_ERROR) == "skip",
@@ -132,11 +129,11 @@ class ShardedDataLoader:
             stall_timeout_s=None if stall_timeout_s is None else arguments.seconds("stall_timeout_s", stall_timeout_s),
         )
         profile = TrainerProfile(profiler)
-        timeline = None if trace is None else open_timeline(trace, rank, world_size)
+        timeline = None if trace is None else open_timeline(trace, *rank_and_world_size())
         settings = CrewSettings(
             factory=dataloader_factory,
-            seed=self._seed,
-            dp_rank=self._dp_rank,
+            seed=self._identity.seed,
+            dp_rank=self._identity.dp_rank,
             num_workers=max(1, num_shard_prefetches),
             limit_bytes=memory_limit_bytes,
             profiler=profiler,
@@ -161,7 +158,7 @@ class ShardedDataLoader:
         if arguments.boolean("replay", replay):
             self._repetition = Repetition(self._delivery, self._cursor, self._crew)
         self._next = self._observation.drawn((self._repetition or self._delivery).next)
-        self._ranks = RankCheck(replica_group, check_ranks_every, self._seed, self._plan)
+        self._ranks = RankCheck(replica_group, check_ranks_every, self._identity.seed, self._plan)
         # Which iterator is the newest: a reference to it would be one in a circle.
         self._generation = 0
         self._is_handed_out = False

@@ -59,8 +59,8 @@ class LoaderStatistics:
         delivered: Microbatches that the caller received.
         delivered_bytes: Bytes of their tensors and arrays that came through shared memory or the pipe; 0 in process.
         elapsed_s: Seconds of iteration, up to the last delivery: between two iterations none are counted.
-        waited_s: Seconds that the caller stood still because its microbatch was not there yet; in process, because it
-            had to be made.
+        waited_s: Seconds that the caller stood still because its microbatch was not there yet, or too many copies to
+            the device were under way; in process, because it had to be made.
         waited_first_s: Those of them before the first microbatch of an iteration: workers start, shards are opened.
         produced: Microbatches that the workers have made, those dropped by a resume or an epoch left early included.
         queue_depth: Microbatches that are made and not yet delivered, now.

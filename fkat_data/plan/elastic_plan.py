@@ -53,6 +53,7 @@ class ElasticShardPlan(ShardPlan):
         self._epoch = -1
         self._pieces: Sequence[Piece] | None = None
         self._begun: dict[int, PureShardPlan] = {}
+        self._digest = ""
 
     def for_rank(self, dp_size: int, dp_rank: int, epoch: int, layers: tuple[Layer, ...] = ()) -> "ElasticShardPlan":
         """Return the plan that another rank of another number of ranks has after some re-splits.
@@ -99,11 +100,13 @@ class ElasticShardPlan(ShardPlan):
         self._go_to(epoch)
         if self._pieces is None:
             return self._own.digest(epoch)
-        digest = hashlib.blake2b(digest_size=8, person=b"fkat_data pieces")
-        for piece in self._pieces:
-            shard = self._begun[piece.dp_rank].shard(epoch, piece.shard_index)
-            digest.update(repr((tuple(piece), shard)).encode())
-        return digest.hexdigest()
+        if not self._digest:
+            digest = hashlib.blake2b(digest_size=8, person=b"fkat_data pieces")
+            for piece in self._pieces:
+                shard = self._begun[piece.dp_rank].shard(epoch, piece.shard_index)
+                digest.update(repr((tuple(piece), shard)).encode())
+            self._digest = digest.hexdigest()
+        return self._digest
 
     def _go_to(self, epoch: int) -> None:
         if epoch == self._epoch:
@@ -117,7 +120,7 @@ class ElasticShardPlan(ShardPlan):
         dealt = deal(epoch, self.layers, self.dp_size, num_shards)
         self._pieces = None if dealt is None else dealt.pieces[self._dp_rank]
         self._begun = {} if self._pieces is None else {piece.dp_rank: begun[piece.dp_rank] for piece in self._pieces}
-        self._epoch = epoch
+        self._epoch, self._digest = epoch, ""
 
     def _of_rank(self, dp_size: int, dp_rank: int, epoch: int) -> tuple[ResplittableSampler, PureShardPlan]:
         try:

@@ -50,6 +50,11 @@ class ShuffledShardSampler(ShardSampler):
         """Number of data-parallel ranks that the sampler inside splits its shards over; None if it does not."""
         return self._sampler.dp_size if isinstance(self._sampler, ResplittableSampler) else None
 
+    @property
+    def dp_rank(self) -> int | None:
+        """The data-parallel rank whose shards the sampler inside gives; None if it does not say."""
+        return getattr(self._sampler, "dp_rank", None) if self.dp_size is not None else None
+
     def for_rank(self, dp_size: int, dp_rank: int) -> Self:
         """Return this sampler as a rank of another number of ranks has it, at the start of epoch 0.
 

@@ -370,7 +370,7 @@ def _rebuild(
 
 
 def _rebuild_empty(code: int, shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.empty(shape, dtype=_DTYPES[code])
+    return torch.empty(shape, dtype=_DTYPES[code], device="cpu")
 
 
 def _rebuild_view(

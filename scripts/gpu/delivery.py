@@ -30,6 +30,8 @@ def run(num_workers: int, repeats: int) -> tuple[str, dict[str, Any]]:
     for workload in ("tokens", "images", "blocks"):
         found: dict[str, list[float]] = {name: [] for name in names}
         with opened(names, workload, num_workers) as feeds:
+            for microbatches in feeds.values():  # every worker has started
+                next(microbatches)
             for _ in range(repeats):
                 for name, microbatches in feeds.items():
                     found[name].append(_rate(microbatches) * num_bytes(workload) / _GIBIBYTE)

@@ -139,3 +139,16 @@ def test_the_ranks_of_torchrun_read_other_shards_in_each_epoch(data, monkeypatch
     assert all(one | other == set(range(NUM_SHARDS)) for one, other in zip(first, second, strict=True))
     assert all(len(one) == len(other) == 2 for one, other in zip(first, second, strict=True))
     assert len({frozenset(shards) for shards in first}) > 1
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_views_of_shards_give_every_sample_to_one_rank(data, monkeypatch, world_size):
+    seen = []
+    monkeypatch.setenv("WORLD_SIZE", str(world_size))
+    for rank in range(world_size):
+        monkeypatch.setenv("RANK", str(rank))
+        config = composed(data, "data/views", "data.factory.batch_size=1")
+        with instantiate(config.loader) as loader:
+            seen.extend(tuple(microbatch["tokens"][0].tolist()) for microbatch in loader)
+    assert len(set(seen)) == NUM_SHARDS * 40
+    assert len(seen) - len(set(seen)) < world_size * NUM_SHARDS  # padded to equally many

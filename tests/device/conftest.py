@@ -2,10 +2,26 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _device_is_awake():
+    """What CUDA opens once and keeps for ever is open before any test counts what it leaves behind."""
+    if not torch.cuda.is_available():
+        return
+    for size_bytes in (1 << 10, 1 << 20):
+        for source in (torch.ones(size_bytes), torch.ones(size_bytes).pin_memory()):
+            with torch.cuda.stream(torch.cuda.Stream()):
+                source.to("cuda", non_blocking=True).sum().item()
+    torch.cuda._sleep(1000)
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    torch.cuda.synchronize()
+
+
 @pytest.fixture(autouse=True)
-def _nothing_left_behind(nothing_left_behind):
+def _nothing_left_behind(_device_is_awake, nothing_left_behind):
     """Every test here may start processes; none may leave one."""

@@ -15,6 +15,7 @@ A kernel is a function of NumPy arrays (``launch``). There is one device in a pr
 import contextlib
 import ctypes
 import random
+import time
 import types
 import weakref
 from collections import defaultdict, deque
@@ -29,7 +30,7 @@ GRAIN_BYTES = 512
 
 
 class Marker:
-    """A point of a stream: passed when everything before it is done, at a time in steps of the device."""
+    """A point of a stream: passed when everything before it is done, at a time in ms."""
 
     def __init__(self):
         self.passed_at = None
@@ -44,6 +45,7 @@ class Event:
         self.marker = stream.mark()
 
     def query(self):
+        assert not device.is_capturing, "to ask an event spoils the capture of a graph"
         device.go_on()
         return self.marker.passed_at is not None
 
@@ -51,7 +53,7 @@ class Event:
         device.run_until(self.marker)
 
     def elapsed_time(self, end):
-        return float(end.marker.passed_at - self.marker.passed_at)
+        return end.marker.passed_at - self.marker.passed_at
 
 
 class Stream:
@@ -123,6 +125,8 @@ class Device:
         self.current = Stream()
         self.held = []  # streams that go on only when the host waits
         self.num_steps = self.num_host_waits = self.num_reused = 0
+        self.copy_s = 0.0  # what a copy takes at least
+        self.is_capturing = False
         self.num_faults = 0  # memory that was taken away while it was being read
         self.free = defaultdict(list)
         self.in_use_still = []
@@ -149,7 +153,7 @@ class Device:
             return True
         stream.waiting.popleft()
         if isinstance(work, Marker):
-            work.passed_at = self.num_steps
+            work.passed_at = 1e3 * time.perf_counter()
         elif callable(work):
             work()
         return True
@@ -258,6 +262,7 @@ def copy(source, target, non_blocking=False):
     device.reads.append(read)
 
     def work():
+        time.sleep(device.copy_s)
         if read in device.reads:
             ctypes.memmove((ctypes.c_char * size_bytes).from_buffer(destination), address, size_bytes)
             device.reads.remove(read)
@@ -299,6 +304,7 @@ module.Stream, module.Event, module.stream = Stream, Event, stream_context
 module.current_stream = lambda of=None: device.current
 module.current_device = lambda: 0
 module.device_count = lambda: 1
+module.is_current_stream_capturing = lambda: device.is_capturing
 module.is_available = module.is_initialized = lambda: True
 module._is_in_bad_fork = lambda: False
 module.manual_seed_all = lambda seed: None

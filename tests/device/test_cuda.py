@@ -26,33 +26,48 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 
-# About a millisecond each, on a device that runs at 2 GHz.
-SLEEP_CYCLES = 2_000_000
-NUM_MICROBATCHES = 1500
+# About a millisecond, on a device that runs at 2 GHz.
+MS_CYCLES = 2_000_000
+NUM_MICROBATCHES = 4000
 LENGTHS = (16_384, 50_000, 200_000, 16_384, 700_000)
+#: Segments are written again as soon as they are free, and none is dropped for another size.
+OPTIONS = {"num_microbatch_prefetches": 4, "memory_limit_bytes": 64 << 20}
 
 
 def cuda():
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def sleep(duration_ms):
+    torch.cuda._sleep(int(duration_ms * MS_CYCLES))
+
+
+def content(index, device="cpu"):
+    """What microbatch ``index`` holds: no two places of it are alike, nor the same place of two."""
+    return torch.arange(LENGTHS[index % len(LENGTHS)], dtype=torch.int32, device=device) + 7919 * index
+
+
 def factory(shard):
     for index in range(NUM_MICROBATCHES):
-        yield {"x": torch.full((LENGTHS[index % len(LENGTHS)],), index, dtype=torch.int32), "index": index}
+        yield {"x": content(index), "index": index}
 
 
 class LateEngine(StreamEngine):
-    """Holds up the side stream before some of the copies."""
+    """Holds up the side stream before some of the copies; before every hundredth for long."""
 
-    def __init__(self):
-        super().__init__(cuda(), torch.cuda, PageLocks(cuda()))
+    def __init__(self, runtime=None):
+        super().__init__(cuda(), torch.cuda, PageLocks(cuda(), runtime))
         self._random = random.Random(0)
+        self._num_issued = 0
 
     def issuing(self):
         context = super().issuing()
-        if self._random.random() < 0.5:
-            with torch.cuda.stream(self._stream):
-                torch.cuda._sleep(self._random.randrange(SLEEP_CYCLES))
+        self._num_issued += 1
+        with torch.cuda.stream(self._stream):
+            if self._num_issued % 100 == 0:
+                sleep(20)
+            elif self._random.random() < 0.5:
+                sleep(self._random.random())
         return context
 
 
@@ -80,16 +95,23 @@ class WithoutKeeping(AcceleratorMover):
         return moving
 
 
-def num_wrong(mover):
-    """Take microbatches while both streams are held up at random; return how many were not what they should be."""
+def num_wrong(mover, stream=None):
+    """Take microbatches while both streams are held up; return how many were not what they should be."""
     delays = random.Random(1)
     wrong = torch.zeros((), dtype=torch.int64, device=cuda())
-    with make(["a"], factory, multiprocessing=True, memory_limit_bytes=16 << 20) as loader:
+    torch.cuda.synchronize()
+    with (
+        make(["a"], factory, multiprocessing=True, **OPTIONS) as loader,
+        torch.cuda.stream(stream or torch.cuda.current_stream()),
+    ):
         loader._delivery.load_to(mover)
         for microbatch in loader:
-            if delays.random() < 0.5:
-                torch.cuda._sleep(delays.randrange(SLEEP_CYCLES))
-            wrong += (microbatch["x"] != microbatch["index"]).any()
+            index = microbatch["index"]
+            if index % 100 == 50:
+                sleep(20)
+            elif delays.random() < 0.5:
+                sleep(delays.random())
+            wrong += (microbatch["x"] != content(index, cuda())).any()
             del microbatch  # its memory may be given to another from here on, while this stream has yet to read it
         assert loader.statistics().delivered == NUM_MICROBATCHES
         found = int(wrong)
@@ -114,33 +136,67 @@ def test_without_a_safeguard_bytes_are_wrong(make_mover):
     assert num_wrong(make_mover()) > 0
 
 
+def test_every_byte_is_right_on_another_stream_of_the_caller():
+    assert num_wrong(AcceleratorMover(LateEngine()), torch.cuda.Stream()) == 0
+
+
 @pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
 def test_the_host_waits_for_nothing(multiprocessing):
-    with make(["a"], factory, multiprocessing=multiprocessing, device="cuda") as loader:
+    def small(shard):
+        yield from (torch.full((16_384,), index) for index in range(1000))
+
+    with make(["a"], small, multiprocessing=multiprocessing, device="cuda") as loader:
         microbatches = iter(loader)
-        next(microbatches)
-        torch.cuda._sleep(1000 * SLEEP_CYCLES)
-        marker = torch.cuda.Event()
-        marker.record()
+        for _ in range(10):  # memory of the device and of page locks is got
+            next(microbatches)
+        torch.cuda.synchronize()
+        streams = [torch.cuda.current_stream(), loader._delivery._mover._engine._stream]
+        markers = []
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                sleep(500)
+                markers.append(torch.cuda.Event())
+                markers[-1].record()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            for _ in range(20):
-                assert next(microbatches)["x"].is_cuda
-            assert not marker.query()  # the caller's stream is still asleep: nobody has waited for it
+            for _ in range(2):  # of four that may be on their way
+                assert next(microbatches).is_cuda
+            assert not any(marker.query() for marker in markers)  # both are still asleep: nobody waited for them
         finally:
             torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+
+
+class Counting:
+    """CUDA's runtime, and how often it was asked."""
+
+    def __init__(self):
+        self.num_locked = 0
+        self.num_unlocked = 0
+
+    def cudaHostRegister(self, *arguments):  # noqa: N802
+        self.num_locked += 1
+        return torch.cuda.cudart().cudaHostRegister(*arguments)
+
+    def cudaHostUnregister(self, address):  # noqa: N802
+        self.num_unlocked += 1
+        return torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def test_segments_are_page_locked_once_and_unlocked_at_the_end():
-    with make(["a"], factory, multiprocessing=True, device="cuda") as loader:
-        for _ in zip(range(200), loader, strict=False):
+    gc.collect()
+    runtime = Counting()
+    with make(["a"], factory, multiprocessing=True, **OPTIONS) as loader:
+        loader._delivery.load_to(AcceleratorMover(LateEngine(runtime)))
+        for _ in zip(range(500), loader, strict=False):
             pass
         assert set(page_lock._locked.values()) == {True}
-        assert len(page_lock._locked) <= loader.statistics().num_segments
+        assert 0 < len(page_lock._locked) <= runtime.num_locked <= 30
         loader.set_device(None)
     torch.cuda.synchronize()
     gc.collect()
     assert page_lock._locked == {}
+    assert runtime.num_unlocked == runtime.num_locked
 
 
 def test_where_locking_is_refused_microbatches_are_staged(caplog, monkeypatch):
@@ -149,10 +205,8 @@ def test_where_locking_is_refused_microbatches_are_staged(caplog, monkeypatch):
             return 2
 
     monkeypatch.setattr(page_lock, "_told", [])
-    engine = LateEngine()
-    engine._locks = PageLocks(cuda(), Refusing())
     with caplog.at_level(logging.WARNING):
-        assert num_wrong(AcceleratorMover(engine)) == 0
+        assert num_wrong(AcceleratorMover(LateEngine(Refusing()))) == 0
     assert len([record for record in caplog.records if "page-lock" in record.getMessage()]) == 1
 
 
@@ -166,24 +220,33 @@ def test_what_the_caller_keeps_and_changes_stays_its_own():
             if index == 299:
                 break
         for index, microbatch in enumerate(kept):
-            assert bool((microbatch["x"] == (-index if index % 2 else index)).all())
+            assert torch.equal(microbatch["x"], content(index, cuda()) * (-1 if index % 2 else 1))
         assert loader.statistics().held_bytes <= 16 << 20
         assert loader.statistics().copied_s > 0
 
 
 def test_a_graph_in_the_trainer_reads_what_was_delivered():
+    """Captured while microbatches are under way, and replayed without the host waiting; numbers may be asked."""
     static = torch.zeros(LENGTHS[0], dtype=torch.int32, device="cuda")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        doubled = static * 2
-    with make(["a"], factory, multiprocessing=True, device="cuda") as loader:
-        for index, microbatch in enumerate(loader):
+    sums = []
+    with make(["a"], factory, multiprocessing=True, **OPTIONS) as loader:
+        loader._delivery.load_to(AcceleratorMover(LateEngine()))
+        microbatches = iter(loader)
+        for _ in range(2):
+            next(microbatches)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            doubled = static * 2
+            assert loader.statistics().delivered == 2
+        for index in range(2, 200):
+            microbatch = next(microbatches)
             if microbatch["x"].numel() == LENGTHS[0]:
                 static.copy_(microbatch["x"])
                 graph.replay()
-                assert bool((doubled == 2 * index).all())
-            if index == 100:
-                break
+                sums.append((index, doubled.clone()))
+        for index, result in sums:
+            assert torch.equal(result, 2 * content(index, cuda()))
+        loader.set_device(None)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -206,6 +269,7 @@ def test_objects_that_move_themselves_and_containers_move():
     assert bool((microbatch["nested"][0]["x"] == torch.arange(100_000, device="cuda")).all())
     assert microbatch["packed"].data.is_cuda
     assert bool((microbatch["packed"].data == 1).all())
+    assert [part.tolist() for part in microbatch["jagged"].unbind()] == [[1.0, 1.0], [1.0, 1.0, 1.0]]
     assert microbatch["jagged"].is_cuda
     assert bool((microbatch["sparse"].to_dense() == torch.eye(3, device="cuda")).all())
     assert microbatch["empty"].shape == (0, 3)
@@ -229,7 +293,7 @@ def test_the_device_may_change_between_microbatches():
     with make(["a"], factory, multiprocessing=True, device="cuda") as loader:
         kinds = []
         for index, microbatch in enumerate(loader):
-            assert bool((microbatch["x"] == index).all())
+            assert torch.equal(microbatch["x"].cpu(), content(index))
             kinds.append(microbatch["x"].device.type)
             if index in (20, 60):
                 loader.set_device(None if index == 20 else "cuda")
@@ -240,6 +304,16 @@ def test_the_device_may_change_between_microbatches():
     assert kinds[65:] == ["cuda"] * 35
 
 
+def test_two_loaders_on_one_device_do_not_disturb_each_other():
+    with (
+        make(["a"], factory, multiprocessing=True, device="cuda", **OPTIONS) as one,
+        make(["b"], factory, multiprocessing=True, device="cuda", **OPTIONS) as other,
+    ):
+        for index, microbatches in zip(range(300), zip(one, other, strict=True), strict=False):
+            for microbatch in microbatches:
+                assert torch.equal(microbatch["x"], content(index, cuda()))
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_each_device_of_a_process_has_its_own_loader():
     loaders = [make(["a"], factory, multiprocessing=True, device=f"cuda:{index}") for index in range(2)]
@@ -247,7 +321,7 @@ def test_each_device_of_a_process_has_its_own_loader():
         for index, microbatches in zip(range(100), zip(*loaders, strict=True), strict=False):
             for number, microbatch in enumerate(microbatches):
                 assert microbatch["x"].device == torch.device("cuda", number)
-                assert bool((microbatch["x"] == index).all())
+                assert torch.equal(microbatch["x"].cpu(), content(index))
     finally:
         for loader in loaders:
             loader.close()

@@ -3,9 +3,11 @@
 The safeguards are taken out one by one: without any of them bytes are wrong.
 """
 
+import collections.abc
 import ctypes
 import gc
 import random
+import time
 import weakref
 
 import pytest
@@ -352,3 +354,140 @@ def test_replay_delivers_from_the_device():
         first = next(microbatches)["x"]
         assert first.device.type == "simulated"
         assert next(microbatches)["x"].data_ptr() == first.data_ptr()
+
+
+class Renewed:
+    """It moves itself: what it consists of is replaced in its own dict, and the original is let go of."""
+
+    def __init__(self, tensors):
+        self.tensors = {"deep": tensors}
+
+    def to(self, device, non_blocking=False):
+        self.tensors["deep"] = {
+            name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.tensors["deep"].items()
+        }
+        return self
+
+
+class Slotted(Renewed):
+    """Its tensors are in slots."""
+
+    __slots__ = ("empty", "tensor")
+
+    def __init__(self, tensors):
+        self.tensor = tensors["x"]
+
+    def to(self, device, non_blocking=False):
+        return Slotted({"x": self.tensor.to(device, non_blocking=non_blocking)})
+
+    @property
+    def tensors(self):
+        return {"deep": {"x": self.tensor}}
+
+
+class MadeOnTheFly(collections.abc.Mapping):
+    """A mapping that makes its tensors when it is asked for them: one may get the id of another that is gone."""
+
+    def __init__(self, values):
+        self.values_by_name = values
+
+    def __getitem__(self, name):
+        tensor = self.values_by_name[name]
+        return tensor.clone() if tensor.device.type == "cpu" else tensor
+
+    def __iter__(self):
+        return iter(self.values_by_name)
+
+    def __len__(self):
+        return len(self.values_by_name)
+
+
+@pytest.mark.parametrize("kind", [Renewed, Slotted])
+def test_an_object_that_moves_itself_is_read_before_its_segment_is_written_again(kind):
+    def objects(shard):
+        for index in range(NUM_MICROBATCHES):
+            yield {"object": kind({"x": torch.full((LENGTHS[index % 5],), index, dtype=torch.int32)}), "index": index}
+
+    device.reset(random.Random(3), eagerness=0.3)
+    caller = Caller()
+    with make(["a"], objects, multiprocessing=True, memory_limit_bytes=1 << 20) as loader:
+        loader._delivery.load_to(AcceleratorMover(LateEngine()))
+        for microbatch in loader:
+            sleep_sometimes()
+            caller.read(microbatch["object"].tensors["deep"]["x"], microbatch["index"])
+            del microbatch
+        device.synchronize()
+        loader.set_device(None)
+    assert caller.num_wrong == device.num_faults == 0
+
+
+def test_tensors_that_are_made_on_the_fly_are_not_taken_for_one_another():
+    mover = AcceleratorMover(LateEngine())
+    moved = mover.finish(mover.begin(MadeOnTheFly({str(value): torch.full((5,), value) for value in range(20)})))
+    assert [int(moved[name].cpu()[0]) for name in moved] == list(range(20))
+
+
+def test_memory_of_the_device_is_free_as_soon_as_the_caller_lets_go():
+    device.reset(eagerness=1.0)
+    mover = AcceleratorMover(LateEngine())
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(10):
+            mover.finish(mover.begin({"x": torch.ones(100), "record": Renewed({"y": torch.ones(300)})}))
+            device.synchronize()
+    finally:
+        gc.enable()
+    assert device.num_reused == 18
+
+
+def test_a_second_stream_of_the_caller_reads_what_was_delivered():
+    device.reset(random.Random(4), eagerness=0.3)
+    caller, other = Caller(), simulated_device.Stream()
+    with make(["a"], factory, multiprocessing=True, memory_limit_bytes=1 << 20) as loader:
+        loader._delivery.load_to(AcceleratorMover(LateEngine()))
+        microbatches = iter(loader)
+        for number in range(NUM_MICROBATCHES):
+            with torch.simulated.stream(other if number % 2 else device.current):
+                microbatch = next(microbatches)
+                sleep_sometimes()
+                caller.read(microbatch["x"], microbatch["index"])
+                del microbatch
+        device.synchronize()
+        loader.set_device(None)
+    assert caller.num_wrong == 0
+
+
+def test_no_event_is_asked_while_a_graph_is_captured():
+    mover = AcceleratorMover(LateEngine())
+    mover.finish(mover.begin({"x": torch.ones(100)}))
+    device.is_capturing = True
+    assert mover.copied_s == 0
+    device.is_capturing = False
+    device.synchronize()
+    assert mover.copied_s > 0
+
+
+def test_where_copies_are_the_slowest_the_verdict_says_so():
+    device.reset(eagerness=0.0)
+    device.copy_s = 0.01
+    with make(["a"], lambda shard: (torch.ones(1000) for _ in range(40)), device="simulated") as loader:
+        for _ in loader:
+            pass
+        statistics = loader.statistics()
+    assert statistics.copied_s > 0.3
+    assert statistics.waited_s > 0.3
+    assert statistics.verdict.limit == "copy", statistics.verdict
+
+
+def test_load_batch_brings_the_next_microbatch_on_its_way():
+    device.reset(eagerness=0.0)
+    with make(["a"], factory, multiprocessing=True, device="simulated") as loader:
+        deadline_s = time.monotonic() + 60
+        while not device.reads:  # it does not wait: the worker has to come so far
+            loader.load_batch()
+            assert time.monotonic() < deadline_s
+        loader.load_batch()
+        assert len(device.reads) == 1  # the second call had nothing to add
+        assert loader.statistics().delivered == 0
+        assert loader.load_batch_sync()["index"] == 0

@@ -157,6 +157,20 @@ def test_what_was_split_anew_is_logged_once(caplog):
     assert record.getMessage().startswith("state of 3 data-parallel ranks split anew over 2, from epoch 0 on: ")
 
 
+class Secretive(ShardSampler):
+    """A user's sampler that can be asked for any rank's shards, and does not say whose it gives."""
+
+    def __init__(self, inside):
+        self.inside = inside
+        self.dp_size = inside.dp_size
+
+    def shards(self, epoch):
+        return self.inside.shards(epoch)
+
+    def for_rank(self, dp_size, dp_rank):
+        return Secretive(self.inside.for_rank(dp_size, dp_rank))
+
+
 class OwnSplit(ShardSampler):
     """A user's sampler: split over ranks, by nobody knows whom."""
 
@@ -171,7 +185,7 @@ class OwnSplit(ShardSampler):
         (lambda state: state, lambda: make(OwnSplit()), "dp_size"),
         (lambda state: state, lambda: rank_loader(outside, 2, 0), "fingerprint.shards"),
         (lambda state: state, lambda: rank_loader(inside, 2, 0, seed=8), "fingerprint.seed"),
-        (lambda state: state, lambda: make(inside(2, 1), dp_rank=0), "dp_rank"),
+        (lambda state: state, lambda: make(Secretive(inside(2, 1)), dp_rank=0), "dp_rank"),
         (lambda state: state, lambda: make(inside(2, 0, SHARDS[:2])), "dp_size"),
         (
             lambda state: {**state, "fingerprint": {**state["fingerprint"], "all_rank_dp_ranks": [0, 1, 1]}},

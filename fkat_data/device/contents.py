@@ -1,0 +1,70 @@
+"""Which tensors a microbatch consists of: those with memory of their own, wherever they are."""
+
+import contextlib
+from collections.abc import Iterator
+from types import MemberDescriptorType
+from typing import Any, cast
+
+import torch
+
+from fkat_data.tree import map_tensors
+
+__all__ = ["tensors_in"]
+
+
+def tensors_in(microbatch: Any) -> list[torch.Tensor]:
+    """Return every tensor in a microbatch, each once: those inside of objects with a ``to`` of their own as well.
+
+    For a nested or a sparse tensor, those that it is made of.
+    """
+    search = _Search()
+    map_tensors(search.take, microbatch)
+    return search.found
+
+
+class _Search:
+    # No function that calls itself by name: it would be a circle, which keeps what was found until the next collection.
+
+    def __init__(self) -> None:
+        self.found: list[torch.Tensor] = []
+        # Kept while this goes on: what is made meanwhile must not get the id of what is gone.
+        self._seen: dict[int, Any] = {}
+
+    def take(self, value: Any) -> Any:
+        if id(value) not in self._seen:
+            self._seen[id(value)] = value
+            if isinstance(value, torch.Tensor):
+                self.found.extend(_parts(value))
+            else:
+                map_tensors(self.take, list(_contents(value)))
+        return value
+
+
+def _contents(value: object) -> Iterator[Any]:
+    """Yield what an object consists of."""
+    if isinstance(value, tuple):  # as a PackedSequence is
+        yield from cast("tuple[Any, ...]", value)
+    yield from cast("dict[str, Any]", getattr(cast("object", value), "__dict__", {})).values()
+    for kind in type(cast("object", value)).__mro__:
+        for member in vars(kind).values():
+            if isinstance(member, MemberDescriptorType):  # of a slot
+                with contextlib.suppress(AttributeError):  # which nothing was put into
+                    yield member.__get__(value)
+
+
+def _parts(tensor: Any) -> list[torch.Tensor]:
+    if tensor.is_nested:
+        if tensor.layout != torch.jagged:
+            return [tensor.values()]
+        return [part for part in (tensor.values(), tensor.offsets(), tensor.lengths()) if part is not None]
+    names = _PARTS.get(tensor.layout)
+    return [tensor] if names is None else [getattr(tensor, name)() for name in names]
+
+
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),  # the names without underlines want a coalesced one
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}

@@ -1,0 +1,48 @@
+"""Who a loader is: what its random draws hang on, besides the place."""
+
+from typing import Any, NamedTuple
+
+from fkat_data.arguments import integer
+from fkat_data.distributed import rank_and_world_size
+from fkat_data.errors import ConfigurationError
+from fkat_data.types import ResplittableSampler
+
+__all__ = ["Identity", "identity_of"]
+
+
+class Identity(NamedTuple):
+    """Who a loader is.
+
+    Attributes:
+        seed: The loader's seed.
+        dp_rank: The loader's data-parallel rank.
+    """
+
+    seed: int
+    dp_rank: int
+
+
+def identity_of(seed: int, dp_rank: int | None, sampler: object) -> Identity:
+    """Return who a loader is, by its arguments.
+
+    Raises:
+        ConfigurationError: One of them is no number, no rank of this job, or another rank than its sampler's.
+    """
+    seed = integer("seed", seed)
+    of_sampler = _rank_of(sampler)
+    if dp_rank is None:
+        return Identity(seed, of_sampler or 0)
+    # There may be fewer data-parallel ranks than ranks, but not more.
+    _, world_size = rank_and_world_size()
+    dp_rank = integer("dp_rank", dp_rank, minimum=0, maximum=world_size - 1 if world_size > 1 else None)
+    if of_sampler is not None and dp_rank != of_sampler:
+        raise ConfigurationError("dp_rank", dp_rank, f"{of_sampler}, as its shard_sampler has, or none")
+    return Identity(seed, dp_rank)
+
+
+def _rank_of(sampler: Any) -> int | None:
+    """Return the data-parallel rank whose shards a sampler gives; None if it does not say."""
+    if not isinstance(sampler, ResplittableSampler) or sampler.dp_size is None:
+        return None
+    dp_rank = getattr(sampler, "dp_rank", None)
+    return dp_rank if isinstance(dp_rank, int) else None
