@@ -13,7 +13,7 @@ PROGRAM = """
 import sys, json, pickle
 import torch, torch.distributed
 import torch.distributed.checkpoint as checkpoint
-from fkat_data import DistributedDataParallelShardSampler, ShardedDataLoader, StateMismatchError
+from fkat_data import ConfigurationError, DistributedDataParallelShardSampler, ShardedDataLoader, StateMismatchError
 from fkat_data.distributed import gather, rank_and_world_size
 
 folder = sys.argv[1]
@@ -72,6 +72,10 @@ try:
     unsplit.load_state_dict(three)
 except StateMismatchError as error:
     found["not split"] = str(error)
+try:
+    ShardedDataLoader(7, ["0", "1"], factory, dp_rank=2, multiprocessing=False)
+except ConfigurationError as error:
+    found["no such rank"] = str(error)
 with open(f"{folder}/rank{rank}.json", "w") as file:
     json.dump(found, file)
 torch.distributed.destroy_process_group()
@@ -145,3 +149,7 @@ def test_without_torch_distributed_there_is_one_rank():
     assert rank_and_world_size() == (0, 1)
     value = torch.tensor(1)
     assert gather(value) == [value]
+
+
+def test_a_rank_outside_the_world_is_refused(ranks):
+    assert {found["no such rank"] for found in ranks} == {"dp_rank = 2: expected an integer from 0 to 1"}

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import os
 import pickle
 import sys
@@ -85,6 +86,9 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         case _:
             for name, item in getattr(value, "__dict__", {}).items():
                 yield f"{path}.{name}", item
+            for name, member in inspect.getmembers_static(type(cast("object", value)), inspect.ismemberdescriptor):
+                with contextlib.suppress(AttributeError):  # a slot that nothing was put into
+                    yield f"{path}.{name}", member.__get__(value)
 
 
 def _parts_of_function(path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:

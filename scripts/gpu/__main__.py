@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import copies
 import delivery
@@ -85,7 +85,7 @@ def _tests() -> dict[str, int]:
             print(f"the tests did not end within {_TESTS_TIMEOUT_S} s")
             return {"exit_code": 1, "passed": 0, "failed": 0, "skipped": 0}
         # Written by the process above.
-        suite = ElementTree.parse(found).getroot()[0] if found.exists() else None  # noqa: S314
+        suite = ET.parse(found).getroot()[0] if found.exists() else None  # noqa: S314
     counts = {
         name: 0 if suite is None else int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")
     }

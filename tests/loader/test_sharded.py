@@ -1,6 +1,7 @@
 """The loader's surface: arguments, iteration, its methods, its end."""
 
 import gc
+import inspect
 import os
 import pickle
 import threading
@@ -12,6 +13,7 @@ import psutil
 import pytest
 import torch
 from loader_examples import MIXED, bounded, epoch, make, mixed, plain
+from torch.utils.data import DataLoader
 
 from fkat_data import (
     ConfigurationError,
@@ -32,37 +34,56 @@ class NoShards(ShardSampler):
 GOOD = {"seed": 7, "shard_sampler": ["list-a-1"], "dataloader_factory": mixed, "multiprocessing": False}
 
 
-@pytest.mark.parametrize(
-    ("argument", "value", "expected"),
-    [
-        ("seed", "7", "an integer"),
-        ("seed", None, "an integer"),
-        ("seed", 1.0, "an integer"),
-        ("seed", True, "an integer"),
-        ("shard_sampler", None, "iterable of shards"),
-        ("shard_sampler", "shards/*", "iterable of shards"),  # a text is an iterable, but of letters
-        ("shard_sampler", [], "at least one shard"),
-        ("shard_sampler", [5], "path or URI"),
-        ("shard_sampler", NoShards(), "at least one shard"),
-        ("shard_sampler", {"a", "b"}, "an iterable with an order"),
-        ("dataloader_factory", None, "something callable"),
-        ("dataloader_factory", {"_target_": "x"}, "something callable"),
-        ("num_shard_prefetches", -1, "at least 0"),
-        ("num_shard_prefetches", 1.5, "an integer"),
-        ("num_microbatch_prefetches", -2, "at least -1"),
-        ("num_microbatch_prefetches", None, "an integer"),
-        ("dp_rank", -1, "at least 0"),
-        ("dp_rank", "0", "an integer"),
-        ("profiler", "simple", "start(name) and stop(name)"),
-        ("device", "gpu", "a torch device"),
-        ("device", [], "a torch device"),
-        ("multiprocessing", "false", "true or false"),
-        ("multiprocessing", 0, "true or false"),
-        ("memory_limit_bytes", 1000, "at least 1048576"),
-        ("memory_limit_bytes", "1GiB", "an integer"),
-        ("zero_copy", None, "true or false"),
-    ],
-)
+BAD = [
+    ("seed", "7", "an integer"),
+    ("seed", None, "an integer"),
+    ("seed", 1.0, "an integer"),
+    ("seed", True, "an integer"),
+    ("shard_sampler", None, "iterable of shards"),
+    ("shard_sampler", "shards/*", "iterable of shards"),  # a text is an iterable, but of letters
+    ("shard_sampler", [], "at least one shard"),
+    ("shard_sampler", [5], "path or URI"),
+    ("shard_sampler", NoShards(), "at least one shard"),
+    ("shard_sampler", {"a", "b"}, "an iterable with an order"),
+    ("dataloader_factory", None, "something callable"),
+    ("dataloader_factory", {"_target_": "x"}, "something callable"),
+    ("num_shard_prefetches", -1, "at least 0"),
+    ("num_shard_prefetches", 1.5, "an integer"),
+    ("num_microbatch_prefetches", -2, "at least -1"),
+    ("num_microbatch_prefetches", None, "an integer"),
+    ("dp_rank", -1, "at least 0"),
+    ("dp_rank", "0", "an integer"),
+    ("profiler", "simple", "start(name) and stop(name)"),
+    ("device", "gpu", "a torch device"),
+    ("device", [], "a torch device"),
+    ("multiprocessing", "false", "true or false"),
+    ("multiprocessing", 0, "true or false"),
+    ("memory_limit_bytes", 1000, "at least 1048576"),
+    ("memory_limit_bytes", "1GiB", "an integer"),
+    ("zero_copy", None, "true or false"),
+    ("max_worker_restarts", -1, "at least 0"),
+    ("max_worker_restarts", 1.0, "an integer"),
+    ("on_shard_error", "ignore", "raise"),
+    ("on_shard_error", True, "raise"),
+    ("max_skipped_shards", -1, "at least 0"),
+    ("max_skipped_shards", None, "an integer"),
+    ("stall_warning_s", 0, "more than 0"),
+    ("stall_warning_s", "30s", "seconds"),
+    ("stall_timeout_s", -1, "more than 0"),
+    ("stall_timeout_s", float("nan"), "more than 0"),
+    ("replica_group", [0], "torch.distributed"),
+    ("check_ranks_every", 0, "at least 1"),
+    ("check_ranks_every", "often", "an integer"),
+    ("trace", 5, "path"),
+    ("replay", "yes", "true or false"),
+]
+
+
+def test_every_argument_is_among_those_that_are_checked():
+    assert set(inspect.signature(ShardedDataLoader).parameters) == {argument for argument, *_ in BAD}
+
+
+@pytest.mark.parametrize(("argument", "value", "expected"), BAD)
 def test_every_argument_is_checked_by_name_and_value(argument, value, expected):
     with pytest.raises(ConfigurationError) as caught:
         ShardedDataLoader(**{**GOOD, argument: value})
@@ -120,31 +141,49 @@ def test_a_loop_that_is_left_is_followed_by_a_whole_epoch(multiprocessing, num_s
             assert bounded(lambda: epoch(loader), loader) == whole[number + 1]
 
 
-def test_a_newer_iterator_replaces_the_older():
-    loader = make()
-    older = iter(loader)
-    next(older)
-    newer = iter(loader)
-    for _ in range(2):
-        with pytest.raises(StaleIteratorError):
-            next(older)
-    assert len(list(newer)) > 1
+@both_modes
+def test_a_newer_iterator_replaces_the_older(multiprocessing):
+    whole = [epoch(loader) for loader in [make()] for _ in range(2)]
+    with make(multiprocessing=multiprocessing) as loader:
+        older = iter(loader)
+        next(older)
+        newer = iter(loader)
+        for _ in range(2):
+            with pytest.raises(StaleIteratorError):
+                next(older)
+        assert [plain(microbatch) for microbatch in newer] == whole[1]
 
 
-def test_an_iterator_that_is_over_stays_over():
-    loader = make()
-    iterator = iter(loader)
-    list(iterator)
-    assert list(iterator) == []
-    iter(loader)
-    assert list(iterator) == []
+@both_modes
+def test_a_loader_cannot_be_iterated_twice_at_once(multiprocessing):
+    with (
+        make(multiprocessing=multiprocessing) as loader,
+        pytest.raises(StaleIteratorError, match="iterated anew"),
+    ):
+        list(zip(iter(loader), _begun(loader), strict=False))
 
 
-def test_two_iterators_of_which_none_was_used_are_of_one_epoch():
+def _begun(loader):
+    """An iterator that begins an epoch when it is first asked."""
+    yield from loader
+
+
+@both_modes
+def test_an_iterator_that_is_over_stays_over(multiprocessing):
+    with make(multiprocessing=multiprocessing) as loader:
+        iterator = iter(loader)
+        list(iterator)
+        assert list(iterator) == []
+        iter(loader)
+        assert list(iterator) == []
+
+
+@both_modes
+def test_two_iterators_of_which_none_was_used_are_of_one_epoch(multiprocessing):
     whole = epoch(make())
-    loader = make()
-    iter(loader)
-    assert epoch(loader) == whole
+    with make(multiprocessing=multiprocessing) as loader:
+        iter(loader)
+        assert epoch(loader) == whole
 
 
 def test_a_loader_is_true_whatever_its_length():
@@ -186,6 +225,78 @@ def test_load_batch_and_prefetch_shards_begin_an_epoch_and_change_no_order(multi
                 loader.prefetch_shards(1)
         loader.prefetch_shards(100)  # more than there are, of the next epoch
         assert [got, epoch(loader)] == whole
+
+
+def recording(folder, count=3):
+    """A factory that writes down which shards it opened and which microbatches it made."""
+
+    def factory(shard):
+        (folder / f"opened-{shard}").touch()
+        for index in range(count):
+            (folder / f"made-{shard}-{index}").touch()
+            yield torch.tensor([index])
+
+    return factory
+
+
+def settled(folder):
+    """What was written down, once nothing more comes."""
+    before, now, quiet_s = None, set(), 0.0
+    deadline_s = time.monotonic() + 60
+    while (not now or now != before or quiet_s < 0.5) and time.monotonic() < deadline_s:
+        quiet_s = quiet_s + 0.05 if now == before else 0.0
+        before = now
+        time.sleep(0.05)
+        now = {path.name for path in folder.iterdir()}
+    return sorted(name.split("-", 1)[1] for name in now if name.startswith("opened")), len(
+        [name for name in now if name.startswith("made")]
+    )
+
+
+@pytest.mark.parametrize("num_shards_ahead", [0, 1, 2])
+def test_as_many_shards_are_in_work_ahead_as_was_said(num_shards_ahead, tmp_path):
+    shards = ["0", "1", "2", "3", "4", "5"]
+    with make(shards, recording(tmp_path), multiprocessing=True, num_shard_prefetches=num_shards_ahead) as loader:
+        next(iter(loader))
+        # Shards that share a worker are made one after the other, each as far as memory allows.
+        assert settled(tmp_path)[0] == shards[: 1 + num_shards_ahead]
+
+
+def test_prefetch_shards_has_more_of_them_made(tmp_path):
+    shards = ["0", "1", "2", "3", "4", "5"]
+    with make(shards, recording(tmp_path), multiprocessing=True) as loader:
+        loader.prefetch_shards(2)
+        assert settled(tmp_path)[0] == shards[:3]
+        assert len(epoch(loader)) == 18
+
+
+@pytest.mark.parametrize("kind", [list, iter], ids=["of known length", "of unknown length"])
+@pytest.mark.parametrize("num_microbatches_ahead", [0, 1, 3])
+def test_no_more_microbatches_are_made_ahead_than_was_said(num_microbatches_ahead, kind, tmp_path):
+    class Shard:
+        def __init__(self, shard):
+            self.indices = range(9)
+
+        def __len__(self):
+            return 9
+
+        def __getitem__(self, index):
+            if index == 9:
+                raise IndexError
+            (tmp_path / f"made-{index}").touch()
+            return torch.tensor([index])
+
+    def factory(shard):
+        (tmp_path / "opened-0").touch()
+        return DataLoader(Shard(shard), batch_size=None) if kind is list else map(Shard(shard).__getitem__, range(9))
+
+    one_more = kind is iter  # a microbatch is delivered when it is known whether it is the last
+    with make(["0"], factory, multiprocessing=True, num_microbatch_prefetches=num_microbatches_ahead) as loader:
+        microbatches = iter(loader)
+        for delivered in (1, 2, 5):
+            while loader.step < delivered:
+                next(microbatches)
+            assert settled(tmp_path)[1] == min(9, delivered + max(num_microbatches_ahead, one_more))
 
 
 @pytest.mark.parametrize("count", [-1, None, "1", 1.0])
