@@ -1,7 +1,9 @@
 import copy
 import io
 import json
+import os
 import random
+import signal
 import time
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 from loader_examples import MIXED, MapDataset, epoch, make, plain, same_state
 from torch.utils.data import DataLoader
 
-from fkat_data import ShuffledShardSampler
+from fkat_data import DistributedDataParallelShardSampler, ShuffledShardSampler
 from fkat_data.samplers import ShardSampler
 
 NUM_EPOCHS = 2
@@ -266,6 +268,40 @@ def test_the_local_state_is_cheap(record_property):
     median_us = sorted(took)[100] * 1e6
     record_property("local_state_dict_us", median_us)
     assert median_us < 5000  # the promise is 50: a bound that a noisy machine keeps
+
+
+def test_the_local_state_asks_nothing_of_a_worker():
+    with make(["list-a-9"], multiprocessing=True) as loader:
+        next(iter(loader))
+        state = loader.local_state_dict()
+        for worker in loader._crew.workers:
+            os.kill(worker.pid, signal.SIGKILL)
+            while worker.is_alive:
+                time.sleep(0.01)
+        assert loader.local_state_dict() == state
+
+
+@pytest.mark.parametrize("num_delivered", [0, 500])
+def test_the_state_of_eight_ranks_is_small(num_delivered):
+    shards = [f"s3://bucket/a-rather-long-prefix/list-{index:05d}-3" for index in range(4096)]
+    ranks = [
+        make(DistributedDataParallelShardSampler(ShuffledShardSampler(shards, seed=1), 8, rank), list_of_three)
+        for rank in range(8)
+    ]
+    for loader in ranks:
+        for _ in zip(range(num_delivered), loader, strict=False):
+            pass
+    state = make().merge_state_dicts([loader.local_state_dict() for loader in ranks])
+    sizes_bytes = []
+    for content in ({"model": 1}, {"model": 1, "loader": state}):
+        file = io.BytesIO()
+        torch.save(content, file)
+        sizes_bytes.append(len(file.getvalue()))
+    assert sizes_bytes[1] - sizes_bytes[0] < 2000
+
+
+def list_of_three(shard):
+    return [0, 1, 2]
 
 
 class Counting(MapDataset):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from loader_examples import MIXED, bounded, epoch, make, plain, same_state
+from loader_examples import MIXED, bounded, epoch, make, mixed, plain, same_state
 from test_resume import following, generators, walk
 
 from fkat_data import ShuffledShardSampler
@@ -80,6 +80,30 @@ def test_a_nested_data_loader_with_workers_draws_and_resumes_exactly():
     nested = make(["nested-a-9"], lambda shard: torch_loader(shard, 2), multiprocessing=True)
     with nested:
         assert epoch(flat) == epoch(nested)
+
+
+def nested_stream(shard):
+    from loader_examples import StreamDataset
+    from torch.utils.data import DataLoader
+
+    return DataLoader(StreamDataset(shard), batch_size=2, num_workers=1)
+
+
+@pytest.mark.parametrize("factory", [mixed, nested_stream], ids=["map", "stream"])
+def test_a_nested_data_loader_resumes_in_the_other_mode(factory):
+    shards = ["nested-a-7", "nested-b-4"]
+    with make(shards, factory, multiprocessing=True) as remote:
+        here = make(shards, factory)
+        states, whole = [here.state_dict()], []
+        for microbatch, state in walk(here, 1):
+            whole.append(microbatch)
+            states.append(state)
+        assert epoch(remote) == whole
+        for position in (1, 3, 5):
+            remote.load_state_dict(states[position])
+            assert following(remote, 6 - position) == whole[position:]
+            here.load_state_dict(remote.state_dict())
+            assert here.epoch == 1
 
 
 def torch_loader(shard, num_workers):

@@ -1,4 +1,6 @@
+import cProfile
 import logging
+import pstats
 from collections import Counter
 from pathlib import Path
 
@@ -155,3 +157,34 @@ def test_a_filename_that_cannot_be_set_is_left_alone():
         def stop(self, action_name): ...
 
     assert WorkerProfile(Fixed(), 0)._profiler.filename == "here.txt"
+
+
+def test_in_process_a_profile_of_the_trainer_shows_the_datasets_functions():
+    profile = cProfile.Profile()
+    loader = make(["map-a-6"])
+    profile.enable()
+    epoch(loader)
+    profile.disable()
+    calls = {
+        function: numbers[0]
+        for (file, _, function), numbers in pstats.Stats(profile).stats.items()
+        if file.endswith("loader_examples.py")
+    }
+    assert calls["__getitem__"] == 6
+
+
+@pytest.mark.parametrize("kind", ["SimpleProfiler", "AdvancedProfiler"])
+def test_lightnings_profilers_are_told_and_each_worker_writes_its_own_file(kind, tmp_path):
+    profilers = pytest.importorskip("pytorch_lightning.profilers", exc_type=ImportError)
+    profiler = getattr(profilers, kind)(dirpath=tmp_path, filename="profile")
+    with make(["list-a-3", "map-b-4"], multiprocessing=True, num_shard_prefetches=2, profiler=profiler) as loader:
+        assert len(epoch(loader)) == 5
+    profiler.describe()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "profile-worker0.txt",
+        "profile-worker1.txt",
+        "profile.txt",
+    ]
+    assert "ShardedDataLoader.decode" in (tmp_path / "profile.txt").read_text()
+    for worker in range(2):
+        assert "ShardedDataLoader.produce" in (tmp_path / f"profile-worker{worker}.txt").read_text()

@@ -1,4 +1,5 @@
 import os
+import sys
 import zipfile
 from pathlib import Path
 
@@ -62,6 +63,47 @@ def test_the_files_in_memory_are_uris_as_the_given_one(memory, uri):
     shards = list(FsShardSampler(uri))
     assert shards == below(root, TREE)
     assert {content(shard) for shard in shards} == {"x"}
+
+
+@pytest.fixture(scope="module")
+def bucket():
+    sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+    import servers
+
+    with servers.moto() as server:
+        client = server.client()
+        for name in TREE + HIDDEN:
+            client.put_object(Bucket=servers.BUCKET, Key=f"tree/{name}", Body=b"x")
+        client.put_object(Bucket=servers.BUCKET, Key="tree/deep/", Body=b"")  # as consoles make a folder
+        client.put_object(Bucket=servers.BUCKET, Key="treehouse/a.bin", Body=b"x")
+        options = {"key": server.key, "secret": server.secret, "endpoint_url": server.endpoint_url}
+        yield f"s3://{servers.BUCKET}", options
+
+
+def test_the_files_in_a_bucket_are_uris_that_open(bucket):
+    root, options = bucket
+    for uri in (f"{root}/tree", f"{root}/tree/"):
+        sampler = FsShardSampler(uri, storage_options=options)
+        assert list(sampler) == below(f"{root}/tree", TREE)
+    assert list(FsShardSampler(f"{root}/tree", "*.bin", storage_options=options, recursive=False)) == below(
+        f"{root}/tree", ["a.bin", "b.bin"]
+    )
+    with fsspec.open(next(iter(sampler)), **options) as file:
+        assert file.read() == b"x"
+
+
+@pytest.mark.parametrize("path", ["/nothing/here", "-other/tree"], ids=["no such key", "no such bucket"])
+def test_what_is_not_in_a_bucket_is_refused_by_name(bucket, path):
+    root, options = bucket
+    with pytest.raises(ConfigurationError, match=f"uri = '{root}{path}'"):
+        FsShardSampler(f"{root}{path}", storage_options=options)
+
+
+def test_a_server_that_does_not_answer_is_named(bucket):
+    root, options = bucket
+    once = {"retries": {"max_attempts": 1}, "connect_timeout": 2}
+    with pytest.raises(Exception, match=r"127\.0\.0\.1:9"):
+        FsShardSampler(root, storage_options={**options, "config_kwargs": once, "endpoint_url": "http://127.0.0.1:9"})
 
 
 def test_a_relative_path_becomes_absolute(tree, monkeypatch):
