@@ -212,6 +212,8 @@ class SegmentLeases:
         self._shared: set[int] = set()
         self._segments: dict[int, Segment] = {}
         self._leases: dict[int, weakref.ref[Any]] = {}
+        self.mapped_bytes = 0
+        """Bytes of all mapped segments."""
 
     @property
     def num_leased(self) -> int:
@@ -228,21 +230,17 @@ class SegmentLeases:
         """Segments that are mapped."""
         return len(self._segments)
 
-    @property
-    def mapped_bytes(self) -> int:
-        """Bytes of all mapped segments."""
-        return sum(segment.size_bytes for segment in self._segments.values())
-
     def add(self, index: int, descriptor: int, size_bytes: int) -> None:
         """Map a segment that the worker announced; closes the descriptor."""
         try:
             self._segments[index] = Segment(index, descriptor, size_bytes, is_written=False)
+            self.mapped_bytes += size_bytes
         finally:
             os.close(descriptor)
 
     def remove(self, index: int) -> None:
         """Forget a segment that the worker dropped."""
-        del self._segments[index]
+        self.mapped_bytes -= self._segments.pop(index).size_bytes
 
     def lease(self, index: int) -> Bytes:
         """Return a segment's memory; the segment is released when the last view of what is returned dies."""
@@ -269,6 +267,7 @@ class SegmentLeases:
         """Forget all segments; memory that is still looked at stays mapped until its last view dies."""
         self._leases.clear()
         self._segments.clear()
+        self.mapped_bytes = 0
 
 
 def _mapped(descriptor: int, size_bytes: int, *, is_written: bool) -> Any:

@@ -24,6 +24,7 @@ import latency
 import overlap
 import remote
 import start
+import state
 import streaming_bench
 import throughput
 import tracing
@@ -38,6 +39,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "growth": growth.run,
     "overlap": overlap.run,
     "costs": costs.run,
+    "state": state.run,
     "datasets": datasets.run,
     "files": files.run,
     "tracing": tracing.run,
