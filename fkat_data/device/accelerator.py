@@ -8,6 +8,7 @@ is kept until the event has passed.
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fkat_data.device.contents import tensors_in
@@ -33,6 +34,12 @@ class Moving(NamedTuple):
     ticket: Ticket | None
 
 
+class _Source(NamedTuple):
+    ticket: Ticket
+    issued_s: float
+    kept: Any
+
+
 class AcceleratorMover:
     """Copies the tensors of a microbatch to a device; leaves the rest as it is.
 
@@ -45,8 +52,11 @@ class AcceleratorMover:
         self._copied_s = 0.0
         self.waited_s = 0.0
         """Seconds in which the host waited because so many copies were under way."""
+        self.on_copied: Callable[[float, float], None] | None = None
+        """Told from when to when the copies of a microbatch were under way, once they are seen to be complete."""
+        self._last_ended_s = 0.0
         # What the copies read, until they have: a lease that ended earlier would let the worker write into it.
-        self._sources: deque[tuple[Ticket, Any]] = deque()
+        self._sources: deque[_Source] = deque()
         weakref.finalize(self, _wait_for_all, self._sources).atexit = False
 
     @property
@@ -61,9 +71,9 @@ class AcceleratorMover:
         Raises:
             Exception: What the copying raises: there may be no memory left on the device.
         """
-        if len(self._sources) >= _MOST_IN_FLIGHT and not self._sources[0][0].is_done():
+        if len(self._sources) >= _MOST_IN_FLIGHT and not self._sources[0].ticket.is_done():
             began_s = time.perf_counter()
-            self._sources[0][0].wait()
+            self._sources[0].ticket.wait()
             self.waited_s += time.perf_counter() - began_s
         self._let_go()
         # By name: an object that moves itself may let go of them while they are being read.
@@ -79,6 +89,7 @@ class AcceleratorMover:
                 copies[id(value)] = value, self._engine.copy(value)
             return copies[id(value)][1]
 
+        issued_s = time.perf_counter()
         with self._engine.issuing():
             try:
                 moved = map_tensors(copied, microbatch)
@@ -86,7 +97,7 @@ class AcceleratorMover:
                 # Where one tensor finds no room, those before it are being read already.
                 ticket = self._engine.issued()
                 if ticket is not None:
-                    self._sources.append((ticket, (microbatch, sources)))
+                    self._sources.append(_Source(ticket, issued_s, (microbatch, sources)))
         return Moving(moved, ticket)
 
     def finish(self, moving: Moving) -> Any:
@@ -98,17 +109,23 @@ class AcceleratorMover:
     def wait(self) -> None:
         """Have the host wait until all copies are complete, and let go of what they read."""
         if self._sources:
-            self._sources[-1][0].wait()
+            self._sources[-1].ticket.wait()
         self._let_go()
 
     def _let_go(self) -> None:
-        while self._sources and self._sources[0][0].is_done():
-            ticket, _ = self._sources.popleft()
-            self._copied_s += ticket.duration_s()
+        while self._sources and self._sources[0].ticket.is_done():
+            done = self._sources.popleft()
+            duration_s = done.ticket.duration_s()
+            self._copied_s += duration_s
+            # One after the other: a copy begins when it is issued, or when the one before it has ended.
+            began_s = max(done.issued_s, self._last_ended_s)
+            self._last_ended_s = began_s + duration_s
+            if self.on_copied is not None:
+                self.on_copied(began_s, self._last_ended_s)
 
 
-def _wait_for_all(sources: "deque[tuple[Ticket, Any]]") -> None:
+def _wait_for_all(sources: "deque[_Source]") -> None:
     """Keep what is being read until it was, when nobody else does."""
     while sources:
-        sources[0][0].wait()
+        sources[0].ticket.wait()
         sources.popleft()

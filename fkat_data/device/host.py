@@ -1,5 +1,6 @@
 """The mover for microbatches that stay where they are: views of the memory that the worker wrote."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 __all__ = ["HostMover", "Mover"]
@@ -22,6 +23,9 @@ class Mover(Protocol):
         """Seconds in which the host waited for copies before it issued more."""
         ...
 
+    on_copied: Callable[[float, float], None] | None
+    """Told from when to when a microbatch's copies were under way."""
+
     def begin(self, microbatch: Any) -> Any:
         """Start to move a microbatch; return what ``finish`` needs."""
         ...
@@ -40,6 +44,8 @@ class HostMover:
 
     copied_s = waited_s = 0.0
     """Nothing is copied, nor waited for."""
+    on_copied: Callable[[float, float], None] | None = None
+    """Told nothing."""
 
     def begin(self, microbatch: Any) -> Any:
         """Return the microbatch."""

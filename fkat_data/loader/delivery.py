@@ -62,6 +62,7 @@ class Delivery:
         """Given an event for each copy to a device."""
         self.on_wait: Callable[[float, float], None] | None = None
         """Told from when to when the caller waited for copies."""
+        self._on_copied: Callable[[float, float], None] | None = None
         self.delivered = 0
         self.delivered_bytes = 0
         self.delivered_at_s = 0.0
@@ -93,11 +94,16 @@ class Delivery:
             self.watch.begin(position.epoch)
         self._prefetcher.start(position)
 
+    def tell_of_copies(self, on_copied: Callable[[float, float], None]) -> None:
+        """Have this called with the begin and the end of each microbatch's copies to a device."""
+        self._on_copied = self._mover.on_copied = on_copied
+
     def load_to(self, mover: Mover) -> None:
         """Move what is not yet on its way by another mover."""
         self._copied_before_s = self.copied_s
         self._prefetcher.let_go = mover.wait
         self._mover = mover
+        mover.on_copied = self._on_copied
 
     def stop(self) -> None:
         """End the iteration; what was prefetched is dropped."""

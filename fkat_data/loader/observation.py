@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fkat_data.loader.crew import Crew
 from fkat_data.loader.delivery import Delivery
 from fkat_data.loader.prefetch import Prefetcher
-from fkat_data.observe.events import CYCLE_S, MAIN_THREAD, Recorder
+from fkat_data.observe.events import COPY_THREAD, CYCLE_S, MAIN_THREAD, Recorder
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.observe.timeline import Timeline
 from fkat_data.types import Microbatch
@@ -21,6 +21,26 @@ _SAMPLE_S = 0.05
 _LAST_EVENTS_S = 0.2
 _TELL_S = 1.0
 _MEBIBYTE = 1 << 20
+
+
+class _CopyTrack:
+    """Draws copies to a device, on a track that is there as soon as one was made.
+
+    Args:
+        timeline: Where they are drawn.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._recorder: Recorder | None = None
+
+    def add(self, began_s: float, ended_s: float) -> None:
+        """Draw the copies of a microbatch."""
+        if self._recorder is None:
+            self._recorder = self._timeline.recorder_of(COPY_THREAD, "copies to the device")
+        self._recorder.add("copy", began_s, ended_s)
+        if self._recorder.is_due:
+            self._recorder.flush()
 
 
 class Observation:
@@ -58,6 +78,7 @@ class Observation:
         delivery.on_wait = crew.waiting.add
         if timeline is not None:
             crew.waiting.recorder = delivery.recorder = timeline.recorder
+            delivery.tell_of_copies(_CopyTrack(timeline).add)
         delivery.watch = self
 
     def statistics(self) -> LoaderStatistics:

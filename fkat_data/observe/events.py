@@ -11,6 +11,7 @@ from typing import Any
 
 __all__ = [
     "BEGINS_CYCLE",
+    "COPY_THREAD",
     "CYCLE_S",
     "LONG_S",
     "MAIN_THREAD",
@@ -21,10 +22,10 @@ __all__ = [
     "named_event",
 ]
 
-MAIN_THREAD, PRODUCTION_THREAD = 1, 2
-"""The tracks of a process: what its main thread does; and, in process, the making of microbatches."""
+MAIN_THREAD, PRODUCTION_THREAD, COPY_THREAD = 1, 2, 3
+"""The tracks of a process: what its main thread does; in process, the making of microbatches; copies to a device."""
 
-BEGINS_CYCLE = frozenset({"produce", "replay", "next"})
+BEGINS_CYCLE = frozenset({"produce", "replay", "next", "copy"})
 """The names of the events that a microbatch's begin with."""
 
 CYCLE_S = 0.0005

@@ -6,6 +6,7 @@ The safeguards are taken out one by one: without any of them bytes are wrong.
 import collections.abc
 import ctypes
 import gc
+import itertools
 import random
 import time
 import weakref
@@ -23,6 +24,7 @@ from fkat_data.device import page_lock
 from fkat_data.device.accelerator import AcceleratorMover
 from fkat_data.device.engine import StreamEngine
 from fkat_data.device.page_lock import PageLocks
+from fkat_data.observe.report.run import read_run
 
 pytestmark = pytest.mark.skipif(not simulated_device.can_install(), reason="torch has no place for a simulated device")
 
@@ -491,3 +493,21 @@ def test_load_batch_brings_the_next_microbatch_on_its_way():
         assert len(device.reads) == 1  # the second call had nothing to add
         assert loader.statistics().delivered == 0
         assert loader.load_batch_sync()["index"] == 0
+
+
+def test_copies_are_drawn_on_a_track_of_their_own(tmp_path):
+    device.reset(eagerness=0.0)
+    device.copy_s = 0.002
+    path = tmp_path / "run.json"
+    with make(["a"], factory, device="simulated", trace=path) as loader:
+        for _ in zip(range(30), loader, strict=False):
+            pass
+        device.synchronize()
+        assert loader.statistics().copied_s > 0.05
+    run = read_run(path)
+    (track,) = [track for track in run.tracks if "copies" in track.name]
+    assert {span.name for span in track.spans} == {"copy"}
+    assert 30 <= len(track.spans) <= 32
+    assert all(span.duration_s > 0.0019 for span in track.spans)
+    assert all(before.ended_s <= span.began_s + 1e-6 for before, span in itertools.pairwise(track.spans))
+    assert sum(span.duration_s for span in track.spans) == pytest.approx(run.statistics.copied_s, rel=0.01)

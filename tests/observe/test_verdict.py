@@ -1,9 +1,13 @@
 import dataclasses
+import time
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from loader_examples import make
 
+from fkat_data.observe import reading
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.observe.verdict import LIMITS
 
@@ -169,3 +173,44 @@ def test_any_numbers_have_a_verdict(statistics):
     assert verdict.limit in LIMITS
     assert 0 <= verdict.waited_share <= 1
     assert verdict.text.startswith(("nothing was", "the trainer waited"))
+
+
+# --- real loops --------------------------------------------------------------------------------------------------
+
+
+def doing(kind):
+    """A factory whose shards of ten microbatches take their time for one thing alone."""
+
+    def factory(shard):
+        if kind == "build":
+            time.sleep(0.2)
+        return generate()
+
+    def generate():
+        content = torch.ones(8 << 20 if kind == "transport" else 1)
+        for _ in range(10):
+            if kind == "store":
+                with reading():
+                    time.sleep(0.02)
+            if kind == "produce":
+                time.sleep(0.02)
+            yield content
+
+    return factory
+
+
+@pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
+@pytest.mark.parametrize("limit", ["store", "build", "produce", "transport", "caller"])
+def test_a_real_loop_is_judged_by_what_takes_its_time(limit, multiprocessing):
+    if limit == "transport" and not multiprocessing:
+        pytest.skip("nothing is written in process")
+    shards = ["0", "1", "2"]
+    with make(shards, doing(limit), multiprocessing=multiprocessing, num_microbatch_prefetches=4) as loader:
+        for _ in loader:
+            pass  # workers start
+        before = loader.statistics()
+        for _ in loader:
+            if limit == "caller":
+                time.sleep(0.03)
+        verdict = loader.statistics().since(before).verdict
+    assert verdict.limit == limit, verdict
