@@ -3,4 +3,4 @@
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "order")]
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in (".", "order", "formats")]

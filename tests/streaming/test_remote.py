@@ -24,6 +24,7 @@ from proxy.faults import ENDING_KINDS, RandomPlan, fault
 from fkat_data import ShardedDataLoader
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
 from fkat_data.streaming import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
+from fkat_data.streaming.cache.directory import CacheDirectory
 from fkat_data.streaming.store import attempts
 
 COUNT, LARGER_COUNT = 97, 640
@@ -435,8 +436,17 @@ def test_ranks_of_two_jobs_fetch_each_shard_once(data, serve, tmp_path):
 
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
-def test_two_jobs_on_a_cache_of_a_tenth_read_rightly_whoever_is_killed(larger, serve, tmp_path, rounds):
+def test_two_jobs_on_a_cache_of_a_tenth_read_rightly_whoever_is_killed(larger, serve, tmp_path, rounds, monkeypatch):
     server, local = serve(larger), tmp_path / "local"
+    removals = os.open(tmp_path / "removals", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    remove = CacheDirectory.remove
+
+    def noted(self, name):
+        os.write(removals, f"{name}\n".encode())
+        return remove(self, name)
+
+    monkeypatch.setattr(CacheDirectory, "remove", noted)  # forked ranks have it too
+    num_killed = 0
     limit = sum(path.stat().st_size for path in larger.iterdir()) // 10
     draw = random.Random(7)
     for number in range(rounds):
@@ -452,6 +462,14 @@ def test_two_jobs_on_a_cache_of_a_tenth_read_rightly_whoever_is_killed(larger, s
             process.join(60)
             assert process.exitcode in (0, -signal.SIGKILL)
         assert sorted(set().union(*jobs[1].read().values())) == list(range(LARGER_COUNT))
+        # A shard is fetched once, again each time it was evicted, and once more for a death while it was fetched.
+        num_killed += sum(process.exitcode == -signal.SIGKILL for process in jobs[0].processes)
+        removed = collections.Counter((tmp_path / "removals").read_text().split())
+        fetched = dict(zip(shards(larger), gets(server, larger), strict=True))
+        assert sum(fetched.values()) >= len(fetched)
+        assert all(count <= 1 + removed[name] + num_killed for name, count in fetched.items()), (fetched, removed)
+        assert sum(fetched.values()) <= len(fetched) + removed.total() + 8 * num_killed
+    os.close(removals)
     dataset = StreamingDataset(remote=server.url, local=str(local), cache_limit=limit, **OPTIONS)
     assert not list(Path(local, ".fkat_data", "making").iterdir())
     assert sorted(itertools.chain(*numbers(StreamingDataLoader(dataset)))) == list(range(LARGER_COUNT))

@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from loader_examples import make
 
 from fkat_data.transport.codec import ALIGNMENT, copied_size, decode, encode, write
 
@@ -508,3 +509,32 @@ def test_a_function_whose_closure_has_changed_travels_as_it_is_now():
         count = value
         seen.append(travel([current])[0]())
     assert seen == [1, 2]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.usefixtures("nothing_left_behind")
+def test_all_of_them_come_from_a_real_worker_as_they_are():
+    tensors = {name: tensor for name, (tensor, _) in LAYOUTS.items()}
+    tensors |= {str(dtype): random_tensor(dtype, (3, 5)) for dtype in DTYPES}
+    special = special_tensors()
+    others = arrays() | {"containers": [collections.OrderedDict(a=1), {1, 2}, b"\0" * 100_000, Color.RED, 10**1000]}
+
+    def factory(shard):
+        # Small ones travel in the message, others in a segment: each beside something large, and alone.
+        for filler in (torch.arange(3), torch.arange(100_000)):
+            yield from ({"filler": filler, "tensors": {name: tensor}} for name, tensor in tensors.items())
+            yield {"filler": filler, "special": special, "others": others}
+
+    with make(["a"], factory, multiprocessing=True) as loader:
+        found = list(loader)
+    assert len(found) == 2 * (len(tensors) + 1)
+    for microbatch in found:
+        for name, tensor in microbatch.get("tensors", {}).items():
+            assert_same_tensor(tensor, tensors[name])
+        if "special" in microbatch:
+            assert_same(microbatch["others"]["containers"], others["containers"])
+            assert [type(value) for value in microbatch["special"].values()] == [type(it) for it in special.values()]
+            assert torch.equal(microbatch["special"]["sparse csr"].to_dense(), torch.eye(4))
+            assert torch.equal(microbatch["special"]["quantised"].int_repr(), special["quantised"].int_repr())
+            for name, array in arrays().items():
+                assert microbatch["others"][name].dtype == array.dtype
