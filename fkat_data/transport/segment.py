@@ -12,6 +12,7 @@ import bisect
 import ctypes
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import tempfile
@@ -24,11 +25,15 @@ import numpy.typing as npt
 
 from fkat_data.errors import MemoryLimitError
 from fkat_data.faults import fault
-from fkat_data.transport.budget import available_bytes
+from fkat_data.transport.budget import available_bytes, group_bytes
 
 __all__ = ["Mapping", "Segment", "SegmentLeases", "SegmentPool", "anonymous_file", "mapping_at", "rounded_size"]
 
+logger = logging.getLogger(__name__)
+
 _SMALLEST = 1 << 16
+# Of what a control group has left: others in it need memory as well.
+_GROUP_SHARE = 0.9
 _TAKES_BETWEEN_CLEARANCES = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -97,12 +102,21 @@ class SegmentPool:
         limit_bytes: What all of them may take together.
         announce: Called with a new segment and its descriptor, which is closed afterwards.
         retire: Called with the index of a segment that is dropped.
+        left_bytes: Returns what the control groups leave; None where they limit nothing.
     """
 
     def __init__(
-        self, limit_bytes: int, announce: Callable[[Segment, int], None], retire: Callable[[int], None]
+        self,
+        limit_bytes: int,
+        announce: Callable[[Segment, int], None],
+        retire: Callable[[int], None],
+        left_bytes: Callable[[], int | None] = group_bytes,
     ) -> None:
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
+        """What all of them may take together; it falls to what they have taken where a control group has no more."""
+        self._left_bytes = left_bytes
+        self._most_bytes = 0
+        self._advice = "raise memory_limit_bytes, or make smaller microbatches"
         self._announce = announce
         self._retire = retire
         self._segments: dict[int, Segment] = {}
@@ -128,18 +142,16 @@ class SegmentPool:
         Raises:
             MemoryLimitError: No segment of that size fits the limit or the machine, now or later.
         """
-        if size_bytes > self._limit_bytes:
-            raise MemoryLimitError(
-                self._limit_bytes, size_bytes, 0, "raise memory_limit_bytes, or make smaller microbatches"
-            )
+        self._check_fits(size_bytes)
         segment = self.take_free(size_bytes)
         if segment is not None:
             return segment
         self._fewest_free = 0
+        self._heed_group(size_bytes)
         size_bytes = self.size_of(size_bytes)
-        while self._total_bytes + size_bytes > self._limit_bytes and self._free:
+        while self._total_bytes + size_bytes > self.limit_bytes and self._free:
             self._drop(self._free.pop(0))
-        if self._total_bytes + size_bytes > self._limit_bytes:
+        if self._total_bytes + size_bytes > self.limit_bytes:
             return None
         return self._create(size_bytes)
 
@@ -156,7 +168,7 @@ class SegmentPool:
 
     def size_of(self, size_bytes: int) -> int:
         """Return the size of the segment that ``size_bytes`` would get."""
-        return max(size_bytes, min(rounded_size(size_bytes), self._limit_bytes))
+        return max(size_bytes, min(rounded_size(size_bytes), self.limit_bytes))
 
     def give_back(self, index: int) -> None:
         """Take the credit for a segment: nobody reads it any more."""
@@ -165,6 +177,27 @@ class SegmentPool:
     def discard(self, index: int) -> None:
         """Let go of a segment that is not free and must not be written again."""
         self._drop(self._segments[index])
+
+    def _check_fits(self, size_bytes: int) -> None:
+        if size_bytes > self.limit_bytes:
+            raise MemoryLimitError(self.limit_bytes, size_bytes, 0, self._advice)
+
+    def _heed_group(self, size_bytes: int) -> None:
+        """Grow no further where a control group has hardly more memory: it would kill, and not refuse."""
+        wanted_bytes = min(self._total_bytes + self.size_of(size_bytes), self.limit_bytes)
+        if wanted_bytes <= self._most_bytes:
+            return
+        left_bytes = self._left_bytes()
+        if left_bytes is None or self.size_of(size_bytes) <= _GROUP_SHARE * left_bytes:
+            return
+        self.limit_bytes = self._most_bytes
+        self._advice = f"the control group has {left_bytes:,} bytes left; make smaller microbatches, or fewer workers"
+        logger.warning(
+            "the control group of this process has %d MiB left: shared memory for microbatches stays at %d MiB",
+            left_bytes >> 20,
+            self.limit_bytes >> 20,
+        )
+        self._check_fits(size_bytes)
 
     def _count_take(self) -> None:
         # A moment in which the trainer was late must not make the pool larger for ever: now and then, what was never
@@ -194,6 +227,7 @@ class SegmentPool:
             os.close(descriptor)
         self._segments[segment.index] = segment
         self._total_bytes += size_bytes
+        self._most_bytes = max(self._most_bytes, self._total_bytes)
         return segment
 
 

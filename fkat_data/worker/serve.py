@@ -99,7 +99,6 @@ class Server:
         self._finish = finish
         self._channel = channel
         self._producer = producer
-        self._limit_bytes = limit_bytes
         self._pool = SegmentPool(limit_bytes, self._announce, self._retire)
         self._jobs: deque[_Job] = deque()
         self._cancelled_below = 0
@@ -232,7 +231,7 @@ class Server:
             segment = self._take_returning(task, size_bytes) or self._pool.take(size_bytes)
         if segment is None:
             needed_bytes = self._pool.size_of(size_bytes)
-            self._channel.send(Kind.STARVED, STARVED.pack(needed_bytes, self._pool.held_bytes, self._limit_bytes))
+            self._channel.send(Kind.STARVED, STARVED.pack(needed_bytes, self._pool.held_bytes, self._pool.limit_bytes))
             fault("worker.starved")
             with self._clock.within("blocked"):
                 while segment is None:

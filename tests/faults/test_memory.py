@@ -1,9 +1,14 @@
 """Memory, files and descriptors: little of each is needed, nothing grows, and what a caller keeps never changes."""
 
+import contextlib
+import os
 import random
+import re
 import subprocess
 import threading
+import time
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -254,3 +259,57 @@ def test_the_same_trials_notice_memory_that_is_given_back_too_early(monkeypatch)
     monkeypatch.setattr(SegmentLeases, "lease", lease_for_no_time)
     with pytest.raises(AssertionError):
         check_what_is_kept(100)
+
+
+#: A worker that may run far ahead of its caller, in a control group that has no memory for that.
+CROWDED = """
+import os, sys, time
+sys.path.insert(0, os.getcwd())
+with open(sys.argv[1] + "/cgroup.procs", "w") as file:
+    file.write(str(os.getpid()))
+import torch
+from fkat_data import ShardedDataLoader
+
+def load(shard):
+    return (torch.full((1 << 20,), index) for index in range(150))  # 8 MiB each
+
+loader = ShardedDataLoader(0, ["0"], load, memory_limit_bytes=2 << 30)
+for index, microbatch in enumerate(loader):
+    if index == 0:
+        time.sleep(3)  # the worker makes all that it has room for
+    assert bool((microbatch == index).all())
+assert index == 149
+print("received", loader.statistics().segment_bytes, flush=True)
+loader.close()
+"""
+
+
+@pytest.fixture
+def group():
+    """A control group with 800 MiB for all that runs in it: its directory."""
+    own = re.search(r"^\d+:memory:(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
+    folder = Path("/sys/fs/cgroup/memory" + (own[1] if own else "/none"), f"fkat-test-{os.getpid()}")
+    try:
+        folder.mkdir()
+        (folder / "memory.limit_in_bytes").write_text(str(800 << 20))
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    yield folder
+    deadline_s = time.monotonic() + 10
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(OSError):  # while its last process ends
+            folder.rmdir()
+            return
+        time.sleep(0.05)
+    folder.rmdir()
+
+
+def test_a_control_group_without_memory_slows_a_worker_and_kills_nobody(start, group):
+    program = start(CROWDED, group)
+    received, segment_bytes = program.line(120).split()
+    assert received == "received"
+    assert 16 << 20 < int(segment_bytes) < 700 << 20
+    assert program.wait() == 0
+    assert "the control group of this process has" in program.stderr
+    program.check_all_gone()
+    assert int((group / "memory.max_usage_in_bytes").read_text()) < 800 << 20

@@ -1,39 +1,101 @@
 import psutil
 import pytest
 
-from fkat_data.transport.budget import available_bytes, default_limit_bytes
+from fkat_data.transport.budget import available_bytes, default_limit_bytes, group_bytes
 
-GIB = 1 << 30
+GIB, MIB = 1 << 30, 1 << 20
+VERSION_1 = "9:name=systemd:/\n4:memory:{path}\n0::/\n"
+VERSION_2 = "0::{path}\n"
+LIMIT_1, USAGE_1 = "memory.limit_in_bytes", "memory.usage_in_bytes"
 
 
 @pytest.mark.parametrize(
-    ("files", "left"),
+    ("own", "files", "left"),
     [
-        ({"memory.max": "1073741824\n", "memory.current": "1000000000\n"}, GIB - 1_000_000_000),
+        # version 2, in a namespace of its own, as in most containers
+        (VERSION_2.format(path="/"), {"memory.max": f"{GIB}\n", "memory.current": "1000000000\n"}, GIB - 1_000_000_000),
+        # a group within the mount, as of a batch system's job; the one around it is tighter
+        (
+            VERSION_2.format(path="/job/step"),
+            {"job/step/memory.max": "max", "job/memory.max": "5000", "job/memory.current": "1000"},
+            4000,
+        ),
+        (
+            VERSION_2.format(path="/job/step"),
+            {
+                "job/step/memory.max": "3000",
+                "job/step/memory.current": "1000",
+                "job/memory.max": "5000",
+                "job/memory.current": "1000",
+            },
+            2000,
+        ),
+        # the host's path, in a container that sees its own group alone
+        (VERSION_2.format(path="/kubepods/pod1"), {"memory.max": "100", "memory.current": "40"}, 60),
+        # files that are cached are given up where memory is needed; shared memory is not among them
+        (
+            VERSION_2.format(path="/"),
+            {
+                "memory.max": "1000",
+                "memory.current": "990",
+                "memory.stat": "anon 100\nfile 890\nshmem 190\nactive_file 300\ninactive_file 400\n",
+            },
+            710,
+        ),
         # used up
-        ({"memory.max": "100", "memory.current": "200"}, 0),
+        (VERSION_2.format(path="/"), {"memory.max": "100", "memory.current": "200"}, 0),
         # no limit
-        ({"memory.max": "max\n", "memory.current": "5"}, None),
+        (VERSION_2.format(path="/"), {"memory.max": "max\n", "memory.current": "5"}, None),
         # version 1
-        ({"memory/memory.limit_in_bytes": "4096", "memory/memory.usage_in_bytes": "96"}, 4000),
+        (VERSION_1.format(path="/"), {f"memory/{LIMIT_1}": "4096", f"memory/{USAGE_1}": "96"}, 4000),
+        (
+            VERSION_1.format(path="/slurm/uid_1/job_2"),
+            {
+                f"memory/slurm/uid_1/job_2/{LIMIT_1}": "4096",
+                f"memory/slurm/uid_1/job_2/{USAGE_1}": "3096",
+                "memory/slurm/uid_1/job_2/memory.stat": "cache 9\ntotal_active_file 100\ntotal_inactive_file 50\n",
+                f"memory/{LIMIT_1}": str(2**63 - 4096),
+                f"memory/{USAGE_1}": "5000",
+            },
+            1150,
+        ),
+        # version 2 beside version 1
+        (VERSION_2.format(path="/a"), {"unified/a/memory.max": "7", "unified/a/memory.current": "3"}, 4),
         # nothing mounted, or not readable
-        ({}, None),
-        ({"memory.max": "garbage", "memory.current": "5"}, None),
+        (VERSION_2.format(path="/"), {}, None),
+        ("", {"memory.max": "7", "memory.current": "3"}, None),
+        (VERSION_2.format(path="/"), {"memory.max": "garbage", "memory.current": "5"}, None),
         # a limit beyond the machine is none
-        ({"memory.max": str(2**62), "memory.current": "0"}, None),
+        (VERSION_2.format(path="/"), {"memory.max": str(2**62), "memory.current": "0"}, None),
     ],
 )
-def test_the_control_groups_limit_counts_where_it_is_less_than_the_machines(tmp_path, files, left):
+def test_the_tightest_control_group_counts(tmp_path, own, files, left):
+    (tmp_path / "own").write_text(own)
     for name, text in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
+        path = tmp_path / "mount" / name
+        path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text(text)
-    available = available_bytes(tmp_path)
+    assert group_bytes(tmp_path / "mount", tmp_path / "own") == left
+    available = available_bytes(tmp_path / "mount", tmp_path / "own")
     if left is None:
         assert available == pytest.approx(psutil.virtual_memory().available, rel=0.2)
     else:
         assert available == left
 
 
-def test_the_default_limit_is_modest():
-    assert 64 << 20 <= default_limit_bytes() <= GIB
+def test_a_group_that_goes_limits_nothing_any_more(tmp_path):
+    (tmp_path / "own").write_text("0::/\n")
+    (tmp_path / "memory.max").write_text("100")
+    (tmp_path / "memory.current").write_text("40")
+    assert group_bytes(tmp_path, tmp_path / "own") == 60
+    (tmp_path / "memory.max").unlink()
+    assert group_bytes(tmp_path, tmp_path / "own") > GIB
+
+
+@pytest.mark.parametrize(
+    ("available", "limit"),
+    [(100 * GIB, GIB), (4 * GIB, GIB // 2), (256 * MIB, 64 * MIB), (100 * MIB, 50 * MIB), (MIB, MIB), (0, MIB)],
+)
+def test_the_default_limit_is_modest(available, limit):
+    assert default_limit_bytes(available) == limit
+    assert MIB <= default_limit_bytes() <= GIB
