@@ -264,7 +264,6 @@ def test_the_same_trials_notice_memory_that_is_given_back_too_early(monkeypatch)
 #: A worker that may run far ahead of its caller, in a control group that has no memory for that.
 CROWDED = """
 import os, sys, time
-sys.path.insert(0, os.getcwd())
 with open(sys.argv[1] + "/cgroup.procs", "w") as file:
     file.write(str(os.getpid()))
 import torch
