@@ -25,6 +25,8 @@ __all__ = ["Arrival", "Prefetcher", "ShardEnd"]
 
 logger = logging.getLogger(__name__)
 
+_MOST_REMEMBERED = 1_000_000
+
 
 class Arrival(NamedTuple):
     """The next microbatch.
@@ -102,7 +104,7 @@ class Prefetcher:
         self._starved: Starved | None = None
         self._sampler_error: Exception | None = None
         self.num_microbatches: dict[str, int] = {}
-        """Microbatches of every shard that was seen to its end, by the shard's ``repr``."""
+        """Microbatches of shards that were seen to their end, by the shard's ``repr``; of a million at most."""
 
     @property
     def num_arrived(self) -> int:
@@ -202,6 +204,8 @@ class Prefetcher:
         ended = self._tasks.popleft()
         self._num_extra = max(0, self._num_extra - 1)
         if self._plan.num_shards(ended.epoch) is not None:  # an endless sampler's shards are too many to remember
+            if len(self.num_microbatches) >= _MOST_REMEMBERED:  # as are those of one with other names each epoch
+                self.num_microbatches.clear()
             self.num_microbatches[repr(ended.shard)] = num_microbatches
         if not self._tasks and (self._is_exhausted or self._plan_shard(ended.shard_index + 1) is None):
             return self._sampler_error is None

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -126,11 +127,17 @@ def uninterrupted(folder):
 
 
 def test_the_last_line_says_what_was_done(uninterrupted):
-    line = next(line for line in uninterrupted.splitlines() if line.startswith("done: "))
+    (line,) = [line for line in uninterrupted.splitlines() if line.startswith("done: ")]
     assert "steps 1 to 30, now 12 microbatches into epoch 3" in line
     assert f"{STEPS * 2 * 2 * 16:,} tokens, loss " in line
     assert "tokens/s, waited for data " in line
     assert line.endswith("uninterrupted/checkpoints/step-000030.pt")
+
+
+def test_the_bar_shows_loss_speed_and_the_share_of_time_that_was_waited(uninterrupted):
+    bars = [bar for bar in re.split(r"[\r\n]", uninterrupted) if "step/s" in bar or "s/step" in bar]
+    shown = r"30/30 .*, loss \d+\.\d{3}, [\d,]+ tokens/s, waited for data \d+\.\d%"
+    assert re.search(shown, bars[-1]), bars[-3:]
 
 
 def test_a_run_killed_at_the_worst_moments_loses_nothing(folder, uninterrupted):
