@@ -113,8 +113,12 @@ class AcceleratorMover:
         self._let_go()
 
     def _let_go(self) -> None:
-        while self._sources and self._sources[0].ticket.is_done():
+        while self._sources:
+            # Taken off before it is looked at: a signal's handler may ask for numbers in between.
             done = self._sources.popleft()
+            if not done.ticket.is_done():
+                self._sources.appendleft(done)
+                return
             duration_s = done.ticket.duration_s()
             self._copied_s += duration_s
             # One after the other: a copy begins when it is issued, or when the one before it has ended.

@@ -1,8 +1,8 @@
 """Which tensors a microbatch consists of: those with memory of their own, wherever they are."""
 
 import contextlib
-from collections.abc import Iterator
-from types import MemberDescriptorType
+from collections.abc import Collection, Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, ModuleType, NoneType
 from typing import Any, cast
 
 import torch
@@ -36,20 +36,34 @@ class _Search:
             if isinstance(value, torch.Tensor):
                 self.found.extend(_parts(value))
             else:
-                map_tensors(self.take, list(_contents(value)))
+                self._look_into(value)
         return value
+
+    def _look_into(self, value: object) -> None:
+        """Take what an object that moves itself consists of, plain objects and sets in it included."""
+        for item in _contents(value):
+            map_tensors(self.take, item)
+            if id(item) not in self._seen and not isinstance(item, _OPAQUE):
+                self._seen[id(item)] = item
+                self._look_into(item)
 
 
 def _contents(value: object) -> Iterator[Any]:
     """Yield what an object consists of."""
-    if isinstance(value, tuple):  # as a PackedSequence is
-        yield from cast("tuple[Any, ...]", value)
+    if isinstance(value, (tuple, list, set, frozenset)):  # a tuple as a PackedSequence is
+        yield from cast("Collection[Any]", value)
+    if isinstance(value, Mapping):
+        yield from cast("Mapping[Any, Any]", value).values()
     yield from cast("dict[str, Any]", getattr(cast("object", value), "__dict__", {})).values()
     for kind in type(cast("object", value)).__mro__:
         for member in vars(kind).values():
             if isinstance(member, MemberDescriptorType):  # of a slot
                 with contextlib.suppress(AttributeError):  # which nothing was put into
                     yield member.__get__(value)
+
+
+# What cannot hold a microbatch's tensors, or holds the whole program.
+_OPAQUE = (type, ModuleType, FunctionType, BuiltinFunctionType, str, bytes, int, float, complex, NoneType)
 
 
 def _parts(tensor: Any) -> list[torch.Tensor]:

@@ -72,10 +72,10 @@ class Crew:
 
     def __init__(self, settings: CrewSettings, profile: TrainerProfile) -> None:
         limit_bytes = settings.limit_bytes
+        smallest = _SMALLEST_LIMIT_BYTES * settings.num_workers
         if limit_bytes is not None:
-            smallest = _SMALLEST_LIMIT_BYTES * settings.num_workers
             limit_bytes = arguments.integer("memory_limit_bytes", limit_bytes, minimum=smallest)
-        self._limit_bytes = limit_bytes if limit_bytes is not None else default_limit_bytes()
+        self._limit_bytes = limit_bytes if limit_bytes is not None else max(default_limit_bytes(), smallest)
         self._settings = settings
         self._profile = profile
         self._owner_pid = os.getpid()

@@ -45,4 +45,4 @@ def _rank_of(sampler: Any) -> int | None:
     if not isinstance(sampler, ResplittableSampler) or sampler.dp_size is None:
         return None
     dp_rank = getattr(sampler, "dp_rank", None)
-    return dp_rank if isinstance(dp_rank, int) else None
+    return None if dp_rank is None else integer("shard_sampler.dp_rank", dp_rank, minimum=0)

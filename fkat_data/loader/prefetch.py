@@ -7,6 +7,7 @@ the next microbatch is the next one in the pipe whose turn it is: nothing has to
 import gc
 import logging
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -26,6 +27,8 @@ __all__ = ["Arrival", "Prefetcher", "ShardEnd"]
 logger = logging.getLogger(__name__)
 
 _MOST_REMEMBERED = 1_000_000
+# So long a control group may have no memory for the microbatch that is waited for.
+_SHORT_OF_MEMORY_S = 10.0
 
 
 class Arrival(NamedTuple):
@@ -102,6 +105,7 @@ class Prefetcher:
         self._has_delivered = False
         self._allowance = 0
         self._starved: Starved | None = None
+        self._has_told_of_group = False
         self._sampler_error: Exception | None = None
         self.num_microbatches: dict[str, int] = {}
         """Microbatches of shards that were seen to their end, by the shard's ``repr``; of a million at most."""
@@ -204,9 +208,11 @@ class Prefetcher:
         ended = self._tasks.popleft()
         self._num_extra = max(0, self._num_extra - 1)
         if self._plan.num_shards(ended.epoch) is not None:  # an endless sampler's shards are too many to remember
-            if len(self.num_microbatches) >= _MOST_REMEMBERED:  # as are those of one with other names each epoch
+            name = repr(ended.shard)
+            # As are those of one with other names each epoch.
+            if len(self.num_microbatches) >= _MOST_REMEMBERED and name not in self.num_microbatches:
                 self.num_microbatches.clear()
-            self.num_microbatches[repr(ended.shard)] = num_microbatches
+            self.num_microbatches[name] = num_microbatches
         if not self._tasks and (self._is_exhausted or self._plan_shard(ended.shard_index + 1) is None):
             return self._sampler_error is None
         self._fill()
@@ -286,17 +292,19 @@ class Prefetcher:
         self, worker: Worker, task: Task, num_expected: int, *, block: bool
     ) -> Item | End | Failure | None:
         patience: Patience | None = None
+        began_s = time.monotonic()
         interval_s = self._patience_s if block else 0.0
         try:
             while True:
                 message = worker.receive(timeout_s=interval_s if self._starved is None else 0)
                 if isinstance(message, Starved):
                     self._starved = message
+                    self._tell_of_group(message)
                 elif message is None:
                     if not block:
                         return None
                     if self._starved is not None:
-                        self._check_starvation(worker)
+                        self._check_starvation(worker, time.monotonic() - began_s)
                         continue
                     patience = patience or self._recovery.patience()
                     patience.report(worker, task, num_expected, len(self._tasks))
@@ -345,8 +353,18 @@ class Prefetcher:
         is_last = len(self._tasks) == 1 and self._plan_shard(task.shard_index + 1) is None
         return self.skips.may_skip(task, error, is_whole_epoch_lost=is_last and not self._has_delivered)
 
-    def _check_starvation(self, worker: Worker) -> None:
-        """Raise if the worker waits for memory that nobody but the caller can give back."""
+    def _tell_of_group(self, starved: Starved) -> None:
+        if starved.group_bytes >= 0 and not self._has_told_of_group:
+            self._has_told_of_group = True
+            logger.warning(
+                "the control group of this process leaves %.1f MiB for shared memory, and the next microbatch needs "
+                "%.1f MiB: microbatches wait for those before them",
+                starved.group_bytes / (1 << 20),
+                starved.needed_bytes / (1 << 20),
+            )
+
+    def _check_starvation(self, worker: Worker, waited_s: float) -> None:
+        """Raise if the worker waits for memory that nobody but the caller, or other processes, can give back."""
         starved = self._starved
         if starved is None:
             return
@@ -361,5 +379,14 @@ class Prefetcher:
                 held_bytes,
                 "by microbatches that the caller keeps. Let go of some, clone what is kept, or raise "
                 "memory_limit_bytes: each worker has an equal share, and a loop needs room for two microbatches",
+            )
+        # One that has arrived is delivered rather than kept until it is known whether it is its shard's last.
+        if starved.group_bytes >= 0 and (waited_s > _SHORT_OF_MEMORY_S or self._arrived):
+            raise MemoryLimitError(
+                starved.limit_bytes,
+                starved.needed_bytes,
+                held_bytes,
+                f"and the control group of the process leaves {starved.group_bytes:,} bytes, a tenth of its limit kept "
+                "for others. Make smaller microbatches, use fewer workers, or give the group more memory",
             )
         self._starved = None

@@ -12,7 +12,6 @@ import bisect
 import ctypes
 import errno
 import fcntl
-import logging
 import mmap
 import os
 import tempfile
@@ -29,11 +28,7 @@ from fkat_data.transport.budget import available_bytes, group_bytes
 
 __all__ = ["Mapping", "Segment", "SegmentLeases", "SegmentPool", "anonymous_file", "mapping_at", "rounded_size"]
 
-logger = logging.getLogger(__name__)
-
 _SMALLEST = 1 << 16
-# Of what a control group has left: others in it need memory as well.
-_GROUP_SHARE = 0.9
 _TAKES_BETWEEN_CLEARANCES = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -112,11 +107,10 @@ class SegmentPool:
         retire: Callable[[int], None],
         left_bytes: Callable[[], int | None] = group_bytes,
     ) -> None:
-        self.limit_bytes = limit_bytes
-        """What all of them may take together; it falls to what they have taken where a control group has no more."""
+        self._limit_bytes = limit_bytes
         self._left_bytes = left_bytes
-        self._most_bytes = 0
-        self._advice = "raise memory_limit_bytes, or make smaller microbatches"
+        self.group_bytes: int | None = None
+        """What the control groups left when the last segment was not made for lack of it; else None."""
         self._announce = announce
         self._retire = retire
         self._segments: dict[int, Segment] = {}
@@ -137,23 +131,26 @@ class SegmentPool:
         return len(self._segments)
 
     def take(self, size_bytes: int) -> Segment | None:
-        """Return a segment of at least ``size_bytes``, or None while the limit leaves no room for one.
+        """Return a segment of at least ``size_bytes``, or None while the limit, or a control group, leaves no room.
 
         Raises:
             MemoryLimitError: No segment of that size fits the limit or the machine, now or later.
         """
-        self._check_fits(size_bytes)
+        if size_bytes > self._limit_bytes:
+            raise MemoryLimitError(
+                self._limit_bytes, size_bytes, 0, "raise memory_limit_bytes, or make smaller microbatches"
+            )
         segment = self.take_free(size_bytes)
         if segment is not None:
             return segment
         self._fewest_free = 0
-        self._heed_group(size_bytes)
         size_bytes = self.size_of(size_bytes)
-        while self._total_bytes + size_bytes > self.limit_bytes and self._free:
+        while self._total_bytes + size_bytes > self._limit_bytes and self._free:
             self._drop(self._free.pop(0))
-        if self._total_bytes + size_bytes > self.limit_bytes:
+        if self._total_bytes + size_bytes > self._limit_bytes:
+            self.group_bytes = None
             return None
-        return self._create(size_bytes)
+        return self._create(size_bytes) if self._is_granted(size_bytes) else None
 
     def take_free(self, size_bytes: int) -> Segment | None:
         """Return a free segment of at least ``size_bytes``, or None."""
@@ -168,7 +165,7 @@ class SegmentPool:
 
     def size_of(self, size_bytes: int) -> int:
         """Return the size of the segment that ``size_bytes`` would get."""
-        return max(size_bytes, min(rounded_size(size_bytes), self.limit_bytes))
+        return max(size_bytes, min(rounded_size(size_bytes), self._limit_bytes))
 
     def give_back(self, index: int) -> None:
         """Take the credit for a segment: nobody reads it any more."""
@@ -178,26 +175,17 @@ class SegmentPool:
         """Let go of a segment that is not free and must not be written again."""
         self._drop(self._segments[index])
 
-    def _check_fits(self, size_bytes: int) -> None:
-        if size_bytes > self.limit_bytes:
-            raise MemoryLimitError(self.limit_bytes, size_bytes, 0, self._advice)
-
-    def _heed_group(self, size_bytes: int) -> None:
-        """Grow no further where a control group has hardly more memory: it would kill, and not refuse."""
-        wanted_bytes = min(self._total_bytes + self.size_of(size_bytes), self.limit_bytes)
-        if wanted_bytes <= self._most_bytes:
-            return
+    def _is_granted(self, size_bytes: int) -> bool:
+        """Return whether the control groups leave enough for another segment: they would kill, and not refuse."""
         left_bytes = self._left_bytes()
-        if left_bytes is None or self.size_of(size_bytes) <= _GROUP_SHARE * left_bytes:
-            return
-        self.limit_bytes = self._most_bytes
-        self._advice = f"the control group has {left_bytes:,} bytes left; make smaller microbatches, or fewer workers"
-        logger.warning(
-            "the control group of this process has %d MiB left: shared memory for microbatches stays at %d MiB",
-            left_bytes >> 20,
-            self.limit_bytes >> 20,
-        )
-        self._check_fits(size_bytes)
+        if left_bytes is None or size_bytes <= left_bytes:
+            self.group_bytes = None
+            return True
+        # What is free is in nobody's use: it makes room once the trainer has let go of it as well.
+        while self._free:
+            self._drop(self._free.pop())
+        self.group_bytes = left_bytes
+        return False
 
     def _count_take(self) -> None:
         # A moment in which the trainer was late must not make the pool larger for ever: now and then, what was never
@@ -227,7 +215,6 @@ class SegmentPool:
             os.close(descriptor)
         self._segments[segment.index] = segment
         self._total_bytes += size_bytes
-        self._most_bytes = max(self._most_bytes, self._total_bytes)
         return segment
 
 

@@ -70,7 +70,7 @@ TICKET = struct.Struct("<Q")
 # where a worker says what it does (see fkat_data.observe.stages): what a system can map at the least
 PAGE_BYTES = mmap.PAGESIZE
 # bytes needed, bytes held, limit in bytes
-STARVED = struct.Struct("<QQQ")
+STARVED = struct.Struct("<QQQq")
 
 
 class Item(NamedTuple):
@@ -124,11 +124,13 @@ class Starved(NamedTuple):
         needed_bytes: What the next microbatch needs.
         held_bytes: What is held.
         limit_bytes: What the worker may take.
+        group_bytes: What a control group has left, where it is that which is short; else -1.
     """
 
     needed_bytes: int
     held_bytes: int
     limit_bytes: int
+    group_bytes: int
 
 
 class WorkerGone(Exception):  # noqa: N818 - becomes a WorkerDiedError where shard and microbatch are known

@@ -52,6 +52,8 @@ _LARGE_BYTES = 1 << 20
 # So far ahead, there is time to wait for what is on its way back; without that the pool would grow with each delay.
 _MANY_SEGMENTS = 128
 _MOMENT_S = 0.001
+# Where a control group is short of memory: between two looks at it, and between two words about it.
+_SHORT_S, _TELL_AGAIN_S = 0.02, 0.5
 _MOST_UNHEARD = 16
 _LONGEST_UNHEARD_S = 0.001
 
@@ -99,6 +101,7 @@ class Server:
         self._finish = finish
         self._channel = channel
         self._producer = producer
+        self._limit_bytes = limit_bytes
         self._pool = SegmentPool(limit_bytes, self._announce, self._retire)
         self._jobs: deque[_Job] = deque()
         self._cancelled_below = 0
@@ -230,15 +233,26 @@ class Server:
             self._check_wanted(task)
             segment = self._take_returning(task, size_bytes) or self._pool.take(size_bytes)
         if segment is None:
-            needed_bytes = self._pool.size_of(size_bytes)
-            self._channel.send(Kind.STARVED, STARVED.pack(needed_bytes, self._pool.held_bytes, self._pool.limit_bytes))
+            self._tell_starved(size_bytes)
             fault("worker.starved")
             with self._clock.within("blocked"):
+                told_s = time.monotonic()
                 while segment is None:
-                    self._hear(block=True)
+                    # Nobody tells of memory that a control group has again.
+                    is_short = self._pool.group_bytes is not None
+                    self._hear(block=not is_short or self._channel.wait(_SHORT_S))
                     self._check_wanted(task)
                     segment = self._pool.take(size_bytes)
+                    if is_short and segment is None and time.monotonic() > told_s + _TELL_AGAIN_S:
+                        self._tell_starved(size_bytes)
+                        told_s = time.monotonic()
         return segment
+
+    def _tell_starved(self, size_bytes: int) -> None:
+        pool = self._pool
+        group_bytes = -1 if pool.group_bytes is None else pool.group_bytes
+        numbers = (pool.size_of(size_bytes), pool.held_bytes, self._limit_bytes, group_bytes)
+        self._channel.send(Kind.STARVED, STARVED.pack(*numbers))
 
     def _take_returning(self, task: Task, size_bytes: int) -> Segment | None:
         """Return a free segment; where many are out, one that comes back within a moment: a new one costs as much."""

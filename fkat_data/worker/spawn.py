@@ -101,7 +101,7 @@ class ProcessWorker:
         if self._process.pidfd is not None:
             # The process is watched as well as the pipe, which a child of the worker may hold open.
             self._channel.watch(self._process.pidfd)
-        given_back = _Credits(self._channel, limit_bytes)
+        self._given_back = given_back = _Credits(self._channel, limit_bytes)
         self._leases = SegmentLeases(given_back, given_back.discard)
         self._is_hung_up = False
         self._is_closed = False
@@ -254,6 +254,12 @@ class ProcessWorker:
         self._process.join(1.0)
         return WorkerGone(self.pid, self._process.exit_code, self._process.last_words)
 
+    def _starved(self, body: bytes) -> Starved:
+        starved = Starved(*STARVED.unpack(body))
+        if starved.group_bytes >= 0:
+            self._given_back.is_urgent = True
+        return starved
+
     def _understand(self, frame: Frame) -> Message | None:
         body = frame.body
         match frame.kind:
@@ -273,7 +279,7 @@ class ProcessWorker:
             case Kind.BEGIN:
                 self._last_begun = TICKET.unpack(body)[0]
             case Kind.STARVED:
-                return Starved(*STARVED.unpack(body))
+                return self._starved(body)
             case Kind.EVENTS:
                 if self._timeline is not None:
                     self._timeline.write(body)
@@ -325,6 +331,8 @@ class _Credits:
         self._channel = channel
         self._deferred_bytes = 0
         self._most_deferred_bytes = min(_LARGE_CREDIT_BYTES, limit_bytes // 8)
+        self.is_urgent = False
+        """Whether none is to wait: the worker has less memory than its limit says."""
 
     def __call__(self, index: int, size_bytes: int) -> None:
         self._give(Kind.CREDIT, index, size_bytes)
@@ -336,7 +344,7 @@ class _Credits:
     def _give(self, kind: Kind, index: int, size_bytes: int) -> None:
         self._channel.defer(kind, CREDIT.pack(index))
         self._deferred_bytes += size_bytes
-        if self._deferred_bytes >= self._most_deferred_bytes:
+        if self._deferred_bytes >= self._most_deferred_bytes or self.is_urgent:
             self._deferred_bytes = 0
             fault("trainer.credit")
             self._channel.flush()

@@ -1,4 +1,4 @@
-"""On a simulated device, whose streams are late wherever they may be: is every byte right, and does the host not wait?
+"""On a simulated device, in a process of its own (see test_simulation.py), whose streams are late wherever they may be: is every byte right, and does the host not wait?
 
 The safeguards are taken out one by one: without any of them bytes are wrong.
 """
@@ -9,6 +9,7 @@ import gc
 import itertools
 import random
 import time
+import types
 import weakref
 
 import pytest
@@ -25,8 +26,6 @@ from fkat_data.device.accelerator import AcceleratorMover
 from fkat_data.device.engine import StreamEngine
 from fkat_data.device.page_lock import PageLocks
 from fkat_data.observe.report.run import read_run
-
-pytestmark = pytest.mark.skipif(not simulated_device.can_install(), reason="torch has no place for a simulated device")
 
 NUM_MICROBATCHES = 200
 LENGTHS = (1_000, 20_000, 30_000, 1_000, 5_000)
@@ -404,7 +403,23 @@ class MadeOnTheFly(collections.abc.Mapping):
         return len(self.values_by_name)
 
 
-@pytest.mark.parametrize("kind", [Renewed, Slotted])
+class Deep(Renewed):
+    """Its tensors are in a plain object, in a list, in itself."""
+
+    def __init__(self, tensors):
+        self.inside = [types.SimpleNamespace(held={"set": tensors["x"]})]
+
+    def to(self, device, non_blocking=False):
+        holder = self.inside[0]
+        holder.held["set"] = holder.held["set"].to(device, non_blocking=non_blocking)
+        return self
+
+    @property
+    def tensors(self):
+        return {"deep": {"x": self.inside[0].held["set"]}}
+
+
+@pytest.mark.parametrize("kind", [Renewed, Slotted, Deep])
 def test_an_object_that_moves_itself_is_read_before_its_segment_is_written_again(kind):
     def objects(shard):
         for index in range(NUM_MICROBATCHES):

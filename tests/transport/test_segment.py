@@ -146,33 +146,47 @@ def test_a_microbatch_that_never_fits_is_an_error_with_numbers():
         Pair().pool.take(LIMIT + 1)
 
 
-@pytest.mark.parametrize("num_before", [0, 1, 3])
-def test_a_pool_grows_no_further_than_its_control_group_has_room_for(num_before, caplog):
-    left = [1 << 30]
-    pool = SegmentPool(LIMIT, lambda segment, descriptor: None, lambda index: None, lambda: left[0])
-    taken = [pool.take(100_000) for _ in range(num_before)]
-    left[0] = 100_000
-    if not num_before:
-        with pytest.raises(MemoryLimitError, match="the control group has 100,000 bytes left"):
-            pool.take(100_000)
-        return
-    assert pool.take(100_000) is None  # until one comes back
-    assert pool.limit_bytes == pool.held_bytes
-    pool.give_back(taken[0].index)
-    assert pool.take(90_000) is taken[0]
-    pool.give_back(taken[0].index)
-    if num_before == 3:  # of another size: what has come back makes room
-        pool.give_back(taken[1].index)
-        assert pool.take(200_000).size_bytes >= 200_000
-    with pytest.raises(MemoryLimitError, match="the control group"):
-        pool.take(400_000)
-    assert len(caplog.records) == 1
+def grouped_pool(memory_bytes):
+    """A pool in a control group with so much memory, which its segments take."""
+    sizes = {}
+
+    def announce(segment, descriptor):
+        sizes[segment.index] = segment.size_bytes
+
+    pool = SegmentPool(LIMIT, announce, sizes.pop, lambda: max(0, memory_bytes[0] - sum(sizes.values())))
+    return pool, sizes
 
 
-def test_a_group_without_a_limit_is_not_asked_for_more_than_that():
-    pool = SegmentPool(LIMIT, lambda segment, descriptor: None, lambda index: None, lambda: None)
-    assert pool.take(LIMIT // 2) is not None
-    assert pool.limit_bytes == LIMIT
+def test_a_pool_grows_no_further_than_its_control_group_has_room_for():
+    pool, sizes = grouped_pool([300_000])
+    taken = [pool.take(65_536) for _ in range(4)]
+    assert pool.take(65_536) is None  # until one comes back
+    assert pool.group_bytes == 300_000 - 4 * 65_536
+    pool.give_back(taken[0].index)
+    assert pool.take(60_000) is taken[0]
+    for segment in taken[:3]:
+        pool.give_back(segment.index)
+    assert pool.take(150_000) is None  # what was free is let go of at first
+    assert sizes == {taken[3].index: 65_536}
+    assert pool.take(150_000) is not None
+    assert pool.group_bytes is None
+
+
+def test_a_shortage_of_a_control_group_passes():
+    memory_bytes = [0]
+    pool, _ = grouped_pool(memory_bytes)
+    assert pool.take(65_536) is None
+    memory_bytes[0] = 1 << 20
+    assert pool.take(65_536) is not None
+
+
+def test_the_limit_is_the_limit_whatever_the_control_group_has():
+    pool, _ = grouped_pool([1 << 40])
+    assert pool.take(LIMIT) is not None
+    assert pool.take(100_000) is None
+    assert pool.group_bytes is None
+    with pytest.raises(MemoryLimitError, match="raise memory_limit_bytes"):
+        pool.take(LIMIT + 1)
 
 
 def test_memory_outlives_everything_that_knew_of_it():
