@@ -5,6 +5,7 @@ The time from after the first microbatch to the last: start-up is another questi
 
 import mmap
 import time
+from collections.abc import Callable
 from typing import Any
 
 import measure
@@ -47,14 +48,14 @@ def run(settings: Settings) -> Result:
         contestants = [*variants, "torch", *(["memcpy"] if workload == "same images" else [])]
         found = measure.in_turn(settings, {name: _variant(settings, name, workload) for name in contestants})
         trials += [trial for each in found.values() for trial in each]
-        rows.append(_compared(workload, found["ours"], found["torch"]))
+        rows.append(_compared(workload, found["ours"], found["torch"], _TARGETS))
         torch_per_s = medians(found["torch"])("per_s")
         rates = [medians(found[name])("per_s") for name in variants]
         variants_rows.append([workload, *(f"{rate:,.0f} ({rate / torch_per_s:.1f} x)" for rate in rates)])
         if "memcpy" in found:
             memcpy_rows.append(_against_memcpy(workload, found["ours"], found["memcpy"]))
     tables = [
-        Table("One worker, microbatches/s, against torch's DataLoader", _HEADERS, rows),
+        Table("One worker, microbatches/s, against torch's DataLoader", _headers("torch"), rows),
         Table("The same, with other settings of ours (times torch's)", ["microbatch", *variants], variants_rows),
         Table("Against memcpy into mapped memory", _MEMCPY_HEADERS, memcpy_rows),
     ]
@@ -66,33 +67,38 @@ def peers(settings: Settings) -> Result:
     python = settings.peers
     if python is None:
         return Result([], [])
-    rows, trials = [], []
+    others = ["torch", *settings.wanted_contestants(PEERS)]
+    rows: dict[str, list[list[str]]] = {name: [] for name in others}
+    trials: list[dict[str, Any]] = []
     for workload in settings.wanted_workloads(_COUNTS):
-        names = ["ours", "torch", *settings.wanted_contestants(PEERS)]
+        names = ["ours", *others]
         found = measure.in_turn(
             settings,
             {name: _variant(settings, name, workload) for name in names},
             pythons=dict.fromkeys(PEERS, python),
         )
         trials += [trial for each in found.values() for trial in each]
-        ours = medians(found["ours"])("per_s")
-        rates = {name: medians(found[name])("per_s") for name in names}
-        rows.append([workload, *(f"{rate:,.0f} ({ours / rate:.1f} x)" for rate in rates.values())])
-    title = "Microbatches/s of peers with one worker (ours is so many times as fast)"
-    return Result([Table(title, ["microbatch", "ours", "torch", *settings.wanted_contestants(PEERS)], rows)], trials)
+        for name in others:
+            rows[name].append(_compared(workload, found["ours"], found[name], _TARGETS if name == "torch" else {}))
+    title = "One worker, microbatches/s, against"
+    return Result([Table(f"{title} {name}", _headers(name), rows[name]) for name in others], trials)
 
 
-_HEADERS = [
-    "microbatch",
-    "ours",
-    "torch",
-    "ratio",
-    "target",
-    "trainer CPU µs, ours / torch",
-    "worker CPU µs, ours / torch",
-    "memory MiB (PSS of both processes), ours / torch",
-    "of it shared memory, trainer's view",
-]
+def _headers(other: str) -> list[str]:
+    return [
+        "microbatch",
+        "ours",
+        other,
+        "ratio",
+        "target",
+        f"trainer CPU µs, ours / {other}",
+        f"worker CPU µs, ours / {other}",
+        f"memory MiB (PSS of both processes), ours / {other}",
+        "of it shared memory, trainer's view",
+        "peak RSS MiB of both, what they share twice",
+    ]
+
+
 _MEMCPY_HEADERS = ["microbatch", "ours GiB/s", "memcpy GiB/s", "ratio", "target"]
 
 
@@ -103,9 +109,11 @@ def _variant(settings: Settings, contestant: str, workload: str) -> tuple[str, d
     return "throughput", {"contestant": contestant, "workload": workload, "count": count}
 
 
-def _compared(workload: str, ours: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[str]:
+def _compared(
+    workload: str, ours: list[dict[str, Any]], other: list[dict[str, Any]], targets: dict[str, float | None]
+) -> list[str]:
     our, their = medians(ours), medians(other)
-    target = _TARGETS[workload]
+    target = targets.get(workload)
     return [
         workload,
         f"{our('per_s'):,.0f}",
@@ -116,7 +124,12 @@ def _compared(workload: str, ours: list[dict[str, Any]], other: list[dict[str, A
         f"{our('worker_cpu_us'):.0f} / {their('worker_cpu_us'):.0f}",
         f"{our('pss_mib'):.0f} / {their('pss_mib'):.0f}",
         f"{our('trainer_shared_mib'):.0f} / {their('trainer_shared_mib'):.0f}",
+        f"{_peak_mib(our):.0f} / {_peak_mib(their):.0f}",
     ]
+
+
+def _peak_mib(number: Callable[[str], float]) -> float:
+    return number("trainer_peak_rss_mib") + number("worker_peak_rss_mib")
 
 
 def _against_memcpy(workload: str, ours: list[dict[str, Any]], memcpy: list[dict[str, Any]]) -> list[str]:

@@ -12,6 +12,7 @@ import random
 import pytest
 import torch
 from loader_examples import make
+from missing_safeguards import movers
 from torch.nn.utils.rnn import pack_sequence
 
 from fkat_data.device import page_lock
@@ -71,30 +72,6 @@ class LateEngine(StreamEngine):
         return context
 
 
-class WithoutEvent(LateEngine):
-    """The caller's stream does not wait for the copy."""
-
-    def hand_over(self, ticket, tensors):
-        for tensor in tensors:
-            tensor.record_stream(torch.cuda.current_stream(self.device))
-
-
-class WithoutRecord(LateEngine):
-    """The allocator does not learn of the caller's stream."""
-
-    def hand_over(self, ticket, tensors):
-        super().hand_over(ticket, [])
-
-
-class WithoutKeeping(AcceleratorMover):
-    """Lets go of what the copies read at once."""
-
-    def begin(self, microbatch):
-        moving = super().begin(microbatch)
-        self._sources.clear()
-        return moving
-
-
 def num_wrong(mover, stream=None):
     """Take microbatches while both streams are held up; return how many were not what they should be."""
     delays = random.Random(1)
@@ -123,17 +100,9 @@ def test_every_byte_is_right_whatever_is_late():
     assert num_wrong(AcceleratorMover(LateEngine())) == 0
 
 
-@pytest.mark.parametrize(
-    "make_mover",
-    [
-        lambda: AcceleratorMover(WithoutEvent()),
-        lambda: AcceleratorMover(WithoutRecord()),
-        lambda: WithoutKeeping(LateEngine()),
-    ],
-    ids=["event", "record_stream", "sources"],
-)
-def test_without_a_safeguard_bytes_are_wrong(make_mover):
-    assert num_wrong(make_mover()) > 0
+@pytest.mark.parametrize("missing", movers(LateEngine))
+def test_without_a_safeguard_bytes_are_wrong(missing):
+    assert num_wrong(movers(LateEngine)[missing]()) > 0
 
 
 def test_every_byte_is_right_on_another_stream_of_the_caller():

@@ -18,6 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_examples import make
+from missing_safeguards import movers
 from simulated_device import Runtime, device, launch, sleep
 from torch.nn.utils.rnn import pack_sequence
 
@@ -61,37 +62,6 @@ def sleep_sometimes():
         sleep(device.schedule.randrange(30))
 
 
-class WithoutEvent(LateEngine):
-    """The caller's stream does not wait for the copy."""
-
-    def hand_over(self, ticket, tensors):
-        for tensor in tensors:
-            tensor.record_stream(torch.simulated.current_stream())
-
-
-class WithoutRecord(LateEngine):
-    """The allocator does not learn of the caller's stream."""
-
-    def hand_over(self, ticket, tensors):
-        super().hand_over(ticket, [])
-
-
-class WithoutKeeping(AcceleratorMover):
-    """Lets go of what the copies read at once."""
-
-    def begin(self, microbatch):
-        moving = super().begin(microbatch)
-        self._sources.clear()
-        return moving
-
-
-MUTANTS = {
-    "event": lambda: AcceleratorMover(WithoutEvent()),
-    "record_stream": lambda: AcceleratorMover(WithoutRecord()),
-    "sources": lambda: WithoutKeeping(LateEngine()),
-}
-
-
 class Caller:
     """A training loop whose kernels compare what they read with what was to be delivered."""
 
@@ -130,9 +100,9 @@ def test_every_byte_is_right_whatever_is_late(eagerness):
     assert device.num_reused > 50
 
 
-@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=list(MUTANTS))
-def test_without_a_safeguard_bytes_are_wrong(mutant):
-    assert num_wrong(mutant(), 0.3) > 0
+@pytest.mark.parametrize("missing", movers(LateEngine))
+def test_without_a_safeguard_bytes_are_wrong(missing):
+    assert num_wrong(movers(LateEngine)[missing](), 0.3) > 0
 
 
 class Pool:
@@ -239,16 +209,9 @@ def test_whatever_a_caller_does_it_reads_what_was_delivered(seed, eagerness, act
     assert play(lambda: AcceleratorMover(LateEngine(LockedBefore())), seed, eagerness, actions) == 0
 
 
-@pytest.mark.parametrize(
-    "make_mover",
-    [
-        lambda: AcceleratorMover(WithoutEvent(LockedBefore())),
-        lambda: AcceleratorMover(WithoutRecord(LockedBefore())),
-        lambda: WithoutKeeping(LateEngine(LockedBefore())),
-    ],
-    ids=list(MUTANTS),
-)
-def test_such_a_search_finds_a_missing_safeguard(make_mover):
+@pytest.mark.parametrize("missing", movers(LateEngine))
+def test_such_a_search_finds_a_missing_safeguard(missing):
+    make_mover = movers(LateEngine, LockedBefore())[missing]
     choices = random.Random(0)
     plays = (play(make_mover, seed, 0.6, choices.choices(ACTIONS, k=40)) for seed in range(300))
     assert any(plays)
