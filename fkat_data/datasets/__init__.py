@@ -1,4 +1,4 @@
-"""Datasets and samplers, for a DataLoaderFactory or for any DataLoader, and what mixes them.
+"""Datasets and samplers, for a DataLoaderFactory or for any DataLoader.
 
 Each is imported when it is first asked for: the package alone imports no pyarrow.
 """
@@ -10,29 +10,23 @@ if TYPE_CHECKING:
     from fkat_data.datasets.buffer_sorted import BufferSortedDataset, DatasetImplementingSortKeyProtocol
     from fkat_data.datasets.chain import DatasetChain
     from fkat_data.datasets.dictionary import DictDataset
-    from fkat_data.datasets.distributed import DistributedShardedDataset
+    from fkat_data.datasets.distributed_sharded import DistributedShardedDataset
     from fkat_data.datasets.json_lines import IterableJsonDataset, JsonDataset
     from fkat_data.datasets.map import IterableMapDataset, MapDataset
-    from fkat_data.datasets.mixing.batch_sampler import DictBatchSampler
-    from fkat_data.datasets.mixing.loader import DictDataLoader
-    from fkat_data.datasets.mixing.strategies import Frequency, RoundRobin, SamplerStrategy, Weighted
     from fkat_data.datasets.packed import Fragment, PackedDataset, collate_packed
     from fkat_data.datasets.padding import PaddingCollate, PaddingSide1D, pad_stack_1d
     from fkat_data.datasets.parquet import IterableParquetDataset, ParquetDataset
     from fkat_data.datasets.resumable import ResumableSequentialSampler
-    from fkat_data.datasets.sharded import ShardedDataset, ShardIndexingMode
+    from fkat_data.datasets.shard_view import ShardedDataset, ShardIndexingMode
     from fkat_data.datasets.token_budget import TokenBudgetBatchSampler
 
 __all__ = [
     "BufferSortedDataset",
     "DatasetChain",
     "DatasetImplementingSortKeyProtocol",
-    "DictBatchSampler",
-    "DictDataLoader",
     "DictDataset",
     "DistributedShardedDataset",
     "Fragment",
-    "Frequency",
     "IterableJsonDataset",
     "IterableMapDataset",
     "IterableParquetDataset",
@@ -43,12 +37,9 @@ __all__ = [
     "PaddingSide1D",
     "ParquetDataset",
     "ResumableSequentialSampler",
-    "RoundRobin",
-    "SamplerStrategy",
     "ShardIndexingMode",
     "ShardedDataset",
     "TokenBudgetBatchSampler",
-    "Weighted",
     "collate_packed",
     "pad_stack_1d",
 ]
@@ -58,12 +49,9 @@ _MODULES = {
     "BufferSortedDataset": "buffer_sorted",
     "DatasetChain": "chain",
     "DatasetImplementingSortKeyProtocol": "buffer_sorted",
-    "DictBatchSampler": "mixing.batch_sampler",
-    "DictDataLoader": "mixing.loader",
     "DictDataset": "dictionary",
-    "DistributedShardedDataset": "distributed",
+    "DistributedShardedDataset": "distributed_sharded",
     "Fragment": "packed",
-    "Frequency": "mixing.strategies",
     "IterableJsonDataset": "json_lines",
     "IterableMapDataset": "map",
     "IterableParquetDataset": "parquet",
@@ -74,12 +62,9 @@ _MODULES = {
     "PaddingSide1D": "padding",
     "ParquetDataset": "parquet",
     "ResumableSequentialSampler": "resumable",
-    "RoundRobin": "mixing.strategies",
-    "SamplerStrategy": "mixing.strategies",
-    "ShardIndexingMode": "sharded",
-    "ShardedDataset": "sharded",
+    "ShardIndexingMode": "shard_view",
+    "ShardedDataset": "shard_view",
     "TokenBudgetBatchSampler": "token_budget",
-    "Weighted": "mixing.strategies",
     "collate_packed": "packed",
     "pad_stack_1d": "padding",
 }

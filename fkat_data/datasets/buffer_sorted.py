@@ -10,8 +10,8 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from fkat_data.arguments import integer
-from fkat_data.datasets.indexing import counted_from_start, is_map_style, items_at
-from fkat_data.datasets.state import checked_state, load_state_below, saved_integer, state_below
+from fkat_data.datasets.dataset_state import checked_state, load_state_below, saved_integer, state_below
+from fkat_data.datasets.item_index import counted_from_start, is_map_style, items_at
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.permutation import drawn_seed, draws, permutation
 

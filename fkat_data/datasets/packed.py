@@ -11,10 +11,10 @@ import torch
 from torch.utils.data import Dataset
 
 from fkat_data.arguments import choice, integer
-from fkat_data.datasets.indexing import counted_from_start, is_map_style, items_at
+from fkat_data.datasets.dataset_state import checked_state, load_state_below, saved_integer, state_below
+from fkat_data.datasets.item_index import counted_from_start, is_map_style, items_at
 from fkat_data.datasets.lengths import as_lengths
 from fkat_data.datasets.packing import best_fit
-from fkat_data.datasets.state import checked_state, load_state_below, saved_integer, state_below
 from fkat_data.datasets.windows import Windows, in_steps, whole_steps
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.permutation import permutation

@@ -6,7 +6,7 @@ from typing import Any
 from torch.utils.data import Sampler
 
 from fkat_data.arguments import integer
-from fkat_data.datasets.state import checked_state, saved_integer
+from fkat_data.datasets.dataset_state import checked_state, saved_integer
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 
 __all__ = ["ResumableSequentialSampler"]

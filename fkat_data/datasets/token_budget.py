@@ -8,8 +8,8 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from fkat_data.arguments import choice, integer
+from fkat_data.datasets.dataset_state import checked_state, saved_integer
 from fkat_data.datasets.lengths import as_lengths
-from fkat_data.datasets.state import checked_state, saved_integer
 from fkat_data.datasets.windows import Windows, in_steps, whole_steps
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 from fkat_data.permutation import permutation

@@ -10,7 +10,7 @@ from fkat_data.device.host import HostMover, Mover
 from fkat_data.faults import fault
 from fkat_data.loader.agreement import RankAgreement
 from fkat_data.loader.prefetch import Arrival, Prefetcher, ShardEnd
-from fkat_data.observe.events import Recorder
+from fkat_data.observe.events import EventRecorder
 from fkat_data.observe.profile import TrainerProfile
 from fkat_data.plan.cursor import Cursor
 from fkat_data.types import Microbatch
@@ -58,7 +58,7 @@ class Delivery:
         """Told of every microbatch, where ranks are compared."""
         self.watch: EpochWatch | None = None
         """Told of the begin and the end of iterations."""
-        self.recorder: Recorder | None = None
+        self.recorder: EventRecorder | None = None
         """Given an event for each copy to a device."""
         self.on_wait: Callable[[float, float], None] | None = None
         """Told from when to when the caller waited for copies."""

@@ -5,10 +5,10 @@ import os
 import time
 from collections.abc import Callable
 
-from fkat_data.loader.crew import Crew
 from fkat_data.loader.delivery import Delivery
 from fkat_data.loader.prefetch import Prefetcher
-from fkat_data.observe.events import COPY_THREAD, CYCLE_S, MAIN_THREAD, Recorder
+from fkat_data.loader.worker_pool import WorkerPool
+from fkat_data.observe.events import COPY_THREAD, CYCLE_S, MAIN_THREAD, EventRecorder
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.observe.timeline import Timeline
 from fkat_data.types import Microbatch
@@ -32,7 +32,7 @@ class _CopyTrack:
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
-        self._recorder: Recorder | None = None
+        self._recorder: EventRecorder | None = None
 
     def add(self, began_s: float, ended_s: float) -> None:
         """Draw the copies of a microbatch."""
@@ -56,7 +56,7 @@ class Observation:
 
     def __init__(
         self,
-        crew: Crew,
+        crew: WorkerPool,
         prefetcher: Prefetcher,
         delivery: Delivery,
         num_shard_prefetches: int,
@@ -179,7 +179,7 @@ class Observation:
                 worker.take_events(deadline_s)
             times = worker.times()
             if times.stage:
-                last = Recorder(timeline.write, worker.pid, MAIN_THREAD)
+                last = EventRecorder(timeline.write, worker.pid, MAIN_THREAD)
                 last.add(times.stage, times.began_s, time.perf_counter(), times.place)
                 last.flush()
         timeline.tell("loader closed", self.statistics())

@@ -1,7 +1,7 @@
 """A wait of the trainer for one worker: shown when it takes long, told of when it takes too long."""
 
 from fkat_data.loader.stall import StallWatch
-from fkat_data.observe.progress import Doing, WaitDisplay
+from fkat_data.observe.progress import Activity, WaitDisplay
 from fkat_data.plan.task import Task
 from fkat_data.worker.messages import Worker
 
@@ -57,22 +57,24 @@ class Patience:
         self._display.end()
 
 
-def doing(worker: Worker, task: Task) -> Doing:
+def doing(worker: Worker, task: Task) -> Activity:
     """Return what a worker that is waited for is doing."""
     times = worker.times()
     if not worker.has_begun(task.ticket):
         is_new = not times.stage and not times.produced
-        return Doing("the worker is being started" if is_new else f"the worker has not begun shard {task.shard!r} yet")
+        return Activity(
+            "the worker is being started" if is_new else f"the worker has not begun shard {task.shard!r} yet"
+        )
     shard = f"shard {task.shard!r}"
     match times.stage:
         case "replay":
             text = f"making again what was delivered before the resume, of {shard}"
-            return Doing(text, max(0, times.place), task.first_microbatch)
+            return Activity(text, max(0, times.place), task.first_microbatch)
         case "store":
-            return Doing(f"waiting for stored bytes of {shard}")
+            return Activity(f"waiting for stored bytes of {shard}")
         case "produce" | "encode":
-            return Doing(f"making microbatch {times.place} of {shard}")
+            return Activity(f"making microbatch {times.place} of {shard}")
         case "blocked":
-            return Doing(f"waiting for room, in {shard}")
+            return Activity(f"waiting for room, in {shard}")
         case _:
-            return Doing(f"opening {shard}")
+            return Activity(f"opening {shard}")

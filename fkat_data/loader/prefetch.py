@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from fkat_data.errors import MemoryLimitError, StaleIteratorError, WorkerDiedError, WorkerError, WorkerStalledError
 from fkat_data.faults import fault
 from fkat_data.loader.patience import Patience
-from fkat_data.loader.recovery import Recovery, Remedy, Restarts, Skips
+from fkat_data.loader.recovery import Recovery, Remedy, Restarts, ShardSkips
 from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.plan.task import Task
 from fkat_data.position import Position
 from fkat_data.types import Shard
-from fkat_data.worker.messages import NO_LIMIT, End, Failure, Item, Starved, Worker, WorkerGone
+from fkat_data.worker.messages import NO_LIMIT, End, Failure, Item, MemoryShortage, Worker, WorkerGone
 
 __all__ = ["Arrival", "Prefetcher", "ShardEnd"]
 
@@ -89,7 +89,7 @@ class Prefetcher:
         """Called before it is said that the caller holds too much: what only copies to a device hold is no fault."""
         self.restarts = Restarts(recovery.max_worker_restarts)
         """How often a dead worker was replaced."""
-        self.skips = Skips(recovery.max_skipped_shards, skips=recovery.skips_shards)
+        self.skips = ShardSkips(recovery.max_skipped_shards, skips=recovery.skips_shards)
         """Which failing shards were skipped."""
         self._num_shards_ahead = num_shard_prefetches
         self._num_microbatches_ahead = num_microbatch_prefetches
@@ -104,7 +104,7 @@ class Prefetcher:
         self._last_digest: int | None = None
         self._has_delivered = False
         self._allowance = 0
-        self._starved: Starved | None = None
+        self._starved: MemoryShortage | None = None
         self._has_told_of_group = False
         self._sampler_error: Exception | None = None
         self.num_microbatches: dict[str, int] = {}
@@ -297,7 +297,7 @@ class Prefetcher:
         try:
             while True:
                 message = worker.receive(timeout_s=interval_s if self._starved is None else 0)
-                if isinstance(message, Starved):
+                if isinstance(message, MemoryShortage):
                     self._starved = message
                     self._tell_of_group(message)
                 elif message is None:
@@ -353,7 +353,7 @@ class Prefetcher:
         is_last = len(self._tasks) == 1 and self._plan_shard(task.shard_index + 1) is None
         return self.skips.may_skip(task, error, is_whole_epoch_lost=is_last and not self._has_delivered)
 
-    def _tell_of_group(self, starved: Starved) -> None:
+    def _tell_of_group(self, starved: MemoryShortage) -> None:
         if starved.group_bytes >= 0 and not self._has_told_of_group:
             self._has_told_of_group = True
             logger.warning(

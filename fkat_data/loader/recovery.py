@@ -13,7 +13,7 @@ from fkat_data.loader.stall import StallWatch
 from fkat_data.observe.progress import display_for
 from fkat_data.plan.task import Task
 
-__all__ = ["ON_SHARD_ERROR", "Recovery", "Remedy", "Restarts", "Skips"]
+__all__ = ["ON_SHARD_ERROR", "Recovery", "Remedy", "Restarts", "ShardSkips"]
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Restarts:
         return Remedy.GO_ON if self._deaths_at_place < _DEATHS_AT_ONE_PLACE else Remedy.GIVE_UP_SHARD
 
 
-class Skips:
+class ShardSkips:
     """Decides whether a failing shard is skipped, and remembers those that were.
 
     Args:

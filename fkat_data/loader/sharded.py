@@ -17,14 +17,14 @@ from fkat_data.device.choice import mover_for
 from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 from fkat_data.loader.agreement import RankCheck
-from fkat_data.loader.crew import Crew, CrewSettings
 from fkat_data.loader.delivery import Delivery
 from fkat_data.loader.identity import identity_of
 from fkat_data.loader.observation import Observation
 from fkat_data.loader.prefetch import Prefetcher
 from fkat_data.loader.recovery import ON_SHARD_ERROR, Recovery
-from fkat_data.loader.repetition import Repetition
+from fkat_data.loader.replay import MicrobatchReplay
 from fkat_data.loader.resume import adopt, rank_state, resume
+from fkat_data.loader.worker_pool import WorkerPool, WorkerPoolSettings
 from fkat_data.observe.profile import TrainerProfile
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.observe.timeline import open_timeline
@@ -130,7 +130,7 @@ class ShardedDataLoader:
         )
         profile = TrainerProfile(profiler)
         timeline = None if trace is None else open_timeline(trace, *rank_and_world_size())
-        settings = CrewSettings(
+        settings = WorkerPoolSettings(
             factory=dataloader_factory,
             seed=self._identity.seed,
             dp_rank=self._identity.dp_rank,
@@ -142,7 +142,7 @@ class ShardedDataLoader:
             is_digested=recovery.max_worker_restarts > 0 or replica_group is not None,
             timeline=timeline,
         )
-        self._crew = Crew(settings, profile)
+        self._crew = WorkerPool(settings, profile)
         self._prefetcher = Prefetcher(
             self._plan,
             self._crew.workers,
@@ -154,9 +154,9 @@ class ShardedDataLoader:
         self._cursor = Cursor()
         self._delivery = Delivery(self._prefetcher, self._cursor, mover_for(device), profile)
         self._observation = Observation(self._crew, self._prefetcher, self._delivery, num_shard_prefetches, timeline)
-        self._repetition: Repetition | None = None
+        self._repetition: MicrobatchReplay | None = None
         if arguments.boolean("replay", replay):
-            self._repetition = Repetition(self._delivery, self._cursor, self._crew)
+            self._repetition = MicrobatchReplay(self._delivery, self._cursor, self._crew)
         self._next = self._observation.drawn((self._repetition or self._delivery).next)
         self._ranks = RankCheck(replica_group, check_ranks_every, self._identity.seed, self._plan)
         # Which iterator is the newest: a reference to it would be one in a circle.

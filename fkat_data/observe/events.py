@@ -16,7 +16,7 @@ __all__ = [
     "LONG_S",
     "MAIN_THREAD",
     "PRODUCTION_THREAD",
-    "Recorder",
+    "EventRecorder",
     "counter_event",
     "instant_event",
     "named_event",
@@ -38,7 +38,7 @@ _BATCH_EVENTS = 512
 _BATCH_S = 0.5
 
 
-class Recorder:
+class EventRecorder:
     """Collects the events of one thread of a process, and hands them on in batches; used by one thread.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fkat_data.distributed import rank_and_world_size
 
-__all__ = ["Doing", "ReplayDisplay", "WaitDisplay", "display_for"]
+__all__ = ["Activity", "ReplayDisplay", "WaitDisplay", "display_for"]
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ _LOG_AFTER_S = 10.0
 _LOG_GROWTH = 2.0
 
 
-class Doing(NamedTuple):
+class Activity(NamedTuple):
     """What is waited for.
 
     Attributes:
@@ -46,7 +46,7 @@ class WaitDisplay:
         self.interval_s = _LOG_AFTER_S if bar_type is None else _BAR_AFTER_S
         """Seconds until ``show`` is to be called."""
 
-    def show(self, waited_s: float, doing: Doing) -> None:
+    def show(self, waited_s: float, doing: Activity) -> None:
         """Show how it goes.
 
         Args:
@@ -95,7 +95,7 @@ class ReplayDisplay:
         if now_s - self._shown_s >= self._display.interval_s:
             self._shown_s = now_s
             text = f"making again what was delivered before the resume, of shard {shard}"
-            self._display.show(now_s - self._began_s, Doing(text, num_done, num_microbatches))
+            self._display.show(now_s - self._began_s, Activity(text, num_done, num_microbatches))
 
     def end(self) -> None:
         """Take note that it is over; any number of calls."""

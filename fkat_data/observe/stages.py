@@ -13,7 +13,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias
 
-from fkat_data.observe.events import Recorder
+from fkat_data.observe.events import EventRecorder
 from fkat_data.observe.profile import WorkerProfile
 
 __all__ = [
@@ -76,7 +76,9 @@ class StageClock:
         recorder: Given an event for each stage; None: nothing is drawn.
     """
 
-    def __init__(self, slots: Page, profile: WorkerProfile | None = None, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self, slots: Page, profile: WorkerProfile | None = None, recorder: EventRecorder | None = None
+    ) -> None:
         self._slots = slots
         self._profile = profile if profile is not None and profile.is_active else None
         self.recorder = recorder

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from fkat_data.observe.events import LONG_S, Recorder
+from fkat_data.observe.events import LONG_S, EventRecorder
 from fkat_data.observe.verdict import Verdict, judge
 
 __all__ = ["LoaderStatistics", "Waiting"]
@@ -32,7 +32,7 @@ class Waiting:
         self.total_s = 0.0
         self.first_s = 0.0
         self.num_delivered: Callable[[], int] = int
-        self.recorder: Recorder | None = None
+        self.recorder: EventRecorder | None = None
         self._delivered_before = 0
 
     def begin(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.observe.events import MAIN_THREAD, Recorder, counter_event, instant_event, named_event
+from fkat_data.observe.events import MAIN_THREAD, EventRecorder, counter_event, instant_event, named_event
 from fkat_data.observe.statistics import LoaderStatistics
 
 __all__ = ["HELD", "READY", "SECONDS", "TOTALS", "Timeline", "open_timeline"]
@@ -49,14 +49,14 @@ class Timeline:
         self._size_bytes = 0
         self._is_ended = False
         self._write(b"[\n" + named_event("process_name", self._pid, MAIN_THREAD, name))
-        self._recorders: list[Recorder] = []
+        self._recorders: list[EventRecorder] = []
         self.recorder = self.recorder_of(MAIN_THREAD, "training loop")
         """For what the training loop does."""
 
-    def recorder_of(self, thread: int, name: str) -> Recorder:
+    def recorder_of(self, thread: int, name: str) -> EventRecorder:
         """Return what collects the events of another track of the trainer's process."""
         self.name_thread(self._pid, thread, name)
-        self._recorders.append(Recorder(self.write, self._pid, thread))
+        self._recorders.append(EventRecorder(self.write, self._pid, thread))
         return self._recorders[-1]
 
     def write(self, events: bytes) -> None:

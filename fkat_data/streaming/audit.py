@@ -8,10 +8,10 @@ import numpy.typing as npt
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.catalog import Catalog
-from fkat_data.streaming.epochs import Epochs
-from fkat_data.streaming.place import Place
-from fkat_data.streaming.skips import Skips
+from fkat_data.streaming.epoch.epochs import Epochs
+from fkat_data.streaming.epoch.resume_point import ResumePoint
+from fkat_data.streaming.epoch.skips import SampleSkips
+from fkat_data.streaming.reading.catalog import Catalog
 
 __all__ = ["Coverage", "SampleRecord", "StreamCoverage", "coverage_of", "records_of"]
 
@@ -106,7 +106,9 @@ class Coverage:
         return all(stream.fewest == 1 for stream in self.streams) and extra == self.num_repeats
 
 
-def records_of(epochs: Epochs, catalog: Catalog, skips: Skips, step: int, epoch: int | None) -> list[SampleRecord]:
+def records_of(
+    epochs: Epochs, catalog: Catalog, skips: SampleSkips, step: int, epoch: int | None
+) -> list[SampleRecord]:
     """Return every sample of a global batch, of all ranks in turn.
 
     Args:
@@ -120,11 +122,11 @@ def records_of(epochs: Epochs, catalog: Catalog, skips: Skips, step: int, epoch:
         ConfigurationError: There is no such global batch.
     """
     arguments.integer("step", step, minimum=0)
-    place = Place(0 if epoch is None else arguments.integer("epoch", epoch, minimum=0))
+    place = ResumePoint(0 if epoch is None else arguments.integer("epoch", epoch, minimum=0))
     num_batches = epochs.batching(place).num_even_batches
     while epoch is None and step >= num_batches > 0:
         step -= num_batches
-        place = Place(place.epoch + 1)
+        place = ResumePoint(place.epoch + 1)
         num_batches = epochs.batching(place).num_even_batches
     if step >= num_batches:
         raise ConfigurationError("step", step, f"a global batch of epoch {place.epoch}: fewer than {num_batches}")
@@ -140,7 +142,7 @@ def records_of(epochs: Epochs, catalog: Catalog, skips: Skips, step: int, epoch:
     ]
 
 
-def coverage_of(epochs: Epochs, catalog: Catalog, skips: Skips, epoch: int, num_steps: int | None) -> Coverage:
+def coverage_of(epochs: Epochs, catalog: Catalog, skips: SampleSkips, epoch: int, num_steps: int | None) -> Coverage:
     """Return what has been seen of an epoch after some steps.
 
     It counts every sample, so it takes 4 bytes of memory for each.
@@ -155,7 +157,7 @@ def coverage_of(epochs: Epochs, catalog: Catalog, skips: Skips, epoch: int, num_
     Raises:
         ConfigurationError: The epoch has fewer global batches.
     """
-    place = Place(arguments.integer("epoch", epoch, minimum=0))
+    place = ResumePoint(arguments.integer("epoch", epoch, minimum=0))
     batching = epochs.batching(place)
     num_batches = batching.num_even_batches
     steps = num_batches if num_steps is None else arguments.integer("step", num_steps, minimum=0, maximum=num_batches)
@@ -196,7 +198,7 @@ def _stream_coverage(
     )
 
 
-def _global_batches(epochs: Epochs, place: Place, num_steps: int) -> Iterator[tuple[_Integers, _Integers]]:
+def _global_batches(epochs: Epochs, place: ResumePoint, num_steps: int) -> Iterator[tuple[_Integers, _Integers]]:
     plan = epochs.plan(place)
     chunk = max(1, _CHUNK // plan.grid.global_batch_size) if plan.is_cheap else max(num_steps, 1)
     for start in range(0, num_steps, chunk):

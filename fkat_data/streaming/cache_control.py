@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.catalog import Catalog
+from fkat_data.streaming.reading.catalog import Catalog
 
 __all__ = ["CacheControl"]
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from fkat_data.arguments import integer
 from fkat_data.errors import ConfigurationError, FkatDataError, StaleIteratorError
 from fkat_data.streaming.dataset import StreamingDataset
-from fkat_data.streaming.rank_batches import RankBatches
+from fkat_data.streaming.epoch.rank_batches import RankBatches
 
 __all__ = ["StreamingDataLoader", "batches_together"]
 

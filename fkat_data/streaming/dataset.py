@@ -12,25 +12,25 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, StaleIteratorError
+from fkat_data.sizes import count_of, size_bytes_of
 from fkat_data.streaming.audit import Coverage, SampleRecord, coverage_of, records_of
 from fkat_data.streaming.cache_control import CacheControl
-from fkat_data.streaming.catalog import Catalog
-from fkat_data.streaming.epochs import Epochs
-from fkat_data.streaming.indexing import index_tree
+from fkat_data.streaming.epoch.epoch_state import check_fingerprint, place_of, state_of
+from fkat_data.streaming.epoch.epochs import Epochs
+from fkat_data.streaming.epoch.rank_batches import RankBatches
+from fkat_data.streaming.epoch.resume_point import ResumePoint, SharedPlace
+from fkat_data.streaming.epoch.skips import SampleSkips
+from fkat_data.streaming.epoch.weight_schedule import WeightSchedule
+from fkat_data.streaming.epoch.world import World
 from fkat_data.streaming.names import DatasetNames
-from fkat_data.streaming.open_shards import OpenShards
 from fkat_data.streaming.order.batching import BATCHING_METHODS
-from fkat_data.streaming.order.epoch import SHUFFLES, OrderSettings
+from fkat_data.streaming.order.epoch_order import SHUFFLES, OrderSettings
 from fkat_data.streaming.order.partition import PARTITIONS
 from fkat_data.streaming.order.weights import StreamWeight
-from fkat_data.streaming.place import Place, SharedPlace
-from fkat_data.streaming.rank_batches import RankBatches
-from fkat_data.streaming.schedule import WeightSchedule
-from fkat_data.streaming.sizes import count_of, size_bytes_of
-from fkat_data.streaming.skips import Skips
-from fkat_data.streaming.state import check_fingerprint, place_of, state_of
-from fkat_data.streaming.stream import Stream, given_streams
-from fkat_data.streaming.world import World
+from fkat_data.streaming.reading.catalog import Catalog
+from fkat_data.streaming.reading.index_tree import index_tree
+from fkat_data.streaming.reading.open_shards import OpenShards
+from fkat_data.streaming.reading.stream import Stream, given_streams
 
 __all__ = ["StreamingDataset"]
 
@@ -140,7 +140,7 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
         super().__init__()
         self.predownload = None if predownload is None else arguments.integer("predownload", predownload, minimum=0)
         self.cache_limit = size_bytes_of("cache_limit", cache_limit) if cache_limit else None
-        self._skips = Skips(skip)
+        self._skips = SampleSkips(skip)
         settings = OrderSettings(
             (),
             shuffle=arguments.boolean("shuffle", shuffle),
@@ -192,7 +192,7 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
         self._round = (0, 0)
 
     @property
-    def skips(self) -> Skips:
+    def skips(self) -> SampleSkips:
         """What is not delivered, what a loaded state said included."""
         return self._skips
 
@@ -228,7 +228,7 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
         """Return how many samples a rank gets of a whole epoch."""
         if self.batch_size is None:
             return math.ceil(self.epoch_size / self.epochs.world().num_ranks)
-        batching = self.epochs.batching(Place())
+        batching = self.epochs.batching(ResumePoint())
         return batching.num_rank_samples(batching.num_even_batches)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -280,7 +280,7 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
             most_bytes = max(1, self.cache_limit // (2 * self.epochs.world().ranks_per_node))
         return self._shards.follow(parts, ids_of, num_ahead=self.num_ahead, most_bytes=most_bytes, is_opened=is_opened)
 
-    def begin_epoch(self) -> Place:
+    def begin_epoch(self) -> ResumePoint:
         """Return where the next epoch begins, for this process to read it; nothing in it is open."""
         info = get_worker_info()
         # What the workers of one iteration of a DataLoader have in common, and no other has.
@@ -291,7 +291,7 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
         self._round = (key, self._round[1] + 1)
         return self.epochs.settled(place)
 
-    def rank_batches(self, place: Place) -> RankBatches:
+    def rank_batches(self, place: ResumePoint) -> RankBatches:
         """Return what this rank reads from a place on."""
         return RankBatches(self.epochs.plan(place), place, self.epochs.world().rank, self._skips)
 
@@ -379,7 +379,7 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
             check_fingerprint(obj["fingerprint"], self.epochs.fingerprint())
         if self.epochs.schedule is not None and "weight_schedule" in obj:
             self.epochs.schedule.check_past(obj["weight_schedule"], place.epoch, place.sample_in_epoch)
-        skips = self._skips.also(Skips(obj.get("skip")))
+        skips = self._skips.also(SampleSkips(obj.get("skip")))
         skips.check(self.num_samples)
         if self.batch_size is not None:
             self.epochs.batching(place)

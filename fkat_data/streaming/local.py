@@ -8,10 +8,10 @@ from torch.utils.data import Dataset
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.catalog import Catalog
-from fkat_data.streaming.indexing import index_tree
-from fkat_data.streaming.open_shards import OpenShards
-from fkat_data.streaming.stream import Stream
+from fkat_data.streaming.reading.catalog import Catalog
+from fkat_data.streaming.reading.index_tree import index_tree
+from fkat_data.streaming.reading.open_shards import OpenShards
+from fkat_data.streaming.reading.stream import Stream
 
 __all__ = ["LocalDataset"]
 

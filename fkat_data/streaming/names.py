@@ -5,11 +5,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fkat_data.streaming.catalog import Catalog
-from fkat_data.streaming.epochs import Epochs
+from fkat_data.streaming.epoch.epochs import Epochs
 from fkat_data.streaming.formats.entry import ShardEntry
 from fkat_data.streaming.order.spanner import Spanner
-from fkat_data.streaming.stream import Stream
+from fkat_data.streaming.reading.catalog import Catalog
+from fkat_data.streaming.reading.stream import Stream
 
 __all__ = ["DatasetNames"]
 

@@ -1,14 +1,8 @@
-"""What ships for users' own tests: proof that their data resume exactly.
+"""What ships for users' own tests: digests of microbatches, and the first difference between two of them.
 
-::
-
-    from fkat_data.testing import verify_resume
-
-    report = verify_resume(make_loader)
-    assert report.is_exact, report
+Proof that a loader resumes exactly is ``fkat_data.tools.verify_resume``.
 """
 
-from fkat_data.testing.digest import digest, first_difference
-from fkat_data.testing.verify import ResumeReport, verify_resume
+from fkat_data.testing.content_digest import digest, first_difference
 
-__all__ = ["ResumeReport", "digest", "first_difference", "verify_resume"]
+__all__ = ["digest", "first_difference"]

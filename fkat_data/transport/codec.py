@@ -20,7 +20,7 @@ import torch
 
 from fkat_data.transport.overlap import Extent, overlapping, shared_spans
 
-__all__ = ["ALIGNMENT", "Encoded", "Part", "copied_size", "decode", "dumps", "encode", "loads", "write"]
+__all__ = ["ALIGNMENT", "Encoded", "MemoryPart", "copied_size", "decode", "dumps", "encode", "loads", "write"]
 
 ALIGNMENT = 64
 """Bytes that every part's offset is a multiple of: a cache line, and what vector instructions like."""
@@ -34,7 +34,7 @@ _DTYPE_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _PLACEHOLDER = bytearray(1)
 
 
-class Part(NamedTuple):
+class MemoryPart(NamedTuple):
     """Memory to be written beside the envelope.
 
     Attributes:
@@ -61,7 +61,7 @@ class Encoded(NamedTuple):
     """
 
     envelope: bytes
-    parts: list[Part]
+    parts: list[MemoryPart]
     layout: bytes
     size_bytes: int
 
@@ -108,7 +108,7 @@ def copied_size(sizes: list[int]) -> int:
     return sum(_aligned(size) for size in sizes)
 
 
-def write(parts: list[Part], memory: memoryview, address: int, offset: int) -> None:
+def write(parts: list[MemoryPart], memory: memoryview, address: int, offset: int) -> None:
     """Copy the parts, one after the other, to ``offset`` and on, each aligned.
 
     Args:
@@ -159,7 +159,7 @@ _forms: dict[Any, tuple[bytes, bytes, int]] = {}
 _MOST_FORMS = 4096
 
 
-def _flat(microbatch: Any) -> tuple[Any, list[Part]] | None:
+def _flat(microbatch: Any) -> tuple[Any, list[MemoryPart]] | None:
     """Return what decides on the form of a flat container of dense tensors, and its parts; None for anything else."""
     kind = cast("type[Any]", type(microbatch))
     names: Any = ()
@@ -174,7 +174,7 @@ def _flat(microbatch: Any) -> tuple[Any, list[Part]] | None:
     elif kind is not tuple and kind is not list:
         return None
     forms: list[Any] = []
-    parts: list[Part] = []
+    parts: list[MemoryPart] = []
     for tensor in tensors:
         if (
             type(tensor) is not torch.Tensor
@@ -188,11 +188,11 @@ def _flat(microbatch: Any) -> tuple[Any, list[Part]] | None:
         if not size_bytes:
             return None
         forms.append((tensor.dtype, tensor.shape))
-        parts.append(Part(size_bytes, True, tensor.data_ptr(), tensor))
+        parts.append(MemoryPart(size_bytes, True, tensor.data_ptr(), tensor))
     return (kind, names, tuple(forms)), parts
 
 
-def _parts_overlap(parts: list[Part]) -> bool:
+def _parts_overlap(parts: list[MemoryPart]) -> bool:
     if len(parts) < 2:
         return False
     if len(parts) == 2:
@@ -250,13 +250,13 @@ class _Pickler(_InBandPickler):
     """Takes tensors and arrays out of the stream."""
 
     def __init__(self, file: io.BytesIO) -> None:
-        parts: list[Part] = []
+        parts: list[MemoryPart] = []
 
         # No method: a pickler that refers to itself would keep the microbatch until the next garbage collection.
         def take(buffer: pickle.PickleBuffer) -> None:
             memory = buffer.raw()
             if memory.obj is not _PLACEHOLDER:
-                parts.append(Part(memory.nbytes, is_tensor=False, address=0, owner=memory))
+                parts.append(MemoryPart(memory.nbytes, is_tensor=False, address=0, owner=memory))
 
         self.parts = parts
         self.extents: list[Extent] = []
@@ -282,7 +282,7 @@ class _Pickler(_InBandPickler):
         code = _DTYPE_CODES[tensor.dtype]
         if numel == 0:
             return _rebuild_empty, (code, shape)
-        self.parts.append(Part(numel * tensor.itemsize, is_tensor=True, address=tensor.data_ptr(), owner=tensor))
+        self.parts.append(MemoryPart(numel * tensor.itemsize, is_tensor=True, address=tensor.data_ptr(), owner=tensor))
         return _rebuild, (pickle.PickleBuffer(_PLACEHOLDER), code, numel, shape, strides)
 
 
@@ -297,7 +297,7 @@ class _SharingPickler(_Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is _SharedMemory:
             start, end, _, owner = obj.span
-            self.parts.append(Part(end - start, is_tensor=True, address=start, owner=owner))
+            self.parts.append(MemoryPart(end - start, is_tensor=True, address=start, owner=owner))
             return _rebuild, (pickle.PickleBuffer(_PLACEHOLDER), _DTYPE_CODES[torch.uint8], end - start, None, None)
         return super().reducer_override(obj)
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from fkat_data.errors import MemoryLimitError
 from fkat_data.faults import fault
-from fkat_data.transport.budget import available_bytes, group_bytes
+from fkat_data.transport.memory_limit import available_bytes, group_bytes
 
 __all__ = ["Mapping", "Segment", "SegmentLeases", "SegmentPool", "anonymous_file", "mapping_at", "rounded_size"]
 

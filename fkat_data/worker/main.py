@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fkat_data.faults import fault
-from fkat_data.observe.events import MAIN_THREAD, Recorder
+from fkat_data.observe.events import MAIN_THREAD, EventRecorder
 from fkat_data.observe.profile import WorkerProfile
 from fkat_data.observe.stages import Page, StageClock
 from fkat_data.transport.channel import Channel
@@ -62,7 +62,7 @@ def _prepare(settings_file: mmap.mmap, worker_index: int, channel: Channel, page
     profile = WorkerProfile(settings.profiler, worker_index)
     recorder = None
     if settings.is_traced:
-        recorder = Recorder(lambda events: channel.send(Kind.EVENTS, events), os.getpid(), MAIN_THREAD)
+        recorder = EventRecorder(lambda events: channel.send(Kind.EVENTS, events), os.getpid(), MAIN_THREAD)
     clock = StageClock(page, profile, recorder)
     producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark)
     finish, is_digested = profile.finish, settings.is_digested

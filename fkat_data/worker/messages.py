@@ -24,8 +24,8 @@ __all__ = [
     "Failure",
     "Item",
     "Kind",
+    "MemoryShortage",
     "Message",
-    "Starved",
     "Worker",
     "WorkerGone",
     "pack_task",
@@ -117,7 +117,7 @@ class Failure(NamedTuple):
     error: BaseException
 
 
-class Starved(NamedTuple):
+class MemoryShortage(NamedTuple):
     """The worker waits for memory that somebody holds.
 
     Attributes:
@@ -149,7 +149,7 @@ class WorkerGone(Exception):  # noqa: N818 - becomes a WorkerDiedError where sha
         self.last_words = last_words
 
 
-Message = Item | End | Failure | Starved
+Message = Item | End | Failure | MemoryShortage
 
 
 class Worker(Protocol):

@@ -17,7 +17,7 @@ from typing import cast
 
 from fkat_data.faults import fault
 from fkat_data.worker import lifeline
-from fkat_data.worker.attend import Attendant
+from fkat_data.worker.monitor import WorkerMonitor
 
 __all__ = ["STACK_SIGNAL", "WorkerProcess"]
 
@@ -75,7 +75,7 @@ class WorkerProcess:
         """The process id."""
         self.pidfd = _pidfd(self.pid)
         """Readable when the process has ended; None where the kernel has no such thing."""
-        self._attendant = Attendant(self._process, self.pidfd, self._stderr)
+        self._attendant = WorkerMonitor(self._process, self.pidfd, self._stderr)
         self._attendant.start()
         fault("trainer.spawned")
 

@@ -34,8 +34,8 @@ from fkat_data.worker.messages import (
     Failure,
     Item,
     Kind,
+    MemoryShortage,
     Message,
-    Starved,
     WorkerGone,
     pack_task,
 )
@@ -254,8 +254,8 @@ class ProcessWorker:
         self._process.join(1.0)
         return WorkerGone(self.pid, self._process.exit_code, self._process.last_words)
 
-    def _starved(self, body: bytes) -> Starved:
-        starved = Starved(*STARVED.unpack(body))
+    def _starved(self, body: bytes) -> MemoryShortage:
+        starved = MemoryShortage(*STARVED.unpack(body))
         if starved.group_bytes >= 0:
             self._given_back.is_urgent = True
         return starved

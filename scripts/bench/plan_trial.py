@@ -31,7 +31,7 @@ def trial(contestant: str, algorithm: str, count: int, resumed_at: float, rank: 
 
 def _planner(contestant: str) -> Any:
     if contestant == "ours":
-        return _ours(importlib.import_module("fkat_data.streaming.order.epoch"))
+        return _ours(importlib.import_module("fkat_data.streaming.order.epoch_order"))
     stand_in("streaming")
     partition = importlib.import_module("streaming.base.partition")
     return _theirs(partition, importlib.import_module("streaming.base.shuffle"))
@@ -40,9 +40,9 @@ def _planner(contestant: str) -> Any:
 def _ours(order: Any) -> Any:
     weights = importlib.import_module("fkat_data.streaming.order.weights")
     grids = importlib.import_module("fkat_data.streaming.order.partition")
-    batches = importlib.import_module("fkat_data.streaming.rank_batches")
-    skips = importlib.import_module("fkat_data.streaming.skips").Skips()
-    places = importlib.import_module("fkat_data.streaming.place")
+    batches = importlib.import_module("fkat_data.streaming.epoch.rank_batches")
+    skips = importlib.import_module("fkat_data.streaming.epoch.skips").Skips()
+    places = importlib.import_module("fkat_data.streaming.epoch.resume_point")
 
     def plan(algorithm: str, sizes: Any, drop: int, rank: int) -> list[int]:
         settings = order.OrderSettings((sizes,), shuffle=True, shuffle_algo=algorithm)

@@ -26,7 +26,7 @@ from fkat_data.device import page_lock
 from fkat_data.device.accelerator import AcceleratorMover
 from fkat_data.device.engine import StreamEngine
 from fkat_data.device.page_lock import PageLocks
-from fkat_data.observe.report.run import read_run
+from fkat_data.tools.report.traced_run import read_run
 
 NUM_MICROBATCHES = 200
 LENGTHS = (1_000, 20_000, 30_000, 1_000, 5_000)

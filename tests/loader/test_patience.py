@@ -3,7 +3,7 @@ import pytest
 from fkat_data.errors import WorkerStalledError
 from fkat_data.loader.patience import Patience, doing
 from fkat_data.loader.stall import StallWatch
-from fkat_data.observe.progress import Doing, WaitDisplay
+from fkat_data.observe.progress import Activity, WaitDisplay
 from fkat_data.observe.stages import StageClock, new_page
 from fkat_data.observe.statistics import Waiting
 from fkat_data.plan.task import Task
@@ -60,12 +60,12 @@ class Begun(InlineWorker):
 @pytest.mark.parametrize(
     ("stage", "expected"),
     [
-        ("", Doing("opening shard 'a'")),
-        ("build", Doing("opening shard 'a'")),
-        ("store", Doing("waiting for stored bytes of shard 'a'")),
-        ("replay", Doing("making again what was delivered before the resume, of shard 'a'", 7, 40)),
-        ("produce", Doing("making microbatch 7 of shard 'a'")),
-        ("blocked", Doing("waiting for room, in shard 'a'")),
+        ("", Activity("opening shard 'a'")),
+        ("build", Activity("opening shard 'a'")),
+        ("store", Activity("waiting for stored bytes of shard 'a'")),
+        ("replay", Activity("making again what was delivered before the resume, of shard 'a'", 7, 40)),
+        ("produce", Activity("making microbatch 7 of shard 'a'")),
+        ("blocked", Activity("waiting for room, in shard 'a'")),
     ],
 )
 def test_what_is_waited_for_is_told_from_the_workers_page(stage, expected):
@@ -75,7 +75,7 @@ def test_what_is_waited_for_is_told_from_the_workers_page(stage, expected):
 
 
 def test_a_worker_that_has_not_begun_is_told_from_one_that_is_not_there_yet():
-    assert doing(a_worker(), TASK) == Doing("the worker is being started")
+    assert doing(a_worker(), TASK) == Activity("the worker is being started")
     clock = StageClock(new_page())
     clock.mark("produce", 3)
-    assert doing(a_worker(clock), TASK) == Doing("the worker has not begun shard 'a' yet")
+    assert doing(a_worker(clock), TASK) == Activity("the worker has not begun shard 'a' yet")

@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from fkat_data.errors import ConfigurationError, MemoryLimitError, ReplayMismatchError
-from fkat_data.loader.recovery import Remedy, Restarts, Skips
+from fkat_data.loader.recovery import Remedy, Restarts, ShardSkips
 from fkat_data.plan.task import Task
 
 GO_ON, GIVE_UP_SHARD, GIVE_UP = Remedy.GO_ON, Remedy.GIVE_UP_SHARD, Remedy.GIVE_UP
@@ -35,7 +35,7 @@ def test_a_worker_is_replaced_unless_it_is_in_vain(most, deaths, remedies):
 
 
 def test_failing_shards_are_skipped_counted_and_logged(caplog):
-    skips = Skips(2, skips=True)
+    skips = ShardSkips(2, skips=True)
     with caplog.at_level(logging.WARNING):
         assert skips.may_skip(task(0, 3), ValueError("bad row"), is_whole_epoch_lost=False)
     assert "shard 's3' (epoch 0, shard index 3), the 1. shard skipped in this epoch: ValueError: bad row" in caplog.text
@@ -60,11 +60,11 @@ def test_failing_shards_are_skipped_counted_and_logged(caplog):
     ids=lambda error: type(error).__name__,
 )
 def test_what_is_not_the_shards_fault_is_not_skipped(error):
-    assert not Skips(9, skips=True).may_skip(task(), error, is_whole_epoch_lost=False)
+    assert not ShardSkips(9, skips=True).may_skip(task(), error, is_whole_epoch_lost=False)
 
 
 def test_nothing_is_skipped_by_default_and_no_epoch_is_lost_in_silence():
-    assert not Skips(9, skips=False).may_skip(task(), ValueError(), is_whole_epoch_lost=False)
+    assert not ShardSkips(9, skips=False).may_skip(task(), ValueError(), is_whole_epoch_lost=False)
     error = ValueError()
-    assert not Skips(9, skips=True).may_skip(task(), error, is_whole_epoch_lost=True)
+    assert not ShardSkips(9, skips=True).may_skip(task(), error, is_whole_epoch_lost=True)
     assert error.__notes__ == ["fkat_data: not skipped: no shard of this epoch gave anything"]

@@ -13,7 +13,7 @@ import pytest
 
 from fkat_data import ShardedDataLoader
 from fkat_data.observe import progress
-from fkat_data.observe.progress import Doing, ReplayDisplay, WaitDisplay, display_for
+from fkat_data.observe.progress import Activity, ReplayDisplay, WaitDisplay, display_for
 
 SCRIPT = """
 import os, sys, time, torch
@@ -91,7 +91,7 @@ def test_lines_of_the_log_come_at_growing_intervals(caplog):
     with caplog.at_level(logging.INFO):
         for _ in range(3):
             waited_s += display.interval_s
-            display.show(waited_s, Doing("making again", 3, 7_000))
+            display.show(waited_s, Activity("making again", 3, 7_000))
     display.end()
     assert [record.getMessage() for record in caplog.records] == [
         f"waiting for {seconds} s: making again: 3 of 7,000" for seconds in (10, 30, 70)

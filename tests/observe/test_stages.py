@@ -5,7 +5,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fkat_data.observe.events import Recorder
+from fkat_data.observe.events import EventRecorder
 from fkat_data.observe.profile import WorkerProfile
 from fkat_data.observe.stages import STAGES, StageClock, added_times, new_page, reading, stage_times
 
@@ -81,7 +81,7 @@ def test_profiler_and_timeline_are_told():
         def stop(self, action_name):
             told.append(("stop", action_name))
 
-    recorder = Recorder(written.append, 1, 2)
+    recorder = EventRecorder(written.append, 1, 2)
     clock = StageClock(new_page(), WorkerProfile(Told(), None), recorder)
     clock.mark("build", 0, "a shard")
     with clock.within("store"):

@@ -6,7 +6,7 @@ import torch
 from loader_examples import epoch, make
 
 from fkat_data import LoaderStatistics
-from fkat_data.datasets import DictDataLoader, RoundRobin
+from fkat_data.mixing import DictDataLoader, RoundRobin
 from fkat_data.observe import reading
 
 both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])

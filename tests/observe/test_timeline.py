@@ -14,7 +14,7 @@ from loader_examples import epoch, make
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.observe import timeline as timeline_module
-from fkat_data.observe.events import MAIN_THREAD, Recorder
+from fkat_data.observe.events import MAIN_THREAD, EventRecorder
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.observe.timeline import Timeline, open_timeline
 
@@ -109,7 +109,7 @@ def test_the_file_is_whole_after_every_write(tmp_path_factory, batches):
     path = tmp_path_factory.mktemp("timeline") / "run.json"
     timeline = Timeline(path, "trainer")
     num_written = len(json.loads(path.read_text()))
-    recorder = Recorder(timeline.write, 7, MAIN_THREAD)
+    recorder = EventRecorder(timeline.write, 7, MAIN_THREAD)
     for batch in batches:
         for label, began_s, duration_s, index in batch:
             recorder.add("build", began_s, began_s + duration_s + 0.001, index, label)
@@ -152,7 +152,7 @@ def test_a_killed_process_does_not_spoil_the_file(victim, tmp_path):
 
 def test_microbatches_come_too_fast_to_draw_them_all():
     written = []
-    recorder = Recorder(written.append, 1, 1)
+    recorder = EventRecorder(written.append, 1, 1)
     for index in range(10_000):  # one each 10 µs, for a tenth of a second
         recorder.add("produce", index * 1e-5, index * 1e-5 + 4e-6, index)
         recorder.add("encode", index * 1e-5 + 4e-6, index * 1e-5 + 8e-6, index)

@@ -24,7 +24,7 @@ from proxy.faults import ENDING_KINDS, RandomPlan, fault
 from fkat_data import ShardedDataLoader
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
 from fkat_data.streaming import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
-from fkat_data.streaming.cache.directory import CacheDirectory
+from fkat_data.streaming.cache.cache_directory import CacheDirectory
 from fkat_data.streaming.store import attempts
 
 COUNT, LARGER_COUNT = 97, 640
@@ -287,7 +287,7 @@ def test_a_dataset_that_was_written_again_replaces_what_was_kept(tmp_path, serve
 
 
 def test_a_dataset_that_is_written_again_while_it_is_read_is_noticed(tmp_path, serve, monkeypatch):
-    monkeypatch.setattr("fkat_data.streaming.cached_source._LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr("fkat_data.streaming.reading.cached_source._LOOK_AGAIN_S", 0.0)
     remote = tmp_path / "remote"
     write(remote, 40, first=10)
     server = serve(remote)

@@ -11,11 +11,11 @@ from typing import BinaryIO
 from fkat_data import arguments
 from fkat_data.errors import CacheFullError
 from fkat_data.faults import fault
+from fkat_data.streaming.cache.cache_budget import CacheBudget
+from fkat_data.streaming.cache.cache_directory import CLAIMS
 from fkat_data.streaming.cache.claim import Claim
-from fkat_data.streaming.cache.directory import CLAIMS
 from fkat_data.streaming.cache.locks import pauses
 from fkat_data.streaming.cache.paths import MAKING, parts_of
-from fkat_data.streaming.cache.room import Room
 
 __all__ = ["Cache"]
 
@@ -48,7 +48,7 @@ class Cache:
         ConfigurationError: The directory is none of the room's.
     """
 
-    def __init__(self, directory: Path, room: Room, *, is_name_synced: bool = False) -> None:
+    def __init__(self, directory: Path, room: CacheBudget, *, is_name_synced: bool = False) -> None:
         self._directory = room.directory(directory)
         self._room = room
         self._is_name_synced = arguments.boolean("is_name_synced", is_name_synced)

@@ -4,7 +4,7 @@ import os
 from hashlib import blake2b
 from typing import Self
 
-from fkat_data.streaming.cache.directory import CLAIMS, CacheDirectory
+from fkat_data.streaming.cache.cache_directory import CLAIMS, CacheDirectory
 
 __all__ = ["Claim"]
 

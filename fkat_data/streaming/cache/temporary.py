@@ -8,7 +8,7 @@ from typing import BinaryIO, Self
 
 from fkat_data.errors import ShardCorruptError
 from fkat_data.faults import fault
-from fkat_data.streaming.cache.directory import CacheDirectory
+from fkat_data.streaming.cache.cache_directory import CacheDirectory
 from fkat_data.streaming.cache.paths import BOOKKEEPING, MAKING
 from fkat_data.streaming.cache.system import allocate
 

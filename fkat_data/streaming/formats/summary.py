@@ -7,7 +7,7 @@ from typing import Any
 
 from fkat_data.streaming.formats.entry import Column, ShardEntry
 from fkat_data.streaming.formats.index import INDEX_NAME, read_index
-from fkat_data.streaming.formats.open import open_shard
+from fkat_data.streaming.formats.open_shard import open_shard
 from fkat_data.streaming.formats.unpacking import unpacked
 
 __all__ = ["DatasetSummary", "first_samples", "summary_of"]

@@ -10,7 +10,7 @@ from fkat_data.errors import ShardError, ShardNotFoundError
 from fkat_data.streaming.formats.entry import FileInfo, ShardEntry
 from fkat_data.streaming.formats.hashing import validate_file
 from fkat_data.streaming.formats.index import INDEX_NAME, read_index
-from fkat_data.streaming.formats.open import check_safe, open_shard
+from fkat_data.streaming.formats.open_shard import check_safe, open_shard
 from fkat_data.streaming.formats.reader import ShardReader
 from fkat_data.streaming.formats.unpacking import unpacked
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from fkat_data.errors import DownloadError, FkatDataError, ShardNotFoundError
-from fkat_data.streaming.store.causes import Cause, Outlook, cause_of
+from fkat_data.streaming.store.causes import FailureCause, Outlook, cause_of
 from fkat_data.streaming.store.redaction import Redaction
 
 __all__ = ["FinalError", "with_attempts"]
@@ -73,7 +73,7 @@ class _Failure:
     def __init__(self) -> None:
         self._error: Exception | None = None
 
-    def cause(self) -> Cause:
+    def cause(self) -> FailureCause:
         """Return why the block failed, or raise what is no store's failure."""
         if isinstance(self._error, FinalError):
             raise self._error.error

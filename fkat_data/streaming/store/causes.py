@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from fkat_data.streaming.store.client import StatusError, TransferError
 
-__all__ = ["Cause", "Outlook", "cause_of"]
+__all__ = ["FailureCause", "Outlook", "cause_of"]
 
 #: Client errors that pass: a request that took too long, came too early, or was one of too many.
 _PASSING_STATUSES = frozenset({408, 409, 412, 416, 423, 425, 429})
@@ -56,7 +56,7 @@ class Outlook(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class FailureCause:
     """Why an attempt failed.
 
     Attributes:
@@ -70,12 +70,12 @@ class Cause:
     retry_after_s: float | None = None
 
 
-def cause_of(error: BaseException) -> Cause:
+def cause_of(error: BaseException) -> FailureCause:
     """Return why an attempt failed, from the exception that ended it."""
     chain = list(_chain(error))
     outlook = next((found for link in chain if (found := _outlook(link)) is not None), Outlook.PASSING)
     retry_after_s = next((asked_s for link in chain if (asked_s := _retry_after_s(link)) is not None), None)
-    return Cause(outlook, _text(chain), retry_after_s)
+    return FailureCause(outlook, _text(chain), retry_after_s)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from fkat_data.errors import ConfigurationError, ShardError
 from fkat_data.streaming.formats.index import FORMATS, INDEX_NAME, read_index
-from fkat_data.streaming.writing.directory import RemoteDirectory, is_remote
+from fkat_data.streaming.writing.remote_directory import RemoteDirectory, is_remote
 from fkat_data.streaming.writing.uploads import Uploads
 
 __all__ = ["Destination", "places_of", "remove_index"]

@@ -11,22 +11,22 @@ from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, ShardNotFoundError
 from fkat_data.streaming.formats.index import INDEX_NAME, parse_index
 from fkat_data.streaming.writing.destination import places_of
-from fkat_data.streaming.writing.directory import RemoteDirectory, is_remote
 from fkat_data.streaming.writing.natural_order import natural_key
+from fkat_data.streaming.writing.remote_directory import RemoteDirectory, is_remote
 
-__all__ = ["Place", "merge_index"]
+__all__ = ["IndexLocation", "merge_index"]
 
-Place: TypeAlias = str | Path | tuple[str, str]
+IndexLocation: TypeAlias = str | Path | tuple[str, str]
 """A local directory, a URL, or (local directory, URL or directory)."""
 
 _FILE_KEYS = ("raw_data", "zip_data", "raw_meta", "zip_meta")
 
 
 @overload
-def merge_index(out: Place, /, *, keep_local: bool = True, natural_order: bool = True) -> int: ...
+def merge_index(out: IndexLocation, /, *, keep_local: bool = True, natural_order: bool = True) -> int: ...
 @overload
 def merge_index(
-    index_urls: Sequence[Place], out: Place, /, *, keep_local: bool = True, natural_order: bool = True
+    index_urls: Sequence[IndexLocation], out: IndexLocation, /, *, keep_local: bool = True, natural_order: bool = True
 ) -> int: ...
 def merge_index(*places: Any, keep_local: bool = True, natural_order: bool = True) -> int:
     """Write one index for the datasets below a directory, which are then one dataset.

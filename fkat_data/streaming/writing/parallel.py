@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar
 
 from fkat_data.errors import ConfigurationError, SampleError
 from fkat_data.streaming.writing.destination import places_of, remove_index
-from fkat_data.streaming.writing.merge import Place, merge_index
+from fkat_data.streaming.writing.merge import IndexLocation, merge_index
 from fkat_data.streaming.writing.writer import ShardWriter
 
 __all__ = ["AnyExecutor", "AnyFuture", "write_parallel"]
@@ -39,7 +39,7 @@ def write_parallel(
     samples_of: Callable[[_Item], Iterable[Mapping[str, Any]]],
     items: Iterable[_Item],
     *,
-    out: Place,
+    out: IndexLocation,
     executor: AnyExecutor,
     keep_local: bool = False,
     exist_ok: bool = False,
@@ -96,7 +96,7 @@ def _wait(future: AnyFuture, number: int) -> None:
         raise
 
 
-def _below(local: str | None, remote: str | None, name: str) -> Place:
+def _below(local: str | None, remote: str | None, name: str) -> IndexLocation:
     sides = [f"{side.rstrip('/')}/{name}" for side in (local, remote) if side is not None]
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
 
@@ -105,7 +105,7 @@ def _write_item(
     make_writer: Callable[..., ShardWriter],
     samples_of: Callable[[_Item], Iterable[Mapping[str, Any]]],
     item: _Item,
-    place: Place,
+    place: IndexLocation,
     settings: Mapping[str, bool],
 ) -> None:
     with make_writer(out=place, **settings) as writer:

@@ -6,7 +6,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from fkat_data.streaming.writing.directory import RemoteDirectory
+from fkat_data.streaming.writing.remote_directory import RemoteDirectory
 
 __all__ = ["Uploads"]
 

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, SampleError
+from fkat_data.sizes import size_bytes_of
 from fkat_data.streaming.formats.compression import COMPRESSIONS, compress, extension_of
 from fkat_data.streaming.formats.hashing import HASHES, hash_of
-from fkat_data.streaming.sizes import size_bytes_of
 from fkat_data.streaming.writing.destination import Destination
-from fkat_data.streaming.writing.progress import Progress
+from fkat_data.streaming.writing.write_progress import Progress
 
 __all__ = ["DEFAULT_SIZE_LIMIT", "ShardFile", "ShardWriter"]
 

@@ -4,8 +4,8 @@ import hashlib
 from pathlib import Path
 
 from fkat_data.streaming.cache.cache import Cache
+from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.paths import BOOKKEEPING, MAKING
-from fkat_data.streaming.cache.room import Room
 
 
 def content(name, size_bytes):
@@ -35,7 +35,7 @@ def is_shard(directory, name):
 
 
 def cache_in(directory, limit_bytes=None, **options):
-    return Cache(directory, Room([directory], limit_bytes, is_shard), **options)
+    return Cache(directory, CacheBudget([directory], limit_bytes, is_shard), **options)
 
 
 def get(cache, name, size_bytes, calls=None, **options):

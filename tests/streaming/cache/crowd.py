@@ -12,9 +12,9 @@ from pathlib import Path
 
 from cache_examples import content, get, is_right, is_shard, leftovers_in, shards_in
 
-from fkat_data.streaming.cache import directory as cache_directory
+from fkat_data.streaming.cache import cache_directory
 from fkat_data.streaming.cache.cache import Cache
-from fkat_data.streaming.cache.room import Room
+from fkat_data.streaming.cache.cache_budget import CacheBudget
 
 NUM_PROCESSES = 8
 SIZES = {f"s{number:02}.mds": 2000 + 731 * number % 5000 for number in range(60)}
@@ -48,7 +48,7 @@ def read_for_ever(folder, seed, is_right_so_far):
     log = Log(folder / "log")
     noting_removals(log)
     rng = random.Random(seed)
-    cache = Cache(folder / "cache", Room([folder / "cache"], LIMIT_BYTES, is_shard))
+    cache = Cache(folder / "cache", CacheBudget([folder / "cache"], LIMIT_BYTES, is_shard))
     while True:
         name = rng.choice(list(SIZES)[: rng.choice([6, 60])])
         run = f"{os.getpid()}.{time.monotonic_ns()}"
@@ -91,7 +91,7 @@ def start(folder, seed):
 
 def strike(folder, num_rounds, seed):
     rng = random.Random(seed)
-    room = Room([folder / "cache"], LIMIT_BYTES, is_shard)
+    room = CacheBudget([folder / "cache"], LIMIT_BYTES, is_shard)
     pids = [start(folder, f"{seed} {place}") for place in range(NUM_PROCESSES)]
     most_bytes, num_kills = 0, 0
     for number in range(num_rounds):
@@ -122,7 +122,7 @@ def main(folder, num_rounds, seed):
     removed = Counter(line[1] for line in lines if line[0] == "removed")
     unfinished = Counter(name for name, _ in begun - done)
     times = Counter(name for name, _ in begun)
-    cache = Cache(folder / "cache", Room([folder / "cache"], LIMIT_BYTES, is_shard))
+    cache = Cache(folder / "cache", CacheBudget([folder / "cache"], LIMIT_BYTES, is_shard))
     left = leftovers_in(folder / "cache")
     wrong = [name for name in shards_in(folder / "cache") if not is_right(folder / "cache" / name, name, SIZES[name])]
     started_s = time.monotonic()
@@ -136,7 +136,7 @@ def main(folder, num_rounds, seed):
                 "left": left,
                 "wrong": wrong,
                 "most_bytes": most_bytes,
-                "final_bytes": Room([folder / "cache"], None).usage_bytes,
+                "final_bytes": CacheBudget([folder / "cache"], None).usage_bytes,
                 "limit_bytes": LIMIT_BYTES,
                 "bound_bytes": LIMIT_BYTES + 2 * NUM_PROCESSES * LARGEST_BYTES,
                 "num_kills": num_kills,

@@ -15,8 +15,8 @@ from cache_examples import get, is_right, is_shard, leftovers_in, shards_in
 
 from fkat_data import faults
 from fkat_data.streaming.cache.cache import Cache
-from fkat_data.streaming.cache.generation import Generation
-from fkat_data.streaming.cache.room import Room
+from fkat_data.streaming.cache.cache_budget import CacheBudget
+from fkat_data.streaming.cache.dataset_version import DatasetVersion
 
 POINTS = [point for point in faults.POINTS if point.startswith("cache.")]
 SIZES = {"a.mds": 300, "x/b.mds": 500, "c.mds": 400, "d.mds": 0, "e.mds": 450}
@@ -26,9 +26,9 @@ LIMIT_BYTES = 1000
 def use(directory, armed):
     """What a job does: adopt the directory, which had another state's files, and ask for files."""
     faults._armed = (armed,) if armed else ()
-    generation = Generation(directory)
+    generation = DatasetVersion(directory)
     generation.adopt("new", lambda old: ["old.mds", "a.mds"] if old == "old" else [])
-    cache = Cache(directory, Room([directory], LIMIT_BYTES, is_shard))
+    cache = Cache(directory, CacheBudget([directory], LIMIT_BYTES, is_shard))
     generation.hold()
     for name, size_bytes in SIZES.items():
         path = get(cache, name, size_bytes)
@@ -55,7 +55,7 @@ def in_child(work):
 
 
 def prepare(directory):
-    Generation(directory).adopt("old", lambda old: [])
+    DatasetVersion(directory).adopt("old", lambda old: [])
     (directory / "old.mds").write_bytes(b"old")
     # Of the old state, and as long as the new one's.
     (directory / "a.mds").write_bytes(b"x" * SIZES["a.mds"])
@@ -65,7 +65,7 @@ def prepare(directory):
 def afterwards(directory):
     use(directory, None)
     assert leftovers_in(directory) == []
-    assert Room([directory], None).usage_bytes <= LIMIT_BYTES
+    assert CacheBudget([directory], None).usage_bytes <= LIMIT_BYTES
     for name in shards_in(directory):
         assert is_right(directory / name, name, SIZES[name]), name
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fkat_data.errors import CacheFullError, ConfigurationError, ShardCorruptError
 from fkat_data.streaming.cache.cache import Cache
-from fkat_data.streaming.cache.room import Room
+from fkat_data.streaming.cache.cache_budget import CacheBudget
 
 
 @pytest.fixture
@@ -295,7 +295,7 @@ def test_a_directory_that_cannot_be_written_to_is_read(directory):
 
 def test_a_directory_outside_the_room_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="one of the room's"):
-        Cache(tmp_path / "b", Room([tmp_path / "a"], None))
+        Cache(tmp_path / "b", CacheBudget([tmp_path / "a"], None))
 
 
 @pytest.mark.parametrize(("name", "size_bytes"), [("a.mds", -1), ("a.mds", 1.5), ("a.mds", None)])
@@ -318,7 +318,7 @@ class CacheMachine(RuleBasedStateMachine):
 
         self.folder = tempfile.TemporaryDirectory()
         self.directory = Path(self.folder.name) / "cache"
-        self.rooms = [Room([self.directory], limit, is_shard) for _ in range(2)]
+        self.rooms = [CacheBudget([self.directory], limit, is_shard) for _ in range(2)]
         self.caches = [Cache(self.directory, room) for room in self.rooms]
         self.used = []
         self.is_planted = set()

@@ -2,7 +2,7 @@ import pytest
 from cache_examples import leftovers_in, shards_in
 
 from fkat_data.errors import ShardCorruptError
-from fkat_data.streaming.cache.directory import CacheDirectory
+from fkat_data.streaming.cache.cache_directory import CacheDirectory
 from fkat_data.streaming.cache.temporary import Temporary
 
 

@@ -18,7 +18,7 @@ from fkat_data.errors import ConfigurationError, ShardError
 from fkat_data.streaming.formats.compression import decompress_file
 from fkat_data.streaming.formats.hashing import validate_file
 from fkat_data.streaming.formats.index import read_index
-from fkat_data.streaming.formats.open import open_shard
+from fkat_data.streaming.formats.open_shard import open_shard
 
 NUM_CASES = 500
 NUM_CASES_SLOW = 100_000

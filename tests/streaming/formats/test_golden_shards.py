@@ -11,7 +11,7 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.formats.encodings import encoding_of
 from fkat_data.streaming.formats.hashing import HASHES, validate_file
 from fkat_data.streaming.formats.index import read_index
-from fkat_data.streaming.formats.open import open_shard
+from fkat_data.streaming.formats.open_shard import open_shard
 
 
 @pytest.fixture

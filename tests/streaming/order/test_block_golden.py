@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fkat_data.streaming.order.epoch import EpochPlace, OrderSettings, plan_epoch
+from fkat_data.streaming.order.epoch_order import EpochPlace, OrderSettings, plan_epoch
 from fkat_data.streaming.order.partition import Grid
 from fkat_data.streaming.order.weights import StreamWeight, shares_of
 

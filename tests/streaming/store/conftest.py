@@ -55,7 +55,7 @@ def through(request, tmp_path, monkeypatch):
     from proxy import FaultServer
     from stored_files import write_into
 
-    from fkat_data.streaming.store.open import open_store
+    from fkat_data.streaming.store.open_store import open_store
 
     opened = []
 

@@ -14,7 +14,7 @@ from stored_files import CONTENTS, fetch, info_of
 from fkat_data.errors import DownloadError
 from fkat_data.streaming.formats.entry import FileInfo
 from fkat_data.streaming.store import filesystem
-from fkat_data.streaming.store.open import open_store
+from fkat_data.streaming.store.open_store import open_store
 
 NAME = "shard.00000.mds"
 

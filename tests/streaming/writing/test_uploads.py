@@ -11,7 +11,7 @@ from written_examples import COLUMNS, good_samples_of
 
 from fkat_data.streaming import JSONWriter, MDSWriter
 from fkat_data.streaming.formats.index import parse_index, read_index
-from fkat_data.streaming.formats.open import open_shard
+from fkat_data.streaming.formats.open_shard import open_shard
 
 
 @pytest.fixture

@@ -1,0 +1,343 @@
+"""A rank's samples out of many shards, of which one is open at a time, and the next one on its way."""
+
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from itertools import accumulate, islice, pairwise, takewhile
+from typing import Any, Self, TypeVar, cast
+
+from torch.utils.data import Dataset
+
+from fkat_data.arguments import boolean, function, integer
+from fkat_data.datasets.background import BackgroundCall
+from fkat_data.datasets.dataset_state import checked_state, saved_integer
+from fkat_data.datasets.item_index import counted_from_start, items_at
+from fkat_data.datasets.shard_sizes import cached_sizes, checked_sizes, size_of
+from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.permutation import permutation
+
+__all__ = ["DistributedShardedDataset"]
+
+_Item_co = TypeVar("_Item_co", covariant=True)
+_STATE_VERSION = 1
+# Between this process and the first one of its line; to ask for its id takes longer than to visit a sample.
+_num_forks = [0]
+
+
+class DistributedShardedDataset(Dataset[_Item_co]):
+    """The samples of many shards in a row, of which a rank sees one contiguous part.
+
+    The epoch's order is that of the shards, sorted by key or shuffled, with the samples of each in their own order or
+    shuffled. Its tail is dropped, so that all ranks have equally many samples, and the ranks take equal blocks of the
+    rest. The order is a function of (seed, epoch) and the shards' sizes: no random generator is read or moved.
+
+    One shard is open at a time. While its samples are visited in order, the rank's next shard is loaded in the
+    background, so that at most two are in memory; what that raises is raised at the first sample of that shard. A
+    sampler that jumps between shards loads one for each jump: use a sequential one, as
+    ``ResumableSequentialSampler``, and ``shuffle`` here. No ``DistributedSampler``: the ranks are divided here.
+
+    Args:
+        dataset_type: Called with a shard's parameters; returns a map-style dataset with a length. It may run in a
+            thread beside the caller's: a constructor that draws from a global random generator needs
+            ``prefetch=False`` if it is to be exact.
+        shard_params: For each shard's key the positional and the named arguments of ``dataset_type``.
+        rank: This rank, from 0 to ``world_size - 1``.
+        world_size: Number of ranks.
+        shuffle: Whether the shards' order is another one each epoch (see ``set_epoch``); else they are sorted by key.
+        seed: Any integer; the same on every rank.
+        shuffle_samples: Whether the samples of a shard are in another order each epoch; None: as ``shuffle``.
+        shard_sizes: Each shard's number of samples: then the constructor opens no shard. Else each is opened once to
+            be counted.
+        sizes_cache: A JSON file that remembers counted sizes, made where there is none. It knows shards by key alone.
+        num_counting_threads: Shards that are opened at a time to be counted, and that are in memory then.
+        prefetch: Whether the next shard is loaded in the background.
+
+    Raises:
+        ConfigurationError: An argument is none of these, a shard has no length, or there are fewer samples than ranks.
+        Exception: Whatever opening a shard raises.
+    """
+
+    def __init__(
+        self,
+        dataset_type: Callable[..., Any],
+        shard_params: Mapping[str, tuple[Sequence[Any], Mapping[str, Any]]],
+        *,
+        rank: int,
+        world_size: int,
+        shuffle: bool = False,
+        seed: int = 0,
+        shuffle_samples: bool | None = None,
+        shard_sizes: Mapping[str, int] | None = None,
+        sizes_cache: str | os.PathLike[str] | None = None,
+        num_counting_threads: int = 4,
+        prefetch: bool = True,
+    ) -> None:
+        self.dataset_type = function("dataset_type", dataset_type)
+        if not isinstance(shard_params, Mapping) or not shard_params:
+            raise ConfigurationError("shard_params", shard_params, "a mapping with at least one shard")
+        self.shard_params: dict[str, tuple[Sequence[Any], Mapping[str, Any]]] = dict(shard_params)
+        for key, params in self.shard_params.items():
+            if not _is_call(params):
+                raise ConfigurationError(
+                    f"shard_params[{key!r}]", params, "a list of arguments and a dict of named ones"
+                )
+        self.world_size = integer("world_size", world_size, minimum=1)
+        self.rank = integer("rank", rank, minimum=0, maximum=self.world_size - 1)
+        self.shuffle = boolean("shuffle", shuffle)
+        self.seed = integer("seed", seed)
+        self.shuffle_samples = shuffle if shuffle_samples is None else boolean("shuffle_samples", shuffle_samples)
+        self.prefetch = boolean("prefetch", prefetch)
+        integer("num_counting_threads", num_counting_threads, minimum=1)
+        self._keys: list[str] = sorted(self.shard_params)
+        self._sizes = (
+            cached_sizes(self._keys, self.load_shard, sizes_cache, num_counting_threads)
+            if shard_sizes is None
+            else checked_sizes(self._keys, shard_sizes)
+        )
+        self.total_samples: int = sum(self._sizes.values()) // self.world_size * self.world_size
+        """Samples of an epoch over all ranks, the dropped tail not counted."""
+        if self.total_samples == 0:
+            raise ConfigurationError(
+                "world_size", self.world_size, f"at most as many ranks as samples: {sum(self._sizes.values())}"
+            )
+        self._forget()
+        self._go_to(0)
+
+    @classmethod
+    def from_uris(cls, uris: str | Sequence[str], *, dataset_type: Callable[..., Any], **options: Any) -> Self:
+        """Return the dataset of shards that are opened with their URI as the one argument.
+
+        Args:
+            uris: The shards' keys: one, or several.
+            dataset_type: Called with a URI.
+            options: What the constructor takes.
+
+        Raises:
+            ConfigurationError: See the constructor.
+        """
+        keys = [uris] if isinstance(uris, str) else list(uris)
+        return cls(dataset_type, {key: ((key,), {}) for key in keys}, **options)
+
+    @property
+    def shard_keys(self) -> list[str]:
+        """The shards in the epoch's order."""
+        return list(self._order)
+
+    @property
+    def shard_indices(self) -> dict[str, tuple[int, int]]:
+        """Each shard's first global index and the one after its last, without the dropped tail."""
+        edges = (min(edge, self.total_samples) for edge in self._edges)
+        return dict(zip(self._order, pairwise(edges), strict=True))
+
+    def __len__(self) -> int:
+        return self.total_samples // self.world_size
+
+    def __getitem__(self, rank_index: int) -> _Item_co:
+        if not self._first <= rank_index < self._stop or self._num_forks != _num_forks[0]:
+            rank_index = self._enter(rank_index)
+        place = rank_index - self._offset
+        return self._shard[place if self._samples is None else self._samples[place]]
+
+    def __getitems__(self, rank_indices: Sequence[int]) -> list[_Item_co]:
+        """Return the samples at ``rank_indices``; neighbours out of one shard in one call, if it has ``__getitems__``.
+
+        Raises:
+            IndexError: There is no such sample.
+            ShardCorruptError: A shard has another length than it had when it was counted.
+        """
+        indices = [counted_from_start(index, len(self)) for index in rank_indices]
+        items: list[_Item_co] = []
+        while len(items) < len(indices):
+            self._enter(indices[len(items)])
+            run = takewhile(lambda index: self._first <= index < self._stop, islice(indices, len(items), None))
+            places = [index - self._offset for index in run]
+            items += items_at(self._shard, places if self._samples is None else [self._samples[p] for p in places])
+        return items
+
+    def __iter__(self) -> Iterator[_Item_co]:
+        index = 0
+        while index < len(self):
+            self._enter(index)
+            shard, offset, stop = self._shard, self._offset, self._stop
+            places = range(index - offset, stop - offset)
+            for place in places if self._samples is None else self._samples[places.start : places.stop]:
+                yield shard[place]
+            index = stop
+            shard = None  # before the next one is opened
+
+    def rank_index_to_global_index(self, rank_index: int) -> int:
+        """Return a sample's place in the epoch's order of all ranks.
+
+        Raises:
+            IndexError: This rank has no such sample.
+        """
+        return self.rank * len(self) + counted_from_start(rank_index, len(self))
+
+    def rank_index_to_shard_index(self, rank_index: int) -> tuple[str, int]:
+        """Return the shard that a sample is in, and its index there.
+
+        Raises:
+            IndexError: This rank has no such sample.
+        """
+        global_index = self.rank_index_to_global_index(rank_index)
+        position = bisect_right(self._edges, global_index) - 1
+        place = global_index - self._edges[position]
+        samples = self._samples if position == self._position else self._shuffled(position)
+        return self._order[position], place if samples is None else samples[place]
+
+    def load_shard(self, shard_key: str) -> Any:
+        """Return a shard's dataset, newly made."""
+        args, kwargs = self.shard_params[shard_key]
+        return self.dataset_type(*args, **kwargs)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Serve the order of another epoch.
+
+        Args:
+            epoch: The epoch, from 0.
+
+        Raises:
+            ConfigurationError: ``epoch`` is no integer of at least 0.
+        """
+        epoch = integer("epoch", epoch, minimum=0)
+        if epoch != self._epoch:
+            self._go_to(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the epoch and the settings as plain values: the same on every rank."""
+        sizes = "\n".join(f"{self._sizes[key]} {key}" for key in self._keys)
+        return {
+            "version": _STATE_VERSION,
+            "epoch": self._epoch,
+            "world_size": self.world_size,
+            "shuffle": self.shuffle,
+            "shuffle_samples": self.shuffle_samples,
+            "seed": self.seed,
+            "total_samples": self.total_samples,
+            "shards": blake2b(sizes.encode(), digest_size=8).hexdigest(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Serve the epoch of ``state_dict``.
+
+        Raises:
+            StateMismatchError: The state has other settings or shards.
+        """
+        state = checked_state(state_dict, self.state_dict(), "epoch")
+        self.set_epoch(saved_integer(state, "epoch", self._epoch, minimum=0))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in _OF_THIS_PROCESS}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def _forget(self) -> None:
+        # A forked child has its parent's shard, whose files have one offset for both, and a thread that never ends.
+        self._num_forks = _num_forks[0]
+        self._shard: Any = None
+        self._key: str | None = None
+        self._next: tuple[str, BackgroundCall[Any]] | None = None
+        self._leave()
+
+    def _leave(self) -> None:
+        # The rank's indices in the open shard: none, so that the next visit looks where it is.
+        self._first = self._stop = self._offset = 0
+        self._samples: Sequence[int] | None = None
+        self._position: int | None = None
+
+    def _go_to(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._order: list[str] = self._keys
+        if self.shuffle:
+            order = permutation(len(self._keys), b"fkat_data shards", self.seed, epoch)
+            self._order = [self._keys[place] for place in order.tolist()]
+        self._edges = [0, *accumulate(self._sizes[key] for key in self._order)]
+        self._leave()
+
+    def _shuffled(self, position: int) -> Sequence[int] | None:
+        if not self.shuffle_samples:
+            return None
+        key = self._order[position]
+        # By the place among the sorted keys: the same samples in the same order, wherever the shard stands.
+        place = self._keys.index(key)
+        return permutation(self._sizes[key], b"fkat_data sample", self.seed, self._epoch, place).data
+
+    def _enter(self, rank_index: int) -> int:
+        """Open the shard that holds a sample; return the sample's index from the start."""
+        rank_index = counted_from_start(rank_index, len(self))
+        if self._num_forks != _num_forks[0]:
+            self._forget()
+        if self._first <= rank_index < self._stop:
+            return rank_index
+        rank_start = self.rank * len(self)
+        position = bisect_right(self._edges, rank_start + rank_index) - 1
+        is_in_order = self._position is None or self._following(self._position) == position
+        self._leave()
+        self._open(self._order[position])
+        self._samples = self._shuffled(position)
+        self._position = position
+        self._first = max(0, self._edges[position] - rank_start)
+        self._stop = min(len(self), self._edges[position + 1] - rank_start)
+        self._offset = self._edges[position] - rank_start
+        if self.prefetch and is_in_order:
+            self._prefetch(self._following(position))
+        return rank_index
+
+    def _following(self, position: int) -> int | None:
+        # Of the rank's shards, those with samples.
+        rank_stop = (self.rank + 1) * len(self)
+        for following in range(position + 1, len(self._order)):
+            if self._edges[following] >= rank_stop:
+                return None
+            if self._edges[following] < self._edges[following + 1]:
+                return following
+        return None
+
+    def _open(self, key: str) -> None:
+        if key == self._key:
+            return
+        # Before the next one comes: no more than two are in memory.
+        self._key = self._shard = None
+        if self._next is not None and self._next[0] == key:
+            call, self._next = self._next[1], None
+            shard = call.result()
+        else:
+            shard = self.load_shard(key)
+        size = size_of(key, shard)
+        if size != self._sizes[key]:
+            raise ShardCorruptError(key, f"it has {size} samples, and had {self._sizes[key]} when it was counted")
+        self._key, self._shard = key, shard
+
+    def _prefetch(self, position: int | None) -> None:
+        key = None if position is None else self._order[position]
+        last = self._next
+        if last is not None and last[0] == key:
+            return
+        self._next = None
+        if last is not None:
+            last[1].drop()
+        if key is not None and key != self._key:
+            self._next = (key, BackgroundCall(lambda: self.load_shard(key), last and last[1]))
+
+
+_OF_THIS_PROCESS = {"_num_forks", "_shard", "_key", "_next", "_first", "_stop", "_offset", "_samples", "_position"}
+
+
+def _is_call(params: object) -> bool:
+    if not isinstance(params, Sequence) or isinstance(params, str):
+        return False
+    parts = cast("Sequence[object]", params)
+    if len(parts) != 2:
+        return False
+    # A lone string would be taken apart into its letters.
+    return isinstance(parts[0], Sequence) and not isinstance(parts[0], str) and isinstance(parts[1], Mapping)
+
+
+def _count_fork() -> None:
+    _num_forks[0] += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)

@@ -1,1 +1,0 @@
-"""Mixing sources: which of them is drawn from at which place, and what happens when one has nothing left."""

@@ -1,0 +1,212 @@
+"""The workers of one loader: started together, ended together."""
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from fkat_data import arguments
+from fkat_data.observe.events import PRODUCTION_THREAD
+from fkat_data.observe.profile import TrainerProfile, WorkerProfile
+from fkat_data.observe.stages import StageClock, StageTimes, added_times, new_page
+from fkat_data.observe.statistics import Waiting
+from fkat_data.observe.timeline import Timeline
+from fkat_data.transport.memory_limit import default_limit_bytes
+from fkat_data.transport.segment import anonymous_file
+from fkat_data.types import Profiler
+from fkat_data.worker.inline import InlineWorker
+from fkat_data.worker.messages import Worker
+from fkat_data.worker.produce import Producer
+from fkat_data.worker.settings import WorkerSettings
+from fkat_data.worker.ship import ship
+from fkat_data.worker.spawn import ProcessWorker
+
+__all__ = ["WorkerPool", "WorkerPoolSettings"]
+
+_GRACE_S = 1.0
+_SMALLEST_LIMIT_BYTES = 1 << 20
+
+
+class WorkerPoolSettings(NamedTuple):
+    """What a loader's workers are made of.
+
+    Attributes:
+        factory: Makes the iterable of a shard's microbatches.
+        seed: The loader's seed.
+        dp_rank: The loader's data-parallel rank.
+        num_workers: Worker processes.
+        limit_bytes: Shared memory of all of them; None for the default.
+        profiler: Told of the workers' actions.
+        is_multiprocessing: False: one worker, in the caller's thread.
+        is_zero_copy: Whether microbatches are views of shared memory.
+        is_digested: Whether microbatches are to have digests.
+        timeline: Where events of the workers go; None: they send none.
+    """
+
+    factory: Any
+    seed: int
+    dp_rank: int
+    num_workers: int
+    limit_bytes: int | None
+    profiler: Profiler | None
+    is_multiprocessing: bool
+    is_zero_copy: bool
+    is_digested: bool
+    timeline: Timeline | None = None
+
+
+class WorkerPool:
+    """Starts and ends a loader's workers.
+
+    Args:
+        settings: What they are made of.
+        profile: The trainer's own ranges.
+
+    Raises:
+        ConfigurationError: The memory limit is too small, or the factory cannot be sent to a worker.
+    """
+
+    def __init__(self, settings: WorkerPoolSettings, profile: TrainerProfile) -> None:
+        limit_bytes = settings.limit_bytes
+        smallest = _SMALLEST_LIMIT_BYTES * settings.num_workers
+        if limit_bytes is not None:
+            limit_bytes = arguments.integer("memory_limit_bytes", limit_bytes, minimum=smallest)
+        self._limit_bytes = limit_bytes if limit_bytes is not None else max(default_limit_bytes(), smallest)
+        self._settings = settings
+        self._profile = profile
+        self._owner_pid = os.getpid()
+        # Where workers write their stacks when they are asked to; one at a time is asked.
+        self._stacks: int | None = None
+        self.waiting = Waiting()
+        """How long the trainer has waited for workers."""
+        self.workers: list[Worker] = []
+        """The workers that run, in the order of their numbers; the same list for ever."""
+        self._past: list[StageTimes] = []
+
+    @property
+    def num_processes(self) -> int:
+        """Workers in processes of their own, when all of them run."""
+        return self._settings.num_workers if self._settings.is_multiprocessing else 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of shared memory whose microbatches are alive."""
+        return sum(worker.held_bytes for worker in self.workers)
+
+    def times(self) -> StageTimes:
+        """Return what all workers that there ever were have spent their time on."""
+        return added_times([*self._past, *(worker.times() for worker in self.workers)])
+
+    def start(self) -> None:
+        """Start the workers that do not run, those that died included; does not wait for them.
+
+        Raises:
+            ConfigurationError: The factory cannot be sent to a worker.
+            RuntimeError: This process is a fork of the loader's.
+        """
+        if os.getpid() != self._owner_pid:
+            raise RuntimeError(
+                f"this loader belongs to process {self._owner_pid}; make one in process {os.getpid()}, "
+                "which was forked from it"
+            )
+        settings = self._settings
+        if settings.is_multiprocessing:
+            missing = [index for index, worker in enumerate(self.workers) if not worker.is_alive]
+            self._spawn([*missing, *range(len(self.workers), settings.num_workers)])
+        elif not self.workers:
+            self.workers.append(self._inline_worker())
+
+    def replace(self, index: int) -> None:
+        """Start a worker in the place of a dead one; does not wait for it."""
+        self.workers[index].close(0.0)
+        self._spawn([index])
+
+    def close(self) -> None:
+        """End the workers: those that do not leave by themselves within a second are killed. Any number of calls."""
+        workers = list(self.workers)
+        self.workers.clear()
+        self._remember(workers)
+        deadline_s = time.monotonic() + _GRACE_S
+        with contextlib.ExitStack() as stack:  # Ctrl-C while one is waited for must not spare the others
+            stack.callback(self._close_stacks)
+            for worker in workers:
+                stack.callback(_close_until, worker, deadline_s)
+            for worker in workers:
+                worker.hang_up()
+
+    def kill(self) -> None:
+        """End the workers at once."""
+        workers = list(self.workers)
+        self._remember(workers)
+        self.workers.clear()
+        for worker in workers:
+            worker.close(0.0)
+        self._close_stacks()
+
+    def _remember(self, workers: Sequence[Worker]) -> None:
+        self._past = [added_times([*self._past, *(worker.times() for worker in workers)])]
+
+    def _inline_worker(self) -> InlineWorker:
+        settings, recorder = self._settings, None
+        if settings.timeline is not None:
+            recorder = settings.timeline.recorder_of(PRODUCTION_THREAD, "production")
+        clock = StageClock(new_page(), WorkerProfile(settings.profiler, None), recorder)
+        producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark)
+        return InlineWorker(producer, self.waiting, clock, is_digested=settings.is_digested)
+
+    def _close_stacks(self) -> None:
+        stacks, self._stacks = self._stacks, None
+        if stacks is not None:
+            os.close(stacks)
+
+    def _spawn(self, indices: Sequence[int]) -> None:
+        """Start the workers at these places, each beyond the last or in the place of a dead one."""
+        if not indices:
+            return
+        settings = self._settings
+        limit_bytes = self._limit_bytes // settings.num_workers
+        shipped = WorkerSettings(
+            factory=settings.factory,
+            seed=settings.seed,
+            dp_rank=settings.dp_rank,
+            limit_bytes=limit_bytes,
+            profiler=settings.profiler,
+            default_dtype=torch.get_default_dtype(),
+            is_digested=settings.is_digested,
+            is_traced=settings.timeline is not None,
+        )
+        descriptor = ship(shipped, dataloader_factory=settings.factory, profiler=settings.profiler)
+        if self._stacks is None:
+            self._stacks = anonymous_file()
+            fcntl.fcntl(self._stacks, fcntl.F_SETFL, os.O_APPEND)
+        try:
+            for index in indices:
+                worker = ProcessWorker(
+                    descriptor,
+                    self._stacks,
+                    index,
+                    limit_bytes,
+                    self._profile,
+                    self.waiting,
+                    settings.timeline,
+                    is_zero_copy=settings.is_zero_copy,
+                )
+                if index < len(self.workers):
+                    self._remember([self.workers[index]])
+                    self.workers[index].close(0.0)
+                    self.workers[index] = worker
+                else:
+                    self.workers.append(worker)
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            os.close(descriptor)
+
+
+def _close_until(worker: Worker, deadline_s: float) -> None:
+    worker.close(max(0.0, deadline_s - time.monotonic()))

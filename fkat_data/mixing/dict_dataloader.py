@@ -1,0 +1,264 @@
+"""A loader over loaders: microbatches of several sources in one order, each with the name of its source."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Self, cast
+
+from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
+from fkat_data.mixing.draw_schedule import Schedule
+from fkat_data.mixing.mixed_source import MixedSource
+from fkat_data.mixing.strategies import SamplerStrategy
+from fkat_data.observe.statistics import LoaderStatistics
+from fkat_data.types import Microbatch
+
+__all__ = ["DictDataLoader"]
+
+_log = logging.getLogger(__name__)
+
+_STATE_VERSION = 1
+
+
+class DictDataLoader:
+    """Yields the microbatches of several loaders, as a strategy mixes them, each labelled with its source.
+
+    Each ``for`` loop is one epoch of the mixture. Sources go on from one epoch into the next: what is left of a source
+    when an epoch ends comes in the next one. An epoch that was left early is given up, and its sources begin anew;
+    after ``load_state_dict`` the next loop is the rest of the epoch that the state was taken in. A newer iterator
+    replaces an older one.
+
+    A resume is exact for sources with a state of their own, such as a ``ShardedDataLoader``, and for those that give
+    the same each time they are iterated. The strategy may be another one after a resume: weights can be changed in
+    the middle of a run.
+
+    Args:
+        dataloaders: The sources by their names: any iterables that can be iterated again and again.
+        strategy: Says which source a microbatch is from; over the same names.
+        key: The field of a microbatch, then a dict, that gets the name; None yields pairs of name and microbatch.
+        on_exhausted: What becomes of a source that has nothing left: ``"drop"``: it is left out, and the epoch ends
+            when none is left; ``"restart"``: it begins again, and the epoch ends when each has run out once;
+            ``"stop"``: the epoch ends.
+
+    Raises:
+        ConfigurationError: An argument is none of these.
+    """
+
+    def __init__(
+        self,
+        dataloaders: Mapping[str, Iterable[Microbatch]],
+        strategy: SamplerStrategy,
+        key: str | None = "dataset",
+        *,
+        on_exhausted: str = "drop",
+    ) -> None:
+        if not isinstance(dataloaders, Mapping) or not dataloaders:
+            raise ConfigurationError("dataloaders", dataloaders, "a mapping from names to loaders, not empty")
+        for name, loader in dataloaders.items():
+            if not isinstance(loader, Iterable) or isinstance(loader, Iterator):
+                expected = "a loader that can be iterated again and again"
+                raise ConfigurationError(f"dataloaders[{name!r}]", cast("object", loader), expected)
+        if key is not None and not isinstance(key, str):
+            raise ConfigurationError("key", key, "the name of a field, or None")
+        self._sources = {name: MixedSource(name, loader) for name, loader in dataloaders.items()}
+        self._schedule = Schedule(strategy, self._sources, on_exhausted)
+        self._on_exhausted = on_exhausted
+        self._key = key
+        self._num_delivered = 0
+        self._generation = 0
+        self._is_left_early = False
+        self._is_loaded = False
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next microbatch, from 0."""
+        return self._schedule.epoch
+
+    @property
+    def step(self) -> int:
+        """Microbatches of that epoch that were delivered before it."""
+        return sum(self.delivered.values())
+
+    @property
+    def delivered(self) -> dict[str, int]:
+        """Microbatches of that epoch that each source has given before it."""
+        return {name: source.delivered for name, source in self._sources.items()}
+
+    def __iter__(self) -> Iterator[Microbatch]:
+        """Begin an epoch, or the rest of one after ``load_state_dict``; an older iterator ends."""
+        if self._is_left_early:
+            for source in self._sources.values():
+                source.give_up()
+            self._end_epoch()
+        for source in self._sources.values():
+            source.go_on()
+        if not self._is_loaded:
+            self._begin_epoch()
+        self._generation += 1
+        return _EpochIterator(self._next, partial(self._is_newest, self._generation))
+
+    def __len__(self) -> int:
+        """Return the microbatches in an epoch.
+
+        Raises:
+            TypeError: That is not known beforehand: not of every source, or sources begin again or go on.
+        """
+        if self._on_exhausted != "drop":
+            raise TypeError(
+                f"the number of microbatches is not known beforehand with on_exhausted={self._on_exhausted!r}"
+            )
+        return sum(len(cast("Any", source.loader)) for source in self._sources.values())
+
+    def __bool__(self) -> bool:
+        """Return True: a loader is something, whatever its length."""
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place: what was delivered, whatever was prefetched.
+
+        Plain values, and whatever the sources' own states hold. Where a source's ``state_dict`` is collective, as a
+        ``ShardedDataLoader``'s is, this is too: every rank must call it.
+        """
+        return {
+            "version": _STATE_VERSION,
+            "strategy": repr(self._schedule.strategy),
+            **self._schedule.state_dict(),
+            "sources": {name: source.state_dict() for name, source in self._sources.items()},
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go to a saved place: the next iteration begins at the first microbatch that was not delivered before it.
+
+        An iteration under way ends: its iterator raises ``StaleIteratorError``.
+
+        Raises:
+            StateMismatchError: It is no state of a mixture of these sources. If it is a source's own state that
+                belongs to another loader, sources before it have moved; load another state then.
+        """
+        if not isinstance(state_dict, Mapping):
+            raise StateMismatchError("state_dict", state_dict, "<a mixture's state>")
+        version = state_dict.get("version", "<missing>")
+        if version != _STATE_VERSION:
+            raise StateMismatchError("version", version, _STATE_VERSION, "another version of the library wrote it")
+        sources = state_dict.get("sources", "<missing>")
+        if not isinstance(sources, Mapping) or set(cast("Mapping[str, Any]", sources)) != set(self._sources):
+            names = sorted(cast("Mapping[str, Any]", sources)) if isinstance(sources, Mapping) else sources
+            raise StateMismatchError("sources", names, sorted(self._sources), "it is the state of other sources")
+        saved = cast("Mapping[str, Any]", sources)
+        for name, source in self._sources.items():
+            source.check(saved[name])
+        self._schedule.load_state_dict(state_dict)
+        self._generation += 1
+        self._is_left_early = False
+        self._is_loaded = True
+        for name, source in self._sources.items():
+            source.load_state_dict(saved[name])
+        if state_dict.get("strategy") != repr(self._schedule.strategy):
+            _log.warning(
+                "the mixture goes on as %r; it was saved as %s", self._schedule.strategy, state_dict["strategy"]
+            )
+
+    def statistics(self) -> LoaderStatistics:
+        """Return what was done so far: microbatches delivered, and the rest added up where sources have statistics."""
+        found: list[LoaderStatistics] = []
+        for source in self._sources.values():
+            statistics = getattr(source.loader, "statistics", None)
+            if callable(statistics):
+                found.append(cast("LoaderStatistics", statistics()))
+        return replace(LoaderStatistics.together(found), delivered=self._num_delivered)
+
+    def close(self) -> None:
+        """Close every source that can be closed, and end the iteration under way; any number of calls."""
+        self._generation += 1
+        for source in self._sources.values():
+            source.stop()
+            close = getattr(source.loader, "close", None)
+            if callable(close):
+                close()
+
+    def teardown(self, *args: Any) -> None:
+        """Close the sources; for trainers that call it so."""
+        del args
+        self.close()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Close the sources; for trainers that call it so."""
+        del exception
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _is_newest(self, generation: int) -> bool:
+        return generation == self._generation
+
+    def _next(self) -> Microbatch:
+        while (name := self._schedule.source()) is not None:
+            source = self._sources[name]
+            try:
+                microbatch = source.take()
+            except StopIteration:
+                # A pass that was at its end when the epoch began has not run out in this epoch.
+                is_of_this_epoch = source.delivered > 0 or source.taken == 0
+                if not is_of_this_epoch or self._schedule.ran_out(name, is_empty=source.taken == 0):
+                    source.begin()
+                continue
+            self._schedule.drawn()
+            self._num_delivered += 1
+            self._is_left_early = True
+            self._is_loaded = False
+            return self._labelled(name, microbatch)
+        was_loaded = self._is_loaded
+        self._end_epoch()
+        if was_loaded:
+            # Resumed where nothing was left: the caller gets the next epoch, not an empty one.
+            self._begin_epoch()
+            return self._next()
+        raise StopIteration
+
+    def _begin_epoch(self) -> None:
+        for source in self._sources.values():
+            if not source.is_begun:
+                source.begin()
+
+    def _end_epoch(self) -> None:
+        self._schedule.begin(self._schedule.epoch + 1)
+        self._is_left_early = False
+        self._is_loaded = False
+        for source in self._sources.values():
+            source.delivered = 0
+
+    def _labelled(self, name: str, microbatch: Microbatch) -> Microbatch:
+        if self._key is None:
+            return name, microbatch
+        if not isinstance(microbatch, Mapping):
+            found = f"<{type(microbatch).__name__} from {name!r}>"
+            raise ConfigurationError("key", self._key, f"None, as microbatches are no mappings: {found}")
+        if self._key in microbatch:
+            raise ConfigurationError("key", self._key, f"a field that microbatches from {name!r} do not have")
+        return {**cast("Mapping[Any, Any]", microbatch), self._key: name}
+
+
+class _EpochIterator(Iterator[Microbatch]):
+    """One epoch of a mixture."""
+
+    def __init__(self, take: Callable[[], Microbatch], is_newest: Callable[[], bool]) -> None:
+        self._take = take
+        self._is_newest = is_newest
+        self._is_over = False
+
+    def __next__(self) -> Microbatch:
+        if self._is_over:
+            raise StopIteration
+        if not self._is_newest():
+            raise StaleIteratorError(
+                "this iterator has ended: the mixture was iterated anew, was given a state, or was closed"
+            )
+        try:
+            return self._take()
+        except StopIteration:
+            self._is_over = True
+            raise

@@ -1,0 +1,260 @@
+"""Shards that come from elsewhere, by way of a directory that the processes of a node share."""
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from functools import partial
+from hashlib import blake2s
+from pathlib import Path
+from typing import BinaryIO
+
+from fkat_data.errors import DownloadError, ShardCorruptError, ShardError, ShardNotFoundError
+from fkat_data.streaming.cache.cache import Cache
+from fkat_data.streaming.cache.cache_budget import CacheBudget
+from fkat_data.streaming.cache.dataset_version import DatasetVersion
+from fkat_data.streaming.formats.compression import decompress_into
+from fkat_data.streaming.formats.entry import FileInfo, ShardEntry
+from fkat_data.streaming.formats.index import INDEX_NAME, parse_index, read_index
+from fkat_data.streaming.store.bounded import begun_in_thread
+from fkat_data.streaming.store.store import Store
+
+__all__ = ["CachedSource", "Evictable", "names_of"]
+
+_logger = logging.getLogger(__name__)
+
+_LARGEST_INDEX_BYTES = 256 << 20
+#: So often at most, when a file has come, the store is asked whether the dataset is still the same.
+_LOOK_AGAIN_S = 30.0
+#: A compressed file may be evicted before it is opened; by now the limit is too small for anything.
+_MOST_FETCHES = 10
+
+
+class Evictable:
+    """Which files of a room may be evicted: those of shards, which can be fetched again, and not the indices."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, frozenset[str]] = {}
+
+    def add(self, directory: Path, entries: Iterable[ShardEntry]) -> None:
+        """Let the files of a directory's shards be evicted."""
+        self._names[str(directory)] = frozenset(names_of(entries))
+
+    def __call__(self, directory: Path, name: str) -> bool:
+        """Return whether a file may be evicted."""
+        return name in self._names.get(str(directory), ())
+
+
+class CachedSource:
+    """A stream's shards in a store, kept in a directory of this node. It pickles; threads and processes may share it.
+
+    Args:
+        store: Where they come from.
+        directory: Where they are kept, one of the room's.
+        room: What that directory and others may take.
+        evictable: Told which files may be evicted.
+        validate_hash: The hash of the index that files are compared with; None: their sizes alone.
+        keep_zip: Whether compressed files stay once they are decompressed.
+
+    Attributes:
+        directory: Where the files are.
+    """
+
+    is_immediate = False
+
+    def __init__(
+        self,
+        store: Store,
+        directory: Path,
+        room: CacheBudget,
+        evictable: Evictable,
+        *,
+        validate_hash: str | None,
+        keep_zip: bool,
+    ) -> None:
+        self._store = store
+        self._given = directory
+        self._evictable = evictable
+        self._validate_hash = validate_hash
+        self._keep_zip = keep_zip
+        self._cache = Cache(directory, room)
+        self._generation = DatasetVersion(directory)
+        self.directory = self._cache.directory
+        self._version = ""
+        self._looked_at_s = 0.0
+
+    def read_index(self) -> list[ShardEntry]:
+        """Return what the index says of the shards, in its order.
+
+        The copy in the directory is used if the store says that it is up to date, if it has none any more, or is not to
+        be reached. What belongs to another state of the dataset is removed.
+
+        Raises:
+            ConfigurationError: Another process uses the directory for another state of the dataset.
+            ShardNotFoundError: There is no index, here or there.
+            ShardCorruptError: It makes no sense.
+            DownloadError: The store cannot be asked, and there is no copy.
+            OSError: The directory cannot be written.
+        """
+        path = self.directory / INDEX_NAME
+        try:
+            recorded = self._generation.recorded if path.is_file() else None
+            version = "" if recorded is None else self._timed_version()
+            if not version or recorded != version:
+                return self._replaced(*self._read_twice())
+        except (DownloadError, ShardNotFoundError) as error:
+            # A store that refuses is not down: that is a mistake of the configuration.
+            if (isinstance(error, DownloadError) and error.is_refused) or not path.is_file():
+                raise
+            _logger.warning("the index of %s is read from %s, as it was: %s", self._store.url, self.directory, error)
+            version = ""
+        entries = read_index(path)
+        self._adopt(version, self._generation.recorded or _digest_of(path.read_bytes()), entries)
+        return entries
+
+    def fetch(self, entry: ShardEntry, *, wait: bool = True) -> Path | None:
+        """Make a shard's raw files be there; return their directory.
+
+        Args:
+            entry: The shard.
+            wait: Whether to wait while another process fetches it; if not, None is returned then.
+
+        Raises:
+            ConfigurationError: The index has no hash of the kind that files are to be compared with; or the cache's
+                limit is too small.
+            ShardNotFoundError: The store does not have it.
+            ShardCorruptError: A file's content is not what the index says; or the dataset was written again.
+            DownloadError: It did not arrive.
+            CacheFullError: The disk is full.
+            OSError: A file cannot be written.
+        """
+        self._generation.hold()
+        for raw, compressed in entry.files:
+            if compressed is None:
+                fill = partial(self._download, raw)
+            else:
+                fill = partial(self._decompress, raw, compressed, str(entry.compression))
+            if self._cache.get(raw.basename, raw.bytes, fill, wait=wait) is None:
+                return None
+            if compressed is not None and not self._keep_zip and self._cache.has(compressed.basename, compressed.bytes):
+                self._cache.remove(compressed.basename)
+        return self.directory
+
+    def touch(self, entry: ShardEntry) -> None:
+        """Mark a shard as used now."""
+        for raw, _ in entry.files:
+            self._cache.touch(raw.basename)
+
+    def is_there(self, entry: ShardEntry) -> bool:
+        """Return whether a shard's raw files are there."""
+        return all(self._cache.has(raw.basename, raw.bytes) for raw, _ in entry.files)
+
+    def evict(self, entry: ShardEntry) -> int:
+        """Remove a shard's files from this node; return how many bytes they had.
+
+        Raises:
+            OSError: A file cannot be removed.
+        """
+        return sum(self._cache.remove(name) for name in names_of([entry]))
+
+    def _download(self, info: FileInfo, file: BinaryIO) -> None:
+        try:
+            self._store.download(info.basename, file, info, self._validate_hash)
+        except (DownloadError, ShardCorruptError, ShardNotFoundError):
+            # A reason that says more than another size or hash does.
+            self._check_generation(at_once=True)
+            raise
+        self._check_generation()
+
+    def _decompress(self, raw: FileInfo, compressed: FileInfo, compression: str, file: BinaryIO) -> None:
+        for _ in range(_MOST_FETCHES):
+            path = self._cache.get(compressed.basename, compressed.bytes, partial(self._download, compressed))
+            try:
+                decompress_into(compression, path or self.directory / compressed.basename, file, raw)
+            except FileNotFoundError:
+                # Another process has evicted it in this instant; nothing is written yet.
+                continue
+            except ShardCorruptError:
+                # A damaged file that was here before: the next one to ask fetches it.
+                self._cache.remove(compressed.basename)
+                raise
+            else:
+                return
+        raise ShardNotFoundError(compressed.basename, f"evicted from {self.directory} as soon as it is there")
+
+    def _check_generation(self, *, at_once: bool = False) -> None:
+        """Return if the dataset is the one that the index is of, as far as its store says."""
+        now_s = time.monotonic()
+        if not self._version or (now_s - self._looked_at_s < _LOOK_AGAIN_S and not at_once):
+            return
+        self._looked_at_s = now_s
+        try:
+            version = self._timed_version()
+        except DownloadError:
+            return
+        except ShardNotFoundError:
+            version = "no index"
+        if version != self._version:
+            raise ShardCorruptError.of_field(
+                f"{self._store.url}/{INDEX_NAME}", "version", f"{self._version}: the dataset was written again", version
+            )
+
+    def _read_twice(self) -> tuple[bytes, str]:
+        """Return the index and its version.
+
+        Nothing says what size or hash it must have, and a byte that was changed on its way may make another number of
+        it. So it is read twice, at the same time, until both agree.
+        """
+        read = partial(self._store.read, INDEX_NAME, _LARGEST_INDEX_BYTES)
+        for _ in range(_MOST_FETCHES):
+            # Not in a pool: a store that does not answer must not keep the process from ending.
+            second, version = begun_in_thread(read), begun_in_thread(self._timed_version)
+            first = read()
+            if first == second.result() and version.result().startswith(first[1]):
+                return first[0], version.result()
+        raise ShardCorruptError(f"{self._store.url}/{INDEX_NAME}", f"read {2 * _MOST_FETCHES} times, never twice alike")
+
+    def _timed_version(self) -> str:
+        return self._store.version(INDEX_NAME, is_timed=True)
+
+    def _replaced(self, content: bytes, version: str) -> list[ShardEntry]:
+        entries = parse_index(content, f"{self._store.url}/{INDEX_NAME}")
+        path = self.directory / INDEX_NAME
+        if self._generation.recorded is None and path.is_file() and path.read_bytes() != content:
+            # The files are those of an index that nobody has taken note of.
+            self._generation.adopt(_digest_of(path.read_bytes()), partial(_names_before, path, entries))
+        self._adopt(version, version or _digest_of(content), entries)
+        self._cache.get(INDEX_NAME, len(content), lambda file: _write(file, content))
+        return entries
+
+    def _adopt(self, version: str, recorded: str, entries: list[ShardEntry]) -> None:
+        self._generation.adopt(recorded, partial(_names_before, self.directory / INDEX_NAME, entries))
+        self._evictable.add(self._given, entries)
+        self._version = version
+        self._looked_at_s = time.monotonic()
+
+    def __getstate__(self) -> Mapping[str, object]:
+        return self.__dict__ | {"_looked_at_s": 0.0}
+
+
+def names_of(entries: Iterable[ShardEntry]) -> list[str]:
+    """Return the names of all files of shards."""
+    return [info.basename for entry in entries for pair in entry.files for info in pair if info is not None]
+
+
+def _names_before(path: Path, entries: list[ShardEntry], version: str) -> list[str]:
+    """Return the names of what an earlier index had, and of what the present one has: no name may stay."""
+    del version
+    before: list[ShardEntry] = []
+    try:
+        before = read_index(path)
+    except ShardError as error:
+        _logger.warning("what it names stays where it is: %s", error)
+    return list(dict.fromkeys(names_of([*before, *entries])))
+
+
+def _write(file: BinaryIO, content: bytes) -> None:
+    file.write(content)
+
+
+def _digest_of(content: bytes) -> str:
+    return f"blake2s {blake2s(content, digest_size=16).hexdigest()}"

@@ -1,0 +1,158 @@
+"""What the indices of all streams say, and which shard and row a sample is."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.streaming.formats.entry import ShardEntry
+from fkat_data.streaming.formats.index import INDEX_NAME
+from fkat_data.streaming.formats.open_shard import check_safe
+from fkat_data.streaming.order.spanner import Spanner
+from fkat_data.streaming.reading.shard_source import ShardSource, sources_of
+from fkat_data.streaming.reading.stream import Stream
+
+__all__ = ["Catalog"]
+
+_Integers = npt.NDArray[np.int64]
+
+#: As the reference asks: one that is read, one that is fetched, and as many again.
+_SHARDS_AT_LEAST = 4
+
+
+class Catalog:
+    """The shards of all streams, numbered through.
+
+    Args:
+        streams: The streams, with nothing left open.
+        allow_unsafe_types: Whether columns of pickles may be read.
+        cache_limit: Bytes that the shards kept on this node may take; None: as much as there is.
+
+    Raises:
+        ConfigurationError: A shard has a column of pickles, and they are not allowed; the index lacks the hash that
+            files are to be compared with; a directory cannot be a cache; or its limit is too small.
+        ShardNotFoundError: A stream has no index.
+        ShardCorruptError: An index makes no sense, or a stream has no samples.
+        DownloadError: A store does not hand over its index.
+
+    Attributes:
+        sources: Where each stream's shards come from.
+        room: What the shards kept on this node take; None if all are read where they are.
+        entries: What the indices say, shard by shard.
+        stream_per_shard: The stream of each shard.
+        samples_per_shard: Samples of each shard.
+        shards_per_stream: Shards of each stream.
+        spanner: From a sample's number to its shard and row.
+    """
+
+    def __init__(self, streams: Sequence[Stream], *, allow_unsafe_types: bool, cache_limit: int | None = None) -> None:
+        self.sources, self.room = sources_of(streams)
+        self.entries: list[ShardEntry] = []
+        counts: list[int] = []
+        for stream, source in zip(streams, self.sources, strict=True):
+            entries = source.read_index()
+            if not sum(entry.samples for entry in entries):
+                raise ShardCorruptError(str(source.directory), "it has no samples")
+            if not allow_unsafe_types:
+                _check_safe(entries)
+            _check_hashes(entries, stream.validate_hash)
+            self.entries += entries
+            counts.append(len(entries))
+        self.shards_per_stream: _Integers = np.array(counts, np.int64)
+        self.stream_per_shard: _Integers = np.repeat(np.arange(len(counts)), counts)
+        self.samples_per_shard: _Integers = np.array([entry.samples for entry in self.entries], np.int64)
+        self.spanner = Spanner(self.samples_per_shard)
+        if self.room is not None and cache_limit is not None:
+            _check_limit(cache_limit, self.entries, self.sources)
+            # Not before: an index has to be there to tell whether it will do.
+            self.room.limit_bytes = cache_limit
+
+    @property
+    def is_immediate(self) -> bool:
+        """Whether no shard needs fetching."""
+        return all(source.is_immediate for source in self.sources)
+
+    def shards_of(self, sample_ids: _Integers) -> list[int]:
+        """Return the shards of samples, each once, in the order of the samples."""
+        shards, _ = self.spanner.locate(sample_ids)
+        return list(dict.fromkeys(shards.tolist()))
+
+    def source_of(self, shard: int) -> ShardSource:
+        """Return where a shard comes from."""
+        return self.sources[int(self.stream_per_shard[shard])]
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples in all streams."""
+        return self.spanner.size
+
+    @property
+    def shard_offset_per_stream(self) -> _Integers:
+        """The first shard of each stream."""
+        return np.cumsum(self.shards_per_stream) - self.shards_per_stream
+
+    @property
+    def sample_offset_per_shard(self) -> _Integers:
+        """The first sample of each shard."""
+        return self.spanner.starts
+
+    @property
+    def samples_per_stream(self) -> _Integers:
+        """Samples of each stream."""
+        return np.array([sizes.sum() for sizes in self.shard_sizes], np.int64)
+
+    @property
+    def sample_offset_per_stream(self) -> _Integers:
+        """The first sample of each stream."""
+        return np.cumsum(self.samples_per_stream) - self.samples_per_stream
+
+    @property
+    def shard_sizes(self) -> tuple[_Integers, ...]:
+        """For each stream, the samples of its shards."""
+        edges = np.concatenate(([0], np.cumsum(self.shards_per_stream))).tolist()
+        return tuple(self.samples_per_shard[start:stop] for start, stop in pairwise(edges))
+
+
+def _check_limit(limit_bytes: int, entries: Sequence[ShardEntry], sources: Sequence[ShardSource]) -> None:
+    indices_bytes = sum(_size(source.directory / INDEX_NAME) for source in sources)
+    largest = max(entries, key=_kept_bytes)
+    needed_bytes = indices_bytes + _SHARDS_AT_LEAST * _kept_bytes(largest)
+    if limit_bytes < needed_bytes:
+        raise ConfigurationError(
+            "cache_limit",
+            limit_bytes,
+            f"at least {needed_bytes}: the indices, and {_SHARDS_AT_LEAST} times the largest shard, "
+            f"{largest.raw_data.basename} with {_kept_bytes(largest)} bytes",
+        )
+
+
+def _kept_bytes(entry: ShardEntry) -> int:
+    return entry.raw_bytes + (entry.stored_bytes if entry.compression else 0)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _check_hashes(entries: Sequence[ShardEntry], algorithm: str | None) -> None:
+    if algorithm is None:
+        return
+    for entry in entries:
+        for info in (info for pair in entry.files for info in pair if info is not None):
+            if algorithm not in info.hashes:
+                there = ", ".join(info.hashes) or "none"
+                raise ConfigurationError(
+                    "validate_hash", algorithm, f"a hash that the index has of {info.basename} ({there})"
+                )
+
+
+def _check_safe(entries: Sequence[ShardEntry]) -> None:
+    last = None
+    for entry in entries:
+        # What shards have in common is one object.
+        if entry.columns is not last:
+            check_safe(entry)
+            last = entry.columns

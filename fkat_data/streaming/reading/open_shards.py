@@ -1,0 +1,343 @@
+"""Samples by their numbers: shards opened when they are needed, and as many rows of each at once as there are."""
+
+import resource
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils import data
+
+from fkat_data.errors import ShardNotFoundError
+from fkat_data.observe.stages import reading
+from fkat_data.streaming.formats.open_shard import open_shard
+from fkat_data.streaming.formats.reader import ShardReader
+from fkat_data.streaming.reading.catalog import Catalog
+from fkat_data.streaming.reading.read_ahead import ReadAhead
+
+__all__ = ["OpenShards"]
+
+_Integers = npt.NDArray[np.int64]
+_Part = TypeVar("_Part")
+
+# torch's annotation of it is partial.
+_collate = cast("Callable[[list[Any]], Any]", data.default_collate)
+
+#: Each takes a descriptor.
+_MOST_OPEN = 4096
+#: Shards that are fetched at a time.
+_NUM_THREADS = 8
+#: A shard in use counts as used again after so long.
+_TOUCH_S = 1.0
+#: So often a shard may be evicted before it is opened.
+_MOST_FETCHES = 10
+
+
+class OpenShards:
+    """The samples of a catalog. It pickles without the shards that are open.
+
+    Args:
+        catalog: The shards.
+        allow_unsafe_types: Whether columns of pickles may be read.
+        arrays: Whether ``ndarray`` columns give NumPy arrays or torch tensors.
+        writable: Whether NumPy arrays of single samples belong to the caller.
+    """
+
+    def __init__(
+        self, catalog: Catalog, *, allow_unsafe_types: bool, arrays: Literal["numpy", "torch"], writable: bool
+    ) -> None:
+        self._catalog = catalog
+        self._allow_unsafe_types = allow_unsafe_types
+        self._arrays: Literal["numpy", "torch"] = arrays
+        self._writable = writable
+        self._readers: OrderedDict[int, ShardReader] = OrderedDict()
+        self._most_open = _most_open()
+        self._touched_s: dict[int, float] = {}
+        self._ahead: ReadAhead[ShardReader] | None = None
+        self._following: ReadAhead[Any] | None = None
+        self._failed_shard: int | None = None
+
+    def sample(self, sample_id: int) -> dict[str, Any]:
+        """Return a sample."""
+        shard, row = self._catalog.spanner[sample_id]
+        return self._reader(shard).sample(row)
+
+    def samples(self, sample_ids: _Integers) -> list[dict[str, Any]]:
+        """Return samples in the order of their ids."""
+        found: list[Any] = [None] * len(sample_ids)
+        for reader, places, rows in self._by_shard(sample_ids):
+            for place, sample in zip(places.tolist(), reader.samples(rows), strict=True):
+                found[place] = sample
+        return found
+
+    def in_turn(self, sample_ids: _Integers) -> Iterable[dict[str, Any]]:
+        """Return samples that are read together; where that fails, those before the one at fault come first."""
+
+        def parts() -> list[_Integers]:
+            return [sample_ids[place : place + 1] for place in range(len(sample_ids))]
+
+        return self._in_order(parts, lambda: self.samples(sample_ids), lambda ids: self.samples(ids)[0])
+
+    def collated(self, batches: Sequence[_Integers]) -> Iterable[Any]:
+        """Return batches as torch's default collate makes them of the samples, all of them read at once.
+
+        Where that fails, the batches before the one at fault come first.
+
+        Args:
+            batches: The ids of each batch, of which none is empty.
+        """
+        return self._in_order(lambda: batches, lambda: self._collated(batches), lambda ids: self._collated([ids])[0])
+
+    def _collated(self, batches: Sequence[_Integers]) -> list[Any]:
+        sample_ids = np.concatenate(batches) if len(batches) != 1 else batches[0]
+        groups = list(self._by_shard(sample_ids))
+        columns = _joined([reader.column_arrays(rows) for reader, _, rows in groups])
+        if columns is None:
+            samples = [{name: _own(value) for name, value in sample.items()} for sample in self.samples(sample_ids)]
+            return [_collate(part) for part in _split(samples, batches)]
+        place_of = np.empty(len(sample_ids), np.int64)
+        place_of[np.concatenate([places for _, places, _ in groups])] = np.arange(len(sample_ids))
+        return [_batch(columns, places) for places in _split(place_of, batches)]
+
+    def follow(
+        self,
+        parts: Iterable[_Part],
+        ids_of: Callable[[_Part], _Integers],
+        *,
+        num_ahead: int,
+        most_bytes: int | None,
+        is_opened: bool,
+    ) -> Iterator[_Part]:
+        """Yield parts as they come, while the shards of those that follow are fetched in threads.
+
+        Of one object, the last of these iterators does so.
+
+        Args:
+            parts: What will be read, and is read before the next one is asked for.
+            ids_of: From a part to its samples.
+            num_ahead: Samples that are looked ahead.
+            most_bytes: What the shards may have that are fetched ahead, about; None: as much as it is.
+            is_opened: Whether this process will read them; if not, they are only fetched.
+
+        Raises:
+            Exception: Where a shard is read that could not be fetched: whatever was wrong.
+        """
+        self._end_ahead()
+        if self._catalog.is_immediate:
+            yield from parts
+            return
+        ahead: ReadAhead[Any]
+        if is_opened:
+            ahead = self._ahead = ReadAhead(self._open, _NUM_THREADS)
+        else:
+            ahead = ReadAhead(self._fetch, _NUM_THREADS, is_kept=False)
+        self._following = ahead
+
+        def needed(part: _Part) -> tuple[list[int], int]:
+            ids = ids_of(part)
+            shards = self._catalog.shards_of(ids)
+            wanted = [shard for shard in shards if shard not in self._readers and self._is_due(shard, is_opened)]
+            if most_bytes is None:
+                return wanted, len(ids)
+            wanted_bytes = sum(self._catalog.entries[shard].raw_bytes for shard in wanted)
+            return wanted, max(len(ids), num_ahead * wanted_bytes // most_bytes)
+
+        try:
+            yield from ahead.follow(parts, needed, num_ahead)
+        finally:
+            if self._following is ahead:
+                self._end_ahead()
+
+    def close(self) -> None:
+        """Close all shards; they open again when they are needed."""
+        self._end_ahead()
+        self._readers.clear()
+        self._touched_s.clear()
+
+    def _end_ahead(self) -> None:
+        following, self._following, self._ahead = self._following, None, None
+        if following is not None:
+            following.close()
+
+    def _in_order(
+        self,
+        parts: Callable[[], Sequence[_Integers]],
+        together: Callable[[], list[_Part]],
+        alone: Callable[[_Integers], _Part],
+    ) -> Iterable[_Part]:
+        self._failed_shard = None
+        try:
+            return together()
+        except Exception as error:  # noqa: BLE001 - raised in its place in the order
+            return self._one_by_one(parts(), alone, error)
+
+    def _one_by_one(
+        self, parts: Sequence[_Integers], read: Callable[[_Integers], _Part], error: Exception
+    ) -> Iterator[_Part]:
+        """Yield what is read of parts that could not be read together, up to the one that is at fault.
+
+        Raises:
+            Exception: What is wrong with a part, in its place. A shard that could not be had is not asked for again.
+        """
+        failed_shard = self._failed_shard
+        for sample_ids in parts:
+            if len(parts) == 1 or failed_shard in self._catalog.shards_of(sample_ids):
+                raise error
+            yield read(sample_ids)
+
+    def _is_due(self, shard: int, is_opened: bool) -> bool:
+        """Return whether a shard that is not open is to be fetched, or once more marked as used."""
+        if is_opened:
+            return True
+        now_s = time.monotonic()
+        is_due = now_s - self._touched_s.get(shard, -_TOUCH_S) >= _TOUCH_S
+        if is_due:
+            self._touched_s[shard] = now_s
+        return is_due
+
+    def _by_shard(self, sample_ids: _Integers) -> Iterator[tuple[ShardReader, _Integers, _Integers]]:
+        """Yield each shard with the places of its samples in ``sample_ids`` and their rows."""
+        shards, rows = self._catalog.spanner.locate(sample_ids)
+        order = np.argsort(shards, kind="stable")
+        edges = np.flatnonzero(np.diff(shards[order], prepend=-1)).tolist()
+        for start, stop in pairwise([*edges, len(order)]):
+            places = order[start:stop]
+            yield self._reader(int(shards[places[0]])), places, rows[places]
+
+    def _reader(self, shard: int) -> ShardReader:
+        reader = self._readers.get(shard)
+        if reader is not None:
+            self._readers.move_to_end(shard)
+            self._touch(shard)
+            return reader
+        try:
+            with reading():
+                found = self._open(shard, True) if self._ahead is None else self._ahead.take(shard)
+            if found is None:
+                raise RuntimeError(f"shard {shard} was waited for and is not there")
+        except Exception:
+            self._failed_shard = shard
+            raise
+        self._readers[shard] = found
+        self._touched_s[shard] = time.monotonic()
+        self._close_evicted()
+        if len(self._readers) > self._most_open:
+            self._drop(next(iter(self._readers)))
+        return found
+
+    def _open(self, shard: int, wait: bool) -> ShardReader | None:
+        """Fetch a shard and open it, in any thread; None if another process fetches it and it must not wait."""
+        entry, source = self._catalog.entries[shard], self._catalog.source_of(shard)
+        for attempt in range(_MOST_FETCHES):
+            directory = source.fetch(entry, wait=wait)
+            if directory is None:
+                return None
+            try:
+                return open_shard(
+                    directory,
+                    entry,
+                    allow_unsafe_types=self._allow_unsafe_types,
+                    arrays=self._arrays,
+                    writable=self._writable,
+                )
+            except ShardNotFoundError:
+                # Another process has evicted it in this instant.
+                if source.is_immediate or attempt == _MOST_FETCHES - 1:
+                    raise
+        return None
+
+    def _fetch(self, shard: int, wait: bool) -> Path | None:
+        return self._catalog.source_of(shard).fetch(self._catalog.entries[shard], wait=wait)
+
+    def _touch(self, shard: int) -> None:
+        now_s = time.monotonic()
+        if now_s - self._touched_s.get(shard, now_s) > _TOUCH_S:
+            self._touched_s[shard] = now_s
+            self._catalog.source_of(shard).touch(self._catalog.entries[shard])
+
+    def _close_evicted(self) -> None:
+        """Close shards whose files are gone: while they are mapped, the disk has no room for others."""
+        if self._catalog.room is None or self._catalog.room.limit_bytes is None:
+            return
+        for shard in list(self._readers)[:-1]:
+            if not self._catalog.source_of(shard).is_there(self._catalog.entries[shard]):
+                self._drop(shard)
+
+    def _drop(self, shard: int) -> None:
+        # Whoever is reading it goes on; with the last of them, and of the views of it, the file is closed.
+        del self._readers[shard]
+        self._touched_s.pop(shard, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {
+            "_readers": OrderedDict(),
+            "_touched_s": {},
+            "_ahead": None,
+            "_following": None,
+            "_failed_shard": None,
+        }
+
+
+def _most_open() -> int:
+    # Half of what a process may have leaves room for sockets, pipes and the user's own files.
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MOST_OPEN if limit == resource.RLIM_INFINITY else max(1, min(_MOST_OPEN, limit // 2))
+
+
+def _joined(groups: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the columns of several shards end to end; None where they are not alike."""
+    first = groups[0]
+    if len(groups) == 1:
+        return first
+    if any(group.keys() != first.keys() for group in groups):
+        return None
+    joined: dict[str, Any] = {}
+    for name, values in first.items():
+        parts = [group[name] for group in groups]
+        if isinstance(values, np.ndarray):
+            kind = _kind(cast("object", values))
+            if any(_kind(part) != kind for part in parts):
+                return None
+            joined[name] = np.concatenate(parts)
+        elif all(isinstance(part, list) for part in parts):
+            joined[name] = [value for part in parts for value in part]
+        else:
+            return None
+    return joined
+
+
+def _kind(values: object) -> object:
+    if not isinstance(values, np.ndarray):
+        return None
+    array = cast("npt.NDArray[Any]", values)
+    return array.dtype, array.shape[1:]
+
+
+def _split(values: Any, batches: Sequence[_Integers]) -> Iterator[Any]:
+    start = 0
+    for batch in batches:
+        yield values[start : start + len(batch)]
+        start += len(batch)
+
+
+def _batch(columns: dict[str, Any], places: _Integers) -> dict[str, Any]:
+    batch: dict[str, Any] = {}
+    for name, values in columns.items():
+        if isinstance(values, np.ndarray):
+            batch[name] = torch.from_numpy(values.take(places, axis=0))
+        else:
+            batch[name] = _collate([_own(values[place]) for place in places.tolist()])
+    return batch
+
+
+def _own(value: Any) -> Any:
+    # torch warns of arrays that are read-only, which views of a shard are.
+    if not isinstance(value, np.ndarray):
+        return value
+    array = cast("npt.NDArray[Any]", value)
+    return array if array.flags.writeable else array.copy()

@@ -1,0 +1,194 @@
+"""Where a stream's shards come from: the one interface between reading and wherever the files are kept."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.streaming.cache.cache_budget import CacheBudget
+from fkat_data.streaming.cache.cache_directory import make_safe
+from fkat_data.streaming.formats.compression import decompress_file
+from fkat_data.streaming.formats.entry import FileInfo, ShardEntry
+from fkat_data.streaming.formats.hashing import validate_file
+from fkat_data.streaming.formats.index import INDEX_NAME, read_index
+from fkat_data.streaming.reading.cached_source import CachedSource, Evictable
+from fkat_data.streaming.reading.stream import Stream, own_directory
+from fkat_data.streaming.store.open_store import open_store
+
+__all__ = ["DirectorySource", "ShardSource", "sources_of"]
+
+
+class ShardSource(Protocol):
+    """A stream's shards, wherever they are kept. It pickles, and may be used by many threads and processes at a time.
+
+    Attributes:
+        is_immediate: Whether shards need no fetching; known once the index was read.
+        directory: Where the index is, and the raw files of shards that are not compressed.
+    """
+
+    is_immediate: bool
+    directory: Path
+
+    def read_index(self) -> list[ShardEntry]:
+        """Return what the index says of the shards, in its order."""
+        ...
+
+    def fetch(self, entry: ShardEntry, *, wait: bool = True) -> Path | None:
+        """Make a shard's files be there as they are read; return the directory that their basenames belong to.
+
+        Args:
+            entry: The shard.
+            wait: Whether to wait while another process fetches it; if not, None is returned then.
+        """
+        ...
+
+    def touch(self, entry: ShardEntry) -> None:
+        """Mark a shard as used now."""
+        ...
+
+    def is_there(self, entry: ShardEntry) -> bool:
+        """Return whether a shard that was fetched has not been evicted."""
+        ...
+
+    def evict(self, entry: ShardEntry) -> int:
+        """Remove a shard's files, if they can be fetched again; return how many bytes they had."""
+        ...
+
+
+def sources_of(streams: Sequence[Stream]) -> tuple[list[ShardSource], CacheBudget | None]:
+    """Return where streams' shards come from, and what is kept of them on this node; None if nothing is.
+
+    Raises:
+        ConfigurationError: A URL cannot be opened, or a directory cannot be a cache.
+        OSError: A directory cannot be made.
+    """
+    remotes: dict[Path, str] = {}
+    for stream in streams:
+        directory = stream.cache_directory
+        if directory is not None and remotes.setdefault(directory, stream.remote_location) != stream.remote_location:
+            raise ConfigurationError("local", str(directory), "another directory for each remote: names would meet")
+        if directory is not None and stream.local_directory is None:
+            # Below the temporary directory of all users: who owns the folder in between could put another one there.
+            make_safe(directory.parent)
+    kept = list(remotes)
+    evictable = Evictable()
+    room = CacheBudget(kept, None, evictable) if kept else None
+    sources: list[ShardSource] = []
+    for stream in streams:
+        directory = stream.cache_directory
+        if directory is None or room is None:
+            sources.append(_in_place(stream))
+            continue
+        store = open_store(
+            stream.remote_location,
+            storage_options=stream.storage_options,
+            num_retries=stream.download_retry or 0,
+            timeout_s=stream.download_timeout or 0,
+        )
+        sources.append(
+            CachedSource(
+                store,
+                directory,
+                room,
+                evictable,
+                validate_hash=stream.validate_hash,
+                keep_zip=bool(stream.keep_zip),
+            )
+        )
+    return sources, room
+
+
+def _in_place(stream: Stream) -> "DirectorySource":
+    directory = stream.local_directory or stream.remote_directory
+    if directory is None:
+        raise ConfigurationError("local", stream.local, "a directory, where there is no remote")
+    # Read in place, a directory that others may share is not written to.
+    decompressed = directory if stream.local_directory is not None else own_directory(str(directory.absolute()))
+    return DirectorySource(directory, decompressed, stream.validate_hash)
+
+
+class DirectorySource:
+    """Shards in a directory of this machine, read in place. Nothing is deleted.
+
+    A shard that is compressed is decompressed under another name, then renamed. So any number of processes may do this
+    side by side.
+
+    Args:
+        directory: The directory.
+        decompressed: Where compressed shards are decompressed.
+        validate_hash: The hash of the index that files are compared with; None: their sizes alone.
+
+    Attributes:
+        is_immediate: Whether no shard is compressed; known once the index was read.
+        directory: The directory.
+    """
+
+    def __init__(self, directory: Path, decompressed: Path, validate_hash: str | None) -> None:
+        self.is_immediate = True
+        self.directory = directory
+        self._decompressed = decompressed
+        self._validate_hash = validate_hash
+        self._validated: set[str] = set()
+
+    def read_index(self) -> list[ShardEntry]:
+        """Return what the index says of the shards, in its order.
+
+        Raises:
+            ShardNotFoundError: There is none.
+            ShardCorruptError: It makes no sense.
+        """
+        entries = read_index(self.directory / INDEX_NAME)
+        self.is_immediate = not any(entry.compression for entry in entries)
+        return entries
+
+    def fetch(self, entry: ShardEntry, *, wait: bool = True) -> Path:
+        """Make a shard's raw files be there; return their directory.
+
+        Raises:
+            ConfigurationError: The index has no hash of the kind that files are to be compared with.
+            ShardNotFoundError: A file is nowhere.
+            ShardCorruptError: A file's size or hash is not what the index says.
+            OSError: A file cannot be read or written.
+        """
+        del wait
+        directory = self.directory if entry.compression is None else self._decompressed
+        for raw, compressed in entry.files:
+            path = directory / raw.basename
+            if compressed is None or _is_whole(path, raw):
+                self._validate(path, raw)
+                continue
+            source = self.directory / compressed.basename
+            validate_file(source, compressed, self._validate_hash)
+            if directory != self.directory:
+                make_safe(directory.parent)
+                make_safe(directory)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            decompress_file(str(entry.compression), source, path, raw)
+        return directory
+
+    def touch(self, entry: ShardEntry) -> None:
+        """Do nothing: nothing is evicted here."""
+
+    def is_there(self, entry: ShardEntry) -> bool:
+        """Return True."""
+        del entry
+        return True
+
+    def evict(self, entry: ShardEntry) -> int:
+        """Return 0: what is here may be the only copy."""
+        del entry
+        return 0
+
+    def _validate(self, path: Path, info: FileInfo) -> None:
+        # Once in a process: the size is compared whenever the file is opened.
+        if self._validate_hash is not None and info.basename not in self._validated:
+            validate_file(path, info, self._validate_hash)
+            self._validated.add(info.basename)
+
+
+def _is_whole(path: Path, info: FileInfo) -> bool:
+    try:
+        validate_file(path, info)
+    except (ShardNotFoundError, ShardCorruptError):
+        return False
+    return True

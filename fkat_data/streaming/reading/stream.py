@@ -1,0 +1,218 @@
+"""A stream: one of the datasets that a ``StreamingDataset`` mixes."""
+
+import math
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from hashlib import blake2s
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from fkat_data import arguments
+from fkat_data.errors import ConfigurationError
+from fkat_data.streaming.order.weights import StreamWeight
+from fkat_data.streaming.store.open_store import open_store
+
+__all__ = ["Stream", "given_streams", "own_directory"]
+
+_DEFAULTS = {
+    "split": None,
+    "download_retry": 2,
+    "download_timeout": 60.0,
+    "validate_hash": None,
+    "keep_zip": False,
+    "storage_options": None,
+}
+#: A path with a scheme of its own: what is there may be read where it is.
+_OF_THIS_MACHINE = "file"
+
+
+class Stream:
+    """Where a dataset's shards are, and how much an epoch takes of them.
+
+    What is not given here is taken from the ``StreamingDataset``. A stream may be used in several datasets.
+
+    Args:
+        remote: The directory that the shards come from: a path, or a URL of any store that fsspec opens.
+        local: The directory of this node that they are kept and read in. None: shards of a store are kept in a folder
+            of the system's temporary directory; a directory of this machine is read where it is.
+        split: A directory within both.
+        proportion: The stream's part of an epoch, in relation to those of the other streams.
+        repeat: How often an epoch shows the stream; 0.5 is half of it.
+        choose: How many samples an epoch takes of it.
+        download_retry: How often a failed download is tried again; a copy from a directory of this machine is not.
+        download_timeout: Seconds that an attempt may take for each 64 MiB; a copy from a directory of this machine
+            takes what it takes.
+        validate_hash: A hash of the index, such as ``"sha256"``, that files are compared with; None: none, but their
+            sizes always.
+        keep_zip: Whether compressed files stay once they are decompressed.
+        storage_options: What fsspec's file system of ``remote`` takes, such as ``key``, ``secret`` and
+            ``endpoint_url``; what is not given comes from where its library looks.
+
+    Raises:
+        ConfigurationError: An argument is none of these, more than one of ``proportion``, ``repeat`` and ``choose`` is
+            given, or ``remote`` is of a scheme that no installed package opens.
+    """
+
+    def __init__(
+        self,
+        *,
+        remote: str | None = None,
+        local: str | None = None,
+        split: str | None = None,
+        proportion: float | None = None,
+        repeat: float | None = None,
+        choose: int | None = None,
+        download_retry: int | None = None,
+        download_timeout: float | None = None,
+        validate_hash: str | None = None,
+        keep_zip: bool | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        weights = {"proportion": proportion, "repeat": repeat, "choose": choose}
+        given = {kind: value for kind, value in weights.items() if value is not None}
+        if len(given) > 1:
+            raise ConfigurationError("Stream", given, "at most one of proportion, repeat and choose")
+        for kind, value in given.items():
+            _check_weight(kind, value)
+        if download_retry is not None:
+            arguments.integer("download_retry", download_retry, minimum=0)
+        if download_timeout is not None:
+            arguments.seconds("download_timeout", download_timeout)
+        if keep_zip is not None:
+            arguments.boolean("keep_zip", keep_zip)
+        self.remote = remote
+        self.local = local
+        self.split = split
+        self.proportion = proportion
+        self.repeat = repeat
+        self.choose = choose
+        self.download_retry = download_retry
+        self.download_timeout = download_timeout
+        self.validate_hash = validate_hash or None
+        self.keep_zip = keep_zip
+        self.storage_options = storage_options
+        # Now: what cannot be read is an error here and not when training starts.
+        if remote is not None:
+            open_store(remote, storage_options=storage_options, num_retries=0, timeout_s=1)
+        if local is not None and _scheme_of("local", local) is not None:
+            raise ConfigurationError("local", local, "a directory of this machine, as a path or a file:// URL")
+
+    @property
+    def weight(self) -> StreamWeight:
+        """What was said of the stream's weight."""
+        for kind in ("proportion", "repeat", "choose"):
+            value = getattr(self, kind)
+            if value is not None:
+                return StreamWeight(kind, value)
+        return StreamWeight()
+
+    @property
+    def remote_location(self) -> str:
+        """Path or URL of the directory that the shards come from, the split included; empty if there is none."""
+        if self.remote_directory is not None:
+            return str(self.remote_directory)
+        location = str(self.remote or "")
+        return f"{location.rstrip('/')}/{self.split}" if location and self.split else location
+
+    @property
+    def remote_directory(self) -> Path | None:
+        """The directory of this machine that the shards come from, the split included; None if there is none."""
+        return _below("remote", self.remote, self.split)
+
+    @property
+    def local_directory(self) -> Path | None:
+        """The directory that the shards are read in, the split included; None if none is given."""
+        return _below("local", self.local, self.split)
+
+    @property
+    def cache_directory(self) -> Path | None:
+        """The directory that the shards are kept in, the split included; None if they are read where they are."""
+        if not self.remote:
+            return None
+        local, remote = self.local_directory, self.remote_directory
+        if remote is not None:
+            return None if local in (None, remote) else local
+        return local or own_directory(self.remote_location)
+
+    def filled(self, **defaults: Any) -> "Stream":
+        """Return this stream with what it leaves open filled in.
+
+        Args:
+            **defaults: ``split``, ``download_retry``, ``download_timeout``, ``validate_hash``, ``keep_zip`` and
+                ``storage_options``.
+
+        Raises:
+            ConfigurationError: It has neither ``remote`` nor ``local``, or a default does not work.
+        """
+        if not self.remote and not self.local:
+            raise ConfigurationError("streams", "<a stream without remote and local>", "a directory for every stream")
+        settings = {name: getattr(self, name) for name in _DEFAULTS}
+        filled = {
+            name: settings[name] if settings[name] is not None else defaults.get(name, default)
+            for name, default in _DEFAULTS.items()
+        }
+        return Stream(
+            remote=self.remote,
+            local=self.local,
+            proportion=self.proportion,
+            repeat=self.repeat,
+            choose=self.choose,
+            **filled,
+        )
+
+
+def given_streams(
+    streams: Sequence[Stream] | None,
+    remote: str | None,
+    local: str | None,
+    stream_name: str,
+    stream_config: Mapping[str, Any] | None,
+) -> Sequence[Stream]:
+    """Return the streams that a dataset was given, in one of three ways.
+
+    Raises:
+        ConfigurationError: They were given in none of them, or in several.
+    """
+    given = {"streams": streams or None, "remote or local": remote or local or None, "stream_config": stream_config}
+    present = {name: value for name, value in given.items() if value is not None}
+    if len(present) != 1:
+        raise ConfigurationError("streams", sorted(present), "one of streams, remote or local, and stream_config")
+    if streams:
+        for stream in streams:
+            if not isinstance(stream, Stream):
+                raise ConfigurationError("streams", stream, "a list of Stream")
+        return streams
+    arguments.choice("stream_name", stream_name, ("stream",))
+    return [Stream(remote=remote, local=local) if stream_config is None else Stream(**stream_config)]
+
+
+def _check_weight(kind: str, value: object) -> None:
+    if kind == "choose":
+        arguments.integer(kind, value, minimum=0)
+    elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise ConfigurationError(kind, value, "a number of at least 0")
+
+
+def _scheme_of(argument: str, location: object) -> str | None:
+    """Return the scheme of a URL; None of a path, and of a URL of this machine's files."""
+    if not isinstance(location, (str, Path)) or not str(location):
+        raise ConfigurationError(argument, location, "the path or the URL of a directory")
+    scheme, separator, _ = str(location).partition("://")
+    return scheme if separator and scheme != _OF_THIS_MACHINE else None
+
+
+def _below(argument: str, location: object, split: str | None) -> Path | None:
+    if location is None or _scheme_of(argument, location) is not None:
+        return None
+    text = str(location)
+    directory = Path(unquote(urlsplit(text).path)) if "://" in text else Path(text)
+    return directory / split if split else directory
+
+
+def own_directory(location: str) -> Path:
+    """Return where this user's files of a location are kept if nothing is said: below the temporary directory."""
+    # By user: a directory of another one is refused as a cache.
+    name = blake2s(location.encode(), digest_size=16).hexdigest()
+    return Path(tempfile.gettempdir()) / f"fkat_data-{os.geteuid()}" / name

@@ -1,0 +1,87 @@
+"""From a URL to the store behind it."""
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import unquote, urlsplit
+
+from fkat_data import arguments
+from fkat_data.errors import ConfigurationError
+from fkat_data.streaming.store.client import Client
+from fkat_data.streaming.store.directory_client import DirectoryClient
+from fkat_data.streaming.store.redaction import Redaction
+from fkat_data.streaming.store.store import Store
+
+__all__ = ["open_store"]
+
+
+def open_store(
+    url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None, num_retries: int, timeout_s: float
+) -> Store:
+    """Return the store of a remote directory. Nothing is connected to yet.
+
+    Args:
+        url: A directory: a path, or a URL that fsspec opens, such as ``s3://bucket/directory``.
+        storage_options: What fsspec's file system for it takes; what is not given comes from where its library
+            looks: the environment, ``~/.aws``, and so on.
+        num_retries: How often a failed attempt is followed by another one.
+        timeout_s: Seconds that an attempt may take for each 64 MiB.
+
+    Raises:
+        ConfigurationError: An argument is none of these; there is no such scheme, or a package for it is missing.
+    """
+    arguments.integer("num_retries", num_retries, minimum=0)
+    arguments.seconds("timeout_s", timeout_s)
+    location = _location(url)
+    options = _options(storage_options)
+    redaction = Redaction(location, options)
+    make_client = _client_of(location, options, redaction, timeout_s)
+    return Store(
+        location,
+        make_client,
+        redaction,
+        num_retries=num_retries,
+        timeout_s=timeout_s,
+        is_local=isinstance(make_client, partial) and make_client.func is DirectoryClient,
+    )
+
+
+def _location(url: object) -> str:
+    if not isinstance(url, (str, os.PathLike)):
+        raise ConfigurationError("remote", url, "the path or the URL of a directory")
+    location = os.fspath(cast("str | os.PathLike[str]", url))
+    if not location:
+        raise ConfigurationError("remote", location, "the path or the URL of a directory")
+    return location
+
+
+def _options(storage_options: Any) -> dict[str, Any]:
+    if storage_options is None:
+        return {}
+    if isinstance(storage_options, Mapping):
+        options = cast("Mapping[object, Any]", cast("object", storage_options))
+        texts = {key: value for key, value in options.items() if isinstance(key, str)}
+        if len(texts) == len(options):
+            return texts
+    # Its values may be secrets.
+    shown = f"<{type(cast('object', storage_options)).__name__}>"
+    raise ConfigurationError("storage_options", shown, "a dict of options of an fsspec file system, or None")
+
+
+def _client_of(location: str, options: dict[str, Any], redaction: Redaction, timeout_s: float) -> Callable[[], Client]:
+    if "://" not in location:
+        return partial(DirectoryClient, Path(location).absolute())
+    parts = urlsplit(location)
+    scheme = parts.scheme.lower()
+    if "::" in location:
+        scheme = location.partition("::")[0].partition("://")[0]
+    if scheme == "file":
+        if parts.netloc not in ("", "localhost"):
+            raise ConfigurationError("remote", redaction.url(location), "a file:// URL of this machine")
+        return partial(DirectoryClient, Path(unquote(parts.path)).absolute())
+    # Where data are local, it is not needed, and takes its time.
+    remote = importlib.import_module("fkat_data.streaming.store.remote")
+    return remote.remote_client(scheme, location, options, redaction, timeout_s)

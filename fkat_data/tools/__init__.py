@@ -1,0 +1,40 @@
+"""What no training job imports: the command line, simulation, conversion, reports, proofs of resume.
+
+Nothing else in the package imports this one. Each name is imported when it is first asked for.
+
+::
+
+    from fkat_data.tools import verify_resume
+
+    report = verify_resume(make_loader)
+    assert report.is_exact, report
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fkat_data.tools.converting.convert import convert
+    from fkat_data.tools.resume_check.verify import ResumeReport, verify_resume
+    from fkat_data.tools.simulation.simulate_dataset import advice_for, simulate_dataset
+
+__all__ = ["ResumeReport", "advice_for", "convert", "simulate_dataset", "verify_resume"]
+
+#: name -> the module below this package that has it
+_MODULES = {
+    "ResumeReport": "resume_check.verify",
+    "advice_for": "simulation.simulate_dataset",
+    "convert": "converting.convert",
+    "simulate_dataset": "simulation.simulate_dataset",
+    "verify_resume": "resume_check.verify",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,22 @@
+"""Where the program begins; without its extra it says what to install."""
+
+import importlib
+
+__all__ = ["main"]
+
+_OF_THE_EXTRA = {"click", "rich", "typer"}
+
+
+def main() -> None:
+    """Run the command that the command line names.
+
+    Raises:
+        SystemExit: Always, with the command's exit code.
+    """
+    try:
+        commands = importlib.import_module("fkat_data.tools.cli.commands")
+    except ModuleNotFoundError as error:
+        if error.name not in _OF_THE_EXTRA:
+            raise
+        raise SystemExit(f"fkat-data needs {error.name}: pip install 'fkat_data[cli]'") from error
+    commands.app()

@@ -1,0 +1,163 @@
+"""Converting files to a dataset of MDS shards."""
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Unpack
+
+from fkat_data import arguments
+from fkat_data.errors import ConfigurationError, SampleError
+from fkat_data.streaming.writing.lines import WriterSettings
+from fkat_data.streaming.writing.mds_writer import MDSWriter
+from fkat_data.streaming.writing.merge import IndexLocation
+from fkat_data.streaming.writing.natural_order import natural_key
+from fkat_data.streaming.writing.parallel import write_parallel
+from fkat_data.tools.converting.arrow import ArrowSource, ParquetSource
+from fkat_data.tools.converting.folder import FolderSource
+from fkat_data.tools.converting.row_source import RowSource
+from fkat_data.tools.converting.text_rows import JsonLinesSource, SeparatedSource
+
+__all__ = ["KINDS", "convert", "sources_of"]
+
+_SUFFIXES = {
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+_COMPRESSED = (".gz", ".zst", ".zstd")
+#: What can be converted.
+KINDS = ("jsonl", "csv", "tsv", "parquet", "arrow", "folder")
+_PARTS_FOR_EACH_WORKER = 4
+_ROWS_BETWEEN_CALLS = 100
+
+
+def convert(
+    paths: Sequence[str | Path],
+    out: IndexLocation,
+    *,
+    kind: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    only: Sequence[str] = (),
+    num_workers: int = 1,
+    progress: Callable[[int], None] | None = None,
+    **settings: Unpack[WriterSettings],
+) -> int:
+    """Write the rows of files, in the order in which the files are given, as one MDS dataset.
+
+    Args:
+        paths: Files, or directories: of one that has files of a kind of table, these are taken in natural order;
+            otherwise every file below it is a sample.
+        out: As writers take it.
+        kind: One of ``KINDS``; None: by the files' names.
+        columns: Encodings of columns, for those that should not have the one that the data suggest.
+        only: The columns to take; empty: all of them.
+        num_workers: Processes; more than 1 make a directory of shards for each file, and one index.
+        progress: Called with the number of rows so far, now and then; not with several processes.
+        settings: The other arguments of ``MDSWriter``.
+
+    Returns:
+        Number of samples.
+
+    Raises:
+        ConfigurationError: An argument cannot work, or a file's kind is not known.
+        FileExistsError: ``out`` is not empty.
+        ShardNotFoundError: A file does not exist.
+        ShardCorruptError: A file makes no sense.
+        SampleError: A row does not fit its columns' encodings.
+    """
+    num_workers = arguments.integer("num_workers", num_workers, minimum=1)
+    sources = [source for path in paths for source in sources_of(path, kind, num_workers)]
+    if not sources:
+        raise ConfigurationError("paths", list(paths), "at least one file")
+    chosen = _chosen(sources[0], columns or {}, only)
+    if num_workers == 1:
+        with MDSWriter(columns=chosen, out=out, **settings) as writer:
+            for source in sources:
+                _write(writer, source, chosen, progress)
+        return writer.num_samples
+    keep_local, exist_ok = settings.pop("keep_local", False), settings.pop("exist_ok", False)
+    make_writer = partial(MDSWriter, columns=chosen, **settings)
+    with ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn")) as executor:
+        return write_parallel(
+            make_writer,
+            partial(_rows_of, chosen),
+            sources,
+            out=out,
+            executor=executor,
+            keep_local=keep_local,
+            exist_ok=exist_ok,
+        )
+
+
+def sources_of(path: str | Path, kind: str | None = None, num_workers: int = 1) -> list[RowSource]:
+    """Return what there is to convert at a path.
+
+    Args:
+        path: A file or a directory.
+        kind: One of ``KINDS``; None: by the files' names.
+        num_workers: Into how many parts a folder of samples should at least be divided.
+
+    Raises:
+        ConfigurationError: The kind is not known.
+        ShardNotFoundError: A folder has no files.
+    """
+    if kind is not None:
+        arguments.choice("kind", kind, KINDS)
+    place = Path(path)
+    if place.is_dir():
+        files = sorted(place.iterdir(), key=lambda file: natural_key(file.name))
+        tables = [file for file in files if _kind_of(file) and kind in (None, _kind_of(file))]
+        if kind == "folder" or not tables:
+            num_parts = 1 if num_workers == 1 else num_workers * _PARTS_FOR_EACH_WORKER
+            return list(FolderSource.parts_of(str(place), num_parts))
+        return [_source(str(file), kind or _kind_of(file)) for file in tables]
+    return [_source(str(place), kind or _kind_of(place))]
+
+
+def _kind_of(path: Path) -> str | None:
+    suffixes = path.suffixes
+    if suffixes and suffixes[-1] in _COMPRESSED:
+        suffixes = suffixes[:-1]
+    return _SUFFIXES.get(suffixes[-1]) if suffixes else None
+
+
+def _source(path: str, kind: str | None) -> RowSource:
+    makers: dict[str, Callable[[str], RowSource]] = {
+        "jsonl": JsonLinesSource,
+        "csv": partial(SeparatedSource, separator=","),
+        "tsv": partial(SeparatedSource, separator="\t"),
+        "parquet": ParquetSource,
+        "arrow": ArrowSource,
+    }
+    if kind not in makers:
+        raise ConfigurationError("paths", path, f"a file that ends in {', '.join(_SUFFIXES)}, or kind=…")
+    return makers[kind](path)
+
+
+def _chosen(source: RowSource, columns: Mapping[str, str], only: Sequence[str]) -> dict[str, str]:
+    found = source.columns()
+    for name in (*columns, *only):
+        if name not in found:
+            raise ConfigurationError("columns", name, f"one of {', '.join(map(repr, found))}")
+    return {name: columns.get(name, encoding) for name, encoding in found.items() if not only or name in only}
+
+
+def _rows_of(columns: Mapping[str, str], source: RowSource) -> Iterator[dict[str, Any]]:
+    return source.rows(columns)
+
+
+def _write(
+    writer: MDSWriter, source: RowSource, columns: Mapping[str, str], progress: Callable[[int], None] | None
+) -> None:
+    for row, sample in enumerate(source.rows(columns)):
+        try:
+            writer.write(sample)
+        except SampleError as error:
+            error.add_note(f"row {row} (from 0) of {source.name}")
+            raise
+        if progress is not None and writer.num_samples % _ROWS_BETWEEN_CALLS == 0:
+            progress(writer.num_samples)

@@ -1,0 +1,193 @@
+"""What a timeline tells of a run, read back from its file."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from fkat_data.errors import ConfigurationError
+from fkat_data.observe.statistics import LoaderStatistics
+from fkat_data.observe.timeline import HELD, READY, SECONDS
+
+__all__ = ["EpochMark", "Sample", "Span", "TracedRun", "Track", "read_run"]
+
+_FIELDS = {field.name for field in dataclasses.fields(LoaderStatistics)}
+
+
+class Span(NamedTuple):
+    """Something that lasted.
+
+    Attributes:
+        name: What it was.
+        began_s: When it began, in seconds from the run's begin.
+        duration_s: How long it lasted.
+        about: What it was about, in words; may be empty.
+    """
+
+    name: str
+    began_s: float
+    duration_s: float
+    about: str
+
+    @property
+    def ended_s(self) -> float:
+        """When it ended."""
+        return self.began_s + self.duration_s
+
+
+class Track(NamedTuple):
+    """What one thread did.
+
+    Attributes:
+        name: The process, and where it has several tracks the thread.
+        is_trainer: Whether it is the training loop's.
+        spans: In the order of their begin.
+    """
+
+    name: str
+    is_trainer: bool
+    spans: list[Span]
+
+
+class Sample(NamedTuple):
+    """How numbers stood at a time, in seconds from the run's begin."""
+
+    at_s: float
+    values: Mapping[str, float]
+
+
+class EpochMark(NamedTuple):
+    """Something that happened, with the statistics of that time.
+
+    Attributes:
+        name: What happened.
+        at_s: In seconds from the run's begin.
+        statistics: Since the loader was made.
+        verdict: On the epoch that ended then; otherwise empty.
+    """
+
+    name: str
+    at_s: float
+    statistics: LoaderStatistics
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class TracedRun:
+    """A run.
+
+    Attributes:
+        tracks: The trainer's first, then the workers' in their order.
+        ready: Microbatches that were made and not delivered.
+        held: MiB of shared memory whose microbatches were alive.
+        seconds: What had been spent on each of ``timeline.TOTALS``.
+        moments: Begins and ends of epochs, and statistics in between.
+        duration_s: From the first event to the end of the last.
+    """
+
+    tracks: list[Track]
+    ready: list[Sample]
+    held: list[Sample]
+    seconds: list[Sample]
+    moments: list[EpochMark]
+    duration_s: float
+
+    @property
+    def statistics(self) -> LoaderStatistics:
+        """The run's last statistics."""
+        return self.moments[-1].statistics if self.moments else LoaderStatistics()
+
+
+def read_run(path: Path) -> TracedRun:
+    """Read a timeline.
+
+    Raises:
+        ConfigurationError: There is no such file, or it is no timeline of a loader.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            "TIMELINE", str(path), f"a file that a loader's `trace` has written ({error})"
+        ) from error
+    events = [event for event in _events(text) if isinstance(event.get("name"), str)]
+    timed = [event for event in events if isinstance(event.get("ts"), (int, float))]
+    if not any(event.get("ph") == "M" for event in events) or not timed:
+        raise ConfigurationError("TIMELINE", str(path), "a file that a loader's `trace` has written")
+    start_us = min(event["ts"] for event in timed)
+    end_us = max(event["ts"] + event.get("dur", 0) for event in timed)
+    for event in timed:
+        event["at_s"] = 1e-6 * (event["ts"] - start_us)
+    return TracedRun(
+        tracks=_tracks(events),
+        ready=_samples(timed, READY),
+        held=_samples(timed, HELD),
+        seconds=_samples(timed, SECONDS),
+        moments=[_moment(event) for event in timed if event.get("ph") == "i"],
+        duration_s=1e-6 * (end_us - start_us),
+    )
+
+
+def _events(text: str) -> Iterable[dict[str, Any]]:
+    try:
+        found = json.loads(text)
+    except ValueError:  # cut off by a full disk, say: whatever lines are whole
+        found = [event for line in text.splitlines() if (event := _event(line)) is not None]
+    if not isinstance(found, list):
+        return []
+    return [cast("dict[str, Any]", event) for event in cast("list[Any]", found) if isinstance(event, dict)]
+
+
+def _event(line: str) -> Any:
+    try:
+        return json.loads(line.strip().rstrip(","))
+    except ValueError:
+        return None
+
+
+def _tracks(events: list[dict[str, Any]]) -> list[Track]:
+    processes = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    threads = {
+        (event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"
+    }
+    spans: dict[tuple[int, int], list[Span]] = {place: [] for place in threads}
+    for event in events:
+        if event.get("ph") == "X":
+            place = event["pid"], event["tid"]
+            span = Span(event["name"], event["at_s"], 1e-6 * event["dur"], _about(event.get("args", {})))
+            spans.setdefault(place, []).append(span)
+    tracks: list[Track] = []
+    for place, those in spans.items():
+        process, thread = str(processes.get(place[0], f"process {place[0]}")), threads.get(place, "")
+        is_trainer = thread == "training loop"
+        is_inline = not is_trainer and process.startswith("trainer")
+        tracks.append(Track(f"{process}: {thread}" if is_inline else process, is_trainer, sorted(those, key=_began)))
+    return sorted(tracks, key=lambda track: (not track.is_trainer, _natural(track.name)))
+
+
+def _began(span: Span) -> tuple[float, float]:
+    return span.began_s, -span.duration_s
+
+
+def _natural(name: str) -> tuple[int, str]:
+    last = name.rsplit(" ", 1)[-1]
+    return (int(last) if last.isdigit() else -1, name)
+
+
+def _about(arguments: Mapping[str, Any]) -> str:
+    if "shard" in arguments:
+        return f"shard {arguments['shard']}"
+    return f"microbatch {arguments['index']}" if "index" in arguments else ""
+
+
+def _samples(events: list[dict[str, Any]], name: str) -> list[Sample]:
+    found = [Sample(event["at_s"], event["args"]) for event in events if event["name"] == name]
+    return sorted(found, key=lambda sample: sample.at_s)
+
+
+def _moment(event: dict[str, Any]) -> EpochMark:
+    arguments = event.get("args", {})
+    numbers = {name: value for name, value in arguments.items() if name in _FIELDS}
+    return EpochMark(event["name"], event["at_s"], LoaderStatistics(**numbers), str(arguments.get("verdict", "")))

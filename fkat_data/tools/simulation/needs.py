@@ -1,0 +1,147 @@
+"""Which rank reads which shard when: the order of a configuration, without its samples."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fkat_data.streaming.epoch.epochs import Epochs
+from fkat_data.streaming.epoch.resume_point import ResumePoint
+from fkat_data.streaming.epoch.skips import SampleSkips
+from fkat_data.streaming.order.plan import Plan
+from fkat_data.streaming.order.spanner import Spanner
+from fkat_data.tools.simulation.setup import Setup
+
+__all__ = ["EpochNeeds", "StepGroup", "needs_of"]
+
+_Integers = npt.NDArray[np.int64]
+
+#: Samples that are planned together: where that is cheap, and where each time costs a walk through the epoch.
+_CHUNK = 1 << 19
+_LARGE_CHUNK = 1 << 24
+
+
+class StepGroup(NamedTuple):
+    """Steps whose samples each rank reads at once.
+
+    Attributes:
+        num_steps: How many.
+        num_samples: What each rank reads.
+        shards: For each rank, the shards that it reads, in the order of its samples.
+    """
+
+    num_steps: int
+    num_samples: int
+    shards: Sequence[_Integers]
+
+
+@dataclass(frozen=True)
+class EpochNeeds:
+    """What an epoch needs.
+
+    Attributes:
+        epoch: The epoch.
+        parts: What is read, one part after the other.
+    """
+
+    epoch: int
+    parts: tuple[StepGroup, ...]
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of all parts."""
+        return sum(part.num_steps for part in self.parts)
+
+
+def needs_of(epochs: Epochs, spanner: Spanner, skips: SampleSkips, setup: Setup) -> list[EpochNeeds]:
+    """Return what the ranks of a run need, epoch by epoch. Ranks are those of the order: replicated ones are one.
+
+    Args:
+        epochs: What the configuration says of the order.
+        spanner: Where the shards begin.
+        skips: What is not delivered.
+        setup: The run.
+
+    Raises:
+        ConfigurationError: The epoch cannot be planned.
+    """
+    found: list[EpochNeeds] = []
+    num_left = setup.num_steps
+    while num_left != 0 and (setup.num_epochs is None or len(found) < setup.num_epochs):
+        place = epochs.settled(ResumePoint(len(found)))
+        rows = _rows(epochs.plan(place), place.epoch, skips, setup, num_left)
+        lengths = _Lengths(setup)
+        needs = EpochNeeds(place.epoch, tuple(part for ids in rows for part in _parts(ids, spanner, lengths)))
+        found.append(needs)
+        if not needs.num_steps:
+            break
+        num_left = None if num_left is None else num_left - needs.num_steps
+    return found
+
+
+def _rows(plan: Plan, epoch: int, skips: SampleSkips, setup: Setup, num_wanted: int | None) -> Iterator[_Integers]:
+    """Yield what is delivered: sample ids by step, rank and sample; a multiple of what is read at once, or the end."""
+    num_batches = plan.batching.num_even_batches
+    samples = _CHUNK if plan.is_cheap else _LARGE_CHUNK
+    unit = setup.batches_per_chunk or setup.batches_together
+    size = max(1, samples // (plan.grid.global_batch_size * unit)) * unit
+    if num_wanted is not None and not skips:
+        num_batches = min(num_batches, num_wanted)
+    num_given = 0
+    for start in range(0, num_batches, size):
+        indices = np.arange(start, min(start + size, num_batches))
+        indices = indices[~skips.is_skipped(epoch, indices)]
+        ids = plan.global_batches(indices)
+        if skips.has_samples:
+            ids = skips.without(ids)
+            ids = ids[(ids >= 0).sum(axis=2).min(axis=1, initial=1) > 0]
+        if num_wanted is not None:
+            ids = ids[: num_wanted - num_given]
+        num_given += len(ids)
+        if len(ids):
+            yield ids
+        if num_given == num_wanted:
+            return
+
+
+def _parts(ids: _Integers, spanner: Spanner, lengths: "_Lengths") -> Iterator[StepGroup]:
+    num_ranks = int(ids.shape[1])
+    steps_of_part = lengths.of(len(ids))
+    num_parts = len(steps_of_part)
+    part_of_step: _Integers = np.repeat(np.arange(num_parts), steps_of_part)
+    is_read = ids >= 0
+    groups = np.broadcast_to((part_of_step[:, None] * num_ranks + np.arange(num_ranks))[:, :, None], ids.shape)[is_read]
+    shards, _ = spanner.locate(ids[is_read])
+    num_shards = len(spanner.starts)
+    keys, firsts = np.unique(groups * num_shards + shards, return_index=True)
+    groups, shards = np.divmod(keys, num_shards)
+    shards = shards[np.lexsort((firsts, groups))]
+    edges = np.searchsorted(groups, np.arange(num_parts * num_ranks + 1)).tolist()
+    samples_of_step = is_read.sum(axis=2).max(axis=1)
+    samples_of_part = np.bincount(part_of_step, samples_of_step, minlength=num_parts).astype(np.int64).tolist()
+    for part in range(num_parts):
+        own = edges[part * num_ranks : (part + 1) * num_ranks + 1]
+        by_rank = [shards[own[rank] : own[rank + 1]] for rank in range(num_ranks)]
+        yield StepGroup(steps_of_part[part], samples_of_part[part], by_rank)
+
+
+class _Lengths:
+    """How many steps are read at once: few at first, then more and more, and none over the end of a chunk."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._most = setup.batches_together
+        self._chunk = setup.batches_per_chunk
+        self._next = 1
+
+    def of(self, num_steps: int) -> list[int]:
+        """Return the lengths of the next parts, which make up so many steps and begin with a chunk."""
+        found: list[int] = []
+        for start in range(0, num_steps, self._chunk or num_steps):
+            left = min(self._chunk or num_steps, num_steps - start)
+            while left > 0:
+                found.append(min(self._next, left))
+                left -= found[-1]
+                self._next = min(2 * self._next, self._most)
+        return found

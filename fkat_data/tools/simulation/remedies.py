@@ -1,0 +1,112 @@
+"""What would do: found by playing the run again, with one number changed."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from fkat_data.tools.simulation.costs import ShardCosts
+from fkat_data.tools.simulation.needs import EpochNeeds
+from fkat_data.tools.simulation.play import Played, play
+from fkat_data.tools.simulation.result import Remedies, later_share
+from fkat_data.tools.simulation.setup import Setup
+
+__all__ = ["HARDLY", "remedies_of"]
+
+#: A run that waits for less than this part of the time, but for the first step of each epoch, hardly waits.
+HARDLY = 0.01
+
+#: Visits of shards that are played again at the most: a longer run is judged by its beginning.
+_MOST_VISITS = 200_000
+_MOST_DOUBLINGS = 7
+_PRECISION = 1.05
+
+
+def remedies_of(
+    needs: Sequence[EpochNeeds], costs: Sequence[ShardCosts], setup: Setup, num_ranks: int, played: Played
+) -> Remedies:
+    """Return what would do for a run.
+
+    Args:
+        needs: What the ranks read.
+        costs: What each shard costs.
+        setup: The run.
+        num_ranks: Ranks of the needs.
+        played: The run as it is.
+    """
+    shortened = _shortened(needs)
+    cache_limit = _cache_limit(shortened, costs, setup, num_ranks) if _is_fetched_again(played) else None
+    if cache_limit is not None:
+        # A line that brings shards again and again is not to blame.
+        setup = replace(setup, cache_limit_bytes=cache_limit)
+        played = play(shortened, costs, setup, num_ranks)
+    if _share(played, setup) <= HARDLY:
+        return Remedies(cache_limit_bytes=cache_limit)
+
+    def share(**changes: float) -> float:
+        return _share(play(shortened, costs, replace(setup, **changes), num_ranks), setup)
+
+    unbounded = share(bandwidth_bytes_per_s=math.inf)
+    bandwidth = None
+    if unbounded <= HARDLY:
+        bandwidth = _least_bandwidth(lambda value: share(bandwidth_bytes_per_s=value) <= HARDLY, setup)
+    return Remedies(bandwidth, _least_predownload(share, setup), unbounded, cache_limit)
+
+
+def _least_bandwidth(does: Callable[[float], bool], setup: Setup) -> float | None:
+    low, high = setup.bandwidth_bytes_per_s, setup.bandwidth_bytes_per_s
+    for _ in range(4 * _MOST_DOUBLINGS):
+        high *= 2
+        if does(high):
+            break
+        low = high
+    else:
+        return None
+    while high > low * _PRECISION:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if does(middle) else (middle, high)
+    return high
+
+
+def _least_predownload(share: Callable[..., float], setup: Setup) -> int | None:
+    predownload = max(1, setup.predownload)
+    for _ in range(_MOST_DOUBLINGS):
+        predownload *= 2
+        if share(predownload=predownload) <= HARDLY:
+            return predownload
+    return None
+
+
+def _cache_limit(needs: Sequence[EpochNeeds], costs: Sequence[ShardCosts], setup: Setup, num_ranks: int) -> int | None:
+    unlimited = play(needs, costs, replace(setup, cache_limit_bytes=None), num_ranks)
+    low = setup.cache_limit_bytes or 1
+    high = max(low, *(node.cache.most_bytes for node in unlimited.nodes))
+
+    def does(limit_bytes: int) -> bool:
+        return not _is_fetched_again(play(needs, costs, replace(setup, cache_limit_bytes=limit_bytes), num_ranks))
+
+    while high > low * _PRECISION:
+        middle = int(math.sqrt(low * high))
+        low, high = (low, middle) if does(middle) else (middle, high)
+    return high
+
+
+def _share(played: Played, setup: Setup) -> float:
+    return later_share(played.wait_s, played.epoch_starts, setup.step_s)
+
+
+def _is_fetched_again(played: Played) -> bool:
+    return any(node.num_fetched_again for node in played.nodes)
+
+
+def _shortened(needs: Sequence[EpochNeeds]) -> list[EpochNeeds]:
+    kept: list[EpochNeeds] = []
+    num_left = _MOST_VISITS
+    for epoch in needs:
+        num_parts = 0
+        while num_parts < len(epoch.parts) and num_left > 0:
+            num_left -= sum(len(shards) for shards in epoch.parts[num_parts].shards)
+            num_parts += 1
+        kept.append(replace(epoch, parts=epoch.parts[:num_parts]))
+        if num_left <= 0:
+            break
+    return kept

@@ -1,0 +1,58 @@
+"""From a dataset to its simulation: what it says of itself, and what only its user knows."""
+
+from typing import Any
+
+from fkat_data.errors import ConfigurationError
+from fkat_data.streaming.dataloader import batches_together
+from fkat_data.streaming.dataset import StreamingDataset
+from fkat_data.streaming.epoch.rank_batches import batches_in_chunk
+from fkat_data.tools.simulation.advice import advice
+from fkat_data.tools.simulation.costs import ShardCosts, costs_of
+from fkat_data.tools.simulation.result import Simulation
+from fkat_data.tools.simulation.setup import Setup
+from fkat_data.tools.simulation.simulate import simulate
+
+__all__ = ["advice_for", "simulate_dataset"]
+
+
+def simulate_dataset(dataset: StreamingDataset, *, workers_per_rank: int = 0, **numbers: Any) -> Simulation:
+    """Return what training on a dataset would wait for, fetch and keep. Of the data, only the index is looked at.
+
+    Args:
+        dataset: The dataset; its ``world`` is that of the run.
+        workers_per_rank: Workers of each rank's ``StreamingDataLoader``.
+        **numbers: Of ``Setup``; what the dataset says, ``predownload`` and ``cache_limit_bytes`` among it, need not
+            be given. Without ``num_steps`` it is one epoch.
+
+    Raises:
+        ConfigurationError: A number is none that a run can have, the dataset has no ``batch_size``, or its world is
+            another one.
+    """
+    batch_size = dataset.batch_size
+    if batch_size is None:
+        raise ConfigurationError("batch_size", None, "a number of samples: the order depends on it")
+    given: dict[str, Any] = {
+        "predownload": dataset.num_ahead,
+        "cache_limit_bytes": dataset.cache_limit,
+        "batches_together": 1 if workers_per_rank else batches_together(dataset, batch_size),
+        "batches_per_chunk": batches_in_chunk(batch_size),
+    }
+    given |= numbers
+    if given.get("num_steps") is None and given.get("num_epochs") is None:
+        given["num_epochs"] = 1
+    setup = Setup(workers_per_rank=workers_per_rank, **given)
+    return simulate(dataset.epochs, dataset.catalog.spanner, _costs(dataset), dataset.skips, setup)
+
+
+def advice_for(dataset: StreamingDataset, result: Simulation) -> list[str]:
+    """Return what to change of a dataset or its run, the most important first; options stand in backquotes."""
+    entries = dataset.catalog.entries
+    shard_bytes = sum(entry.stored_bytes for entry in entries) / max(1, len(entries))
+    nodes = dataset.num_canonical_nodes or dataset.epochs.settings.canonical_nodes(result.setup.num_nodes)
+    return advice(result, shard_bytes, nodes)
+
+
+def _costs(dataset: StreamingDataset) -> list[ShardCosts]:
+    catalog = dataset.catalog
+    streams: list[int] = catalog.stream_per_shard.tolist()
+    return costs_of(catalog.entries, [bool(dataset.streams[stream].keep_zip) for stream in streams])

@@ -1,0 +1,159 @@
+"""A rank: what it reads, what it reads ahead of that, and what it has open."""
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+
+from fkat_data.tools.simulation.setup import Setup
+from fkat_data.tools.simulation.simulated_cache import SimulatedCache
+
+__all__ = ["SimulatedRank", "SimulatedReader"]
+
+#: A shard in use counts as used again after so long.
+_TOUCH_S = 1.0
+
+
+class SimulatedReader:
+    """A process that reads, with the shards that it has open. One that was evicted is closed when the next one opens.
+
+    Args:
+        setup: The run.
+        cache: The node's shards.
+    """
+
+    def __init__(self, setup: Setup, cache: SimulatedCache) -> None:
+        self._most_open = setup.most_open
+        self._is_limited = setup.cache_limit_bytes is not None
+        self._cache = cache
+        self._touched_s: OrderedDict[int, float] = OrderedDict()
+        self._num_seen = 0
+
+    def __contains__(self, shard: int) -> bool:
+        return shard in self._touched_s
+
+    def read(self, at_s: float, shard: int) -> None:
+        """Read a shard that is open."""
+        self._touched_s.move_to_end(shard)
+        if at_s - self._touched_s[shard] > _TOUCH_S:
+            self._touched_s[shard] = at_s
+            self._cache.touch(shard)
+
+    def open(self, at_s: float, shard: int) -> None:
+        """Open a shard."""
+        self._touched_s[shard] = at_s
+        if self._is_limited:
+            gone = self._cache.gone
+            while self._num_seen < len(gone):
+                other = gone[self._num_seen]
+                self._num_seen += 1
+                if other not in self._cache and other != shard:
+                    self._touched_s.pop(other, None)
+            if shard not in self._cache:
+                # It was evicted before it was opened: the next one that opens closes it.
+                gone.append(shard)
+        if len(self._touched_s) > self._most_open:
+            self._touched_s.popitem(last=False)
+
+
+class SimulatedRank:
+    """What a rank is at.
+
+    Args:
+        setup: The run.
+        cache: The node's shards.
+
+    Attributes:
+        queue: Shards that it wants and its threads have not looked at, in the order of need.
+        left: Shards that its threads have left to another rank, which makes them ready.
+        in_work: Shards that its threads make ready.
+        ready: Shards that are ready for it, and not open yet.
+        num_busy: Its threads that make a shard ready.
+        unread: What is left of the part that it is reading, last one first.
+        reader: Who reads this part.
+        is_opened_ahead: Whether what is ready is open: the rank reads for itself, without workers.
+    """
+
+    def __init__(self, setup: Setup, cache: SimulatedCache) -> None:
+        self.queue: dict[int, None] = {}
+        self.left: set[int] = set()
+        self._first: set[int] = set()
+        self._has_wanted = False
+        self.in_work: set[int] = set()
+        self.ready: set[int] = set()
+        self.num_busy = 0
+        self.unread: list[int] = []
+        self._setup = setup
+        self._readers = [SimulatedReader(setup, cache) for _ in range(max(1, setup.workers_per_rank))]
+        self.reader = self._readers[0]
+        self._cache = cache
+        self.is_opened_ahead = setup.workers_per_rank == 0
+        self._wanted_s: dict[int, float] = {}
+        self._weights: deque[int] = deque()
+        self._queued_weight = self._num_yielded = 0
+
+    def begin_epoch(self) -> None:
+        """Begin an epoch: nothing of the one before is wanted any more, but what is in work goes on."""
+        self.queue.clear()
+        self.left.clear()
+        self._first.clear()
+        self._has_wanted = False
+        self.ready.clear()
+        self._weights.clear()
+        self._queued_weight = self._num_yielded = 0
+        if not self.is_opened_ahead:
+            # A DataLoader starts its workers anew.
+            self._readers = [SimulatedReader(self._setup, self._cache) for _ in self._readers]
+
+    def is_missing_ahead(self, num_parts: int) -> bool:
+        """Return whether so many parts cannot be handed out before another part is wanted."""
+        setup = self._setup
+        while self._num_yielded < num_parts:
+            weights = self._weights
+            if len(weights) < 2 or self._queued_weight - weights[0] < setup.predownload:
+                return True
+            self._queued_weight -= weights.popleft()
+            self._num_yielded += 1
+        return False
+
+    def want(self, at_s: float, shards: Sequence[int], num_samples: int, sizes_bytes: Sequence[int]) -> None:
+        """Want the shards of the next part."""
+        if self.is_opened_ahead:
+            wanted = [shard for shard in shards if shard not in self.reader]
+        else:
+            wanted = [shard for shard in shards if at_s - self._wanted_s.get(shard, -_TOUCH_S) >= _TOUCH_S]
+            self._wanted_s.update(dict.fromkeys(wanted, at_s))
+        if not self._has_wanted:
+            self._first.update(wanted)
+            self._has_wanted = True
+        weight = num_samples
+        limit_bytes = self._setup.cache_limit_bytes
+        if limit_bytes is not None:
+            # Half of the cache is for what is being read.
+            most_bytes = max(1, limit_bytes // (2 * self._setup.ranks_per_node))
+            wanted_bytes = sum(sizes_bytes[shard] for shard in wanted)
+            weight = max(weight, self._setup.predownload * wanted_bytes // most_bytes)
+        self._weights.append(weight)
+        self._queued_weight += weight
+        for shard in wanted:
+            if shard not in self.in_work and shard not in self.ready and shard not in self.left:
+                self.queue.setdefault(shard)
+
+    def begin_part(self, number: int, shards: Sequence[int]) -> None:
+        """Begin to read a part."""
+        self.reader = self._readers[number % len(self._readers)]
+        # Shard by shard, in the order of their numbers.
+        self.unread = sorted(shards, reverse=True)
+
+    def may_begin(self, shard: int) -> bool:
+        """Return whether a thread may begin a shard: nothing shares the line with what an epoch begins with."""
+        return shard in self._first or self._first.isdisjoint(self.in_work)
+
+    def forgo(self, shard: int) -> None:
+        """Let no thread look at a shard: it is asked for here and now."""
+        self.queue.pop(shard, None)
+        self.left.discard(shard)
+
+    def settle(self, shard: int) -> None:
+        """Take note that a shard is ready that a thread has looked at."""
+        self.in_work.discard(shard)
+        if self.is_opened_ahead:
+            self.ready.add(shard)

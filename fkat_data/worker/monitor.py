@@ -1,0 +1,101 @@
+"""The trainer's attendant of one worker process: it passes on what the worker says, and buries it when it dies.
+
+A thread, because both must happen while the trainer computes: a worker that writes to a full pipe would wait, a dead
+one would stay a zombie, and its own children would live on.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import threading
+from collections import deque
+
+__all__ = ["WorkerMonitor"]
+
+_CHUNK_BYTES = 1 << 16
+_LAST_BYTES = 1 << 14
+_LAST_LINES = 20
+_STDERR = 2
+
+
+class WorkerMonitor(threading.Thread):
+    """Reads a worker's stderr, writes it to the trainer's, and keeps the last lines; reaps the process at its end.
+
+    When the process ends, what is left of its process group is killed: nobody else knows of its children.
+
+    Args:
+        process: The worker, leader of a process group.
+        pidfd: Readable when the process has ended; None where the kernel has none. Stays the caller's, who must
+            not close it before the thread has ended.
+        stderr: The reading end of the pipe that is the worker's stderr; the thread closes it.
+    """
+
+    def __init__(self, process: "subprocess.Popen[bytes]", pidfd: int | None, stderr: int) -> None:
+        super().__init__(name=f"fkat_data attendant of {process.pid}", daemon=True)
+        self._process = process
+        self._pidfd = pidfd
+        self._stderr = stderr
+        # Not join(): interrupted by Ctrl-C, Python 3.11 takes the thread for ended from then on.
+        self._has_ended = threading.Event()
+        self.is_listening = True
+        """Whether the pipe is still open."""
+        self._last: deque[bytes] = deque()
+        self._last_bytes = 0
+
+    @property
+    def last_words(self) -> str:
+        """The last lines that the worker wrote to stderr."""
+        text = b"".join(list(self._last)).decode(errors="replace")
+        return "\n".join(text[-_LAST_BYTES:].splitlines()[-_LAST_LINES:])
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the process has ended and its last words are known; return whether that is so."""
+        return self._has_ended.wait(timeout_s)
+
+    def run(self) -> None:
+        """Attend until the process has ended."""
+        stderr = self._stderr
+        try:
+            self._listen(stderr)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._drain(stderr)
+            self._process.wait()
+        finally:
+            self.is_listening = False
+            os.close(stderr)
+            self._has_ended.set()
+
+    def _listen(self, stderr: int) -> None:
+        poll = select.poll()
+        poll.register(stderr, select.POLLIN)
+        if self._pidfd is not None:
+            poll.register(self._pidfd, select.POLLIN)
+        while True:
+            for descriptor, _ in poll.poll():
+                if descriptor == self._pidfd:
+                    return
+                if not self._pass_on(stderr):
+                    if self._pidfd is None:
+                        return
+                    poll.unregister(stderr)
+
+    def _drain(self, stderr: int) -> None:
+        """Pass on what the process left in the pipe, which a child of its own may hold open."""
+        with contextlib.suppress(BlockingIOError):
+            os.set_blocking(stderr, False)
+            while self._pass_on(stderr):
+                pass
+
+    def _pass_on(self, stderr: int) -> bool:
+        """Pass on one piece; return whether there may be another."""
+        chunk = os.read(stderr, _CHUNK_BYTES)
+        with contextlib.suppress(OSError):  # a trainer without a stderr
+            os.write(_STDERR, chunk)
+        self._last.append(chunk)
+        self._last_bytes += len(chunk)
+        while self._last_bytes - len(self._last[0]) > _LAST_BYTES:
+            self._last_bytes -= len(self._last.popleft())
+        return bool(chunk)

@@ -1,0 +1,434 @@
+import copy
+import gc
+import io
+import logging
+from collections import Counter
+from itertools import islice
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loader_examples import make
+from loader_examples import plain as plain_microbatch
+from torch.utils.data import DataLoader
+
+from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
+from fkat_data.mixing import DictDataLoader, Frequency, RoundRobin, Weighted
+
+ON_EXHAUSTED = ["drop", "restart", "stop"]
+
+
+class Numbers:
+    """A loader without a state: the same numbers in each pass."""
+
+    def __init__(self, name, count):
+        self.microbatches = [{"number": f"{name}{index}"} for index in range(count)]
+
+    def __len__(self):
+        return len(self.microbatches)
+
+    def __iter__(self):
+        return iter(self.microbatches)
+
+
+class Remembering:
+    """A loader with a state of its own, and no epoch to be asked for."""
+
+    def __init__(self, name, count):
+        self.name, self.count, self.passes, self.index, self.is_loaded = name, count, 0, 0, False
+
+    def __iter__(self):
+        if not self.is_loaded:
+            self.index = 0
+        self.is_loaded = False
+        while self.index < self.count:
+            self.index += 1
+            yield {"number": f"{self.name}{self.passes}.{self.index - 1}"}
+        self.passes, self.index = self.passes + 1, 0
+
+    def state_dict(self):
+        return {"passes": self.passes, "index": self.index}
+
+    def load_state_dict(self, state_dict):
+        self.passes, self.index = state_dict["passes"], state_dict["index"]
+        self.is_loaded = True
+
+
+class Lingering(Remembering):
+    """After its last microbatch its state is the end of the pass, and the iteration after a load then gives nothing."""
+
+    def __iter__(self):
+        if not self.is_loaded:
+            self.index = 0
+        self.is_loaded = False
+        while self.index < self.count:
+            self.index += 1
+            yield {"number": f"{self.name}{self.index - 1}"}
+
+
+def numbers(strategy, counts, on_exhausted="drop", kind=Numbers):
+    return DictDataLoader(
+        {name: kind(name, count) for name, count in counts.items()}, strategy, on_exhausted=on_exhausted
+    )
+
+
+def plain(microbatch):
+    """A microbatch, or a pair of its source and it, as values that compare."""
+    return (
+        (microbatch[0], plain_microbatch(microbatch[1]))
+        if isinstance(microbatch, tuple)
+        else plain_microbatch(microbatch)
+    )
+
+
+def shown(loader):
+    return [microbatch["number"] for microbatch in loader]
+
+
+def walk(loader, num_epochs):
+    """Yield each microbatch with the state before it."""
+    while loader.epoch < num_epochs:
+        state = loader.state_dict()
+        for microbatch in loader:
+            yield plain(microbatch), state
+            state = loader.state_dict()
+
+
+def following(loader, count):
+    found = []
+    while len(found) < count:
+        for microbatch in loader:
+            found.append(plain(microbatch))
+            if len(found) == count:
+                break
+    return found
+
+
+def test_each_microbatch_has_the_name_of_its_source():
+    microbatches = list(numbers(RoundRobin(["a", "b"]), {"a": 2, "b": 2}))
+    assert microbatches == [
+        {"number": "a0", "dataset": "a"},
+        {"number": "b0", "dataset": "b"},
+        {"number": "a1", "dataset": "a"},
+        {"number": "b1", "dataset": "b"},
+    ]
+
+
+def test_a_sources_own_microbatch_is_not_changed():
+    source = Numbers("a", 1)
+    list(DictDataLoader({"a": source}, RoundRobin(["a"])))
+    assert source.microbatches == [{"number": "a0"}]
+
+
+def test_without_a_key_pairs_come():
+    loader = DictDataLoader({"a": [1, 2], "b": ["x"]}, Frequency([["a", 1], ["b", 1]]), key=None)
+    assert list(loader) == [("a", 1), ("b", "x"), ("a", 2)]
+
+
+def test_a_source_that_runs_out_is_dropped():
+    loader = numbers(RoundRobin(["a", "b", "c"]), {"a": 3, "b": 1, "c": 2})
+    assert shown(loader) == ["a0", "b0", "c0", "a1", "c1", "a2"]
+    assert len(loader) == 6
+
+
+def test_a_source_that_runs_out_ends_the_epoch_and_the_others_go_on_in_the_next():
+    loader = numbers(RoundRobin(["a", "b"]), {"a": 5, "b": 2}, "stop")
+    assert shown(loader) == ["a0", "b0", "a1", "b1", "a2"]
+    assert shown(loader) == ["a3", "b0", "a4", "b1"]
+
+
+def test_a_source_that_was_at_its_end_when_the_epoch_began_begins_again():
+    loader = numbers(RoundRobin(["a", "b"]), {"a": 2, "b": 1}, "stop")
+    assert shown(loader) == ["a0", "b0", "a1"]  # b runs out; a has just given its last
+    assert shown(loader) == ["a0", "b0", "a1"]
+
+
+def test_a_source_that_runs_out_is_restarted_until_each_has_run_out():
+    loader = numbers(RoundRobin(["a", "b"]), {"a": 4, "b": 1}, "restart")
+    assert shown(loader) == ["a0", "b0", "a1", "b0", "a2", "b0", "a3", "b0"]
+
+
+@pytest.mark.parametrize("on_exhausted", ON_EXHAUSTED)
+def test_empty_sources_hang_nothing(on_exhausted):
+    loader = numbers(Weighted({"a": 1, "b": 1}), {"a": 0, "b": 0}, on_exhausted)
+    assert [shown(loader) for _ in range(3)] == [[], [], []]
+    loader = numbers(RoundRobin(["a", "b"]), {"a": 2, "b": 0}, on_exhausted)
+    assert shown(loader) == (["a0"] if on_exhausted == "stop" else ["a0", "a1"])
+
+
+@pytest.mark.parametrize("on_exhausted", ON_EXHAUSTED)
+def test_an_epoch_that_was_left_early_is_given_up(on_exhausted):
+    loader = numbers(RoundRobin(["a", "b"]), {"a": 3, "b": 3}, on_exhausted)
+    assert [microbatch["number"] for microbatch in islice(loader, 3)] == ["a0", "b0", "a1"]
+    assert (loader.epoch, loader.step, loader.delivered) == (0, 3, {"a": 2, "b": 1})
+    assert shown(loader)[:4] == ["a0", "b0", "a1", "b1"]
+    assert loader.epoch == 2
+
+
+def test_every_sample_comes_once_an_epoch_in_the_proportions_of_the_weights():
+    counts = {"a": 600, "b": 300}
+    loader = numbers(Weighted({"a": 2, "b": 1}, seed=3), counts)
+    epochs = [shown(loader) for _ in range(2)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(shown(Numbers("a", 600)) + shown(Numbers("b", 300)))
+    assert epochs[0] != epochs[1]
+    first = Counter(number[0] for number in epochs[0][:300])
+    assert 170 < first["a"] < 230
+
+
+def test_a_source_of_sources_can_be_mixed_again():
+    def made():
+        inner = numbers(RoundRobin(["a", "b"]), {"a": 3, "b": 2})
+        return DictDataLoader({"ab": inner, "c": Numbers("c", 4)}, Frequency([["ab", 2], ["c", 1]]), key="of")
+
+    check_every_resume(made, 3)
+
+
+def check_every_resume(made, num_epochs):
+    """Compare what follows a resume with a run that nothing stopped, at every position."""
+    run = list(walk(made(), num_epochs))
+    microbatches = [microbatch for microbatch, _ in run]
+    for position, (_, state) in enumerate(run):
+        resumed = made()
+        resumed.load_state_dict(copy.deepcopy(state))
+        assert following(resumed, len(run) - position) == microbatches[position:], position
+    return run
+
+
+@pytest.mark.parametrize("on_exhausted", ON_EXHAUSTED)
+@pytest.mark.parametrize("kind", [Numbers, Remembering, Lingering])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Weighted({"a": 3, "b": 1, "c": 1}, seed=5),
+        RoundRobin(["a", "b", "c"]),
+        Frequency([["c", 2], ["a", 1], ["b", 3]]),
+    ],
+)
+def test_a_mixture_resumes_exactly_from_every_position(strategy, kind, on_exhausted):
+    check_every_resume(lambda: numbers(strategy, {"a": 7, "b": 3, "c": 4}, on_exhausted, kind), 3)
+
+
+shards = st.lists(
+    st.tuples(st.sampled_from(["map", "stream", "list", "generator", "skip"]), st.integers(0, 3)),
+    min_size=1,
+    max_size=4,
+).filter(lambda shards: any(count for _, count in shards))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    sources=st.lists(shards, min_size=2, max_size=2),
+    strategy=st.sampled_from(
+        [RoundRobin(["a", "b"]), Weighted({"a": 1, "b": 2}, 3), Frequency([["a", 3], ["b", 1], ["a", 1]])]
+    ),
+    on_exhausted=st.sampled_from(ON_EXHAUSTED),
+)
+def test_a_mixture_of_sharded_loaders_resumes_exactly_from_every_position(sources, strategy, on_exhausted):
+    # Shards may be empty, at the end too: the loader then cannot know that its epoch is over.
+    def made():
+        loaders = {
+            name: make([f"{kind}-{name}{place}-{count}" for place, (kind, count) in enumerate(shards)], seed=seed)
+            for seed, (name, shards) in enumerate(zip("ab", sources, strict=True))
+        }
+        return DictDataLoader(loaders, strategy, key=None, on_exhausted=on_exhausted)
+
+    check_every_resume(made, 2)
+
+
+def test_a_second_and_a_third_resume_are_as_exact_as_the_first():
+    def made():
+        loaders = {"a": make(["map-a-5", "stream-b-3", "list-c-0"]), "b": make(["list-d-2"], seed=2)}
+        return DictDataLoader(loaders, RoundRobin(["a", "b"]), key=None, on_exhausted="restart")
+
+    microbatches = [microbatch for microbatch, _ in walk(made(), 3)]
+    for step in (1, 2, 3):
+        found, state = [], made().state_dict()
+        while len(found) < len(microbatches):
+            loader = made()
+            loader.load_state_dict(state)
+            found += following(loader, min(step, len(microbatches) - len(found)))
+            state = loader.state_dict()
+        assert found == microbatches
+
+
+@pytest.mark.usefixtures("nothing_left_behind")
+def test_a_mixture_of_loaders_with_workers_resumes_exactly_and_closes():
+    def made():
+        loaders = {
+            name: make([f"map-{name}-6", f"stream-{name}-3"], multiprocessing=True, num_shard_prefetches=1, seed=seed)
+            for seed, name in enumerate("ab")
+        }
+        return DictDataLoader(loaders, Weighted({"a": 1, "b": 2}, seed=4), key=None)
+
+    with made() as loader:
+        states, microbatches = [], []
+        for microbatch in loader:
+            microbatches.append(plain(microbatch))
+            states.append(loader.state_dict())
+    assert len(microbatches) == 2 * (3 + 2)
+    with made() as loader:
+        for position in (1, 4, 8):
+            loader.load_state_dict(states[position])
+            assert [plain(microbatch) for microbatch in loader] == microbatches[position + 1 :]
+    del loader, microbatch
+    gc.collect()
+
+
+def test_the_state_is_plain_and_loads_without_pickled_code():
+    loader = DictDataLoader({"a": make(["map-a-4"]), "b": Numbers("b", 3)}, RoundRobin(["a", "b"]), key=None)
+    list(islice(loader, 3))
+    file = io.BytesIO()
+    torch.save(loader.state_dict(), file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    resumed = DictDataLoader({"a": make(["map-a-4"]), "b": Numbers("b", 3)}, RoundRobin(["a", "b"]), key=None)
+    resumed.load_state_dict(loaded)
+    assert [plain(microbatch) for microbatch in resumed] == [("b", {"number": "b1"}), ("b", {"number": "b2"})]
+
+
+def test_the_state_after_close_is_that_before():
+    loader = DictDataLoader({"a": make(["map-a-6"]), "b": make(["map-b-6"])}, RoundRobin(["a", "b"]), key=None)
+    list(islice(loader, 3))
+    before = repr(loader.state_dict())
+    loader.close()
+    assert repr(loader.state_dict()) == before
+
+
+def test_a_torch_dataloader_is_a_source():
+    def made():
+        loaders = {
+            name: DataLoader([{"x": start + index} for index in range(5)], 2) for name, start in (("a", 0), ("b", 10))
+        }
+        return DictDataLoader(loaders, RoundRobin(["b", "a"]))
+
+    run = check_every_resume(made, 1)
+    assert [microbatch["x"] for microbatch, _ in run] == [[10, 11], [0, 1], [12, 13], [2, 3], [14], [4]]
+
+
+def test_weights_can_be_changed_in_the_middle_and_nothing_is_lost(caplog):
+    counts = {"a": 50, "b": 50}
+    loader = numbers(Weighted({"a": 9, "b": 1}), counts)
+    before = [microbatch["number"] for microbatch in islice(loader, 40)]
+    changed = numbers(Weighted({"a": 1, "b": 9}), counts)
+    with caplog.at_level(logging.WARNING):
+        changed.load_state_dict(loader.state_dict())
+    assert "Weighted({'a': 1.0, 'b': 9.0}, seed=0)" in caplog.text
+    after = shown(changed)
+    assert sorted(before + after) == sorted(shown(Numbers("a", 50)) + shown(Numbers("b", 50)))
+    assert Counter(number[0] for number in after[:40])["b"] > 25
+
+
+def test_a_newer_iterator_a_loaded_state_and_close_end_an_older_one():
+    loader = numbers(RoundRobin(["a"]), {"a": 5})
+    for end in (lambda: iter(loader), lambda: loader.load_state_dict(loader.state_dict()), loader.close):
+        iterator = iter(loader)
+        next(iterator)
+        end()
+        with pytest.raises(StaleIteratorError):
+            next(iterator)
+
+
+class FailsOnce(Numbers):
+    """A loader whose second microbatch fails when it is first asked for."""
+
+    def __iter__(self):
+        return FailsOnceIterator(iter(self.microbatches[:1]), iter(self.microbatches[1:]))
+
+
+class FailsOnceIterator:
+    def __init__(self, before, after):
+        self.before, self.after, self.has_failed = before, after, False
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        found = next(self.before, None)
+        if found is None and not self.has_failed:
+            self.has_failed = True
+            raise OSError("not yet")
+        return found or next(self.after)
+
+
+def test_a_sources_error_leaves_the_place_as_it_was():
+    loader = DictDataLoader({"a": FailsOnce("a", 3), "b": Numbers("b", 2)}, RoundRobin(["a", "b"]))
+    iterator = iter(loader)
+    assert [next(iterator)["number"] for _ in range(2)] == ["a0", "b0"]
+    before = loader.state_dict()
+    with pytest.raises(OSError, match="not yet"):
+        next(iterator)
+    assert loader.state_dict() == before
+    assert [microbatch["number"] for microbatch in iterator] == ["a1", "b1", "a2"]
+
+
+def test_the_length_is_known_where_the_sources_say_theirs():
+    with pytest.raises(TypeError):
+        len(DictDataLoader({"a": make(["stream-a-3"])}, RoundRobin(["a"])))
+    with pytest.raises(TypeError, match="on_exhausted='stop'"):
+        len(numbers(RoundRobin(["a"]), {"a": 5}, "stop"))
+    assert bool(numbers(RoundRobin(["a"]), {"a": 0}))
+
+
+@pytest.mark.parametrize(
+    ("argument", "given"),
+    [
+        ("dataloaders", {"dataloaders": {}}),
+        ("dataloaders", {"dataloaders": [[1], [2]]}),
+        (r"dataloaders\['a'\]", {"dataloaders": {"a": 3}}),
+        (r"dataloaders\['a'\]", {"dataloaders": {"a": iter([1])}}),
+        ("strategy", {"strategy": "weighted"}),
+        ("strategy", {"strategy": RoundRobin(["a", "b"])}),
+        ("key", {"key": 3}),
+        ("on_exhausted", {"on_exhausted": "repeat"}),
+    ],
+)
+def test_a_wrong_argument_is_named(argument, given):
+    with pytest.raises(ConfigurationError, match=argument):
+        DictDataLoader(**{"dataloaders": {"a": [1]}, "strategy": RoundRobin(["a"]), **given})
+
+
+@pytest.mark.parametrize("microbatches", [[torch.ones(2)], [{"dataset": 1}]])
+def test_a_microbatch_that_cannot_be_labelled_is_named(microbatches):
+    with pytest.raises(ConfigurationError, match="key = 'dataset'"):
+        next(iter(DictDataLoader({"a": microbatches}, RoundRobin(["a"]))))
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("version", lambda state: state.update(version=2)),
+        ("version", lambda state: state.pop("version")),
+        ("epoch", lambda state: state.update(epoch=-1)),
+        ("draw", lambda state: state.pop("draw")),
+        ("left", lambda state: state.update(left=["z"])),
+        ("exhausted", lambda state: state.update(exhausted="a")),
+        ("is_over", lambda state: state.update(is_over=0)),
+        ("sources", lambda state: state.pop("sources")),
+        ("sources", lambda state: state["sources"].pop("b")),
+        ("sources", lambda state: state["sources"].update(c={})),
+        ("a", lambda state: state["sources"].update(a=None)),
+        ("taken", lambda state: state["sources"]["a"].pop("taken")),
+        ("taken", lambda state: state["sources"]["b"].update(taken="1")),
+        ("state", lambda state: state["sources"]["b"].update(state={})),
+        ("state", lambda state: state["sources"]["a"].update(state=None)),
+        ("seed", lambda state: state["sources"]["a"].update(state=make(["map-a-4"], seed=8).state_dict())),
+    ],
+)
+def test_a_state_of_something_else_is_refused_by_field(field, change):
+    def made():
+        return DictDataLoader({"a": make(["map-a-4"]), "b": Numbers("b", 3)}, RoundRobin(["a", "b"]), key=None)
+
+    state = made().state_dict()
+    change(state)
+    with pytest.raises(StateMismatchError, match=field):
+        made().load_state_dict(state)
+
+
+def test_statistics_are_those_of_the_sources_together():
+    loader = DictDataLoader({"a": make(["map-a-4"]), "b": Numbers("b", 3)}, RoundRobin(["a", "b"]), key=None)
+    for _ in range(2):
+        list(loader)
+    statistics = loader.statistics()
+    assert statistics.delivered == 2 * (2 + 3)
+    assert statistics.waited_s > 0

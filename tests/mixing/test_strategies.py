@@ -1,0 +1,122 @@
+from collections import Counter
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fkat_data.errors import ConfigurationError
+from fkat_data.mixing import Frequency, RoundRobin, Weighted
+
+NAMES = ["a", "b", "c", "d"]
+
+names = st.lists(st.sampled_from(NAMES), min_size=1, max_size=4, unique=True)
+strategies = st.one_of(
+    st.builds(
+        Weighted,
+        st.dictionaries(st.sampled_from(NAMES), st.floats(1e-3, 1e3), min_size=1),
+        st.integers(-(2**70), 2**70),
+    ),
+    st.builds(RoundRobin, names),
+    st.builds(Frequency, st.lists(st.tuples(st.sampled_from(NAMES), st.integers(1, 5)), min_size=1, max_size=5)),
+)
+
+
+def sources(strategy, num_draws, epoch=0, among=NAMES):
+    return [strategy.source(epoch, draw, frozenset(among)) for draw in range(num_draws)]
+
+
+@given(strategies, st.lists(st.integers(0, 200), max_size=20), st.integers(0, 3))
+def test_a_draws_source_needs_no_history(strategy, draws, epoch):
+    in_a_row = sources(strategy, 201, epoch)
+    assert [strategy.source(epoch, draw, frozenset(NAMES)) for draw in draws] == [in_a_row[draw] for draw in draws]
+
+
+@given(strategies, st.sets(st.sampled_from(NAMES), min_size=1))
+def test_only_what_is_left_is_drawn(strategy, among):
+    drawn = set(sources(strategy, 100, among=among)) - {None}
+    assert drawn <= among & set(strategy.names)
+
+
+@given(strategies)
+def test_iterating_gives_the_sources_of_the_first_epoch_without_end(strategy):
+    assert list(islice(strategy, 50)) == sources(strategy, 50)
+
+
+def test_round_robin_takes_one_after_the_other():
+    assert "".join(sources(RoundRobin(["b", "a", "c"]), 8)) == "bacbacba"
+
+
+def test_round_robin_passes_over_what_has_nothing_left():
+    assert sources(RoundRobin(["a", "b", "c"]), 6, among=["a", "c"]) == ["a", None, "c", "a", None, "c"]
+
+
+def test_frequency_draws_each_as_often_as_was_asked():
+    strategy = Frequency([["a", 2], ["b", 1], ["a", 3], ["c", 1]])
+    assert "".join(sources(strategy, 14)) == "aabaaac" * 2
+    assert strategy.names == ("a", "b", "c")
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), st.integers(1, 9), min_size=1), st.integers(0, 99))
+def test_weighted_draws_in_proportion(weights, seed):
+    num_draws = 4000
+    counts = Counter(sources(Weighted(weights, seed), num_draws, among=weights))
+    for name, weight in weights.items():
+        share = weight / sum(weights.values())
+        # Eight standard deviations.
+        assert abs(counts[name] / num_draws - share) <= 8 * (share * (1 - share) / num_draws) ** 0.5
+
+
+def test_the_weights_of_what_is_left_keep_their_proportions():
+    counts = Counter(sources(Weighted({"a": 1, "b": 3, "c": 96}), 4000, among=["a", "b"]))
+    assert set(counts) == {"a", "b"}
+    assert 2.6 < counts["b"] / counts["a"] < 3.4
+
+
+def test_a_source_of_tiny_weight_is_drawn_at_once_when_nothing_else_is_left():
+    assert Weighted({"a": 1, "b": 1e-300}).source(0, 0, frozenset("b")) == "b"
+
+
+def test_seed_and_epoch_are_other_orders():
+    weights = {"a": 1, "b": 1}
+    orders = [tuple(sources(Weighted(weights, seed), 64, epoch)) for seed in (0, 1, 2**64, -1) for epoch in (0, 1, 2)]
+    assert len(set(orders)) == len(orders)
+
+
+def test_the_weighted_order_is_what_it_was():
+    # States name places in this order: a change of it is a breaking one.
+    strategy = Weighted({"a": 1, "b": 2, "c": 3}, seed=7)
+    assert "".join(sources(strategy, 40)) == GOLDEN[0]
+    assert "".join(sources(strategy, 40, epoch=1)) == GOLDEN[1]
+
+
+GOLDEN = ("cccabbcacacbbbbbabccbbbcaabaabccccacccbc", "ccbcbacbcacccbbbacccbbbccaccbccbcbbcbbbc")
+
+
+@pytest.mark.parametrize(
+    ("make", "argument"),
+    [
+        (lambda: Weighted({}), "weights"),
+        (lambda: Weighted([0.5, 0.5]), "weights"),
+        (lambda: Weighted({1: 1.0}), "weights"),
+        (lambda: Weighted({"a": 0}), r"weights\['a'\]"),
+        (lambda: Weighted({"a": float("nan")}), r"weights\['a'\]"),
+        (lambda: Weighted({"a": float("inf")}), r"weights\['a'\]"),
+        (lambda: Weighted({"a": "1"}), r"weights\['a'\]"),
+        (lambda: Weighted({"a": True}), r"weights\['a'\]"),
+        (lambda: Weighted({"a": 1}, seed=0.5), "seed"),
+        (lambda: RoundRobin([]), "names"),
+        (lambda: RoundRobin("ab"), "names"),
+        (lambda: RoundRobin(["a", "a"]), "names"),
+        (lambda: RoundRobin(["a", 1]), "names"),
+        (lambda: Frequency([]), "freq"),
+        (lambda: Frequency(["a2"]), "a list of pairs|the name of a source|an integer"),
+        (lambda: Frequency([["a", 1, 2]]), "freq"),
+        (lambda: Frequency([["a", 0]]), r"freq\[0\]"),
+        (lambda: Frequency([["a", 1], ["b", 1.5]]), r"freq\[1\]"),
+        (lambda: Frequency([[1, "a"]]), "freq"),
+    ],
+)
+def test_a_wrong_argument_is_named(make, argument):
+    with pytest.raises(ConfigurationError, match=argument):
+        make()

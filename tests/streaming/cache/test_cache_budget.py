@@ -1,0 +1,140 @@
+import os
+import pickle
+
+import pytest
+from cache_examples import cache_in, get, is_shard, shards_in
+
+from fkat_data.errors import ConfigurationError
+from fkat_data.streaming.cache.cache import Cache
+from fkat_data.streaming.cache.cache_budget import CacheBudget
+
+
+def test_the_least_recently_used_go_first_whatever_their_times_are(tmp_path):
+    cache = cache_in(tmp_path, 350)
+    for number, name in enumerate(["a.mds", "b.mds", "c.mds"]):
+        get(cache, name, 100)
+        os.utime(tmp_path / name, ns=(0, (10 - number) * 10**18))
+    cache.touch("a.mds")
+    get(cache, "d.mds", 100)
+    assert shards_in(tmp_path) == ["a.mds", "c.mds", "d.mds"]
+    get(cache, "e.mds", 150)
+    assert shards_in(tmp_path) == ["a.mds", "d.mds", "e.mds"]
+
+
+def test_files_that_no_cache_made_count_and_stay_and_unused_shards_go_first(tmp_path):
+    (tmp_path / "notes.txt").write_bytes(b"x" * 100)
+    (tmp_path / "old.mds").write_bytes(b"x" * 50)
+    (tmp_path / "older.mds").write_bytes(b"x" * 50)
+    os.utime(tmp_path / "older.mds", ns=(0, 10**18))
+    room = CacheBudget([tmp_path], 300, is_shard)
+    assert room.usage_bytes == 200
+    cache = Cache(tmp_path, room)
+    get(cache, "a.mds", 150)
+    assert shards_in(tmp_path) == ["a.mds", "notes.txt", "old.mds"]
+    assert room.evict_coldest() == 50
+    assert room.evict_coldest() == 150
+    assert room.evict_coldest() == 0
+    assert shards_in(tmp_path) == ["notes.txt"]
+
+
+def test_a_limit_that_one_file_does_not_fit_under_is_an_error_that_says_what_would_do(tmp_path):
+    (tmp_path / "notes.txt").write_bytes(b"x" * 100)
+    cache = cache_in(tmp_path, 300)
+    with pytest.raises(ConfigurationError, match=r"limit_bytes = 300: expected at least 310"):
+        get(cache, "a.mds", 210)
+    get(cache, "a.mds", 200)
+    assert CacheBudget([tmp_path], None, None).evict_coldest() == 0
+    no_eviction = Cache(tmp_path, CacheBudget([tmp_path], 300))
+    with pytest.raises(ConfigurationError, match="at least 301"):
+        get(no_eviction, "b.mds", 1)
+
+
+def test_directories_share_one_limit_and_one_order_of_use(tmp_path):
+    parts = [tmp_path / name for name in ("a", "b", "a/inside")]
+    asked = set()
+
+    def is_evictable(directory, name):
+        asked.add((directory, name))
+        return name != "keep.mds"
+
+    room = CacheBudget(parts, 400, is_evictable)
+    caches = [Cache(part, room) for part in parts]
+    get(caches[0], "keep.mds", 100)
+    for cache, name in [(caches[1], "1.mds"), (caches[2], "2.mds"), (caches[0], "3.mds")]:
+        get(cache, name, 100)
+    assert room.usage_bytes == 400
+    get(caches[1], "1.mds", 100)
+    get(caches[1], "4.mds", 100)
+    assert shards_in(tmp_path / "a" / "inside") == []
+    assert (parts[2], "2.mds") in asked
+    assert (parts[0], "inside/2.mds") not in asked
+    get(caches[2], "5.mds", 100)
+    assert sorted(path.name for path in tmp_path.rglob("*.mds")) == ["1.mds", "4.mds", "5.mds", "keep.mds"]
+
+
+def test_no_file_is_made_twice_when_the_limit_holds_the_files_in_use_and_one_more(tmp_path):
+    cache, calls = cache_in(tmp_path, 600), []
+    get(cache, "once.mds", 100)
+    for _ in range(4):
+        for number in range(5):
+            get(cache, f"{number}.mds", 100, calls)
+    assert len(calls) == 5
+    get(cache, "new.mds", 100)
+    assert not (tmp_path / "once.mds").exists()
+    assert len(shards_in(tmp_path)) == 6
+
+
+def test_files_that_are_being_made_count_at_their_full_size_and_are_left_alone(tmp_path):
+    room = CacheBudget([tmp_path], 1000, is_shard)
+    cache, other = Cache(tmp_path, room), cache_in(tmp_path, 1000)
+    get(cache, "old.mds", 300)
+    seen = []
+
+    def fill(file):
+        seen.append(room.usage_bytes)
+        get(other, "small.mds", 200)  # what is being made leaves this much, once the old one is gone
+        seen.append(room.usage_bytes)
+        get(other, "large.mds", 500)  # comes on top, as two are being made
+        seen.append(room.usage_bytes)
+        file.write(b"x" * 800)
+
+    assert cache.get("a.mds", 800, fill).stat().st_size == 800
+    assert seen == [800, 1000, 1300]
+    get(cache, "b.mds", 200)
+    assert shards_in(tmp_path) == ["a.mds", "b.mds"]
+
+
+def test_a_limit_that_was_lowered_holds_from_the_next_file_on(tmp_path):
+    room = CacheBudget([tmp_path], None, is_shard)
+    cache = Cache(tmp_path, room)
+    for number in range(5):
+        get(cache, f"{number}.mds", 100)
+    room.limit_bytes = 250
+    assert room.usage_bytes == 500
+    get(cache, "5.mds", 100)
+    assert shards_in(tmp_path) == ["4.mds", "5.mds"]
+
+
+def test_a_file_in_use_is_read_on_after_it_was_removed(tmp_path):
+    cache = cache_in(tmp_path, 100)
+    with get(cache, "a.mds", 100).open("rb") as file:
+        get(cache, "b.mds", 100)
+        assert shards_in(tmp_path) == ["b.mds"]
+        assert len(file.read()) == 100
+
+
+def test_it_pickles(tmp_path):
+    room = pickle.loads(pickle.dumps(CacheBudget([tmp_path], 100, is_shard)))
+    assert room.limit_bytes == 100
+    assert room.usage_bytes == 0
+
+
+@pytest.mark.parametrize("limit_bytes", [0, -1, 1.5, "1gb", True])
+def test_a_limit_that_is_none_is_refused(tmp_path, limit_bytes):
+    with pytest.raises(ConfigurationError, match="limit_bytes"):
+        CacheBudget([tmp_path], limit_bytes)
+
+
+def test_no_directory_is_refused():
+    with pytest.raises(ConfigurationError, match="directories"):
+        CacheBudget([], None)

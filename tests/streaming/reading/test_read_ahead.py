@@ -1,0 +1,263 @@
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fkat_data.streaming.reading.read_ahead import ReadAhead
+
+
+def until(condition, timeout_s=30):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def shards_of(part):
+    return part, len(part)
+
+
+def test_what_is_wanted_is_made_ready_in_its_order_before_it_is_asked_for():
+    made = []
+
+    def prepare(shard, wait):
+        assert not wait
+        made.append(shard)
+        return str(shard)
+
+    ahead = ReadAhead(prepare, 1)
+    ahead.want([3, 1, 2])
+    until(lambda: len(made) == 3)
+    assert made == [3, 1, 2]
+    assert [ahead.take(shard) for shard in (1, 2, 3)] == ["1", "2", "3"]
+    ahead.close()
+
+
+def test_what_nobody_has_begun_is_made_here():
+    here = threading.current_thread()
+    calls = []
+
+    def prepare(shard, wait):
+        calls.append((shard, wait, threading.current_thread() is here))
+        return shard
+
+    ahead = ReadAhead(prepare, 0)
+    ahead.want([7])
+    assert ahead.take(7) == 7
+    assert ahead.take(8) == 8
+    assert calls == [(7, True, True), (8, True, True)]
+
+
+def test_a_shard_in_work_is_waited_for_and_made_once():
+    begun, may_end, made = threading.Event(), threading.Event(), []
+
+    def prepare(shard, wait):
+        del wait
+        begun.set()
+        may_end.wait(30)
+        made.append(shard)
+        return shard
+
+    ahead = ReadAhead(prepare, 2)
+    ahead.want([5])
+    begun.wait(30)
+    threading.Timer(0.1, may_end.set).start()
+    assert ahead.take(5) == 5
+    assert made == [5]
+
+
+def test_no_more_are_in_work_than_there_are_threads():
+    lock, running, most = threading.Lock(), [0], [0]
+
+    def prepare(shard, wait):
+        del wait
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        time.sleep(0.01)
+        with lock:
+            running[0] -= 1
+        return shard
+
+    ahead = ReadAhead(prepare, 3)
+    ahead.want(range(20))
+    assert [ahead.take(shard) for shard in range(20)] == list(range(20))
+    assert 1 < most[0] <= 4  # who asks may make one as well
+
+
+def test_a_failure_is_raised_where_its_shard_is_asked_for_and_then_it_is_tried_again():
+    attempts = []
+
+    def prepare(shard, wait):
+        attempts.append((shard, wait))
+        if shard == 1 and len([one for one, _ in attempts if one == 1]) < 3:
+            raise OSError(f"cannot have shard {shard}")
+        return shard
+
+    ahead = ReadAhead(prepare, 1)
+    ahead.want([0, 1, 2])
+    ahead.want([1])  # has failed or is about to: nothing is repeated behind anybody's back
+    until(lambda: (2, False) in attempts)
+    assert ahead.take(0) == 0
+    with pytest.raises(OSError, match="cannot have shard 1"):
+        ahead.take(1)
+    with pytest.raises(OSError, match="cannot have shard 1"):
+        ahead.take(1)
+    assert ahead.take(1) == 1
+    assert ahead.take(2) == 2
+    assert [one for one, _ in attempts].count(1) == 3
+
+
+def test_a_shard_that_another_process_is_at_is_put_behind_the_others():
+    order, is_free = [], threading.Event()
+
+    def prepare(shard, wait):
+        if shard == 0 and not is_free.is_set():
+            if not wait:
+                return None
+            is_free.wait(30)
+        order.append(shard)
+        return shard
+
+    ahead = ReadAhead(prepare, 1)
+    ahead.want([0, 1, 2])
+    until(lambda: order == [1, 2])
+    is_free.set()
+    until(lambda: order == [1, 2, 0])
+    assert [ahead.take(shard) for shard in (0, 1, 2)] == [0, 1, 2]
+
+
+def test_who_asks_for_a_shard_that_another_process_is_at_waits_for_it():
+    is_free = threading.Event()
+
+    def prepare(shard, wait):
+        return shard if is_free.is_set() or (wait and is_free.wait(30)) else None
+
+    ahead = ReadAhead(prepare, 1)
+    ahead.want([4])
+    threading.Timer(0.1, is_free.set).start()
+    assert ahead.take(4) == 4
+
+
+def test_waiting_for_other_processes_costs_little():
+    calls = []
+
+    def prepare(shard, wait):
+        del wait
+        calls.append(shard)
+
+    ahead = ReadAhead(prepare, 4)
+    ahead.want(range(3))
+    time.sleep(0.5)
+    ahead.close()
+    assert len(calls) < 3 * 4 * 0.5 / 0.02 * 2
+
+
+def test_nothing_shares_the_way_with_what_is_needed_first():
+    begun, may_end = [], threading.Event()
+
+    def prepare(shard, wait):
+        del wait
+        begun.append(shard)
+        if shard < 2:
+            may_end.wait(30)
+        return shard
+
+    ahead = ReadAhead(prepare, 8)
+    parts = ahead.follow([[0, 1], [2], [3]], shards_of, 10)
+    assert next(parts) == [0, 1]
+    until(lambda: sorted(begun) == [0, 1])
+    time.sleep(0.1)
+    assert sorted(begun) == [0, 1]
+    may_end.set()
+    until(lambda: sorted(begun) == [0, 1, 2, 3])
+    assert [ahead.take(shard) for shard in (0, 1)] == [0, 1]
+    assert list(parts) == [[2], [3]]
+    ahead.close()
+
+
+def test_parts_are_yielded_when_enough_of_those_that_follow_is_wanted():
+    wanted, planned = [], []
+
+    class Recorded(ReadAhead):
+        def want(self, shards, *, is_first=False):
+            del is_first
+            wanted.extend(shards)
+
+    def parts():
+        for part in ([0, 1], [2, 3, 4], [5], [6], [7, 8]):
+            planned.append(part)
+            yield part
+
+    ahead = Recorded(lambda shard, wait: shard, 1)
+    got = ahead.follow(parts(), shards_of, 3)
+    assert next(got) == [0, 1]
+    assert wanted == [0, 1, 2, 3, 4]
+    assert next(got) == [2, 3, 4]
+    assert wanted == list(range(9))
+    assert list(got) == [[5], [6], [7, 8]]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    parts=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), max_size=12),
+    num_ahead=st.integers(0, 12),
+    num_threads=st.integers(0, 3),
+    data=st.data(),
+)
+def test_every_part_comes_once_with_its_shards_whatever_fails_or_is_busy(parts, num_ahead, num_threads, data):
+    failing = data.draw(st.sets(st.integers(0, 9)))
+    busy = data.draw(st.dictionaries(st.integers(0, 9), st.integers(1, 3)))
+    lock = threading.Lock()
+
+    def prepare(shard, wait):
+        with lock:
+            if not wait and busy.get(shard, 0):
+                busy[shard] -= 1
+                return None
+        if shard in failing:
+            raise OSError(f"shard {shard}")
+        return f"shard {shard}"
+
+    ahead = ReadAhead(prepare, num_threads)
+    got = []
+    for part in ahead.follow(parts, shards_of, num_ahead):
+        got.append(part)
+        for shard in part:
+            if shard in failing:
+                with pytest.raises(OSError, match=f"shard {shard}"):
+                    ahead.take(shard)
+            else:
+                assert ahead.take(shard) == f"shard {shard}"
+    ahead.close()
+    assert got == parts
+
+
+def test_after_close_nothing_is_begun_and_threads_end():
+    before = threading.active_count()
+    may_end, made = threading.Event(), []
+
+    def prepare(shard, wait):
+        del wait
+        made.append(shard)
+        may_end.wait(30)
+        return shard
+
+    ahead = ReadAhead(prepare, 2)
+    ahead.want(range(10))
+    until(lambda: len(made) == 2)
+    assert ahead.close() == []
+    may_end.set()
+    until(lambda: threading.active_count() == before)
+    assert sorted(made) == [0, 1]
+    ahead.want([11])
+    assert sorted(made) == [0, 1]
+
+
+def test_what_was_not_taken_is_given_back_at_the_end():
+    ahead = ReadAhead(lambda shard, wait: shard, 1)
+    ahead.want([1, 2])
+    until(lambda: len(ahead._ready) == 2)
+    assert ahead.close() == [1, 2]

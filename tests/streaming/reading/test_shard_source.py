@@ -1,0 +1,154 @@
+import shutil
+
+import pytest
+from streaming_examples import write
+
+from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.streaming import Stream, StreamingDataset
+from fkat_data.streaming.reading.shard_source import sources_of
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write(tmp_path / "data", 30, hashes=["sha256"])
+
+
+@pytest.fixture
+def compressed(tmp_path):
+    return write(tmp_path / "zip", 30, hashes=["sha256"], compression="zstd")
+
+
+def numbers(**options):
+    return [sample["number"] for sample in StreamingDataset(batch_size=4, **options)]
+
+
+def files(directory):
+    return sorted(path.name for path in directory.iterdir() if path.name != ".fkat_data")
+
+
+def damage(path):
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 255
+    path.write_bytes(bytes(content))
+
+
+def test_shards_are_copied_when_they_are_needed_and_once(data, tmp_path):
+    local = tmp_path / "local"
+    dataset = StreamingDataset(remote=data, local=str(local), validate_hash="sha256")
+    assert files(local) == ["index.json"]
+    assert dataset[0]["number"] == 0
+    assert files(local) == ["index.json", "shard.00000.mds"]
+    shutil.rmtree(data)
+    assert StreamingDataset(remote=data, local=str(local))[1]["number"] == 1
+    with pytest.raises(ShardNotFoundError, match="shard"):
+        StreamingDataset(remote=data, local=str(local))[29]
+    assert files(local) == ["index.json", "shard.00000.mds"]
+
+
+def test_what_is_damaged_on_its_way_gets_no_name(data, tmp_path):
+    local = tmp_path / "local"
+    damage(tmp_path / "data" / "shard.00001.mds")
+    for _ in range(2):  # the second time as well
+        dataset = StreamingDataset(remote=data, local=str(local), validate_hash="sha256")
+        with pytest.raises(ShardCorruptError, match="sha256"):
+            dataset[dataset.catalog.entries[0].samples]
+        assert files(local) == ["index.json"]
+
+
+def test_a_cut_copy_is_replaced_and_a_cut_original_refused(data, tmp_path):
+    local = tmp_path / "local"
+    assert numbers(remote=data, local=str(local)) == list(range(30))
+    cut = local / "shard.00000.mds"
+    cut.write_bytes(cut.read_bytes()[:-1])
+    assert numbers(remote=data, local=str(local)) == list(range(30))
+    original = tmp_path / "data" / "shard.00000.mds"
+    original.write_bytes(original.read_bytes()[:-1])
+    with pytest.raises(ShardCorruptError, match="size"):
+        numbers(local=data)
+
+
+def test_a_dataset_that_was_written_again_is_read_anew(data, tmp_path):
+    local = str(tmp_path / "local")
+    assert len(numbers(remote=data, local=local)) == 30
+    write(data, 17, first=5, exist_ok=True)
+    assert numbers(remote=data, local=local) == list(range(5, 22))
+
+
+def test_local_data_are_held_against_their_hash_if_that_is_asked(data, tmp_path):
+    damage(tmp_path / "data" / "shard.00000.mds")
+    with pytest.raises(ShardCorruptError, match="sha256"):
+        StreamingDataset(local=data, validate_hash="sha256")[0]
+    with pytest.raises(ConfigurationError, match="validate_hash"):
+        StreamingDataset(local=data, validate_hash="md5")
+
+
+@pytest.mark.parametrize(("keep", "left"), [(True, True), (False, False)])
+def test_compressed_shards_are_decompressed_and_kept_if_that_is_asked(compressed, tmp_path, keep, left):
+    local = tmp_path / "local"
+    for _ in range(2):
+        assert numbers(remote=compressed, local=str(local), keep_zip=keep) == list(range(30))
+    assert any(name.endswith(".zstd") for name in files(local)) == left
+    # The originals stay, whatever is said.
+    assert all(name.endswith(".zstd") or name == "index.json" for name in files(tmp_path / "zip"))
+
+
+def test_the_only_copy_is_never_deleted(compressed, tmp_path):
+    for _ in range(2):
+        assert numbers(local=compressed, keep_zip=False) == list(range(30))
+    names = files(tmp_path / "zip")
+    assert sum(name.endswith(".zstd") for name in names) == sum(name.endswith(".mds") for name in names) > 0
+    for path in (tmp_path / "zip").glob("*.zstd"):
+        path.unlink()
+    # What is decompressed is enough.
+    assert numbers(local=compressed, keep_zip=False) == list(range(30))
+
+
+def test_a_compressed_directory_that_is_read_in_place_is_not_written_to(compressed, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    before = files(tmp_path / "zip")
+    for _ in range(2):
+        assert numbers(remote=compressed) == list(range(30))
+    assert files(tmp_path / "zip") == before
+
+
+def test_a_split_is_a_directory_below(tmp_path):
+    write(tmp_path / "data" / "train", 7)
+    assert numbers(local=str(tmp_path / "data"), split="train") == list(range(7))
+    assert numbers(streams=[Stream(local=str(tmp_path / "data"))], split="train") == list(range(7))
+
+
+@pytest.mark.parametrize(
+    ("options", "argument"),
+    [
+        ({"proportion": 1, "repeat": 2}, "Stream"),
+        ({"proportion": -1}, "proportion"),
+        ({"repeat": float("nan")}, "repeat"),
+        ({"choose": 1.5}, "choose"),
+        ({"choose": -1}, "choose"),
+        ({"download_retry": -1}, "download_retry"),
+        ({"download_timeout": 0}, "download_timeout"),
+        ({"keep_zip": "no"}, "keep_zip"),
+        ({"remote": "gs://bucket/x"}, "remote"),
+        ({"remote": "file://host/x"}, "remote"),
+        ({"local": 3}, "local"),
+    ],
+)
+def test_a_stream_that_cannot_work_is_refused_at_once(options, argument):
+    with pytest.raises(ConfigurationError, match=argument):
+        Stream(**{"local": "x"} | options)
+
+
+def test_a_stream_without_a_directory_is_refused():
+    with pytest.raises(ConfigurationError, match="streams"):
+        StreamingDataset(streams=[Stream()])
+
+
+def test_many_processes_may_fetch_one_shard(data, tmp_path):
+    local = tmp_path / "local"
+    stream = Stream(remote=data, local=str(local)).filled()
+    # Side by side, but for the time: each copies under a name of its own and renames.
+    first, second = (sources_of([stream])[0][0] for _ in range(2))
+    entry = first.read_index()[0]
+    assert second.read_index()[0] == entry
+    assert first.fetch(entry) == second.fetch(entry) == local
+    assert not [name for name in files(local) if name.endswith(".tmp")]

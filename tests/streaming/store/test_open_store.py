@@ -1,0 +1,204 @@
+import importlib.util
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+from stored_files import CONTENTS, fetch, info_of, write_into
+
+from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
+from fkat_data.streaming.formats.entry import FileInfo
+from fkat_data.streaming.store.bucket import BucketClient
+from fkat_data.streaming.store.fast_bucket import fast_configuration
+from fkat_data.streaming.store.open_store import open_store
+
+NAME = "shard.00000.mds"
+
+
+def opened(url, storage_options=None, num_retries=2, timeout_s=5.0):
+    return open_store(url, storage_options=storage_options, num_retries=num_retries, timeout_s=timeout_s)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    path = tmp_path / "a directory"
+    path.mkdir()
+    write_into(path)
+    return path
+
+
+@pytest.mark.parametrize("form", ["{0}", "file://{0}", "file://localhost{0}", "local://{0}", "memory://train"])
+def test_a_directory_is_read_by_whatever_it_is_called(directory, tmp_path, form):
+    if form.startswith("memory"):
+        import fsspec
+
+        for name, content in CONTENTS.items():
+            fsspec.filesystem("memory").pipe_file(f"/train/{name}", content)
+    store = opened(form.format(directory))
+    for name, content in CONTENTS.items():
+        assert fetch(store, tmp_path / "out", name) == content
+    content, version = store.read(NAME, 1 << 20)
+    assert content == CONTENTS[NAME]
+    assert version == store.version(NAME) != ""
+    assert store.has(NAME)
+    assert not store.has("no")
+    with pytest.raises(ShardNotFoundError, match="no"):
+        store.read("no", 10)
+
+
+def test_a_file_that_changes_has_another_version(directory):
+    store = opened(directory)
+    before = store.version(NAME)
+    (directory / NAME).write_bytes(b"new")
+    assert store.version(NAME) != before
+
+
+@pytest.mark.parametrize(
+    ("info", "expected"),
+    [
+        (FileInfo(NAME, 10, {"sha256": ""}), "size is 150,000 bytes: expected 10"),
+        (FileInfo(NAME, 150_000, {"sha256": "00"}), "sha256 is .*: expected 00"),
+    ],
+    ids=["size", "hash"],
+)
+def test_a_wrong_file_of_this_machine_is_corrupt_at_once(directory, tmp_path, info, expected):
+    with pytest.raises(ShardCorruptError, match=expected):
+        fetch(opened(directory), tmp_path / "out", NAME, info=info)
+
+
+def test_a_hash_that_the_index_lacks_is_asked_for_in_vain(directory, tmp_path):
+    with pytest.raises(ConfigurationError, match=r"validate_hash.*md5.*sha256"):
+        fetch(opened(directory), tmp_path / "out", algorithm="md5")
+
+
+def test_what_is_no_regular_file_is_not_opened(directory, tmp_path):
+    os.mkfifo(directory / "pipe")
+    with pytest.raises(ShardCorruptError, match="no regular file"):
+        opened(directory).read("pipe", 10)
+
+
+def test_a_target_that_cannot_be_written_is_its_own_error(directory, tmp_path):
+    with (
+        Path("/dev/full").open("w+b", buffering=0) as full,
+        pytest.raises(OSError, match="No space left"),
+    ):
+        opened(directory).download(NAME, full, info_of(NAME), None)
+
+
+@pytest.mark.parametrize("name", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "./a", "a\nb", "a\\..\\b", "a\0"])
+def test_a_name_that_leaves_the_directory_is_refused(directory, tmp_path, name):
+    store = opened(directory)
+    for call in (store.version, lambda name: store.read(name, 10)):
+        with pytest.raises(ShardCorruptError, match="name"):
+            call(name)
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "argument", "expected"),
+    [
+        ("nosuchscheme://x/y", None, "remote", "fsspec knows"),
+        ("file://elsewhere/x", None, "remote", "this machine"),
+        ("s3:///key", None, "remote", "bucket"),
+        ("", None, "remote", "directory"),
+        (3, None, "remote", "directory"),
+        ("gs://bucket/x", None, "remote", r"fkat_data\[gs\]"),
+        ("hf://datasets/a/b", None, "remote", r"fkat_data\[hf\]"),
+        ("az://container/x", None, "remote", r"fkat_data\[az\]"),
+        ("x", [1], "storage_options", "dict"),
+        ("x", {1: 2}, "storage_options", "dict"),
+    ],
+)
+def test_what_cannot_be_opened_is_said_at_once(url, options, argument, expected):
+    package = {"gs": "gcsfs", "hf": "huggingface_hub", "az": "adlfs"}.get(str(url)[:2])
+    if package and importlib.util.find_spec(package):
+        pytest.skip(f"{package} is installed")
+    with pytest.raises(ConfigurationError, match=rf"{argument} = .*{expected}"):
+        opened(url, options)
+
+
+@pytest.mark.parametrize("arguments", [{"num_retries": -1}, {"timeout_s": 0}, {"num_retries": True}])
+def test_settings_are_checked(arguments):
+    with pytest.raises(ConfigurationError, match=next(iter(arguments))):
+        opened("x", **arguments)
+
+
+def test_a_store_pickles_without_its_connections(through, tmp_path):
+    store, _ = through("web-directory")
+    assert store.has(NAME)
+    copy = pickle.loads(pickle.dumps(store))
+    assert fetch(copy, tmp_path / "out") == CONTENTS[NAME]
+    copy.close()
+
+
+@pytest.mark.parametrize("way", ["web-directory", "s3fs-moto", "obstore-moto"])
+def test_a_process_that_was_forked_opens_connections_of_its_own(through, tmp_path, way):
+    store, _ = through(way, timeout_s=20.0)
+    assert store.has(NAME)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(0 if fetch(store, tmp_path / "child") == CONTENTS[NAME] else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert fetch(store, tmp_path / "out") == CONTENTS[NAME]
+
+
+KEYS = {"key": "k1234", "secret": "s1234"}
+FAST_KEYS = {"access_key_id": "k1234", "secret_access_key": "s1234"}
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "expected"),
+    [
+        ({**KEYS, "endpoint_url": "http://x"}, {}, {**FAST_KEYS, "endpoint": "http://x", "region": "us-east-1"}),
+        ({**KEYS, "client_kwargs": {"region_name": "r"}}, {}, {**FAST_KEYS, "region": "r"}),
+        ({**KEYS, "token": "t"}, {"AWS_REGION": "r"}, {**FAST_KEYS, "session_token": "t", "region": "r"}),
+        ({"anon": True}, {"AWS_DEFAULT_REGION": "r"}, {"skip_signature": "true", "region": "r"}),
+        (
+            {},
+            {"AWS_ACCESS_KEY_ID": "k1234", "AWS_SECRET_ACCESS_KEY": "s1234", "AWS_REGION": "r"},
+            {**FAST_KEYS, "region": "r"},
+        ),
+        (KEYS, {}, None),  # no region
+        ({}, {"AWS_REGION": "r"}, None),  # no credentials
+        ({"profile": "x"}, {"AWS_REGION": "r"}, None),
+        ({**KEYS, "requester_pays": True}, {"AWS_REGION": "r"}, None),
+        ({**KEYS, "client_kwargs": {"verify": False, "region_name": "r"}}, {}, None),
+        (KEYS, {"AWS_REGION": "r", "AWS_SESSION_TOKEN": "of another key"}, None),
+    ],
+)
+def test_options_mean_the_same_to_obstore_or_it_is_not_used(options, environment, expected, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert fast_configuration("train/", options) == expected
+    assert fast_configuration("a%20b/", options) is None
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "S3_ENDPOINT_URL"])
+def test_an_endpoint_may_come_from_the_environment(moto_server, monkeypatch, tmp_path, name):
+    monkeypatch.setenv(name, moto_server.endpoint_url)
+    store = opened("s3://bucket/train", {"key": moto_server.key, "secret": moto_server.secret})
+    assert fetch(store, tmp_path / "out") == CONTENTS[NAME]
+    store.close()
+
+
+def test_s3fs_is_used_where_obstore_does_not_know_an_option(moto_server, tmp_path):
+    store = opened("s3://bucket/train", {**moto_server.options(), "config_kwargs": {}})
+    assert isinstance(store._client(), BucketClient)
+    store.close()
+
+
+def test_missing_credentials_are_final_and_the_message_says_so(moto_server, monkeypatch, tmp_path):
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    store = opened("s3://bucket/train", {"endpoint_url": moto_server.endpoint_url})
+    with pytest.raises(DownloadError, match=r"(?i)credentials") as caught:
+        store.version(NAME)
+    assert caught.value.num_attempts == 1
+    store.close()

@@ -1,0 +1,35 @@
+import pytest
+from order_vectors import VECTORS
+
+from fkat_data.errors import ConfigurationError
+from fkat_data.sizes import count_of, size_bytes_of
+
+
+def compare(function, text, expected):
+    if isinstance(expected, int):
+        assert function("size", text) == expected
+    else:
+        with pytest.raises(ConfigurationError, match="size"):
+            function("size", text)
+
+
+@pytest.mark.parametrize(("text", "expected"), VECTORS["bytes_to_int"])
+def test_sizes_are_read_as_the_reference_does(text, expected):
+    compare(size_bytes_of, text, expected)
+
+
+@pytest.mark.parametrize(("text", "expected"), VECTORS["number_abbrev_to_int"])
+def test_counts_are_read_as_the_reference_does(text, expected):
+    compare(count_of, text, expected)
+
+
+@pytest.mark.parametrize("value", [None, True, "", "x", "kb", "1.5", "nankb", "infgb", float("nan"), [1]])
+def test_what_is_no_size_is_refused(value):
+    with pytest.raises(ConfigurationError, match="cache_limit"):
+        size_bytes_of("cache_limit", value)
+
+
+@pytest.mark.parametrize("value", [None, True, "", "x", "k", "64kb", float("inf")])
+def test_what_is_no_count_is_refused(value):
+    with pytest.raises(ConfigurationError, match="epoch_size"):
+        count_of("epoch_size", value)

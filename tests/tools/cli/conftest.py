@@ -1,0 +1,12 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+# verify_examples can be imported by spawned workers, which search the trainer's sys.path.
+sys.path.insert(0, str(Path(__file__).parents[1] / "resume_check"))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind(nothing_left_behind):
+    """Every test here may start processes; none may leave one."""

@@ -1,0 +1,93 @@
+"""The commands that recompute an order: what they print, and their exit codes."""
+
+import pytest
+from typer.testing import CliRunner
+
+from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
+from fkat_data.tools.cli.commands import app
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    # The commands set these; the tests after them must not see that.
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "")
+
+
+@pytest.fixture
+def config(tmp_path):
+    with MDSWriter(out=str(tmp_path / "data"), columns={"number": "int"}, size_limit=200) as writer:
+        for number in range(50):
+            writer.write({"number": number})
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "dataset:\n"
+        "  _target_: fkat_data.streaming.StreamingDataset\n"
+        f"  local: {tmp_path / 'data'}\n"
+        "  batch_size: 5\n"
+        "  shuffle: true\n"
+        "  shuffle_algo: block\n"
+        "loader:\n"
+        "  _target_: fkat_data.streaming.StreamingDataLoader\n"
+        "  dataset: ${dataset}\n"
+    )
+    return path
+
+
+def run(*arguments):
+    done = CliRunner().invoke(app, list(map(str, arguments)))
+    return done.exit_code, done.output
+
+
+@pytest.mark.parametrize("options", [[], ["--key", "loader"]])
+def test_a_batch_is_explained(config, tmp_path, options):
+    dataset = StreamingDataset(local=str(tmp_path / "data"), batch_size=5, shuffle=True, shuffle_algo="block")
+    batches = [batch["number"].tolist() for _ in range(2) for batch in StreamingDataLoader(dataset)]
+    code, output = run("explain", config, "--step", 13, *options)
+    assert code == 0, output
+    assert "epoch 1, global batch 3" in output
+    rows = [[cell.strip() for cell in line.split("│")] for line in output.splitlines() if "shard." in line]
+    assert [int(row[5]) for row in rows] == batches[13]
+    assert str(tmp_path / "data") in output
+
+
+def test_a_batch_of_another_world_is_explained(config):
+    code, output = run("explain", config, "dataset.batch_size=2", "--ranks-per-node", 2, "--nodes", 2)
+    assert code == 0, output
+    ranks = [line.split("│")[1].strip() for line in output.splitlines() if "shard." in line]
+    assert ranks == ["0", "0", "1", "1", "2", "2", "3", "3"]
+
+
+def test_what_a_configuration_skips_is_said(config):
+    code, output = run("explain", config, "+dataset.skip=[{epoch:0,batches:[3,5]},{samples:[7]}]", "--step", 4)
+    assert code == 0, output
+    assert output.count("skipped") == 5
+
+
+def test_coverage_is_proved(config):
+    code, output = run("coverage", config)
+    assert code == 0, output
+    assert "Every sample was read exactly once." in output
+    code, output = run("coverage", config, "--steps", 3)
+    assert code == 1, output
+    assert "15" in output
+    code, output = run("coverage", config, "dataset.batch_size=4", "--ranks-per-node", 4)
+    assert code == 0, output
+    assert "2 samples were read again" in output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--step", "10", "--epoch", "0"], ["--key", "nothing"], ["dataset.shuffle_algo=best"], ["dataset.local=/nowhere"]],
+)
+def test_what_cannot_be_explained_is_said(config, arguments):
+    code, output = run("explain", config, *arguments)
+    assert code == 2, output
+    assert "nothing can be explained" in output
+
+
+def test_a_node_that_is_no_dataset_is_refused(config):
+    config.write_text("dataset:\n  _target_: builtins.dict\n")
+    code, output = run("coverage", config)
+    assert code == 2, output
+    assert "StreamingDataset" in output

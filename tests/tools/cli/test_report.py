@@ -1,0 +1,29 @@
+from loader_examples import epoch, make
+from typer.testing import CliRunner
+
+from fkat_data.tools.cli.commands import app
+
+
+def report(*arguments):
+    done = CliRunner().invoke(app, ["report", *map(str, arguments)])
+    return done.exit_code, done.output
+
+
+def test_the_page_lies_beside_the_timeline_and_the_verdict_is_printed(tmp_path):
+    loader = make(["list-a-9"], trace=tmp_path / "run.json")
+    epoch(loader)
+    code, output = report(tmp_path / "run.json")
+    assert code == 0
+    assert "the trainer waited" in output
+    assert str(tmp_path / "run.html") in output
+    assert "<svg" in (tmp_path / "run.html").read_text()
+    code, output = report(tmp_path / "run.json", "--output", tmp_path / "other.html")
+    assert (code, (tmp_path / "other.html").is_file()) == (0, True)
+
+
+def test_without_a_timeline_there_is_no_report(tmp_path):
+    code, output = report(tmp_path / "run.json")
+    assert code == 2
+    assert "there is no report" in output
+    assert "run.json" in output
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,179 @@
+"""The command that plays a run without data: what it prints and writes, and its exit codes."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from typer.testing import CliRunner
+
+from fkat_data.streaming import MDSWriter
+from fkat_data.tools.cli.commands import app
+
+INVENTED = ("--shards", 40, "--samples-per-shard", 100, "--shard-bytes", "1mb")
+LINE = ("--step-time", 0.1, "--bandwidth", "10mb")
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    # The commands set these; the tests after them must not see that.
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "")
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "dataset:\n"
+        "  _target_: fkat_data.streaming.StreamingDataset\n"
+        f"  local: {tmp_path / 'data'}\n"
+        "  batch_size: 5\n"
+        "  shuffle: true\n"
+        "  shuffle_algo: block\n"
+        "  shuffle_block_size: 400\n"
+        "loader:\n"
+        "  _target_: fkat_data.streaming.StreamingDataLoader\n"
+        "  dataset: ${dataset}\n"
+        "  num_workers: 1\n"
+    )
+    return path
+
+
+def run(*arguments):
+    done = CliRunner().invoke(app, ["simulate", *map(str, arguments)], terminal_width=200)
+    return done.exit_code, done.output
+
+
+def numbers(*arguments):
+    code, output = run(*arguments, "--json")
+    assert code == 0, output
+    return json.loads(output)
+
+
+def write(directory, **options):
+    with MDSWriter(out=str(directory), columns={"number": "int"}, size_limit=400, **options) as writer:
+        for number in range(300):
+            writer.write({"number": number})
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_dataset_is_simulated_from_its_index(config, tmp_path, compression):
+    write(tmp_path / "data", compression=compression)
+    for path in (tmp_path / "data").glob("shard*"):
+        path.unlink()
+    found = numbers(config, *LINE, "--nodes", 2)
+    assert found["num_steps"] == 30
+    assert len(found["nodes"]) == 2
+    assert found["setup"]["workers_per_rank"] == 0
+    assert found["advice"]
+    assert sum(node["fetched_bytes"] for node in found["nodes"]) > 0
+
+
+def test_the_workers_are_those_of_the_loader_unless_others_are_given(config, tmp_path):
+    write(tmp_path / "data")
+    assert numbers(config, *LINE, "--key", "loader")["setup"]["workers_per_rank"] == 1
+    assert numbers(config, *LINE, "--key", "loader", "--workers", 3)["setup"]["workers_per_rank"] == 3
+
+
+def test_a_dataset_is_invented(config):
+    found = numbers(config, *INVENTED, *LINE, "--ranks-per-node", 2, "--steps", 1000, "--latency", 0)
+    assert found["num_steps"] == 1000
+    assert found["num_epochs"] == 3
+    assert found["whole_bytes"] == 40 << 20
+    compressed = numbers(config, *INVENTED, *LINE, "--compressed-bytes", "100kb", "--ranks-per-node", 2)
+    assert compressed["nodes"][0]["fetched_bytes"] == 40 * 100 * 1024
+
+
+def test_what_the_configuration_says_can_be_said_otherwise(config):
+    given = numbers(config, *INVENTED, *LINE, "+dataset.predownload=70", "+dataset.cache_limit=20mb")["setup"]
+    assert (given["predownload"], given["cache_limit_bytes"]) == (70, 20 << 20)
+    options = ("--predownload", "1k", "--cache-limit", "30mb")
+    other = numbers(config, *INVENTED, *LINE, "+dataset.predownload=70", *options)["setup"]
+    assert (other["predownload"], other["cache_limit_bytes"]) == (1000, 30 << 20)
+    assert (
+        numbers(config, *INVENTED, *LINE, "+dataset.cache_limit=20mb", "--cache-limit", "none")["setup"][
+            "cache_limit_bytes"
+        ]
+        is None
+    )
+
+
+def test_the_terminal_shows_numbers_time_nodes_and_advice(config):
+    code, output = run(config, *INVENTED, "--step-time", 0.01, "--bandwidth", "1mb", "--nodes", 2, "--epochs", 2)
+    assert code == 0, output
+    for words in ("800 steps, simulated", "to the first batch", "over time", "nodes", "a node needs about"):
+        assert words in output
+
+
+class Checked(HTMLParser):
+    """Every element is closed, and nothing is fetched from anywhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen, self.words = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        assert not {"src", "href", "srcset"} & {name for name, _ in attrs}
+        self.seen.append(tag)
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+@pytest.mark.parametrize(
+    ("options", "num_plots"),
+    [
+        ((), 7),
+        (("--nodes", 3, "--bandwidth", "100kb", "--cache-limit", "4mb", "--ranks-per-node", 2), 9),
+        (("--bandwidth", "inf", "--latency", 0, "--step-time", 0), 5),
+    ],
+    ids=["one node", "three nodes and a small cache", "no time at all"],
+)
+def test_the_page_needs_nothing_else(config, tmp_path, options, num_plots):
+    code, output = run(config, *INVENTED, *LINE, *options, "--html", tmp_path / "out.html")
+    assert code == 0, output
+    assert str(tmp_path / "out.html") in output
+    text = (tmp_path / "out.html").read_text()
+    parser = Checked()
+    parser.feed(text)
+    assert parser.open == []
+    assert not re.search(r"url\(|@import|<script", text)
+    assert parser.seen.count("svg") == num_plots
+    assert "run.yaml" in "".join(parser.words)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--bandwidth", "fast"), "--bandwidth"),
+        (("--bandwidth", "0"), "bandwidth_bytes_per_s"),
+        (("--steps", 5, "--epochs", 2), "num_steps"),
+        (("--cache-limit", "10kb"), "cache_limit"),
+        (("--shard-bytes", "1kb"), "--shard-bytes"),
+        (("dataset.shuffle_algo=best",), "shuffle_algo"),
+        (("~dataset.batch_size",), "batch_size"),
+        (("--key", "loader"), "--shards"),
+        (("--key", "nothing"), "--key"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(map(str, value)),
+)
+def test_what_cannot_be_simulated_is_said(config, options, words):
+    code, output = run(config, *INVENTED, *LINE, *options)
+    assert code == 2, output
+    assert "nothing was simulated" in output
+    assert words in output
+
+
+def test_a_dataset_that_is_not_there_is_said(config):
+    code, output = run(config, *LINE)
+    assert code == 2, output
+    assert "nothing was simulated" in output

@@ -1,0 +1,179 @@
+"""The program, run on configurations in files: what it prints, and its exit codes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from fkat_data.tools.cli.commands import app
+from fkat_data.tools.resume_check.diagnose import InexactCause
+
+
+def loader_config(factory, **options):
+    return {
+        "_target_": "fkat_data.ShardedDataLoader",
+        "seed": "${seed}",
+        "shard_sampler": {
+            "_target_": "fkat_data.ShuffledShardSampler",
+            "sampler": {"_target_": "fkat_data.samplers.SequenceShardSampler", "shards": ["1", "2", "3"]},
+            "seed": "${seed}",
+        },
+        "dataloader_factory": factory,
+        "dp_rank": "${fkat.dp_rank:}",
+        **options,
+    }
+
+
+def dataset_config(dataset):
+    return {
+        "_target_": "fkat_data.DataLoaderFactory",
+        "dataset_generator": {"_target_": f"verify_examples.{dataset}", "_partial_": True},
+        "sampler_generator": {"_target_": "torch.utils.data.RandomSampler", "_partial_": True},
+        "batch_size": 2,
+    }
+
+
+@pytest.fixture
+def verify(tmp_path, monkeypatch):
+    """Write a tree of configurations and run the program on it; returns its exit code and what it printed."""
+    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(variable, raising=False)
+
+    def run(loader, *arguments, key="loader"):
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data" / "chosen.yaml").write_text(yaml.safe_dump({key: loader}))
+        (tmp_path / "train.yaml").write_text("defaults:\n  - data@_here_: chosen\n  - _self_\nseed: 3\n")
+        done = CliRunner().invoke(app, ["verify-resume", str(tmp_path / "train.yaml"), *arguments])
+        return done.exit_code, done.output
+
+    return run
+
+
+def test_exact_data_pass_in_worker_processes_and_in_process(verify):
+    code, output = verify(loader_config(dataset_config("Exact")), "--trials", "2")
+    assert code == 0, output
+    assert "exact: 2 stops over 15 microbatches, 4 shards, 2 epochs, each resumed bit for bit" in output
+    assert "in process" in output
+    assert "workers" in output
+
+
+BUFFER = {"_target_": "verify_examples.BufferFactory"}
+FAULTY = [
+    (dataset_config("OwnGenerator"), "in-process", InexactCause.OWN_GENERATOR),
+    (dataset_config("Counter"), "in-process", InexactCause.KEPT_STATE),
+    (dataset_config("Clock"), "in-process", InexactCause.CLOCK),
+    # The order of a set differs from process to process only.
+    (dataset_config("SetOrder"), "both", InexactCause.PROCESS_IDENTITY),
+    (BUFFER, "in-process", InexactCause.KEPT_STATE),
+]
+
+
+@pytest.mark.parametrize(("factory", "mode", "cause"), FAULTY, ids=lambda value: getattr(value, "name", ""))
+def test_faulty_data_are_caught_and_the_cause_is_named(verify, factory, mode, cause):
+    code, output = verify(loader_config(factory), "--mode", mode, "--microbatches", "10")
+    assert code == 1
+    assert f"likely cause: {cause}" in output
+    assert "(epoch 0, shard " in output
+    assert " became " in output
+
+
+def test_overrides_and_the_key_are_taken(verify):
+    loader = loader_config(dataset_config("Exact"))
+    code, output = verify(
+        loader,
+        "other.dataloader_factory.dataset_generator._target_=verify_examples.Counter",
+        "--key=other",
+        "--mode=in-process",
+        key="other",
+    )
+    assert code == 1
+    assert InexactCause.KEPT_STATE in output
+
+
+def test_a_file_that_is_a_loader_itself_needs_no_key(tmp_path):
+    config = {"seed": 3, **loader_config(dataset_config("Exact"))}
+    config["seed"] = config["shard_sampler"]["seed"] = 3
+    (tmp_path / "loader.yaml").write_text(yaml.safe_dump(config))
+    done = CliRunner().invoke(app, ["verify-resume", str(tmp_path / "loader.yaml"), "--mode=in-process"])
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["nothing=1"], "CONFIG = "),
+        (["--key", "nothing"], "--key = 'nothing': expected a node with a `_target_` (the configuration has: "),
+        (["+loader.nothing=1"], "nothing = 1: expected a key of fkat_data.ShardedDataLoader"),
+        (["loader.dataloader_factory.batch_size=-1"], "batch_size = -1"),
+        (["loader.dataloader_factory.dataset_generator._target_=nowhere.Data"], "expected something to import"),
+        (["--microbatches", "1"], "num_microbatches = 1"),
+        (["--timeout-s", "0"], "timeout_s = 0"),
+    ],
+)
+def test_a_configuration_that_does_not_work_is_told_as_such(verify, arguments, text):
+    code, output = verify(loader_config(dataset_config("Exact")), *arguments)
+    assert code == 2
+    assert output.startswith("the configuration does not work, so nothing was verified:\nConfigurationError: ")
+    assert text in output
+    assert "cause" not in output
+
+
+def test_a_file_that_is_not_there_is_told_as_such():
+    done = CliRunner().invoke(app, ["verify-resume", "nowhere.yaml"])
+    assert done.exit_code == 2
+    assert "CONFIG = 'nowhere.yaml': expected a YAML file that exists" in done.output
+
+
+def test_data_that_fail_are_told_with_their_place(verify):
+    code, output = verify(loader_config(dataset_config("Failing")), "--mode=in-process")
+    assert code == 2
+    assert output.startswith("the data fail without a stop, so nothing was verified:\nOSError: the disk is on fire\n")
+    assert "of shard '2' (epoch 0" in output
+
+
+@pytest.mark.parametrize("mode", ["workers", "in-process"])
+def test_a_loader_that_hangs_is_ended(verify, mode):
+    code, output = verify(loader_config(dataset_config("Hanging")), "--timeout-s", "0.5", "--mode", mode)
+    assert code == 2
+    assert output.startswith("the loader hangs, so nothing was verified:\nOverdueError: ")
+
+
+def test_time_that_is_over_before_a_stop_proves_nothing(verify):
+    code, output = verify(loader_config(dataset_config("Exact")), "--timeout-s", "1e-9", "--mode=in-process")
+    assert code == 1
+    assert "nothing proven" in output
+
+
+def test_the_installed_program_finds_modules_beside_it_and_says_its_options(tmp_path):
+    module = Path(sys.modules["verify_examples"].__file__) if "verify_examples" in sys.modules else None
+    source = module or Path(__file__).parents[1] / "resume_check" / "verify_examples.py"
+    (tmp_path / "verify_examples.py").write_text(source.read_text())
+    config = loader_config(dataset_config("Exact"), multiprocessing=False)
+    (tmp_path / "train.yaml").write_text(yaml.safe_dump({"seed": 3, "loader": config}))
+    program = "from fkat_data.tools.cli.program import main; main()"
+
+    def run(*arguments):
+        command = [sys.executable, "-P", "-c", program, *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+
+    done = run("verify-resume", "train.yaml", "--mode=in-process", "--trials=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "exact: 2 stops" in done.stdout
+
+
+def test_without_its_extra_the_program_says_what_to_install(run_script):
+    text = "import sys\nsys.modules['typer'] = None\nfrom fkat_data.tools.cli.program import main\nmain()"
+    done = run_script(text, check=False)
+    assert done.returncode == 1
+    assert done.stderr.strip() == "fkat-data needs typer: pip install 'fkat_data[cli]'"
+
+
+def test_importing_the_package_imports_nothing_of_the_program(run_script):
+    text = """
+import sys, fkat_data, fkat_data.testing
+print({"typer", "rich", "click", "hydra", "omegaconf"} & set(sys.modules))
+"""
+    assert run_script(text).stdout == "set()\n"

@@ -1,0 +1,262 @@
+"""Files of every kind become datasets with the same rows."""
+
+import datetime as dt
+import gzip
+import io
+import json
+import re
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from PIL import Image
+
+from fkat_data.errors import ConfigurationError, SampleError, ShardCorruptError, ShardNotFoundError
+from fkat_data.streaming.formats.index import read_index
+from fkat_data.streaming.formats.open_shard import open_shard
+from fkat_data.tools.converting.convert import convert, sources_of
+
+ROWS = [{"id": number, "text": f"été {number}", "ratio": number / 7} for number in range(25)]
+
+
+def read(directory):
+    entries = read_index(directory / "index.json")
+    return [row for entry in entries for row in open_shard(directory, entry).samples(range(entry.samples))]
+
+
+def encodings(directory):
+    (columns,) = {entry.columns for entry in read_index(directory / "index.json")}
+    return {column.name: column.encoding for column in columns}
+
+
+def json_lines(rows):
+    return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+
+
+def separated(rows, separator):
+    lines = [separator.join(rows[0]), *(separator.join(map(str, row.values())) for row in rows)]
+    return "\r\n".join(lines).encode()
+
+
+def parquet(rows, **options):
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows) if isinstance(rows, list) else rows, buffer, **options)
+    return buffer.getvalue()
+
+
+def arrow(rows, opened=pa.ipc.new_stream):
+    table = pa.Table.from_pylist(rows) if isinstance(rows, list) else rows
+    buffer = io.BytesIO()
+    with opened(buffer, table.schema) as writer:
+        writer.write_table(table, max_chunksize=7)
+    return buffer.getvalue()
+
+
+FILES = {
+    "rows.jsonl": json_lines(ROWS),
+    "rows.ndjson": b"\n" + json_lines(ROWS).replace(b"}\n", b"}\r\n \n")[:-4],
+    "rows.json.gz": gzip.compress(json_lines(ROWS)),
+    "rows.jsonl.zst": zstandard.compress(json_lines(ROWS)),
+    "rows.csv": separated(ROWS, ","),
+    "rows.csv.gz": gzip.compress(b"\xef\xbb\xbf" + separated(ROWS, ",")),
+    "rows.tsv": separated(ROWS, "\t"),
+    "rows.parquet": parquet(ROWS, row_group_size=10),
+    "rows.arrow": arrow(ROWS),
+    "file.arrow": arrow(ROWS, pa.ipc.new_file),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_any_kind_becomes_a_dataset_with_its_rows(tmp_path, name):
+    (tmp_path / name).write_bytes(FILES[name])
+    assert convert([tmp_path / name], tmp_path / "out", size_limit=500) == len(ROWS)
+    assert encodings(tmp_path / "out") == {"id": "int", "ratio": "float64", "text": "str"}
+    assert read(tmp_path / "out") == ROWS
+
+
+def test_several_files_are_taken_in_the_order_in_which_they_are_given(tmp_path):
+    for name, rows in (("b.jsonl", ROWS[:10]), ("a.jsonl", ROWS[10:])):
+        (tmp_path / name).write_bytes(json_lines(rows))
+    convert([tmp_path / "b.jsonl", tmp_path / "a.jsonl"], tmp_path / "out")
+    assert read(tmp_path / "out") == ROWS
+
+
+def test_the_tables_of_a_folder_are_taken_in_natural_order(tmp_path):
+    (tmp_path / "data").mkdir()
+    for number in (10, 2, 1):
+        (tmp_path / "data" / f"part-{number}.parquet").write_bytes(parquet([{"id": number}]))
+    (tmp_path / "data" / "README.md").write_text("about")
+    convert([tmp_path / "data"], tmp_path / "out")
+    assert [row["id"] for row in read(tmp_path / "out")] == [1, 2, 10]
+
+
+def test_several_processes_make_the_same_dataset(run_script, tmp_path):
+    for number in range(3):
+        (tmp_path / f"{number}.jsonl").write_bytes(json_lines(ROWS[10 * number : 10 * number + 10]))
+    done = run_script(
+        f"""
+from pathlib import Path
+from fkat_data.tools.converting.convert import convert
+if __name__ == "__main__":
+    print(convert([Path({str(tmp_path)!r}, name) for name in ("0.jsonl", "1.jsonl", "2.jsonl")],
+                  Path({str(tmp_path / "out")!r}), num_workers=2, compression=None))
+"""
+    )
+    assert done.stdout == "25\n"
+    assert read(tmp_path / "out") == ROWS
+
+
+def images():
+    buffer = io.BytesIO()
+    Image.new("L", (3, 2), 7).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+COLUMNS = {
+    "i8": (pa.int8(), [1, -2], "int8", [np.int8(1), np.int8(-2)]),
+    "u64": (pa.uint64(), [1, 2**64 - 1], "uint64", [np.uint64(1), np.uint64(2**64 - 1)]),
+    "f16": (pa.float16(), [np.float16(0.5), np.float16(2)], "float16", [np.float16(0.5), np.float16(2)]),
+    "f32": (pa.float32(), [0.5, 2], "float32", [np.float32(0.5), np.float32(2)]),
+    "flag": (pa.bool_(), [True, False], "json", [True, False]),
+    "blob": (pa.large_binary(), [b"a", b""], "bytes", [b"a", b""]),
+    "kind": (pa.dictionary(pa.int8(), pa.string()), ["x", "y"], "str", ["x", "y"]),
+    "price": (pa.decimal128(5, 2), [Decimal("1.20"), Decimal(0)], "str_decimal", [Decimal("1.20"), Decimal("0.00")]),
+    "day": (pa.date32(), [dt.date(2026, 1, 2)] * 2, "str", ["2026-01-02"] * 2),
+    "tokens": (pa.list_(pa.uint16()), [[1, 2, 3], [4]], "ndarray:uint16", [np.uint16([1, 2, 3]), np.uint16([4])]),
+    "pair": (pa.list_(pa.int64(), 2), [[1, 2], [3, 4]], "ndarray:int64:2", [np.int64([1, 2]), np.int64([3, 4])]),
+    "grid": (
+        pa.list_(pa.list_(pa.float32(), 1), 2),
+        [[[1], [2]], [[3], [4]]],
+        "ndarray:float32:2,1",
+        [np.float32([[1], [2]]), np.float32([[3], [4]])],
+    ),
+    "names": (pa.list_(pa.string()), [["a"], []], "json", [["a"], []]),
+    "record": (
+        pa.struct([("a", pa.int8()), ("b", pa.string())]),
+        [{"a": 1, "b": None}] * 2,
+        "json",
+        [{"a": 1, "b": None}] * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_column_of_a_table_keeps_its_type(tmp_path, kind, name):
+    arrow_type, values, encoding, expected = COLUMNS[name]
+    table = pa.table({name: pa.array(values, arrow_type), "other": pa.array([1, 2])})
+    (tmp_path / f"data.{kind}").write_bytes({"parquet": parquet, "arrow": arrow}[kind](table))
+    convert([tmp_path / f"data.{kind}"], tmp_path / "out", only=[name])
+    assert encodings(tmp_path / "out") == {name: encoding}
+    for row, value in zip(read(tmp_path / "out"), expected, strict=True):
+        assert type(row[name]) is type(value)
+        np.testing.assert_array_equal(row[name], value)
+
+
+def test_lists_of_numbers_are_cut_where_a_batch_is_a_slice_of_a_larger_one(tmp_path):
+    lists = [list(range(number % 5 + 1)) for number in range(2_500)]
+    table = pa.table({"tokens": pa.array(lists, pa.list_(pa.int32()))})
+    buffer = io.BytesIO()
+    with pa.ipc.new_stream(buffer, table.schema) as writer:
+        writer.write_table(table)
+    (tmp_path / "data.arrow").write_bytes(buffer.getvalue())
+    convert([tmp_path / "data.arrow"], tmp_path / "out")
+    assert [row["tokens"].tolist() for row in read(tmp_path / "out")] == lists
+
+
+def test_images_of_hugging_face_datasets_are_image_files(tmp_path):
+    struct = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    table = pa.table({"image": pa.array([{"bytes": images(), "path": "a.png"}] * 2, struct), "label": [0, 1]})
+    (tmp_path / "data.arrow").write_bytes(arrow(table))
+    convert([tmp_path / "data.arrow"], tmp_path / "out")
+    first, second = read(tmp_path / "out")
+    assert (first["image"].size, first["image"].format, first["label"], second["label"]) == ((3, 2), "PNG", 0, 1)
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_a_folder_of_files_is_a_dataset_of_their_contents(tmp_path, num_workers):
+    (tmp_path / "data" / "cat").mkdir(parents=True)
+    for name in ("b.png", "cat/a.png", ".hidden"):
+        (tmp_path / "data" / name).write_bytes(images())
+    parts = sources_of(tmp_path / "data", num_workers=num_workers)
+    assert len(parts) == (1 if num_workers == 1 else 2)
+    convert([tmp_path / "data"], tmp_path / "out", columns={"content": "png"})
+    rows = read(tmp_path / "out")
+    assert [(row["path"], row["content"].size) for row in rows] == [("b.png", (3, 2)), ("cat/a.png", (3, 2))]
+
+
+def test_the_first_rows_suggest_the_encodings(tmp_path):
+    rows = [{"a": 1, "b": 1, "c": None, "d": 2**70, "e": [1]}, {"a": 2, "b": 1.5, "d": 3, "e": [2]}]
+    (tmp_path / "rows.jsonl").write_bytes(json_lines(rows))
+    convert([tmp_path / "rows.jsonl"], tmp_path / "out")
+    assert encodings(tmp_path / "out") == {"a": "int", "b": "json", "c": "json", "d": "str_int", "e": "json"}
+    assert read(tmp_path / "out") == [rows[0], {**rows[1], "c": None}]
+
+
+def test_an_encoding_may_be_chosen(tmp_path):
+    (tmp_path / "rows.csv").write_bytes(b"id,score,tags\n1,2,[3]\n4,5,[]\n")
+    columns = {"id": "uint8", "score": "float32", "tags": "json"}
+    seen = []
+    convert(
+        [tmp_path / "rows.csv"], tmp_path / "out", columns=columns, only=["id", "score", "tags"], progress=seen.append
+    )
+    assert encodings(tmp_path / "out") == columns
+    assert read(tmp_path / "out") == [{"id": 1, "score": 2.0, "tags": [3]}, {"id": 4, "score": 5.0, "tags": []}]
+
+
+BAD_FILES = [
+    ("rows.jsonl", b'{"a": 1}\n{"a": \n', ShardCorruptError, "rows.jsonl': line 2: "),
+    ("rows.jsonl", b'{"a": 1}\n[1]\n', ShardCorruptError, "line 2 is [1]: expected a JSON object"),
+    ("rows.jsonl.gz", b"nonsense", ShardCorruptError, "rows.jsonl.gz': "),
+    ("rows.jsonl.zst", b"nonsense", ShardCorruptError, "rows.jsonl.zst': "),
+    ("rows.csv", b"a,b\n1\n", ShardCorruptError, "not as many values as the header has names"),
+    ("rows.csv", b"a\n1\n\xff\n", ShardCorruptError, "rows.csv': "),
+    (
+        "rows.csv",
+        b"a\n" + b"1\n" * 1_000 + b"x\n",
+        ShardCorruptError,
+        "row 1001 (from 1, without the header), column 'a'",
+    ),
+    ("rows.parquet", b"nonsense", ShardCorruptError, "rows.parquet': "),
+    ("rows.arrow", b"nonsense", ShardCorruptError, "rows.arrow': "),
+    ("rows.jsonl", b'{"a": 1}\n' * 1_000 + b'{"a": "x"}\n', SampleError, "column 'a', value 'x': expected an int"),
+    ("rows.jsonl", b'{"a": 1}\n' * 1_000 + b'{"b": 1}\n', SampleError, "column 'a', value <missing>"),
+    ("rows.xlsx", b"", ConfigurationError, "expected a file that ends in .jsonl"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "error", "text"), BAD_FILES, ids=lambda value: str(value)[:20])
+def test_a_file_that_makes_no_sense_is_named_and_nothing_looks_whole(tmp_path, name, content, error, text):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(error, match=re.escape(text)) as caught:
+        convert([tmp_path / name], tmp_path / "out")
+    if error is SampleError:
+        assert caught.value.__notes__ == [f"row 1000 (from 0) of {tmp_path / name}"]
+    assert not (tmp_path / "out" / "index.json").exists()
+
+
+@pytest.mark.parametrize("name", ["none.jsonl", "none.csv", "none.parquet", "none.arrow"])
+def test_a_file_that_is_not_there_is_named(tmp_path, name):
+    with pytest.raises(ShardNotFoundError, match=re.escape(name)):
+        convert([tmp_path / name], tmp_path / "out")
+
+
+def test_arguments_are_checked(tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(json_lines(ROWS))
+    (tmp_path / "empty").mkdir()
+    wrong = [
+        (([],), {}, "paths = []"),
+        (([tmp_path / "rows.jsonl"],), {"kind": "excel"}, "kind = 'excel'"),
+        (([tmp_path / "rows.jsonl"],), {"columns": {"none": "int"}}, "columns = 'none': expected one of 'id'"),
+        (([tmp_path / "rows.jsonl"],), {"only": ["none"]}, "columns = 'none'"),
+        (([tmp_path / "rows.jsonl"],), {"num_workers": 0}, "num_workers = 0"),
+    ]
+    for paths, arguments, text in wrong:
+        with pytest.raises(ConfigurationError, match=re.escape(text)):
+            convert(*paths, tmp_path / "out", **arguments)
+    with pytest.raises(ShardNotFoundError, match="there is no file in it"):
+        convert([tmp_path / "empty"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
