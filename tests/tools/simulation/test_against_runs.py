@@ -78,7 +78,7 @@ def test_the_model_has_the_numbers_of_what_it_models():
     looks_s = list(itertools.accumulate(itertools.islice(locks.pauses(), 12), initial=3.0))
     found_s = [3.0]
     while len(found_s) < len(looks_s):
-        found_s.append(node.next_look_s(3.0, found_s[-1] + 1e-6))
+        found_s.append(simulated_node.next_look_s(3.0, found_s[-1] + 1e-6))
     assert found_s == pytest.approx(looks_s)
 
 
