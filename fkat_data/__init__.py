@@ -6,6 +6,7 @@ Everything that most users need is here; datasets, streaming and the Hydra side 
 from fkat_data.errors import (
     CacheFullError,
     ConfigurationError,
+    DownloadError,
     FkatDataError,
     MemoryLimitError,
     RankMismatchError,
@@ -34,6 +35,7 @@ __all__ = [
     "ConfigurationError",
     "DataLoaderFactory",
     "DistributedDataParallelShardSampler",
+    "DownloadError",
     "FkatDataError",
     "FsShardSampler",
     "LoaderStatistics",
