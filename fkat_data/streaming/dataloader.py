@@ -126,7 +126,7 @@ class StreamingDataLoader(DataLoader[Any]):
             if self._iteration != iteration:
                 raise StaleIteratorError("a later iter(), or a loaded state, has replaced this one")
             self.num_samples_yielded += num_samples
-            self._sample_in_epoch = batches.place_after(index)
+            self._sample_in_epoch = batches.sample_in_epoch_after(index)
             yield batch
 
     def _wanted(self, batches: RankBatches, first: int) -> Iterator[tuple[list[int], list[_Integers]]]:

@@ -15,10 +15,10 @@ from fkat_data.errors import ConfigurationError, StaleIteratorError
 from fkat_data.sizes import count_of, size_bytes_of
 from fkat_data.streaming.audit import Coverage, SampleRecord, coverage_of, records_of
 from fkat_data.streaming.cache_control import CacheControl
-from fkat_data.streaming.epoch.epoch_state import check_fingerprint, place_of, state_of
+from fkat_data.streaming.epoch.epoch_state import check_fingerprint, resume_point_of, state_of
 from fkat_data.streaming.epoch.epochs import Epochs
 from fkat_data.streaming.epoch.rank_batches import RankBatches
-from fkat_data.streaming.epoch.resume_point import ResumePoint, SharedPlace
+from fkat_data.streaming.epoch.resume_point import ResumePoint, SharedResumePoint
 from fkat_data.streaming.epoch.skips import SampleSkips
 from fkat_data.streaming.epoch.weight_schedule import WeightSchedule
 from fkat_data.streaming.epoch.world import World
@@ -187,7 +187,7 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
             fixed_world=world,
         )
         self.epochs.check()
-        self._place = SharedPlace()
+        self._place = SharedResumePoint()
         self._iteration = 0
         self._round = (0, 0)
 
@@ -374,7 +374,7 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
             StateMismatchError: It is no such state, or another configuration wrote it.
             ConfigurationError: The place does not fit this world.
         """
-        place = place_of(obj)
+        place = resume_point_of(obj)
         if "fingerprint" in obj:
             check_fingerprint(obj["fingerprint"], self.epochs.fingerprint())
         if self.epochs.schedule is not None and "weight_schedule" in obj:

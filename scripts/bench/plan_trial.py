@@ -41,15 +41,15 @@ def _ours(order: Any) -> Any:
     weights = importlib.import_module("fkat_data.streaming.order.weights")
     grids = importlib.import_module("fkat_data.streaming.order.partition")
     batches = importlib.import_module("fkat_data.streaming.epoch.rank_batches")
-    skips = importlib.import_module("fkat_data.streaming.epoch.skips").Skips()
-    places = importlib.import_module("fkat_data.streaming.epoch.resume_point")
+    skips = importlib.import_module("fkat_data.streaming.epoch.skips").SampleSkips()
+    resume_point = importlib.import_module("fkat_data.streaming.epoch.resume_point")
 
     def plan(algorithm: str, sizes: Any, drop: int, rank: int) -> list[int]:
         settings = order.OrderSettings((sizes,), shuffle=True, shuffle_algo=algorithm)
         shares = weights.shares_of([weights.StreamWeight()], [int(sizes.sum())], None, _SEED)
         grid = grids.Grid(_NODES, _RANKS, _BATCH_SIZE)
-        planned = order.plan_epoch(settings, shares, order.EpochPlace(0, drop, _SEED, _NODES, _NODES), grid)
-        chunks = batches.RankBatches(planned, places.Place(0, drop), rank, skips).chunks()
+        planned = order.plan_epoch(settings, shares, order.EpochStart(0, drop, _SEED, _NODES, _NODES), grid)
+        chunks = batches.RankBatches(planned, resume_point.ResumePoint(0, drop), rank, skips).chunks()
         return next(chunks)[1][0].tolist()
 
     return plan

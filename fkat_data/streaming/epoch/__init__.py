@@ -1,1 +1,1 @@
-"""From a state to sample numbers: which sample this rank reads next, in this world or any other."""
+"""From a saved state to sample ids: the samples that a rank reads next, for any number of ranks."""

@@ -1,4 +1,4 @@
-"""A dataset's state: the reference's keys, and what must be the same where it is loaded."""
+"""A dataset's state: the reference's keys, and a fingerprint of the settings that must match on load."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -12,34 +12,34 @@ from fkat_data.streaming.epoch.resume_point import ResumePoint
 from fkat_data.streaming.order.epoch_order import OrderSettings
 from fkat_data.streaming.order.weights import StreamWeight
 
-__all__ = ["check_fingerprint", "fingerprint_of", "place_of", "state_of"]
+__all__ = ["check_fingerprint", "fingerprint_of", "resume_point_of", "state_of"]
 
 _REQUIRED = ("epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed")
 
 
-def state_of(place: ResumePoint) -> dict[str, Any]:
-    """Return a place, in which nothing is open, as the reference saves it."""
+def state_of(point: ResumePoint) -> dict[str, Any]:
+    """Return a settled resume point as a state dict with the reference's keys."""
     return {
-        "epoch": place.epoch,
-        "sample_in_epoch": place.sample_in_epoch,
-        "num_canonical_nodes": place.num_canonical_nodes,
-        "shuffle_seed": place.shuffle_seed,
-        "initial_physical_nodes": place.initial_physical_nodes,
+        "epoch": point.epoch,
+        "sample_in_epoch": point.sample_in_epoch,
+        "num_canonical_nodes": point.num_canonical_nodes,
+        "shuffle_seed": point.shuffle_seed,
+        "initial_physical_nodes": point.initial_physical_nodes,
     }
 
 
-def place_of(state_dict: object) -> ResumePoint:
-    """Return the place that a state says, of ours or of the reference.
+def resume_point_of(state_dict: object) -> ResumePoint:
+    """Return the resume point in a state dict that this library or the reference saved.
 
     Raises:
-        StateMismatchError: It is no such state; the message names the field.
+        StateMismatchError: A field is missing or invalid. The message names it.
     """
     if not isinstance(state_dict, Mapping):
-        raise StateMismatchError("state_dict", state_dict, "<a mapping>", "it has to be what state_dict() gave")
+        raise StateMismatchError("state_dict", state_dict, "<a mapping>", "pass what state_dict() returned")
     state = cast("Mapping[str, Any]", state_dict)
     for field in _REQUIRED:
         if field not in state:
-            raise StateMismatchError(field, "<missing>", "<an integer>", "another kind of object wrote the state")
+            raise StateMismatchError(field, "<missing>", "<an integer>", "this is not the state of a streaming dataset")
     nodes = state.get("initial_physical_nodes")
     return ResumePoint(
         _number(state, "epoch", 0),
@@ -53,13 +53,13 @@ def place_of(state_dict: object) -> ResumePoint:
 def fingerprint_of(
     settings: OrderSettings, weights: Sequence[StreamWeight], epoch_size: int, global_batch_size: int | None
 ) -> dict[str, Any]:
-    """Return what decides on the order and is no part of the reference's state.
+    """Return the settings that determine the order and that the reference's state lacks.
 
     Args:
-        settings: What decides on the order.
-        weights: What was said of the streams' weights; a schedule's are kept beside the fingerprint.
-        epoch_size: Samples of an epoch.
-        global_batch_size: Samples of a global batch where the order depends on it; else None.
+        settings: The settings that determine the order.
+        weights: Each stream's weight as the user gave it. The state keeps a weight schedule separately.
+        epoch_size: Samples in an epoch.
+        global_batch_size: Samples in a global batch; None if the order does not depend on it.
     """
     found: dict[str, Any] = {
         "shards": _digest(settings, weights),
@@ -77,13 +77,13 @@ def fingerprint_of(
 
 
 def check_fingerprint(saved: object, present: Mapping[str, Any]) -> None:
-    """Return if a saved fingerprint is the present one.
+    """Compare a saved fingerprint with the present one.
 
     Raises:
-        StateMismatchError: It is not; the message names the first field that differs.
+        StateMismatchError: They differ. The message names the first field that does.
     """
     if not isinstance(saved, Mapping):
-        raise StateMismatchError("fingerprint", saved, dict(present), "it has to be what state_dict() gave")
+        raise StateMismatchError("fingerprint", saved, dict(present), "pass what state_dict() returned")
     fields = cast("Mapping[str, Any]", saved)
     for field in [*present, *(field for field in fields if field not in present)]:
         if field not in fields or field not in present or fields[field] != present[field]:
@@ -91,7 +91,7 @@ def check_fingerprint(saved: object, present: Mapping[str, Any]) -> None:
                 field,
                 fields.get(field, "<none>"),
                 present.get(field, "<none>"),
-                "the order would be another one; to begin anew, load no state",
+                "the samples would come in a different order; restore the setting, or start over without the state",
             )
 
 

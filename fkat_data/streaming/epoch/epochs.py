@@ -1,4 +1,4 @@
-"""The epochs of a configuration: who reads which sample when, for this process's world or any other."""
+"""The epochs of a configuration: which rank reads which sample when, in this process's world or another."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from fkat_data.streaming.epoch.weight_schedule import WeightSchedule
 from fkat_data.streaming.epoch.world import World
 from fkat_data.streaming.order.batching import BatchCounts
 from fkat_data.streaming.order.epoch_order import (
-    EpochPlace,
+    EpochStart,
     OrderSettings,
     batching_of,
     check_order,
@@ -29,18 +29,19 @@ __all__ = ["Epochs"]
 
 @dataclass(frozen=True)
 class Epochs:
-    """What a configuration says of all epochs.
+    """The plan of every epoch of a configuration.
 
     Attributes:
-        settings: What decides on the order.
-        weights: What was said of the streams' weights.
-        schedule: Weights that change as training goes on.
-        epoch_size: Samples of an epoch; None: as the weights say.
-        shuffle_seed: The shuffle's seed, where no state says another.
-        num_canonical_nodes: Parts of the order, where no state says another; None: as the algorithm likes.
-        batch_size: Samples of a rank's batch; None: no epoch can be read.
-        replication: So many consecutive ranks are one.
-        fixed_world: Who this process is; None: the environment says.
+        settings: The settings that determine the order.
+        weights: Each stream's weight as the user gave it.
+        schedule: Weights that change during training; None if they do not.
+        epoch_size: Samples in an epoch; None to derive it from the weights.
+        shuffle_seed: Seed of the shuffle, unless a loaded state has another one.
+        num_canonical_nodes: Parts of the order, unless a loaded state has another number; None for the shuffle's
+            default.
+        batch_size: Samples in a rank's batch; reading an epoch needs one.
+        replication: Number of consecutive ranks that read the same samples; None for 1.
+        fixed_world: This process's world; None to ask the environment.
     """
 
     settings: OrderSettings
@@ -54,20 +55,20 @@ class Epochs:
     fixed_world: World | None
 
     def check(self) -> None:
-        """Return if an epoch can be planned; looks at no sample.
+        """Check that every epoch can be planned, without planning its samples.
 
         Raises:
-            ConfigurationError: It cannot.
+            ConfigurationError: An epoch cannot be planned.
         """
         for epoch in [0] if self.schedule is None else self.schedule.changing_epochs:
-            place = self.settled(ResumePoint(epoch))
+            point = self.settled(ResumePoint(epoch))
             for shares in self.phases(epoch):
-                check_order(self.settings, shares, cast("int", place.num_canonical_nodes))
+                check_order(self.settings, shares, cast("int", point.num_canonical_nodes))
             if self.batch_size is not None:
-                self.batching(place)
+                self.batching(point)
 
     def shares(self, epoch: int) -> StreamShares:
-        """Return what each stream gives to an epoch."""
+        """Return each stream's share of an epoch."""
         return joined_shares(self.phases(epoch), self._sizes)
 
     @property
@@ -75,7 +76,7 @@ class Epochs:
         return [int(sizes.sum()) for sizes in self.settings.shard_sizes]
 
     def phases(self, epoch: int) -> list[StreamShares]:
-        """Return what each stream gives to each phase of an epoch: one, where weights do not change within it."""
+        """Return each stream's share of each phase of an epoch; an epoch with constant weights has one phase."""
         if self.schedule is None:
             return [shares_of(self.weights, self._sizes, self.epoch_size, self.shuffle_seed)]
         return [
@@ -83,7 +84,7 @@ class Epochs:
         ]
 
     def world(self) -> World:
-        """Return who this process is, replicated ranks counted as one."""
+        """Return this process's world, which counts replicated ranks as one."""
         world = self.fixed_world or World.here()
         info = get_worker_info()
         if self.fixed_world is not None and info is not None:
@@ -92,55 +93,56 @@ class Epochs:
         return world if self.replication is None else world.replicated(self.replication)
 
     def grid(self) -> Grid:
-        """Return who reads side by side.
+        """Return the ranks that read in parallel, and their batch size.
 
         Raises:
-            ConfigurationError: There is no batch size.
+            ConfigurationError: ``batch_size`` is not set.
         """
         if self.batch_size is None:
             raise ConfigurationError("batch_size", None, "a number of samples: the order depends on it")
         world = self.world()
         return Grid(world.num_nodes, world.ranks_per_node, self.batch_size)
 
-    def settled(self, place: ResumePoint) -> ResumePoint:
-        """Return a place in which nothing is open."""
+    def settled(self, point: ResumePoint) -> ResumePoint:
+        """Return a resume point with the missing fields filled in from this configuration and world."""
         num_nodes = self.world().num_nodes
-        nodes = place.num_canonical_nodes or self.num_canonical_nodes or self.settings.canonical_nodes(num_nodes)
-        seed = self.shuffle_seed if place.shuffle_seed is None else place.shuffle_seed
-        first = place.initial_physical_nodes or num_nodes
-        return replace(place, num_canonical_nodes=nodes, shuffle_seed=seed, initial_physical_nodes=first)
+        nodes = point.num_canonical_nodes or self.num_canonical_nodes or self.settings.canonical_nodes(num_nodes)
+        seed = self.shuffle_seed if point.shuffle_seed is None else point.shuffle_seed
+        first = point.initial_physical_nodes or num_nodes
+        return replace(point, num_canonical_nodes=nodes, shuffle_seed=seed, initial_physical_nodes=first)
 
-    def batching(self, place: ResumePoint) -> BatchCounts:
-        """Return the global batches from a place on, without their samples.
+    def batching(self, point: ResumePoint) -> BatchCounts:
+        """Return the global batches from a resume point on, without their samples.
 
         Raises:
-            ConfigurationError: Weights change where no global batch ends, or the numbers do not go together.
+            ConfigurationError: Weights change in the middle of a global batch, or the sizes and numbers of nodes do
+                not divide as the order requires.
         """
-        phases = [batching_of(self.settings, *phase, self.grid()) for phase in self._rest(place)]
+        phases = [batching_of(self.settings, *phase, self.grid()) for phase in self._rest(point)]
         return phases[0] if len(phases) == 1 else JoinedBatches(phases)
 
-    def plan(self, place: ResumePoint) -> Plan:
-        """Return the rest of an epoch from a place on."""
-        phases = [plan_epoch(self.settings, *phase, self.grid()) for phase in self._rest(place)]
+    def plan(self, point: ResumePoint) -> Plan:
+        """Return the plan of the rest of an epoch from a resume point on."""
+        phases = [plan_epoch(self.settings, *phase, self.grid()) for phase in self._rest(point)]
         return phases[0] if len(phases) == 1 else JoinedPlan(phases)
 
-    def _rest(self, place: ResumePoint) -> list[tuple[StreamShares, EpochPlace]]:
-        """Return the phases of an epoch that are left, and where each begins or goes on."""
-        phases, grid, left = self.phases(place.epoch), self.grid(), place.sample_in_epoch
-        rest: list[tuple[StreamShares, EpochPlace]] = []
+    def _rest(self, point: ResumePoint) -> list[tuple[StreamShares, EpochStart]]:
+        """Return the remaining phases of an epoch: the streams' shares, and where each phase starts or resumes."""
+        phases, grid, left = self.phases(point.epoch), self.grid(), point.sample_in_epoch
+        rest: list[tuple[StreamShares, EpochStart]] = []
         for number, shares in enumerate(phases):
-            beginning = self._epoch_place(replace(place, sample_in_epoch=0), number)
+            beginning = self._epoch_start(replace(point, sample_in_epoch=0), number)
             if number < len(phases) - 1:
                 whole = batching_of(self.settings, shares, beginning, grid)
                 read = whole.num_rank_samples(whole.num_even_batches) * grid.num_ranks
                 if read == 0 or read % grid.global_batch_size or shares.epoch_size % grid.global_batch_size:
                     size = sum(shares.epoch_size for shares in phases)
-                    change = place.epoch * size + sum(shares.epoch_size for shares in phases[: number + 1])
+                    change = point.epoch * size + sum(shares.epoch_size for shares in phases[: number + 1])
                     raise ConfigurationError(
                         "weight_schedule",
                         {"from_sample": change},
-                        f"a change within an epoch after whole global batches of {grid.global_batch_size} that every "
-                        f"rank can have: the weights before it hold for {shares.epoch_size} samples",
+                        f"a change within an epoch to come after whole global batches of {grid.global_batch_size} "
+                        f"samples that every rank reads; the weights before it last for {shares.epoch_size} samples",
                     )
                 if left >= read:
                     left -= read
@@ -150,18 +152,18 @@ class Epochs:
         return rest
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what decides on the order and is no part of the reference's state."""
+        """Return the settings that determine the order and that the reference's state lacks."""
         size = self.batch_size
-        # Mixed sample by sample, streams are in one order, whatever the size of a batch.
+        # "random" mixes streams sample by sample, so the order does not depend on the batch size.
         is_batched = self.settings.batching_method != "random" and size is not None
         global_batch_size = self.world().num_ranks * size if is_batched and size else None
         return fingerprint_of(self.settings, self.weights, self.shares(0).epoch_size, global_batch_size)
 
-    def _epoch_place(self, place: ResumePoint, phase: int) -> EpochPlace:
-        settled = self.settled(place)
-        return EpochPlace(
-            epoch_of_phase(place.epoch, phase),
-            place.sample_in_epoch,
+    def _epoch_start(self, point: ResumePoint, phase: int) -> EpochStart:
+        settled = self.settled(point)
+        return EpochStart(
+            epoch_of_phase(point.epoch, phase),
+            point.sample_in_epoch,
             cast("int", settled.shuffle_seed),
             cast("int", settled.num_canonical_nodes),
             settled.initial_physical_nodes,

@@ -1,4 +1,4 @@
-"""A rank's batches of an epoch, in their order, without what must not be delivered."""
+"""A rank's batches of an epoch, in order, without skipped batches and samples."""
 
 from collections.abc import Iterator
 
@@ -13,42 +13,44 @@ __all__ = ["RankBatches", "batches_in_chunk"]
 
 _Integers = npt.NDArray[np.int64]
 
-#: Samples that are planned together where a plan is cheap: what that needs stays in the processor's cache.
+#: Samples to plan at a time when planning is cheap: the arrays fit into the processor's cache.
 _CHUNK = 8192
 
 
 class RankBatches:
-    """What a rank reads of the rest of an epoch.
+    """The batches that a rank reads in the rest of an epoch.
 
-    A global batch of which a rank would have nothing left is left out on every rank, so that all have equally many.
+    If skips leave a rank with no sample of a global batch, every rank skips it. All ranks have equally many batches.
 
     Args:
         plan: The rest of the epoch.
-        place: Where it begins.
-        rank: The rank.
-        skips: What must not be delivered.
+        point: Where the plan starts.
+        rank: Index of the rank.
+        skips: Batches and samples to skip.
     """
 
-    def __init__(self, plan: Plan, place: ResumePoint, rank: int, skips: SampleSkips) -> None:
+    def __init__(self, plan: Plan, point: ResumePoint, rank: int, skips: SampleSkips) -> None:
         self._plan = plan
-        self._place = place
+        self._point = point
         self._rank = rank
         self._skips = skips
         # Global batches are counted from the start of the epoch.
-        self._first_batch = place.sample_in_epoch // plan.grid.global_batch_size
+        self._first_batch = point.sample_in_epoch // plan.grid.global_batch_size
 
     def chunks(self, first: int = 0, part: int = 0, num_parts: int = 1) -> Iterator[tuple[_Integers, list[_Integers]]]:
-        """Yield batches, some at a time: their indices among the plan's, and the ids of each batch's samples.
+        """Yield batches in chunks: their indices in the plan, and the sample ids of each batch.
+
+        Delivered batches are numbered 0, 1, 2, ... from the plan's start.
 
         Args:
-            first: Delivered batches to step over.
-            part: Which batches of those delivered: of 0, 1, 2, ... those that leave this rest.
-            num_parts: When divided by this.
+            first: Number of the first batch to yield.
+            part: Yield the batches whose number modulo ``num_parts`` is ``part``.
+            num_parts: Number of parts that share the batches.
         """
         num_batches = self._plan.batching.num_even_batches
         together = batches_in_chunk(self._plan.grid.batch_size)
         step = together * num_parts if self._plan.is_cheap else num_batches
-        # Where nothing is left out, what is stepped over need not be looked at.
+        # Without skips, the batches before `first` need no look.
         index = delivered = 0 if self._skips else min(first, num_batches)
         while index < num_batches:
             indices = np.arange(index, min(index + step, num_batches))
@@ -64,17 +66,17 @@ class RankBatches:
                 yield indices[start:stop], [batch[batch >= 0] for batch in own[start:stop]]
 
     def is_short(self, index: int) -> bool:
-        """Return whether a batch of the plan has fewer samples than others on every rank, as the last may have."""
+        """Return whether a batch of the plan is shorter than the batch size on every rank; only the last can be."""
         batching = self._plan.batching
         return batching.num_rank_samples(index + 1) - batching.num_rank_samples(index) < self._plan.grid.batch_size
 
-    def place_after(self, index: int) -> int:
-        """Return ``sample_in_epoch`` once a batch of the plan has been delivered."""
-        return self._place.sample_in_epoch + self._plan.batching.num_rank_samples(index + 1) * self._plan.grid.num_ranks
+    def sample_in_epoch_after(self, index: int) -> int:
+        """Return ``sample_in_epoch`` after the delivery of a batch of the plan."""
+        return self._point.sample_in_epoch + self._plan.batching.num_rank_samples(index + 1) * self._plan.grid.num_ranks
 
     def _kept(self, indices: _Integers) -> tuple[_Integers, _Integers | None]:
-        """Return the batches that are delivered, and this rank's samples where they had to be looked at."""
-        indices = indices[~self._skips.is_skipped(self._place.epoch, self._first_batch + indices)]
+        """Return the batches to deliver, and this rank's sample ids if samples are skipped; else None."""
+        indices = indices[~self._skips.is_skipped(self._point.epoch, self._first_batch + indices)]
         if not self._skips.has_samples:
             return indices, None
         ids = self._skips.without(self._plan.global_batches(indices))
@@ -83,5 +85,5 @@ class RankBatches:
 
 
 def batches_in_chunk(batch_size: int) -> int:
-    """Return how many batches are planned, and yielded, together."""
+    """Return how many batches to plan and yield at a time."""
     return max(1, _CHUNK // batch_size)

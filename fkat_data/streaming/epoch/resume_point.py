@@ -1,8 +1,8 @@
-"""How far the epochs of a dataset are: one page that the trainer and its DataLoader's workers look at.
+"""Where an epoch starts or resumes, and a shared page that keeps it for the trainer and its DataLoader's workers.
 
-A worker that torch's DataLoader starts has a copy of the dataset, and the trainer does not hear when it begins an
-epoch. So the count of epochs stands in a page of anonymous memory, which processes inherit or are handed when they
-are started. It has no name, and is gone with the last of them.
+A worker of torch's DataLoader has a copy of the dataset, and does not tell the trainer when it begins an epoch.
+Therefore the resume point is in a page of anonymous memory. Processes inherit it, or receive its descriptor when
+they start. It has no name, and the kernel frees it when the last process ends.
 """
 
 import fcntl
@@ -19,21 +19,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ResumePoint", "SharedPlace"]
+__all__ = ["ResumePoint", "SharedResumePoint"]
 
 _NONE = -1
 
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where an epoch begins or goes on.
+    """Where an epoch starts or resumes. A resume point is settled when no field is None.
 
     Attributes:
-        epoch: The epoch.
-        sample_in_epoch: Samples that have been read of it, over all ranks.
-        num_canonical_nodes: Parts that the order is made of; None: not settled yet.
-        shuffle_seed: The shuffle's seed; None: the dataset's own.
-        initial_physical_nodes: Nodes of the run that began; None: not settled yet.
+        epoch: Index of the epoch, from 0.
+        sample_in_epoch: Samples of the epoch that all ranks together have read.
+        num_canonical_nodes: Parts of the order; None if not settled yet.
+        shuffle_seed: Seed of the shuffle; None for the dataset's.
+        initial_physical_nodes: Nodes of the run that began the epoch; None if not settled yet.
     """
 
     epoch: int = 0
@@ -43,17 +43,17 @@ class ResumePoint:
     initial_physical_nodes: int | None = None
 
 
-# The page: what iterates now, the place where it began, the place where the next iteration begins.
+# The page: the present iteration's key, round and flag, where it began, and where the next iteration begins.
 _KEY, _ROUND, _HAS_BEGUN = 0, 1, 2
 _CURRENT, _NEXT = slice(3, 8), slice(8, 13)
 _NUM_WORDS = 13
 
 
-class SharedPlace:
-    """The place of the present iteration and of the next one, for every process that has a part in them."""
+class SharedResumePoint:
+    """The resume points of the present iteration and of the next one, shared by all processes of a dataset."""
 
     def __init__(self) -> None:
-        self._open(os.memfd_create("fkat_data place", os.MFD_CLOEXEC))
+        self._open(os.memfd_create("fkat_data resume point", os.MFD_CLOEXEC))
         self._words[_CURRENT] = self._words[_NEXT] = _packed(ResumePoint())
 
     def next(self) -> ResumePoint:
@@ -62,36 +62,36 @@ class SharedPlace:
             return _unpacked(self._words[_NEXT])
 
     def current(self) -> ResumePoint | None:
-        """Return where the present iteration began; None before the first one and after ``go_to``."""
+        """Return where the present iteration began; None before the first iteration and after ``go_to``."""
         with self._locked():
             return _unpacked(self._words[_CURRENT]) if self._words[_HAS_BEGUN] else None
 
-    def go_to(self, place: ResumePoint) -> None:
-        """Let the next iteration begin at a place."""
+    def go_to(self, point: ResumePoint) -> None:
+        """Make the next iteration begin at a resume point."""
         with self._locked():
-            self._words[_NEXT] = _packed(place)
+            self._words[_NEXT] = _packed(point)
             self._words[_HAS_BEGUN] = 0
 
     def begin(self, key: int = 0, round_index: int = 0) -> ResumePoint:
-        """Begin an iteration, or take part in one that another worker has begun; return its place.
+        """Begin an iteration, or join the one that another worker has begun, and return where it began.
 
         Args:
-            key: What workers of one DataLoader have in common; 0 for the trainer, which iterates alone.
-            round_index: How many iterations under this key the worker has had before.
+            key: A number that the workers of one DataLoader share; 0 for the trainer, which iterates alone.
+            round_index: How many iterations the worker has begun before with this key.
         """
         with self._locked():
             words = self._words
             if key and (words[_KEY], words[_ROUND]) == (key, round_index) and words[_HAS_BEGUN]:
                 return _unpacked(words[_CURRENT])
-            place = _unpacked(words[_NEXT])
+            point = _unpacked(words[_NEXT])
             words[_CURRENT] = words[_NEXT]
             words[_KEY], words[_ROUND], words[_HAS_BEGUN] = key, round_index, 1
-            # What was settled holds in all epochs that follow, in whichever process they are read.
+            # Later epochs keep the settled fields, in every process.
             following = ResumePoint(
-                place.epoch + 1, 0, place.num_canonical_nodes, place.shuffle_seed, place.initial_physical_nodes
+                point.epoch + 1, 0, point.num_canonical_nodes, point.shuffle_seed, point.initial_physical_nodes
             )
             words[_NEXT] = _packed(following)
-            return place
+            return point
 
     def _open(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -110,7 +110,7 @@ class SharedPlace:
 
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:
-            # On its way to a process that multiprocessing is starting: the page itself goes along.
+            # multiprocessing is starting a process: share the page with it.
             return {"page": DupFd(self._descriptor)}
         with self._locked():
             return {"words": self._words.tolist()}
@@ -119,12 +119,12 @@ class SharedPlace:
         if "page" in state:
             self._open(state["page"].detach())
         else:
-            self._open(os.memfd_create("fkat_data place", os.MFD_CLOEXEC))
+            self._open(os.memfd_create("fkat_data resume point", os.MFD_CLOEXEC))
             self._words[:] = state["words"]
 
 
-def _packed(place: ResumePoint) -> list[int]:
-    return [_NONE if value is None else value for value in astuple(place)]
+def _packed(point: ResumePoint) -> list[int]:
+    return [_NONE if value is None else value for value in astuple(point)]
 
 
 def _unpacked(words: npt.NDArray[np.int64]) -> ResumePoint:

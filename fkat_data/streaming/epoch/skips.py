@@ -1,4 +1,4 @@
-"""What must not be delivered: after a spike of the loss, the batches that caused it, or samples found to be bad."""
+"""Batches and samples to skip: those that caused a spike of the loss, or that turned out to be bad."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -15,14 +15,14 @@ _EXPECTED = "a list of {'epoch': e, 'batches': [first, stop]} and {'samples': [i
 
 
 class SampleSkips:
-    """Global batches of an epoch, and samples, that are left out; every other sample keeps its place.
+    """Global batches and samples to skip. All others stay in the batch where they would be without skips.
 
     Args:
-        given: A list of ``{"epoch": 0, "batches": [100, 120]}``, which leaves out the global batches from 100 to 119
-            of the epoch, and ``{"samples": [17, 4]}``, which leaves out samples in every epoch.
+        given: A list of ``{"epoch": 0, "batches": [100, 120]}``, which skips the global batches 100 to 119 of epoch 0,
+            and ``{"samples": [17, 4]}``, which skips the samples with these ids in every epoch.
 
     Raises:
-        ConfigurationError: It is none of these.
+        ConfigurationError: ``given`` has another form.
     """
 
     def __init__(self, given: Sequence[Mapping[str, Any]] | None = None) -> None:
@@ -58,33 +58,31 @@ class SampleSkips:
 
     @property
     def has_samples(self) -> bool:
-        """Whether single samples are left out."""
+        """Whether single samples are skipped."""
         return bool(self._samples)
 
     def plain(self) -> list[dict[str, Any]]:
-        """Return what a state keeps, and what a dataset takes as ``skip``."""
+        """Return the skips as a state keeps them and a dataset takes them as ``skip``."""
         found: list[dict[str, Any]] = [
             {"epoch": epoch, "batches": [first, stop]} for epoch, first, stop in sorted(self._batches)
         ]
         return [*found, {"samples": sorted(self._samples)}] if self._samples else found
 
     def also(self, other: "SampleSkips") -> "SampleSkips":
-        """Return what leaves out whatever one of the two leaves out."""
+        """Return the union of both skips."""
         return SampleSkips([*self.plain(), *other.plain()])
 
     def check(self, num_samples: int) -> None:
-        """Return if all samples exist.
+        """Check that every sample to skip exists.
 
         Raises:
-            ConfigurationError: One does not.
+            ConfigurationError: A sample does not exist.
         """
         if self._samples and max(self._samples) >= num_samples:
-            raise ConfigurationError(
-                "skip", max(self._samples), f"numbers of samples, of which there are {num_samples}"
-            )
+            raise ConfigurationError("skip", max(self._samples), f"sample ids below {num_samples}")
 
     def is_skipped(self, epoch: int, batches: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return which global batches of an epoch are left out as a whole."""
+        """Return which global batches of an epoch are skipped: shape (len(batches),), bool."""
         found = np.zeros(len(batches), bool)
         for of_epoch, first, stop in self._batches:
             if of_epoch == epoch:
@@ -92,7 +90,7 @@ class SampleSkips:
         return found
 
     def without(self, sample_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return sample ids with -1 in the place of those that are left out."""
+        """Return the sample ids with -1 for each skipped sample: same shape, int64."""
         if not self._samples:
             return sample_ids
         return np.where(np.isin(sample_ids, self._sample_ids), -1, sample_ids)

@@ -1,4 +1,4 @@
-"""Weights of streams that change as training goes on."""
+"""Weights of streams that change during training."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,21 +10,24 @@ from fkat_data.streaming.order.weights import StreamWeight
 
 __all__ = ["WeightSchedule"]
 
-_EXPECTED = "a list of {'from_sample': n, 'weights': [a proportion of each stream]}, from 0 on, rising"
+_EXPECTED = (
+    "a list of {'from_sample': n, 'weights': [one proportion for each stream]}, with from_sample starting at 0 and "
+    "increasing"
+)
 
 
 class WeightSchedule:
-    """Proportions of the streams, by how many samples all ranks have been planned to read since the first epoch.
+    """Proportions of the streams as a function of the samples planned for all ranks since the first epoch.
 
-    Where weights change within an epoch, it has phases, each of which is planned as an epoch of its size.
+    A change of weights within an epoch divides it into phases. Each phase is planned like an epoch of its size.
 
     Args:
-        given: A list of ``{"from_sample": 0, "weights": [3, 1]}``, the first from sample 0 on.
-        num_streams: Number of streams, each of which has a weight.
-        epoch_size: Samples of an epoch.
+        given: A list of ``{"from_sample": 0, "weights": [3, 1]}``, where ``from_sample`` starts at 0 and increases.
+        num_streams: Number of streams. Each entry needs a weight for each of them.
+        epoch_size: Samples in an epoch.
 
     Raises:
-        ConfigurationError: It is none of these.
+        ConfigurationError: ``given`` has another form, or a weight is invalid.
     """
 
     def __init__(self, given: Sequence[Mapping[str, Any]], num_streams: int, epoch_size: int) -> None:
@@ -38,34 +41,34 @@ class WeightSchedule:
 
     @property
     def changing_epochs(self) -> list[int]:
-        """The epochs in which weights begin to hold, at their start or later."""
+        """The epochs in which an entry of the schedule takes effect, in ascending order."""
         return sorted({start // self._epoch_size for start, _ in self._entries})
 
     def phases(self, epoch: int) -> list[tuple[int, list[StreamWeight]]]:
-        """Return the phases of an epoch: how many samples each has, and the streams' weights in it."""
+        """Return the phases of an epoch: each one's number of samples, and the streams' weights."""
         first = epoch * self._epoch_size
         end = first + self._epoch_size
         starts = [first, *(start for start, _ in self._entries if first < start < end)]
         return [(stop - start, self._weights_at(start)) for start, stop in zip(starts, [*starts[1:], end], strict=True)]
 
     def plain(self) -> list[dict[str, Any]]:
-        """Return what a state keeps."""
+        """Return the schedule as a state keeps it."""
         return [{"from_sample": start, "weights": list(values)} for start, values in self._entries]
 
     def check_past(self, saved: object, epoch: int, sample_in_epoch: int) -> None:
-        """Return if a saved schedule had the same weights up to a place; what comes later may change.
+        """Check that a saved schedule had the same weights up to a resume point; later weights may change.
 
-        The rest of an epoch that has begun is settled: its phases are planned as wholes.
+        The weights of an epoch that has begun may not change: each phase is planned as a whole.
 
         Raises:
-            StateMismatchError: It had not.
+            StateMismatchError: The saved schedule had different weights.
         """
         limit = epoch * self._epoch_size + (self._epoch_size - 1 if sample_in_epoch else 0)
         present = [entry for entry in self.plain() if entry["from_sample"] <= limit]
         entries = cast("list[Any]", saved) if isinstance(saved, list) else []
         past: list[Any] = [entry for entry in entries if _start(entry) <= limit]
         if past != present:
-            raise StateMismatchError("weight_schedule", past, present, "only weights of later epochs may change")
+            raise StateMismatchError("weight_schedule", past, present, "only the weights of later epochs may change")
 
     def _weights_at(self, sample: int) -> list[StreamWeight]:
         values = next(values for start, values in reversed(self._entries) if start <= sample)
@@ -74,7 +77,7 @@ class WeightSchedule:
 
 def _start(entry: Any) -> int:
     start = cast("dict[str, Any]", entry).get("from_sample") if isinstance(entry, dict) else 0
-    # What is no number at all is compared, and differs.
+    # An invalid start counts as 0, so the comparison includes the entry and finds the difference.
     return start if isinstance(start, int) else 0
 
 
@@ -85,10 +88,10 @@ def _entry(item: object, num_streams: int) -> tuple[int, tuple[float, ...]]:
         raise ConfigurationError("weight_schedule", cast("object", item), _EXPECTED)
     weights = cast("Sequence[Any]", given)
     if len(weights) != num_streams:
-        raise ConfigurationError("weight_schedule", weights, f"a weight of each of the {num_streams} streams")
+        raise ConfigurationError("weight_schedule", weights, f"one weight for each of the {num_streams} streams")
     for weight in weights:
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < math.inf:
-            raise ConfigurationError("weight_schedule", weights, "weights of at least 0")
+            raise ConfigurationError("weight_schedule", weights, "finite weights of at least 0")
     if not sum(weights) > 0:
-        raise ConfigurationError("weight_schedule", weights, "a weight above 0 for one stream at least")
+        raise ConfigurationError("weight_schedule", weights, "a weight above 0 for at least one stream")
     return integer("weight_schedule", values["from_sample"], minimum=0), tuple(map(float, weights))

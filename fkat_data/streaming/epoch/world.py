@@ -1,4 +1,4 @@
-"""Who this process is among nodes, ranks and workers: the one place that asks the environment and torch."""
+"""This process's position among nodes, ranks and workers; no other module asks the environment and torch for it."""
 
 import os
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ __all__ = ["World"]
 
 @dataclass(frozen=True)
 class World:
-    """A worker's place: nodes hold ranks, ranks hold workers; a rank that has no workers counts as one.
+    """The numbers of nodes, ranks and workers, and this worker's index. A rank without workers counts as one worker.
 
     Attributes:
         num_nodes: Number of nodes.
-        ranks_per_node: Ranks of each node.
+        ranks_per_node: Ranks on each node.
         workers_per_rank: Workers of each rank.
-        worker: This worker, counted over all ranks.
+        worker: Index of this worker among the workers of all ranks.
     """
 
     num_nodes: int = 1
@@ -30,13 +30,13 @@ class World:
 
     @classmethod
     def here(cls, environment: Mapping[str, str] | None = None) -> "World":
-        """Return this process's place, by RANK, WORLD_SIZE and LOCAL_WORLD_SIZE, and by torch's worker.
+        """Return this process's world, from RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and torch's worker info.
 
         Args:
-            environment: Default: the process's own.
+            environment: Environment variables; None for the process's.
 
         Raises:
-            ConfigurationError: A variable is no number, or they contradict one another.
+            ConfigurationError: A variable is not an integer, or two contradict each other.
         """
         variables = os.environ if environment is None else environment
         num_ranks = _variable(variables, "WORLD_SIZE", 1, minimum=1)
@@ -52,49 +52,49 @@ class World:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks over all nodes."""
+        """Number of ranks on all nodes."""
         return self.num_nodes * self.ranks_per_node
 
     @property
     def num_workers(self) -> int:
-        """Number of workers over all ranks."""
+        """Number of workers of all ranks."""
         return self.num_ranks * self.workers_per_rank
 
     @property
     def workers_per_node(self) -> int:
-        """Workers of each node."""
+        """Workers on each node."""
         return self.ranks_per_node * self.workers_per_rank
 
     @property
     def rank(self) -> int:
-        """This worker's rank over all nodes."""
+        """Index of this worker's rank among the ranks of all nodes."""
         return self.worker // self.workers_per_rank
 
     @property
     def node(self) -> int:
-        """This worker's node."""
+        """Index of this worker's node."""
         return self.worker // self.workers_per_node
 
     @property
     def rank_of_node(self) -> int:
-        """This worker's rank within its node."""
+        """Index of this worker's rank within its node."""
         return self.rank % self.ranks_per_node
 
     @property
     def worker_of_rank(self) -> int:
-        """This worker within its rank."""
+        """Index of this worker within its rank."""
         return self.worker % self.workers_per_rank
 
     @property
     def worker_of_node(self) -> int:
-        """This worker within its node."""
+        """Index of this worker within its node."""
         return self.worker % self.workers_per_node
 
     def replicated(self, replication: int) -> "World":
-        """Return the world in which so many consecutive ranks are one, and are given the same samples.
+        """Return the world in which ``replication`` consecutive ranks count as one and read the same samples.
 
         Raises:
-            ConfigurationError: The number of ranks is no multiple of it.
+            ConfigurationError: ``replication`` does not divide the number of ranks.
         """
         integer("replication", replication, minimum=1)
         if self.num_ranks % replication:
@@ -110,5 +110,5 @@ def _variable(variables: Mapping[str, str], name: str, default: int, *, minimum:
     try:
         number = int(text) if text.strip() else default
     except ValueError:
-        raise ConfigurationError(name, text, "an integer in the environment") from None
+        raise ConfigurationError(name, text, "an environment variable with an integer") from None
     return integer(name, number, minimum=minimum)

@@ -1,1 +1,1 @@
-"""Which sample stands where in an epoch: functions of values, which open no file and know no process."""
+"""The order of an epoch's samples, as pure functions: they open no file and read no environment."""

@@ -1,6 +1,6 @@
-"""Which stream, and which place of its order, each slot of an epoch reads: the ways to make batches of streams.
+"""The batching methods: from each slot of an epoch to a stream and a place in the stream's order.
 
-Slots are those of ``partition``: slot ``t`` is the sample ``t % G`` of the global batch ``t // G``.
+As in ``partition``, slot ``t`` is sample ``t % G`` of global batch ``t // G``, where ``G`` is the global batch size.
 """
 
 from collections.abc import Sequence
@@ -30,37 +30,38 @@ _logger = getLogger(__name__)
 
 
 class BatchCounts(Protocol):
-    """How many global batches there are.
+    """The number of global batches in the rest of an epoch.
 
     Attributes:
-        num_batches: How many there are from where the epoch is resumed.
-        num_even_batches: How many of these every rank has: the last one may be short, but no rank is without.
+        num_batches: Global batches from the resume point on.
+        num_even_batches: How many of these have a sample for every rank. The last one may be short.
     """
 
     num_batches: int
     num_even_batches: int
 
     def num_rank_samples(self, num_batches: int) -> int:
-        """Return the samples that each rank has read after so many of the batches."""
+        """Return how many samples each rank has read after ``num_batches`` global batches."""
         ...
 
 
 class Batching(BatchCounts, Protocol):
-    """An epoch's global batches.
+    """The global batches of an epoch, with a stream and a place for each of their slots.
 
     Attributes:
-        first_batch: How many were stepped over by whole batches; in ``random`` the partition does that by samples.
+        first_batch: Whole global batches before the resume point; 0 for ``random``, whose partition drops samples
+            instead.
     """
 
     first_batch: int
 
     def locate(self, slots: _Integers) -> tuple[_Integers, _Integers]:
-        """Return the stream of each slot, and the place in that stream's order: -1 where nothing is read."""
+        """Return each slot's stream, and its place in that stream's order or -1: two int64 arrays like ``slots``."""
         ...
 
 
 class RandomBatching:
-    """All streams in one order."""
+    """Batching ``random``: all streams share one order."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
@@ -69,16 +70,16 @@ class RandomBatching:
         self.first_batch = 0
 
     def locate(self, slots: _Integers) -> tuple[_Integers, _Integers]:
-        """Return the stream of each slot, which is always 0, and the place in the order; -1 where nothing is read."""
+        """Return 0 as each slot's stream, and its place in the order or -1: two int64 arrays like ``slots``."""
         return np.zeros(len(slots), np.int64), self._partition.places(slots)
 
     def num_rank_samples(self, num_batches: int) -> int:
-        """Return the samples that each rank has read after so many of the batches."""
+        """Return how many samples each rank has read after ``num_batches`` global batches."""
         return min(num_batches * self._partition.grid.batch_size, self._partition.num_rank_samples)
 
 
 class _WholeBatching:
-    """What the other ways have in common: global batches that are full, of which a resume steps over whole ones."""
+    """Base of the other methods: every global batch is full, and a resume drops whole ones."""
 
     def __init__(self, grid: Grid, num_batches: int, sample_in_epoch: int) -> None:
         self._grid = grid
@@ -86,14 +87,14 @@ class _WholeBatching:
         self.num_batches = self.num_even_batches = max(0, num_batches - self.first_batch)
         if sample_in_epoch % grid.global_batch_size:
             _logger.warning(
-                "sample_in_epoch = %d is no multiple of the global batch of %d: resumes %d samples earlier",
+                "sample_in_epoch = %d is not a multiple of the global batch size %d: resuming %d samples earlier",
                 sample_in_epoch,
                 grid.global_batch_size,
                 sample_in_epoch % grid.global_batch_size,
             )
 
     def num_rank_samples(self, num_batches: int) -> int:
-        """Return the samples that each rank has read after so many of the batches."""
+        """Return how many samples each rank has read after ``num_batches`` global batches."""
         return num_batches * self._grid.batch_size
 
     def _split(self, slots: _Integers) -> tuple[_Integers, _Integers]:
@@ -102,17 +103,18 @@ class _WholeBatching:
 
 
 class StratifiedBatching(_WholeBatching):
-    """Every global batch has each stream's share, the streams side by side or, with the same samples, spread evenly.
+    """Batching ``stratified`` and ``device_stratified``: every global batch has each stream's share.
 
     Args:
-        partitions: One a stream, each for one node and batches of one sample.
-        proportions: One a stream.
-        grid: Who reads.
-        sample_in_epoch: Samples that have been read already.
-        is_spread: Whether the streams are spread, so that every rank's batch has about each stream's share.
+        partitions: One for each stream, for one node and batches of one sample.
+        proportions: One for each stream, from 0 to 1.
+        grid: Ranks and batch size.
+        sample_in_epoch: Samples of the epoch that all ranks together have read.
+        is_spread: Spread each stream evenly over the global batch, so that every rank's batch has about its share.
+            Otherwise the streams follow one another. Both have the same samples.
 
     Raises:
-        ConfigurationError: A stream's share of a global batch is no sample.
+        ConfigurationError: A stream's share of a global batch is less than one sample.
     """
 
     def __init__(
@@ -135,7 +137,7 @@ class StratifiedBatching(_WholeBatching):
         super().__init__(grid, num_batches, sample_in_epoch)
 
     def locate(self, slots: _Integers) -> tuple[_Integers, _Integers]:
-        """Return the stream of each slot, and the place in that stream's order: -1 where nothing is read."""
+        """Return each slot's stream, and its place in that stream's order or -1: two int64 arrays like ``slots``."""
         batches, within = self._split(slots)
         if self._spread is not None:
             within = self._spread[within]
@@ -145,17 +147,17 @@ class StratifiedBatching(_WholeBatching):
 
 
 class PerStreamBatching(_WholeBatching):
-    """Every global batch is of one stream.
+    """Batching ``per_stream``: all samples of a global batch come from one stream.
 
     Args:
-        partitions: One a stream.
-        chosen: Samples that each stream gives.
-        grid: Who reads.
-        sample_in_epoch: Samples that have been read already.
-        seed: Decides on the order of the streams' batches.
+        partitions: One for each stream.
+        chosen: Samples that the epoch takes from each stream.
+        grid: Ranks and batch size.
+        sample_in_epoch: Samples of the epoch that all ranks together have read.
+        seed: Seed for the order of the streams' batches.
 
     Raises:
-        ConfigurationError: A stream that gives something does not fill a global batch.
+        ConfigurationError: The epoch takes samples from a stream, but too few for a global batch.
     """
 
     def __init__(
@@ -170,7 +172,7 @@ class PerStreamBatching(_WholeBatching):
         super().__init__(grid, len(self._streams), sample_in_epoch)
 
     def locate(self, slots: _Integers) -> tuple[_Integers, _Integers]:
-        """Return the stream of each slot, and the place in that stream's order: -1 where nothing is read."""
+        """Return each slot's stream, and its place in that stream's order or -1: two int64 arrays like ``slots``."""
         batches, within = self._split(slots)
         is_read = batches < len(self._streams)
         batches = np.where(is_read, batches, 0)
@@ -180,18 +182,19 @@ class PerStreamBatching(_WholeBatching):
 
 
 class DevicePerStreamBatching(_WholeBatching):
-    """Every rank's batch is of one stream.
+    """Batching ``device_per_stream``: all samples of a rank's batch come from one stream.
 
     Args:
-        partitions: One a stream, with a node for each canonical node, and batches of one sample.
-        chosen: Samples that each stream gives.
-        grid: Who reads.
-        num_canonical_nodes: Of the order; a multiple of the nodes.
-        sample_in_epoch: Samples that have been read already.
-        seed: Decides on the order of the streams' batches.
+        partitions: One for each stream, with a node for each canonical node, and batches of one sample.
+        chosen: Samples that the epoch takes from each stream.
+        grid: Ranks and batch size.
+        num_canonical_nodes: Parts of the order; a multiple of the number of nodes.
+        sample_in_epoch: Samples of the epoch that all ranks together have read.
+        seed: Seed for the order of the streams' batches.
 
     Raises:
-        ConfigurationError: A stream that gives something does not fill a batch, or the nodes do not divide.
+        ConfigurationError: The epoch takes samples from a stream, but too few for a rank's batch, or
+            ``num_canonical_nodes`` is not a multiple of the number of nodes.
     """
 
     def __init__(
@@ -208,7 +211,7 @@ class DevicePerStreamBatching(_WholeBatching):
                 "num_canonical_nodes", num_canonical_nodes, f"a multiple of the {grid.num_nodes} nodes"
             )
         self._partitions = partitions
-        # Side by side in a stream's partition: all canonical nodes' ranks, of which a node has its own.
+        # A stream's partition has the ranks of all canonical nodes side by side. A node reads its own ones' columns.
         self._width = num_canonical_nodes * grid.ranks_per_node
         self._node_width = self._width // grid.num_nodes
         counts = [self._node_width * part.num_rank_samples // grid.batch_size for part in partitions]
@@ -224,11 +227,11 @@ class DevicePerStreamBatching(_WholeBatching):
         ranks = grid.num_ranks
         rows = len(streams) + ranks - len(streams) % ranks
         super().__init__(grid, rows * grid.num_nodes // ranks, sample_in_epoch)
-        # The reference fills up with batches that some ranks have and others have not.
+        # The reference ends with global batches that only some ranks have.
         self.num_even_batches = max(0, len(streams) * grid.num_nodes // ranks - self.first_batch)
 
     def locate(self, slots: _Integers) -> tuple[_Integers, _Integers]:
-        """Return the stream of each slot, and the place in that stream's order: -1 where nothing is read."""
+        """Return each slot's stream, and its place in that stream's order or -1: two int64 arrays like ``slots``."""
         grid = self._grid
         batches, within = self._split(slots)
         ranks, samples = np.divmod(within, grid.batch_size)
@@ -249,7 +252,7 @@ class DevicePerStreamBatching(_WholeBatching):
 def _shares(proportions: npt.NDArray[np.float64], global_batch_size: int) -> _Integers:
     exact = global_batch_size * proportions
     shares = exact.astype(np.int64)
-    # Stable: the order must not depend on the vector unit that the machine has.
+    # A stable sort gives the same order on every CPU; an unstable one depends on its vector instructions.
     by_leftover = np.argsort(exact - shares, kind="stable")[::-1]
     shares[by_leftover[: global_batch_size - int(shares.sum())]] += 1
     too_small = (shares <= 0) & (proportions > 0)
@@ -258,14 +261,14 @@ def _shares(proportions: npt.NDArray[np.float64], global_batch_size: int) -> _In
         raise ConfigurationError(
             "batch_size",
             global_batch_size,
-            f"a global batch with a sample of every stream, for batching_method='stratified': stream {stream} has a "
-            f"proportion of {proportions[stream]:.3g}",
+            "a global batch large enough for a sample of every stream (batching_method='stratified'): stream "
+            f"{stream} has a proportion of {proportions[stream]:.3g}",
         )
     return shares
 
 
 def _spread(shares: _Integers) -> _Integers:
-    """Return the places of streams that stand side by side, in an order in which each is spread evenly."""
+    """Return an order of the places of consecutive streams that spreads each stream evenly."""
     parts: list[npt.NDArray[np.float64]] = [(np.arange(share) + 0.5) / share for share in shares.tolist() if share]
     return np.argsort(np.concatenate(parts), kind="stable")
 
@@ -274,12 +277,12 @@ def _check_filled(counts: Sequence[int], chosen: Sequence[int], what: str, size:
     for stream, (count, choose) in enumerate(zip(counts, chosen, strict=True)):
         if choose and not count:
             raise ConfigurationError(
-                "batch_size", size, f"{what} that stream {stream} fills; it gives {choose} samples to an epoch"
+                "batch_size", size, f"{what} that stream {stream} can fill; an epoch takes {choose} samples of it"
             )
 
 
 def _occurrences(streams: _Integers) -> _Integers:
-    """Return for each entry how many like it stand before it."""
+    """Return for each entry how many equal entries precede it."""
     order = np.argsort(streams, kind="stable")
     ordered = streams[order]
     found = np.empty(len(streams), np.int64)

@@ -1,14 +1,14 @@
-"""``block``: our shuffle, computed where it is needed; what it keeps grows with the shards, not with the samples.
+"""``block``: this library's shuffle. It computes any place alone, and its memory grows with the number of shards.
 
-A canonical node's line of samples is its shards in random order. It is cut into *slots*, and every slot's samples
-are dealt out in random order, equally many to each slot within reach; then every slot puts what it was dealt in
-random order. Both random orders are keyed permutations, so the sample at any place is found without the others::
+A canonical node's line of samples is its shards in random order, cut into *slots*. Every slot deals its samples in
+random order, equally many to each slot within its reach. Then every slot puts the samples that it received in random
+order. Both random orders are keyed permutations, so the sample at a place needs no other place::
 
-    place -> slot, place within -> whose share this is -> that slot, place within -> shard, row
+    place -> slot, place within it -> the slot that dealt this sample, place within that one -> shard, row
 
-Slots near an end of the line deal beyond it as if it were a mirror: so each slot gets as many as it gives. The reach
-is such that a shard is open for as long as ``py1e`` has it open at the same block size; and as it moves on slot by
-slot, new shards come one after the other, not all at once.
+Near an end of the line, a slot's reach is mirrored there, so that each slot receives as many samples as it deals. The
+reach keeps a shard open for as long as ``py1e`` does at the same block size. It advances slot by slot, so new shards
+open one after the other instead of all at once.
 """
 
 from math import isqrt
@@ -23,26 +23,26 @@ __all__ = ["BlockShuffle"]
 
 _Integers = npt.NDArray[np.int64]
 
-#: Slots that a slot may deal to: odd, itself among them. The more, the more evenly new shards are begun.
+#: Maximum number of slots that a slot deals to: odd, and includes itself. More slots open new shards more evenly.
 _MOST_SHARES = 33
 
-#: A shard is open for the reach and its own length. So much of that is taken off the reach that neighbours are as far
-#: apart as py1e has them, and fewer shards open at the most than py1e has (scripts/plot_shuffle.py measures both).
+#: A shard is open for the reach plus its own length. Subtract this part of the length from the reach: then neighbours
+#: end up as far apart as with py1e, and at most as many shards are open (scripts/plot_shuffle.py measures both).
 _LENGTH_COUNTS = 0.8
 
-#: Places that are computed together: what they need stays in the processor's cache.
+#: Places to compute at a time: the arrays fit into the processor's cache.
 _CHUNK = 8192
 
 
 class BlockShuffle:
-    """An epoch's order.
+    """An epoch's order by ``block``.
 
     Args:
-        unit_sizes: Samples of the units that are shuffled: shards, or what an epoch takes of them.
-        num_canonical_nodes: Parts that the order is made of, each shuffled on its own.
-        seed: Of the run: it decides which units a canonical node has.
-        epoch: The epoch.
-        block_size: Over how many places a unit is spread.
+        unit_sizes: Samples in each unit of the shuffle: a shard, or the part of one that the epoch takes.
+        num_canonical_nodes: Parts of the order. Each is shuffled separately.
+        seed: Seed of the run; it assigns units to canonical nodes.
+        epoch: Index of the epoch, from 0.
+        block_size: Number of places over which a unit is spread.
     """
 
     def __init__(self, unit_sizes: _Integers, num_canonical_nodes: int, seed: int, epoch: int, block_size: int) -> None:
@@ -53,11 +53,11 @@ class BlockShuffle:
         self._cut(block_size, float(self.size / max(np.count_nonzero(unit_sizes), 1)))
 
     def _lay_out(self, unit_sizes: _Integers, seed: int, epoch: int) -> None:
-        """Make the line: the pieces' ends, and what leads from a place in a piece to the sample's number."""
+        """Build the line: each piece's end, and the offset from a place in it to the sample's number."""
         order = permutation(len(unit_sizes), b"fkat_data units", seed)
         firsts = (np.cumsum(unit_sizes) - unit_sizes)[order]
         ends = np.cumsum(unit_sizes[order])
-        # Pieces: the units, cut where a canonical node ends. An empty unit is none.
+        # Pieces are the units, cut where a canonical node ends. Empty units have no piece.
         edges = np.unique(np.concatenate(([0], ends, self._bounds)))
         starts, lengths = edges[:-1], np.diff(edges)
         units = np.searchsorted(ends, starts, side="right")
@@ -69,10 +69,10 @@ class BlockShuffle:
         self._offsets = piece_firsts[mixed] - (self._ends - lengths[mixed])
 
     def _cut(self, block_size: int, mean_unit_size: float) -> None:
-        """Choose the slots of each canonical node: their number, and how many samples a slot gives to each in reach."""
+        """Choose each canonical node's number of slots, and how many samples a slot deals to each in its reach."""
         sizes = np.diff(self._bounds)
         window = max(int(block_size - _LENGTH_COUNTS * mean_unit_size), block_size // 2, 1)
-        # What does not divide stays in its slot: so a slot is a whole number of shares.
+        # Samples beyond whole shares stay in their slot, so make slots about a whole number of shares long.
         most = (min(isqrt(window), _MOST_SHARES) - 1) | 1
         candidates = range(most, most // 2, -2)
         shares = min(candidates, key=lambda number: abs(round(window / number**2) * number**2 - window))
@@ -84,7 +84,7 @@ class BlockShuffle:
         self._share_sizes = sizes // self._num_slots // self._shares
 
     def samples_at(self, places: _Integers) -> _Integers:
-        """Return the number of the sample at each place."""
+        """Return the number of the sample at each place: same shape, int64."""
         parts = [self._samples_at(places[start : start + _CHUNK]) for start in range(0, len(places), _CHUNK)]
         return np.concatenate(parts) if parts else places
 
@@ -94,21 +94,21 @@ class BlockShuffle:
         local = places - self._bounds[nodes]
         slots = ((local + 1) * num_slots - 1) // sizes
         starts, lengths = _slot(slots, sizes, num_slots)
-        # What a slot was dealt, in the order of its givers.
+        # Undo the slot's own shuffle: an index into the samples it received, ordered by the slot that dealt them.
         dealt = self._permuted(b"fkat_data dealt", nodes, slots, local - starts, lengths)
         givers, given = self._given(nodes, slots, dealt)
         starts, lengths = _slot(givers, sizes, num_slots)
-        # What a slot gives, in the order in which it gives it.
+        # Undo the shuffle before dealing: an index into the samples of the slot that dealt this one.
         within = self._permuted(b"fkat_data given", nodes, givers, given, lengths)
         line = self._bounds[nodes] + starts + within
         return line + self._offsets[np.searchsorted(self._ends, line, side="right")]
 
     def _given(self, nodes: _Integers, slots: _Integers, dealt: _Integers) -> tuple[_Integers, _Integers]:
-        """Return which slot gave a sample, and the sample's place among those that the slot gives."""
+        """Return the slot that dealt each sample, and the sample's index among those that this slot deals."""
         num_slots, share = self._num_slots[nodes], self._share_sizes[nodes]
         reach = self._shares[nodes] // 2
         steps = dealt // np.maximum(share, 1) - reach
-        # What does not divide stays in its slot.
+        # Samples beyond whole shares stay in their slot.
         stays = dealt >= share * self._shares[nodes]
         straight = slots + steps
         is_mirrored = (straight < 0) | (straight >= num_slots)
@@ -120,7 +120,7 @@ class BlockShuffle:
     def _permuted(
         self, purpose: bytes, nodes: _Integers, slots: _Integers, numbers: _Integers, sizes: _Integers
     ) -> _Integers:
-        # A slot's name must not depend on where other canonical nodes end.
+        # A slot's key must not depend on where other canonical nodes end.
         return permuted(numbers, sizes, keys_of((nodes << 40) + slots, purpose, *self._place))
 
 

@@ -1,4 +1,4 @@
-"""An epoch's plan: from what a user configured to the sample that each rank reads in each step."""
+"""The plan of an epoch: from the user's settings to the sample that each rank reads in each step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from fkat_data.streaming.order.sampling import Selection, StreamSamples, selecte
 from fkat_data.streaming.order.shuffle import REFERENCE_SHUFFLES, ReferenceShuffle, check_shuffle
 from fkat_data.streaming.order.weights import StreamShares
 
-__all__ = ["SHUFFLES", "EpochPlace", "EpochPlan", "OrderSettings", "batching_of", "check_order", "plan_epoch"]
+__all__ = ["SHUFFLES", "EpochPlan", "EpochStart", "OrderSettings", "batching_of", "check_order", "plan_epoch"]
 
 SHUFFLES = ("block", *REFERENCE_SHUFFLES)
 
@@ -31,15 +31,16 @@ _CHUNK = 1 << 18
 
 @dataclass(frozen=True)
 class OrderSettings:
-    """What decides on the order of every epoch, besides the place where one is resumed.
+    """The settings that determine the order of every epoch; ``EpochStart`` adds seed and resume point.
 
     Attributes:
-        shard_sizes: For each stream, the samples of its shards.
-        shuffle: Whether samples are shuffled.
+        shard_sizes: For each stream, the number of samples in each shard: int64.
+        shuffle: Whether to shuffle samples.
         shuffle_algo: One of ``SHUFFLES``.
-        shuffle_block_size: Over how many places a shard is spread; None: by the number of canonical nodes.
-        sampling_method: ``balanced``: each epoch takes other samples; ``fixed``: all take the same.
-        sampling_granularity: Samples that are taken side by side.
+        shuffle_block_size: Number of places over which a shard is spread; None to derive it from the number of
+            canonical nodes.
+        sampling_method: ``balanced`` to take different samples in each epoch, or ``fixed`` for the same ones.
+        sampling_granularity: Number of consecutive samples to take at a time.
         partition_algo: ``orig`` or ``relaxed``.
         batching_method: One of ``BATCHING_METHODS``.
     """
@@ -55,30 +56,30 @@ class OrderSettings:
 
     @property
     def is_keyed(self) -> bool:
-        """Whether the order is computed where it is needed: ours."""
+        """Whether the order is ``block``, which computes any place alone with keyed permutations."""
         return self.shuffle and self.shuffle_algo == "block"
 
     def block_size(self, num_canonical_nodes: int) -> int:
-        """Return over how many places a shard is spread."""
+        """Return the number of places over which a shard is spread."""
         if self.shuffle_block_size is None:
             return max(4_000_000 // num_canonical_nodes, 262_144)
         return self.shuffle_block_size
 
     def canonical_nodes(self, num_nodes: int) -> int:
-        """Return how many canonical nodes an order has where the user does not say."""
+        """Return the default number of canonical nodes."""
         return 64 * num_nodes if self.shuffle_algo in ("py1s", "py2s") else num_nodes
 
 
 @dataclass(frozen=True)
-class EpochPlace:
-    """Where in training an order begins.
+class EpochStart:
+    """Where the plan of an epoch starts, and the seed and canonical nodes that go with it.
 
     Attributes:
-        epoch: The epoch.
-        sample_in_epoch: Samples that have been read of it, over all ranks.
-        seed: The shuffle's seed.
-        num_canonical_nodes: Parts that the order is made of.
-        initial_physical_nodes: Nodes of the run that began the epoch, where it is known.
+        epoch: Index of the epoch, from 0.
+        sample_in_epoch: Samples of the epoch that all ranks together have read.
+        seed: Seed of the shuffle.
+        num_canonical_nodes: Parts of the order.
+        initial_physical_nodes: Nodes of the run that began the epoch; None if unknown.
     """
 
     epoch: int
@@ -89,14 +90,14 @@ class EpochPlace:
 
 
 class EpochPlan(Plan):
-    """The rest of an epoch that has one mixture, from a place on.
+    """The plan of the rest of an epoch whose weights are constant.
 
     Args:
-        batching: Which stream and place each slot reads.
-        selections: For each stream, or for all as one, the samples that the epoch shows.
-        shuffles: Their orders; None where the samples stay as they are.
-        grid: Who reads.
-        is_cheap: Whether a few slots cost little; else all that are wanted should be asked for at once.
+        batching: Stream and place of each slot.
+        selections: The samples of the epoch: one selection for each stream, or one for all of them.
+        shuffles: The order of each selection; None for samples in their own order.
+        grid: Ranks and batch size.
+        is_cheap: Whether the cost grows with the number of slots. If not, ask for all slots at once.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class EpochPlan(Plan):
         self._shuffles = shuffles
 
     def sample_ids(self, slots: _Integers) -> _Integers:
-        """Return the sample that is read in each slot; -1 where none is."""
+        """Return the id of each slot's sample, or -1: shape (len(slots),), int64."""
         streams, places = self._located(slots)
         found = np.full(len(slots), -1, np.int64)
         for stream, (selection, shuffle) in enumerate(zip(self._selections, self._shuffles, strict=True)):
@@ -125,7 +126,7 @@ class EpochPlan(Plan):
         return found
 
     def _located(self, slots: _Integers) -> tuple[npt.NDArray[np.int32], _Integers]:
-        """Return the stream and the place of each slot; in parts, as each takes some memory for a moment."""
+        """Return each slot's stream and place. Work in chunks to limit the memory of intermediate arrays."""
         streams, places = np.empty(len(slots), np.int32), np.empty(len(slots), np.int64)
         for start in range(0, len(slots), _CHUNK):
             part = slice(start, start + _CHUNK)
@@ -133,39 +134,39 @@ class EpochPlan(Plan):
         return streams, places
 
 
-def plan_epoch(settings: OrderSettings, shares: StreamShares, place: EpochPlace, grid: Grid) -> EpochPlan:
-    """Return the rest of an epoch from a place on.
+def plan_epoch(settings: OrderSettings, shares: StreamShares, start: EpochStart, grid: Grid) -> EpochPlan:
+    """Return the plan of the rest of an epoch.
 
     Args:
-        settings: What decides on the order.
-        shares: What each stream gives.
-        place: Where the epoch begins or goes on.
-        grid: Who reads.
+        settings: The settings that determine the order.
+        shares: Each stream's share of the epoch.
+        start: Where the epoch starts or resumes.
+        grid: Ranks and batch size.
 
     Raises:
-        ConfigurationError: The numbers do not go together, as the docstrings of partitions and batchings say.
+        ConfigurationError: The partition, the batching or the shuffle does not work with these numbers.
     """
     streams = _streams(settings, shares)
-    block_size = settings.block_size(place.num_canonical_nodes)
+    block_size = settings.block_size(start.num_canonical_nodes)
     if settings.batching_method == "random":
-        selections = [_selection(settings, streams, place)]
+        selections = [_selection(settings, streams, start)]
         block_sizes = [block_size]
     else:
-        selections = [_selection(settings, [stream], place) for stream in streams]
+        selections = [_selection(settings, [stream], start) for stream in streams]
         block_sizes = [int(block_size * proportion) for proportion in shares.proportion]
     shuffles = [
-        _shuffle(settings, selection, place, size) if settings.shuffle and selection.size else None
+        _shuffle(settings, selection, start, size) if settings.shuffle and selection.size else None
         for selection, size in zip(selections, block_sizes, strict=True)
     ]
-    batching = batching_of(settings, shares, place, grid)
+    batching = batching_of(settings, shares, start, grid)
     return EpochPlan(batching, selections, shuffles, grid, is_cheap=settings.is_keyed or not settings.shuffle)
 
 
 def check_order(settings: OrderSettings, shares: StreamShares, num_canonical_nodes: int) -> None:
-    """Return if the shuffle works with what the streams give; looks at no sample.
+    """Check that the shuffle works with the streams' shares, without shuffling.
 
     Raises:
-        ConfigurationError: It does not.
+        ConfigurationError: The shuffle does not work with these numbers.
     """
     if not settings.shuffle or settings.is_keyed:
         return
@@ -178,27 +179,27 @@ def check_order(settings: OrderSettings, shares: StreamShares, num_canonical_nod
             check_shuffle(settings.shuffle_algo, size, num_canonical_nodes, int(block_size * proportion))
 
 
-def batching_of(settings: OrderSettings, shares: StreamShares, place: EpochPlace, grid: Grid) -> Batching:
-    """Return the global batches of the rest of an epoch, without their samples: this is quick for any order.
+def batching_of(settings: OrderSettings, shares: StreamShares, start: EpochStart, grid: Grid) -> Batching:
+    """Return the global batches of the rest of an epoch, without their samples: this is fast for any order.
 
     Raises:
-        ConfigurationError: The numbers do not go together, as the docstrings of partitions and batchings say.
+        ConfigurationError: The partition or the batching does not work with these numbers.
     """
-    nodes, sample_in_epoch = place.num_canonical_nodes, place.sample_in_epoch
+    nodes, sample_in_epoch = start.num_canonical_nodes, start.sample_in_epoch
     if settings.batching_method == "random":
-        return RandomBatching(_partition(settings, shares.epoch_size, place, grid, sample_in_epoch))
-    is_drawn_anew = settings.shuffle and settings.sampling_method == "balanced"
-    seed = place.seed + place.epoch if is_drawn_anew else place.seed
+        return RandomBatching(_partition(settings, shares.epoch_size, start, grid, sample_in_epoch))
+    is_reseeded = settings.shuffle and settings.sampling_method == "balanced"
+    seed = start.seed + start.epoch if is_reseeded else start.seed
     if settings.batching_method in ("stratified", "device_stratified"):
         one_node = replace(grid, num_nodes=1, batch_size=1)
-        partitions = [_partition(settings, size, place, one_node) for size in shares.choose]
+        partitions = [_partition(settings, size, start, one_node) for size in shares.choose]
         is_spread = settings.batching_method == "device_stratified"
         return StratifiedBatching(partitions, shares.proportion, grid, sample_in_epoch, is_spread=is_spread)
     if settings.batching_method == "per_stream":
-        partitions = [_partition(settings, size, place, grid) for size in shares.choose]
+        partitions = [_partition(settings, size, start, grid) for size in shares.choose]
         return PerStreamBatching(partitions, shares.choose, grid, sample_in_epoch, seed)
     canonical = replace(grid, num_nodes=nodes, batch_size=1)
-    partitions = [_partition(settings, size, place, canonical) for size in shares.choose]
+    partitions = [_partition(settings, size, start, canonical) for size in shares.choose]
     return DevicePerStreamBatching(partitions, shares.choose, grid, nodes, sample_in_epoch, seed)
 
 
@@ -212,16 +213,16 @@ def _streams(settings: OrderSettings, shares: StreamShares) -> list[StreamSample
 
 
 def _selection(
-    settings: OrderSettings, streams: Sequence[StreamSamples], place: EpochPlace
+    settings: OrderSettings, streams: Sequence[StreamSamples], start: EpochStart
 ) -> Selection | KeyedSelection:
     is_balanced = settings.sampling_method == "balanced"
     if settings.is_keyed:
-        epoch = place.epoch if is_balanced else 0
-        return KeyedSelection(streams, seed=place.seed, epoch=epoch, granularity=settings.sampling_granularity)
+        epoch = start.epoch if is_balanced else 0
+        return KeyedSelection(streams, seed=start.seed, epoch=epoch, granularity=settings.sampling_granularity)
     return selected(
         streams,
-        seed=place.seed,
-        epoch=place.epoch,
+        seed=start.seed,
+        epoch=start.epoch,
         granularity=settings.sampling_granularity,
         is_balanced=is_balanced,
         is_shuffled=settings.shuffle,
@@ -229,23 +230,23 @@ def _selection(
 
 
 def _shuffle(
-    settings: OrderSettings, selection: Selection | KeyedSelection, place: EpochPlace, block_size: int
+    settings: OrderSettings, selection: Selection | KeyedSelection, start: EpochStart, block_size: int
 ) -> ReferenceShuffle | BlockShuffle:
-    sizes, nodes = selection.unit_sizes, place.num_canonical_nodes
+    sizes, nodes = selection.unit_sizes, start.num_canonical_nodes
     if settings.is_keyed:
-        return BlockShuffle(sizes, nodes, place.seed, place.epoch, block_size)
-    return ReferenceShuffle(settings.shuffle_algo, sizes, nodes, place.seed, place.epoch, block_size)
+        return BlockShuffle(sizes, nodes, start.seed, start.epoch, block_size)
+    return ReferenceShuffle(settings.shuffle_algo, sizes, nodes, start.seed, start.epoch, block_size)
 
 
-def _partition(settings: OrderSettings, size: int, place: EpochPlace, grid: Grid, drop_first: int = 0) -> Partition:
+def _partition(settings: OrderSettings, size: int, start: EpochStart, grid: Grid, drop_first: int = 0) -> Partition:
     if settings.is_keyed:
-        return EvenPartition(size, place.num_canonical_nodes, grid, drop_first)
+        return EvenPartition(size, start.num_canonical_nodes, grid, drop_first)
     return partitioned(
         settings.partition_algo,
         size,
-        place.num_canonical_nodes,
+        start.num_canonical_nodes,
         grid,
         drop_first,
-        place.initial_physical_nodes,
+        start.initial_physical_nodes,
         in_filling=True,
     )

@@ -1,8 +1,8 @@
-"""``py1e``: each sample of a shard moves by a random distance, so that the shard is spread over a block's length.
+"""``py1e``: move each sample of a shard by a random distance, and thus spread the shard over a block's length.
 
-The reference draws two rows of numbers for a node: first those that shuffle its pieces, then those that move the
-samples. Both are drawn here side by side, from two generators that are apart by the first row, and the samples are
-put in order in a window that moves on. So a node needs the memory of some blocks, however large it is.
+For each node, the reference first draws all numbers that shuffle its pieces, then all that move the samples. Here two
+generators draw both sequences in parallel, and a sliding window sorts the samples. A node of any size needs the
+memory of a few blocks.
 """
 
 import copy
@@ -15,20 +15,20 @@ __all__ = ["chunks_of_py1e"]
 
 _Integers = npt.NDArray[np.int64]
 
-# Whatever is put in order again with the next samples costs time; this keeps it to a fifth.
+# A window's unfinished samples are sorted again with the next ones. This size keeps that to a fifth of the sorting.
 _WINDOW_BLOCKS = 4
 
 
 def chunks_of_py1e(
     pieces: Sequence[tuple[int, int]], generator: np.random.Generator, block_size: int, *, is_wanted: bool
 ) -> Iterator[_Integers]:
-    """Yield a canonical node's samples in their order, some at a time; draw all that the node draws.
+    """Yield a canonical node's samples in chunks, in order, and advance the generator to the next node.
 
     Args:
-        pieces: The node's pieces in their order.
-        generator: The epoch's generator, where the node begins.
-        block_size: Over how many places a piece is spread.
-        is_wanted: Whether the samples are wanted, or the draws alone.
+        pieces: The node's pieces in order, as ``(start, stop)`` of sample numbers.
+        generator: The epoch's generator, at the node's first draw.
+        block_size: Number of places over which a piece is spread.
+        is_wanted: Whether to yield the samples, or only to advance the generator.
     """
     lengths = [stop - start for start, stop in pieces]
     inner = copy.deepcopy(generator) if is_wanted else None
@@ -68,7 +68,7 @@ def _expanded(
         samples.append(ids)
         place, num_held = place + length, num_held + length
         if num_held >= limit:
-            # No later sample comes before this: a piece reaches back by half of the largest block at most.
+            # Later samples come after this key: a piece reaches back by at most half of the largest block.
             ordered_keys, ordered = _ordered(keys, samples)
             num_ready = int(np.searchsorted(ordered_keys, place - highest / 2))
             yield ordered[:num_ready]
@@ -85,7 +85,7 @@ def _ordered(
     order = np.argsort(all_keys)
     ordered_keys = all_keys[order]
     if bool((ordered_keys[1:] == ordered_keys[:-1]).any()):
-        # Equal keys are rare. Their order must not depend on the vector unit that the machine has.
+        # Equal keys are rare. Only a stable sort gives them the same order on every CPU.
         order = np.argsort(all_keys, kind="stable")
     return ordered_keys, np.concatenate(samples)[order]
 

@@ -1,4 +1,4 @@
-"""An epoch whose mixture changes: phases one after the other, each planned as an epoch is."""
+"""An epoch whose weights change: consecutive phases, each planned like an epoch."""
 
 from collections.abc import Sequence
 
@@ -14,15 +14,15 @@ _Integers = npt.NDArray[np.int64]
 
 
 def epoch_of_phase(epoch: int, phase: int) -> int:
-    """Return the epoch by whose number a phase of an epoch draws: no phase draws as another one does."""
+    """Return the epoch number that seeds a phase. Each phase of each epoch has a different one."""
     return epoch + (phase << 24)
 
 
 class JoinedBatches:
-    """The global batches of phases, one after the other; all but the last have full ones.
+    """The global batches of consecutive phases. Only the last phase may end with a short one.
 
     Args:
-        phases: At least one.
+        phases: The batches of each phase, of at least one.
     """
 
     def __init__(self, phases: Sequence[BatchCounts]) -> None:
@@ -33,17 +33,17 @@ class JoinedBatches:
         self.num_batches = sum(counts[:-1]) + phases[-1].num_batches
 
     def num_rank_samples(self, num_batches: int) -> int:
-        """Return the samples that each rank has read after so many of the batches."""
+        """Return how many samples each rank has read after ``num_batches`` global batches."""
         last = int(np.searchsorted(self.firsts, num_batches, side="right")) - 1
         before = sum(phase.num_rank_samples(phase.num_even_batches) for phase in self._phases[:last])
         return before + self._phases[last].num_rank_samples(num_batches - int(self.firsts[last]))
 
 
 class JoinedPlan(Plan):
-    """The plans of phases, one after the other.
+    """The plan of consecutive phases.
 
     Args:
-        plans: At least one, all for the same grid.
+        plans: The plan of each phase, of at least one, all for the same grid.
     """
 
     def __init__(self, plans: Sequence[Plan]) -> None:
@@ -53,7 +53,7 @@ class JoinedPlan(Plan):
         self._first_slots = batches.firsts * plans[0].grid.global_batch_size
 
     def sample_ids(self, slots: _Integers) -> _Integers:
-        """Return the sample that is read in each slot; -1 where none is."""
+        """Return the id of each slot's sample, or -1: shape (len(slots),), int64."""
         phases = np.searchsorted(self._first_slots, slots, side="right") - 1
         found = np.empty(len(slots), np.int64)
         for phase in np.unique(phases).tolist():

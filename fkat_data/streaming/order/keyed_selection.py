@@ -1,4 +1,4 @@
-"""Which samples of a stream an epoch shows, where that is computed and not drawn: it goes with ``block``."""
+"""The samples of an epoch for ``block``: keyed permutations compute them instead of a sequence of draws."""
 
 from collections.abc import Sequence
 
@@ -14,15 +14,15 @@ _Integers = npt.NDArray[np.int64]
 
 
 class KeyedSelection:
-    """The samples of an epoch, unit by unit: a shard once, or a part of one that a keyed permutation picks.
+    """The samples of an epoch as units: a unit is a whole shard, or a part that a keyed permutation picks.
 
-    What it keeps grows with the shards and not with the samples.
+    Its memory grows with the number of shards, not of samples.
 
     Args:
-        streams: The streams; one that gives nothing may be among them.
-        seed: The shuffle's seed.
-        epoch: The epoch; alike in every epoch where sampling is fixed.
-        granularity: Samples that are taken side by side.
+        streams: The streams. ``choose`` may be 0.
+        seed: Seed of the shuffle.
+        epoch: Index of the epoch, from 0; the same in every epoch if sampling is fixed.
+        granularity: Number of samples to take from a shard at a time.
     """
 
     def __init__(self, streams: Sequence[StreamSamples], *, seed: int, epoch: int, granularity: int) -> None:
@@ -46,7 +46,7 @@ class KeyedSelection:
         self._ends = np.cumsum(self.unit_sizes)
 
     def sample_ids(self, places: _Integers) -> _Integers:
-        """Return the sample at each place from 0 to ``size - 1``."""
+        """Return the id of the sample at each place, from 0 to ``size - 1``: same shape, int64."""
         units = np.searchsorted(self._ends, places, side="right")
         rows = places - (self._ends[units] - self.unit_sizes[units])
         shard_sizes = self._shard_sizes[units]
@@ -58,13 +58,16 @@ class KeyedSelection:
 
 
 def fair_counts(stream: StreamSamples, granularity: int, seed: int, epoch: int) -> _Integers:
-    """Return how many samples an epoch takes of each shard: in proportion to its size, up to a pick.
+    """Return how many samples an epoch takes of each shard: in proportion to its size, to within a pick.
 
     Args:
         stream: The stream.
-        granularity: Samples of a pick. Where shards are smaller than that, some are taken whole and others not.
-        seed: The shuffle's seed.
-        epoch: The epoch.
+        granularity: Samples in a pick. Of shards smaller than this, the epoch takes some whole and skips others.
+        seed: Seed of the shuffle.
+        epoch: Index of the epoch, from 0.
+
+    Returns:
+        Number of samples by shard: shape (num_shards,), int64.
     """
     sizes = stream.shard_sizes
     total = int(sizes.sum())
@@ -75,11 +78,11 @@ def fair_counts(stream: StreamSamples, granularity: int, seed: int, epoch: int) 
     order = permutation(len(sizes), b"fkat_data shards", seed, epoch, stream.first_sample)
     mixed = sizes[order]
     ends = np.cumsum(mixed)
-    # A line of all samples, with a pick due at even distances from a random start.
+    # Lay all samples on a line. A pick is due at equal distances, from a random start.
     start = float(draws(1, b"fkat_data shards", seed, epoch, stream.first_sample)[0] >> np.uint64(11)) / 2**53
     due = np.floor(ends * (rest / total / granularity) + start).astype(np.int64)
     taken = np.minimum(np.diff(due, prepend=0) * granularity, mixed)
-    # Picks that were cut leave something to take; the last pick may be too much.
+    # A shard cuts its picks, so some samples may be missing. The last pick may be too large.
     missing = rest - int(taken.sum())
     if missing > 0:
         taken += _filled(mixed - taken, missing)
@@ -89,9 +92,9 @@ def fair_counts(stream: StreamSamples, granularity: int, seed: int, epoch: int) 
     return counts
 
 
-def _filled(room: _Integers, amount: int) -> _Integers:
-    before = np.cumsum(room) - room
-    return np.clip(amount - before, 0, room)
+def _filled(capacities: _Integers, amount: int) -> _Integers:
+    before = np.cumsum(capacities) - capacities
+    return np.clip(amount - before, 0, capacities)
 
 
 _NONE = np.empty(0, np.int64)

@@ -1,8 +1,8 @@
-"""Which place of an epoch's order each rank reads at each step.
+"""The place in an epoch's order that each rank reads at each step.
 
-Places are told by *slots*: slot ``t`` is the sample ``t % G`` of the global batch ``t // G``, of ``G`` samples; and
-within a global batch, the ranks' batches stand one after the other. No place is laid out: each is computed from its
-slot, for as many slots as one likes.
+A *slot* numbers what ranks read: slot ``t`` is sample ``t % G`` of global batch ``t // G``, where ``G`` is the global
+batch size. Within a global batch, the ranks' batches follow one another. A partition computes the places of any slots
+without an array of the whole epoch.
 """
 
 from dataclasses import dataclass, replace
@@ -25,11 +25,11 @@ _logger = getLogger(__name__)
 
 @dataclass(frozen=True)
 class Grid:
-    """Who reads side by side.
+    """The ranks that read in parallel, and their batch size.
 
     Attributes:
         num_nodes: Number of nodes.
-        ranks_per_node: Ranks of each.
+        ranks_per_node: Ranks on each node.
         batch_size: Samples that a rank reads in a step.
     """
 
@@ -39,7 +39,7 @@ class Grid:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks over all nodes."""
+        """Number of ranks on all nodes."""
         return self.num_nodes * self.ranks_per_node
 
     @property
@@ -49,12 +49,12 @@ class Grid:
 
 
 class Partition(Protocol):
-    """An epoch's places dealt out to ranks.
+    """The places of an epoch, divided among ranks.
 
     Attributes:
         num_rank_samples: Samples that each rank reads.
-        num_samples: Samples that all ranks read: in ours, without those that are read again to fill up the end.
-        grid: Who reads.
+        num_samples: Samples that all ranks together read. ``EvenPartition`` does not count repeated ones.
+        grid: Ranks and batch size.
     """
 
     num_rank_samples: int
@@ -62,7 +62,7 @@ class Partition(Protocol):
     grid: Grid
 
     def places(self, slots: _Integers) -> _Integers:
-        """Return the place that is read in each slot; -1 where none is."""
+        """Return each slot's place, or -1: same shape, int64."""
         ...
 
 
@@ -79,17 +79,18 @@ def partitioned(
     """Return a reference partition of ``size`` places.
 
     Args:
-        algorithm: ``orig``, or ``relaxed``, in which a run goes on where canonical and physical nodes do not divide.
+        algorithm: ``orig``; or ``relaxed``, which can resume on a number of nodes that neither divides the canonical
+            nodes nor is a multiple of them.
         size: Number of places.
-        num_canonical_nodes: Parts that the order is made of.
-        grid: Who reads.
-        drop_first: Samples that have been read already, over all ranks.
-        initial_physical_nodes: Nodes of the run that began the epoch, where it is known.
-        in_filling: Whether a run may go on among the places that are repeated to fill up canonical nodes. The
-            reference stops there, and refuses to go on.
+        num_canonical_nodes: Parts of the order.
+        grid: Ranks and batch size.
+        drop_first: Samples of the epoch that all ranks together have read.
+        initial_physical_nodes: Nodes of the run that began the epoch; None if unknown.
+        in_filling: Whether a run may resume among the places that are repeated to fill up canonical nodes. The
+            reference refuses that.
 
     Raises:
-        ConfigurationError: The numbers do not divide, or there are fewer places than ``drop_first``.
+        ConfigurationError: The numbers do not divide, or ``drop_first`` exceeds the epoch.
     """
     num_ranks = grid.num_ranks
     limit = size + num_ranks - size % num_ranks
@@ -106,23 +107,24 @@ def partitioned(
         raise ConfigurationError(
             "batch_size",
             grid.batch_size,
-            f"a global batch ({grid.global_batch_size}) that divides by the {ranks} ranks of the run that is resumed",
+            f"a global batch size (now {grid.global_batch_size}) that is a multiple of the {ranks} ranks of the run "
+            "to resume",
         )
     first = replace(grid, num_nodes=initial_physical_nodes, batch_size=grid.global_batch_size // ranks)
     return ReferencePartition(size, num_canonical_nodes, first, drop_first)
 
 
 class ReferencePartition:
-    """The reference's partition ``orig``: canonical nodes' parts side by side, read column by column.
+    """The reference's partition ``orig``: each canonical node's part is a row, and ranks read column by column.
 
     Args:
         size: Number of places.
-        num_canonical_nodes: Parts that the order is made of.
-        grid: Who reads.
-        drop_first: Samples that have been read already, over all ranks.
+        num_canonical_nodes: Parts of the order.
+        grid: Ranks and batch size.
+        drop_first: Samples of the epoch that all ranks together have read.
 
     Raises:
-        ConfigurationError: Neither of the numbers of nodes divides the other, or there are too few samples.
+        ConfigurationError: Neither number of nodes divides the other, or there are too few samples.
     """
 
     def __init__(self, size: int, num_canonical_nodes: int, grid: Grid, drop_first: int = 0) -> None:
@@ -134,16 +136,21 @@ class ReferencePartition:
         self._rows = rows
         self._drop = drop_first - drop_first % nodes
         if self._drop != drop_first:
-            _logger.warning("%d samples of %d nodes: resumes %d samples earlier", drop_first, nodes, drop_first % nodes)
+            _logger.warning(
+                "sample_in_epoch = %d is not a multiple of the %d nodes: resuming %d samples earlier",
+                drop_first,
+                nodes,
+                drop_first % nodes,
+            )
         self._columns = -(-size // rows)
         self._nodes_per_row = max(1, nodes // rows)
         self._padding = -self._columns % self._nodes_per_row
         self._is_cyclic = not (size > rows or (size == rows and rows >= nodes))
-        # Where padding copies columns from, counted back from the width.
+        # The column from which padding copies, counted back from the width.
         self._copied_from = self._columns - self._padding - self._nodes_per_row + 1
         if self._padding and not self._is_cyclic and self._copied_from < 0:
             raise ConfigurationError(
-                "num_canonical_nodes", rows, f"at least {nodes}, the number of nodes, where there are {size} samples"
+                "num_canonical_nodes", rows, f"at least {nodes}, the number of nodes, for an epoch of {size} samples"
             )
         width = self._columns + self._padding
         self._per_node = (rows * width - self._drop) // nodes
@@ -152,7 +159,7 @@ class ReferencePartition:
         self.num_samples = self.num_rank_samples * grid.num_ranks
 
     def places(self, slots: _Integers) -> _Integers:
-        """Return the place that is read in each slot; -1 where none is."""
+        """Return each slot's place, or -1: same shape, int64."""
         grid = self.grid
         batches, within = np.divmod(slots, grid.global_batch_size)
         ranks, samples = np.divmod(within, grid.batch_size)
@@ -182,19 +189,19 @@ class ReferencePartition:
 
 
 class EvenPartition:
-    """Our partition: the canonical nodes' parts read column by column, with no place twice in their order.
+    """The partition of ``block``: ranks read the canonical nodes' parts column by column, each place once.
 
-    Any number of nodes will do. Only where the ranks do not divide what is left of an epoch, a rank reads a sample
-    of its own again, so that all ranks read equally many.
+    It works for any number of nodes. If the ranks do not divide the rest of an epoch, a rank repeats one of its own
+    samples at the end, so that all ranks read equally many.
 
     Args:
         size: Number of places.
-        num_canonical_nodes: Parts that the order is made of.
-        grid: Who reads.
-        drop_first: Samples that have been read already, over all ranks.
+        num_canonical_nodes: Parts of the order.
+        grid: Ranks and batch size.
+        drop_first: Samples of the epoch that all ranks together have read.
 
     Raises:
-        ConfigurationError: There are fewer places than ``drop_first``.
+        ConfigurationError: ``drop_first`` exceeds the epoch.
     """
 
     def __init__(self, size: int, num_canonical_nodes: int, grid: Grid, drop_first: int = 0) -> None:
@@ -209,12 +216,12 @@ class EvenPartition:
         self.num_rank_samples = -(-self.num_samples // ranks)
         bounds = canonical_bounds(size, num_canonical_nodes)
         self._starts = bounds[:-1]
-        # All rows have the same columns, but for one more that some of them have.
+        # All rows have the same number of columns, except that some have one more.
         self._columns = size // num_canonical_nodes
         self._longer_rows = np.flatnonzero(np.diff(bounds) > self._columns)
 
     def places(self, slots: _Integers) -> _Integers:
-        """Return the place that is read in each slot; -1 where none is."""
+        """Return each slot's place, or -1: same shape, int64."""
         grid, ranks = self.grid, self.grid.num_ranks
         batches, within = np.divmod(slots, grid.global_batch_size)
         rank, samples = np.divmod(within, grid.batch_size)

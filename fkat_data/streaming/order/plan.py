@@ -1,4 +1,4 @@
-"""What is planned of an epoch: the sample that each rank reads in each step."""
+"""The plan of an epoch: the sample that each rank reads in each step."""
 
 from abc import ABC, abstractmethod
 
@@ -14,12 +14,12 @@ _Integers = npt.NDArray[np.int64]
 
 
 class Plan(ABC):
-    """The rest of an epoch, from a place on.
+    """The plan of the rest of an epoch.
 
     Args:
-        batching: How many batches there are.
-        grid: Who reads.
-        is_cheap: Whether a few slots cost little; else all that are wanted should be asked for at once.
+        batching: Number of batches.
+        grid: Ranks and batch size.
+        is_cheap: Whether the cost grows with the number of slots. If not, ask for all slots at once.
     """
 
     def __init__(self, batching: BatchCounts, grid: Grid, *, is_cheap: bool) -> None:
@@ -29,21 +29,21 @@ class Plan(ABC):
 
     @property
     def num_batches(self) -> int:
-        """Number of global batches, the last of which may be short."""
+        """Number of global batches. The last one may be short."""
         return self.batching.num_batches
 
     @abstractmethod
     def sample_ids(self, slots: _Integers) -> _Integers:
-        """Return the sample that is read in each slot; -1 where none is."""
+        """Return the id of each slot's sample, or -1: shape (len(slots),), int64."""
 
     def rank_batches(self, rank: int, batches: _Integers) -> _Integers:
-        """Return a rank's batches: samples by batch, -1 where a batch is short."""
+        """Return the sample ids of a rank's batches: shape (len(batches), batch_size), int64, -1 in a short batch."""
         size = self.grid.batch_size
         slots = batches[:, None] * self.grid.global_batch_size + rank * size + np.arange(size)
         return self.sample_ids(slots.reshape(-1)).reshape(len(batches), size)
 
     def global_batches(self, batches: _Integers) -> _Integers:
-        """Return whole global batches: samples by batch and rank, -1 where a batch is short."""
+        """Return the sample ids of global batches: shape (len(batches), num_ranks, batch_size), int64, or -1."""
         slots = batches[:, None] * self.grid.global_batch_size + np.arange(self.grid.global_batch_size)
         found = self.sample_ids(slots.reshape(-1))
         return found.reshape(len(batches), self.grid.num_ranks, self.grid.batch_size)

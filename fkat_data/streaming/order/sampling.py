@@ -1,4 +1,4 @@
-"""Which samples of a stream an epoch shows, as the reference draws them."""
+"""The samples of an epoch, as the reference draws them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ class StreamSamples:
     """A stream's shards, and how many samples an epoch takes of it.
 
     Attributes:
-        shard_sizes: Samples of each shard.
-        first_sample: The id of the stream's first sample.
+        shard_sizes: Samples in each shard: shape (num_shards,), int64.
+        first_sample: Id of the stream's first sample.
         choose: Samples that the epoch takes.
     """
 
@@ -29,12 +29,12 @@ class StreamSamples:
 
 
 class Selection:
-    """The samples of an epoch in the order of the shards: unit by unit, a shard once or a part of one.
+    """The samples of an epoch in the order of the shards. A unit is a whole shard or a part of one.
 
     Args:
-        unit_sizes: Samples of each unit.
-        unit_firsts: The id of each unit's first sample, for units that are a whole shard.
-        parts: For the others, by unit: the ids of their samples.
+        unit_sizes: Samples in each unit.
+        unit_firsts: Id of the first sample of each unit that is a whole shard.
+        parts: Sample ids of each other unit, by the unit's index.
     """
 
     def __init__(self, unit_sizes: _Integers, unit_firsts: _Integers, parts: dict[int, _Integers]) -> None:
@@ -45,14 +45,14 @@ class Selection:
         self._is_identity = not parts and bool(
             np.array_equal(unit_firsts[1:], unit_firsts[:1] + self._ends[:-1]) if len(unit_firsts) else True
         )
-        # One table of all parts: a unit's rows begin at its offset.
+        # One table has the samples of all parts. A unit's samples start at its offset.
         lengths = [len(ids) for ids in parts.values()]
         self._table = np.concatenate([*parts.values(), np.empty(0, np.int64)])
         self._offsets = np.full(len(unit_sizes), -1, np.int64)
         self._offsets[list(parts)] = np.cumsum([0, *lengths])[:-1]
 
     def sample_ids(self, places: _Integers) -> _Integers:
-        """Return the sample at each place from 0 to ``size - 1``."""
+        """Return the id of the sample at each place, from 0 to ``size - 1``: same shape, int64."""
         if self._is_identity:
             return places + (self._firsts[0] if len(self._firsts) else 0)
         units = np.searchsorted(self._ends, places, side="right")
@@ -67,15 +67,15 @@ class Selection:
 def selected(
     streams: Sequence[StreamSamples], *, seed: int, epoch: int, granularity: int, is_balanced: bool, is_shuffled: bool
 ) -> Selection:
-    """Return what an epoch shows of some streams, drawn as one.
+    """Return the samples of an epoch from some streams, drawn by one generator.
 
     Args:
-        streams: The streams; one that gives nothing may be among them.
-        seed: The shuffle's seed.
-        epoch: The epoch.
-        granularity: Samples that are taken side by side.
-        is_balanced: Whether each epoch draws anew.
-        is_shuffled: Whether each epoch takes other numbers of samples from the shards as well.
+        streams: The streams. ``choose`` may be 0.
+        seed: Seed of the shuffle.
+        epoch: Index of the epoch, from 0.
+        granularity: Number of samples to take from a shard at a time.
+        is_balanced: Whether each epoch draws different samples.
+        is_shuffled: Whether a balanced epoch also takes a different number of samples from each shard.
     """
     generator = np.random.default_rng(seed + epoch if is_balanced else seed)
     sizes: list[_Integers] = []
@@ -109,12 +109,15 @@ def chosen_per_shard(
     """Return how many samples an epoch takes of each shard.
 
     Args:
-        shard_sizes: Samples of each shard.
-        choose: Samples to take; above the stream's own number, every shard is taken several times.
-        granularity: Samples of a pick: what is left over after whole times is made of picks in random order.
-        seed: The shuffle's seed.
-        epoch: The epoch.
-        use_epoch: Whether each epoch has an order of picks of its own.
+        shard_sizes: Samples in each shard: shape (num_shards,), int64.
+        choose: Samples to take. If the stream has fewer, the epoch takes every shard several times.
+        granularity: Samples in a pick. After whole passes over the shards, the epoch takes picks in random order.
+        seed: Seed of the shuffle.
+        epoch: Index of the epoch, from 0.
+        use_epoch: Whether the order of picks changes with the epoch.
+
+    Returns:
+        Number of samples by shard: shape (num_shards,), int64.
 
     Raises:
         ConfigurationError: An argument is out of range.
@@ -130,7 +133,7 @@ def chosen_per_shard(
         return counts
     num_picks = -(-shard_sizes // granularity)
     order = np.random.default_rng(seed + epoch if use_epoch else seed).permutation(int(num_picks.sum()))
-    # Every pick gives a sample at least, so the first `rest` of them are enough.
+    # Every pick has at least one sample, so the first `rest` picks are enough.
     picks = order[:rest]
     ends = np.cumsum(num_picks)
     shards = np.searchsorted(ends, picks, side="right")

@@ -1,8 +1,8 @@
-"""The reference's shuffles, number for number, made node by node: a rank pays for the nodes that it reads.
+"""The reference's shuffles, with the same random numbers, one canonical node at a time.
 
-The random numbers of one node follow those of the node before it, so nodes that nobody asks for are drawn as well;
-but their samples are never laid out, and ``py1e`` sorts its samples in a window that moves on: what it keeps in
-memory is a few blocks, not an epoch.
+The random numbers of a node follow those of the node before it. So a rank also draws the numbers of earlier nodes, but
+builds the samples only of the nodes that it reads. ``py1e`` sorts in a sliding window, and needs the memory of a few
+blocks instead of an epoch.
 """
 
 import itertools
@@ -29,11 +29,11 @@ class ReferenceShuffle:
 
     Args:
         algorithm: One of ``REFERENCE_SHUFFLES``.
-        unit_sizes: Samples of the units that are shuffled: shards, or what an epoch takes of them.
-        num_canonical_nodes: Parts that the order is made of, each shuffled on its own.
-        seed: Of the run.
-        epoch: The epoch.
-        block_size: How far samples of a unit are spread, in places.
+        unit_sizes: Samples in each unit of the shuffle: a shard, or the part of one that the epoch takes.
+        num_canonical_nodes: Parts of the order. Each is shuffled separately.
+        seed: Seed of the run.
+        epoch: Index of the epoch, from 0.
+        block_size: Number of places over which a unit is spread.
 
     Raises:
         ConfigurationError: The algorithm does not work with these numbers.
@@ -52,7 +52,7 @@ class ReferenceShuffle:
         check_shuffle(algorithm, self.size, num_canonical_nodes, block_size)
 
     def samples_at(self, places: _Integers) -> _Integers:
-        """Return the number of the sample at each place; walks over the epoch once."""
+        """Return the number of the sample at each place: same shape, int64. Draw the epoch's numbers once."""
         if bool((places[1:] >= places[:-1]).all()):
             return self._samples_at_ascending(places)
         order = np.argsort(places, kind="stable")
@@ -68,11 +68,11 @@ class ReferenceShuffle:
         return found
 
     def whole(self) -> _Integers:
-        """Return the whole order."""
+        """Return the whole order: shape (size,), int64."""
         return self.samples_at(np.arange(self.size, dtype=np.int64))
 
     def _chunks(self, ascending: _Integers) -> Iterator[tuple[int, _Integers]]:
-        """Yield pieces of the order with the places where they begin: those at least that hold the given places."""
+        """Yield chunks of the order and the places where they start, among them all chunks with the given places."""
         if self._algorithm == "naive":
             yield 0, np.random.default_rng(self._seed + self._epoch).permutation(self.size)
             return
@@ -86,7 +86,7 @@ class ReferenceShuffle:
 
     def _by_node(self, wanted: set[int]) -> Iterator[tuple[int, int, _Integers]]:
         stops = np.cumsum(self._unit_sizes)
-        # As a list of spans would be: the numbers that are drawn depend on its length alone.
+        # The reference shuffles a list of spans. Its draws depend only on the length.
         units = np.random.default_rng(self._seed).permutation(len(stops))
         spans = list(zip((stops - self._unit_sizes)[units].tolist(), stops[units].tolist(), strict=True))
         nodes = divided(spans, len(self._bounds) - 1)
@@ -119,7 +119,7 @@ class ReferenceShuffle:
         fixed = np.random.default_rng(self._seed)
         order = _shuffled(list(range(len(stops))), fixed)
         generator = np.random.default_rng(self._seed + self._epoch)
-        # Where the pieces lie is known beforehand; what they hold is drawn unit by unit, once.
+        # The bounds of the pieces are known in advance. Each unit's samples are shuffled once.
         places = np.cumsum([0, *(int(self._unit_sizes[unit]) for unit in order)]).tolist()
         nodes = divided(list(itertools.pairwise(places)), len(self._bounds) - 1)
         units = iter(order)
@@ -127,7 +127,7 @@ class ReferenceShuffle:
         for node, pieces in enumerate(nodes[: max(wanted, default=-1) + 1]):
             held: list[_Integers] = []
             for start, stop in pieces:
-                # An empty unit is a piece as well, and the next one may begin where it stands.
+                # An empty unit is a piece too, and the next one may start at the same place.
                 if start >= unit_stop or (start == stop):
                     unit = next(units)
                     size = int(self._unit_sizes[unit])
@@ -143,14 +143,14 @@ class ReferenceShuffle:
 
 
 def check_shuffle(algorithm: str, size: int, num_canonical_nodes: int, block_size: int) -> None:
-    """Return if an algorithm works with these numbers.
+    """Check that an algorithm works with these numbers.
 
     Raises:
-        ConfigurationError: It does not.
+        ConfigurationError: ``py1e`` has fewer samples than canonical nodes, or the block is too small.
     """
     if algorithm == "py1e" and size < num_canonical_nodes:
         raise ConfigurationError(
-            "num_canonical_nodes", num_canonical_nodes, f"at most as many as there are samples to shuffle: {size}"
+            "num_canonical_nodes", num_canonical_nodes, f"at most {size}, the number of samples to shuffle with py1e"
         )
     smallest = {"py1e": 1, "py1b": 1, "py1br": 2}.get(algorithm, 0)
     if block_size < smallest:
@@ -158,7 +158,7 @@ def check_shuffle(algorithm: str, size: int, num_canonical_nodes: int, block_siz
 
 
 def _shuffled(items: list[_T], generator: np.random.Generator) -> list[_T]:
-    # As the generator shuffles a list: the same draws, the same order.
+    # The same draws and the same order as generator.shuffle(items).
     return [items[index] for index in generator.permutation(len(items)).tolist()]
 
 
@@ -193,7 +193,7 @@ def _py1br(
         start, stop = max(current - stagger, 0), min(current + size - stagger, line.size)
         blocks.append((start, stop))
         current += stop - start
-    # The first blocks may overlap, so all of a node that is read is laid out.
+    # The first blocks may overlap, so build the whole node before shuffling.
     samples = line.stretch(0, line.size) if is_wanted else np.empty(line.size, np.int64)
     for start, stop in blocks:
         generator.shuffle(samples[start:stop])

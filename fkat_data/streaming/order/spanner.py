@@ -1,4 +1,4 @@
-"""From a sample's number to its shard, and its row there."""
+"""From a sample's number to its shard and its row in it."""
 
 import operator
 from typing import SupportsIndex
@@ -12,14 +12,14 @@ _Integers = npt.NDArray[np.int64]
 
 
 class Spanner:
-    """Shards of known sizes, end to end; what it keeps grows with their number.
+    """The shard and row of each sample. Its memory grows with the number of shards.
 
     Args:
-        shard_sizes: Samples of each shard.
+        shard_sizes: Samples in each shard: shape (num_shards,), int64.
 
     Attributes:
-        size: Samples of all shards.
-        starts: The number of each shard's first sample.
+        size: Samples in all shards.
+        starts: Number of each shard's first sample: shape (num_shards,), int64.
     """
 
     def __init__(self, shard_sizes: _Integers) -> None:
@@ -28,18 +28,18 @@ class Spanner:
         self.size = int(shard_sizes.sum())
 
     def __getitem__(self, sample: SupportsIndex) -> tuple[int, int]:
-        """Return a sample's shard and its row.
+        """Return a sample's shard and row.
 
         Raises:
-            IndexError: There is no such sample.
+            IndexError: The sample does not exist.
         """
         number = operator.index(sample)
         if not 0 <= number < self.size:
-            raise IndexError(f"sample {number} of {self.size}")
+            raise IndexError(f"sample {number} is out of range for {self.size} samples")
         shard = int(np.searchsorted(self._ends, number, side="right"))
         return shard, number - int(self.starts[shard])
 
     def locate(self, samples: _Integers) -> tuple[_Integers, _Integers]:
-        """Return the shards and the rows of samples that exist."""
+        """Return the shards and rows of samples, all of which must exist: two int64 arrays like ``samples``."""
         shards = np.searchsorted(self._ends, samples, side="right")
         return shards, samples - self.starts[shards]

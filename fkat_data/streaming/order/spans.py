@@ -1,4 +1,4 @@
-"""Runs of consecutive places, ``[start, stop)``: an epoch's shuffle units, dealt out to canonical nodes."""
+"""Spans ``(start, stop)`` of consecutive sample numbers: an epoch's shuffle units, divided among canonical nodes."""
 
 from collections.abc import Sequence
 
@@ -11,14 +11,14 @@ _Integers = npt.NDArray[np.int64]
 
 
 def canonical_bounds(size: int, num_canonical_nodes: int) -> _Integers:
-    """Return the edges of the canonical nodes' parts of ``size`` places: one more than there are nodes."""
+    """Return the bounds of the canonical nodes' parts of ``size`` places: shape (num_canonical_nodes + 1,), int64."""
     return np.array([size * node // num_canonical_nodes for node in range(num_canonical_nodes + 1)], np.int64)
 
 
 def divided(spans: Sequence[tuple[int, int]], num_parts: int) -> list[list[tuple[int, int]]]:
-    """Return the spans dealt out to parts of equal length, in their order; those that cross an edge are cut.
+    """Divide spans among parts of equal length, in order, and cut those that cross a bound.
 
-    An empty span stays whole, in the first part that has not ended before it.
+    An empty span goes to the first part that does not end before it.
     """
     ends = canonical_bounds(sum(stop - start for start, stop in spans), num_parts)[1:].tolist()
     parts: list[list[tuple[int, int]]] = [[] for _ in range(num_parts)]
@@ -36,7 +36,7 @@ def divided(spans: Sequence[tuple[int, int]], num_parts: int) -> list[list[tuple
 
 
 class SpanLine:
-    """Spans laid end to end: a row of numbers of which any part can be had without the others."""
+    """Spans laid end to end, as a sequence of numbers that computes any part of itself alone."""
 
     def __init__(self, spans: Sequence[tuple[int, int]]) -> None:
         table = np.array(spans, np.int64).reshape(-1, 2)
@@ -46,9 +46,9 @@ class SpanLine:
         self.size = int(lengths.sum())
 
     def at(self, places: _Integers) -> _Integers:
-        """Return the numbers at some places, from 0 to ``size - 1``."""
+        """Return the numbers at places from 0 to ``size - 1``: same shape, int64."""
         return places + self._offsets[np.searchsorted(self._ends, places, side="right")]
 
     def stretch(self, start: int, stop: int) -> _Integers:
-        """Return the numbers at the places from ``start`` to ``stop - 1``."""
+        """Return the numbers at the places from ``start`` to ``stop - 1``: shape (stop - start,), int64."""
         return self.at(np.arange(start, stop, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""How many samples each stream gives to an epoch."""
+"""How many samples an epoch takes of each stream."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,11 +13,12 @@ __all__ = ["StreamShares", "StreamWeight", "joined_shares", "shares_of"]
 
 @dataclass(frozen=True)
 class StreamWeight:
-    """What a user said of a stream's weight.
+    """A stream's weight as the user gave it.
 
     Attributes:
-        kind: ``"proportion"`` of the epoch, times to ``"repeat"`` the stream, samples to ``"choose"``; None: nothing.
-        value: The number that belongs to it.
+        kind: ``"proportion"`` of the epoch, times to ``"repeat"`` the stream, or samples to ``"choose"``; None if
+            the user gave no weight.
+        value: The proportion, the number of times or the number of samples; None without a kind.
     """
 
     kind: str | None = None
@@ -26,13 +27,13 @@ class StreamWeight:
 
 @dataclass(frozen=True)
 class StreamShares:
-    """What the streams give to an epoch.
+    """Each stream's share of an epoch.
 
     Attributes:
-        epoch_size: Samples of the epoch.
-        choose: Samples of each stream.
+        epoch_size: Samples in the epoch.
+        choose: Samples that the epoch takes of each stream.
         proportion: Each stream's part of the epoch, from 0 to 1.
-        repeat: How often the epoch shows each stream.
+        repeat: ``choose`` divided by each stream's size.
     """
 
     epoch_size: int
@@ -44,29 +45,28 @@ class StreamShares:
 def shares_of(
     weights: Sequence[StreamWeight], samples_per_stream: Sequence[int], epoch_size: int | None, seed: int
 ) -> StreamShares:
-    """Return what each stream gives to an epoch.
+    """Return each stream's share of an epoch.
 
     Args:
-        weights: One a stream: all of them proportions, or none.
-        samples_per_stream: Samples that each stream holds.
-        epoch_size: Samples of the epoch; None or 0: as the weights say.
-        seed: Decides which streams round up.
+        weights: One for each stream. Either all or none are proportions.
+        samples_per_stream: Samples in each stream.
+        epoch_size: Samples in the epoch; None or 0 to derive it from the weights.
+        seed: Seed for the choice of the streams that round up.
 
     Raises:
-        ConfigurationError: Proportions beside other weights, an epoch's size beside other weights, or no weight.
+        ConfigurationError: The weights mix proportions with other kinds, all proportions are 0, or ``epoch_size`` is
+            given although streams repeat or choose.
     """
     kinds = {weight.kind for weight in weights}
     sizes = np.asarray(samples_per_stream, np.int64)
     if "proportion" in kinds and kinds != {"proportion"}:
-        raise ConfigurationError(
-            "streams", sorted(map(str, kinds)), "a proportion for every stream, or for none of them"
-        )
+        raise ConfigurationError("streams", sorted(map(str, kinds)), "a proportion for every stream or for none")
     if kinds == {"proportion"} or (kinds == {None} and epoch_size):
         values = [float(weight.value or 0) for weight in weights] if None not in kinds else list(map(float, sizes))
         return _relative(np.array(values, np.float64), sizes, epoch_size, seed)
     if epoch_size:
         raise ConfigurationError(
-            "epoch_size", epoch_size, "none where streams repeat or choose: they say how large the epoch is"
+            "epoch_size", epoch_size, "None, because `repeat` and `choose` of the streams determine the epoch's size"
         )
     choose = [_chosen(weight, size) for weight, size in zip(weights, sizes.tolist(), strict=True)]
     total = sum(choose)
@@ -74,11 +74,11 @@ def shares_of(
 
 
 def joined_shares(phases: Sequence[StreamShares], samples_per_stream: Sequence[int]) -> StreamShares:
-    """Return what the streams give to all phases of an epoch together.
+    """Return each stream's share of all phases of an epoch together.
 
     Args:
-        phases: At least one.
-        samples_per_stream: Samples that each stream holds.
+        phases: The shares of each phase, of at least one.
+        samples_per_stream: Samples in each stream.
     """
     if len(phases) == 1:
         return phases[0]
@@ -90,7 +90,7 @@ def _relative(
     values: npt.NDArray[np.float64], sizes: npt.NDArray[np.int64], epoch_size: int | None, seed: int
 ) -> StreamShares:
     if not values.sum() > 0:
-        raise ConfigurationError("streams", values.tolist(), "a proportion above 0 for one stream at least")
+        raise ConfigurationError("streams", values.tolist(), "a proportion above 0 for at least one stream")
     proportion = values / values.sum()
     total = epoch_size or int(sizes.sum())
     choose = (total * proportion).astype(np.int64)

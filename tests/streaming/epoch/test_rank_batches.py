@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from fkat_data.streaming.epoch.rank_batches import RankBatches
 from fkat_data.streaming.epoch.resume_point import ResumePoint
 from fkat_data.streaming.epoch.skips import SampleSkips
-from fkat_data.streaming.order.epoch_order import EpochPlace, OrderSettings, plan_epoch
+from fkat_data.streaming.order.epoch_order import EpochStart, OrderSettings, plan_epoch
 from fkat_data.streaming.order.partition import Grid
 from fkat_data.streaming.order.weights import StreamWeight, shares_of
 
@@ -17,7 +17,7 @@ SKIPS = [[], [{"epoch": 0, "batches": [3, 6]}], [{"samples": [1, 2, 3, 50]}, {"e
 def batches_of(algorithm, rank, skip, grid):
     settings_ = OrderSettings(SIZES, shuffle=True, shuffle_algo=algorithm, shuffle_block_size=30)
     shares = shares_of([StreamWeight()], [97], None, 0)
-    plan = plan_epoch(settings_, shares, EpochPlace(0, 0, 0, 2), grid)
+    plan = plan_epoch(settings_, shares, EpochStart(0, 0, 0, 2), grid)
     return RankBatches(plan, ResumePoint(), rank, SampleSkips(skip))
 
 
@@ -49,7 +49,7 @@ def test_workers_share_what_is_left_and_no_more(algorithm, skip, first, num_part
         assert own == [batch for place, batch in enumerate(whole) if place >= first and place % num_parts == part]
 
 
-def test_the_place_after_a_batch_is_what_all_ranks_have_read():
+def test_the_sample_in_epoch_after_a_batch_is_what_all_ranks_have_read():
     batches = batches_of("block", 0, SKIPS[1], Grid(1, 2, 3))
-    assert [batches.place_after(index) for index, _ in read(batches)] == [6, 12, 18, *range(42, 97, 6), 98]
+    assert [batches.sample_in_epoch_after(index) for index, _ in read(batches)] == [6, 12, 18, *range(42, 97, 6), 98]
     assert [index for index, _ in read(batches) if batches.is_short(index)] == [16]

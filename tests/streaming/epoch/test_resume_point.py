@@ -2,11 +2,11 @@ import pickle
 
 import pytest
 
-from fkat_data.streaming.epoch.resume_point import ResumePoint, SharedPlace
+from fkat_data.streaming.epoch.resume_point import ResumePoint, SharedResumePoint
 
 
 def test_an_iteration_is_the_next_epoch_and_keeps_what_is_settled():
-    shared = SharedPlace()
+    shared = SharedResumePoint()
     assert shared.current() is None
     assert shared.next() == ResumePoint()
     shared.go_to(ResumePoint(3, 40, 2, 7, 4))
@@ -16,7 +16,7 @@ def test_an_iteration_is_the_next_epoch_and_keeps_what_is_settled():
 
 
 def test_workers_of_one_iteration_begin_together():
-    shared = SharedPlace()
+    shared = SharedResumePoint()
     # Two workers, whose first and second rounds interleave as they like.
     assert [shared.begin(11, 0).epoch for _ in range(2)] == [0, 0]
     assert [shared.begin(11, 1).epoch for _ in range(2)] == [1, 1]
@@ -28,7 +28,7 @@ def test_workers_of_one_iteration_begin_together():
 
 
 def test_a_copy_has_a_place_of_its_own():
-    shared = SharedPlace()
+    shared = SharedResumePoint()
     shared.begin()
     copy = pickle.loads(pickle.dumps(shared))
     assert copy.begin().epoch == 1
@@ -38,4 +38,4 @@ def test_a_copy_has_a_place_of_its_own():
 @pytest.mark.usefixtures("nothing_left_behind")
 def test_nothing_is_left_of_it():
     for _ in range(3):
-        SharedPlace().begin()
+        SharedResumePoint().begin()

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fkat_data.streaming.order.epoch_order import EpochPlace, OrderSettings, plan_epoch
+from fkat_data.streaming.order.epoch_order import EpochStart, OrderSettings, plan_epoch
 from fkat_data.streaming.order.partition import Grid
 from fkat_data.streaming.order.weights import StreamWeight, shares_of
 
@@ -25,8 +25,8 @@ def test_the_order_is_what_it_always_was(case):
     )
     weights = [StreamWeight(*(weight or (None, None))) for weight in case["weights"]]
     shares = shares_of(weights, [sum(sizes) for sizes in case["shard_sizes"]], case["epoch_size"], case["seed"])
-    place = EpochPlace(case["epoch"], 0, case["seed"], case["num_canonical_nodes"])
-    plan = plan_epoch(settings, shares, place, Grid(1, 1, 4))
+    start = EpochStart(case["epoch"], 0, case["seed"], case["num_canonical_nodes"])
+    plan = plan_epoch(settings, shares, start, Grid(1, 1, 4))
     ids = plan.global_batches(np.arange(plan.num_batches)).reshape(-1)
     if "ids" in case:
         assert ids.tolist() == case["ids"]

@@ -3,7 +3,7 @@ import pytest
 from order_vectors import DATASETS, VECTORS, check, name
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.order.epoch_order import EpochPlace, OrderSettings, plan_epoch
+from fkat_data.streaming.order.epoch_order import EpochStart, OrderSettings, plan_epoch
 from fkat_data.streaming.order.partition import Grid
 from fkat_data.streaming.order.sampling import StreamSamples, selected
 from fkat_data.streaming.order.weights import StreamWeight, shares_of
@@ -40,14 +40,14 @@ def tensor(plan, workers):
 def plan_of(case, dataset):
     params = dataset["params"]
     grid = Grid(case["num_nodes"], case["ranks_per_node"], params["batch_size"])
-    place = EpochPlace(
+    start = EpochStart(
         case["epoch"],
         case["sample_in_epoch"],
         dataset.get("shuffle_seed", 9176),
         params["num_canonical_nodes"],
         params["initial_physical_nodes"],
     )
-    return plan_epoch(settings_of(dataset, case["method"]), shares_of_case(dataset), place, grid)
+    return plan_epoch(settings_of(dataset, case["method"]), shares_of_case(dataset), start, grid)
 
 
 @pytest.mark.parametrize("case", VECTORS["batching"] + VECTORS["elastic"], ids=name)
