@@ -1,1 +1,1 @@
-"""What is on disk: index, shards, columns, compression, hashes; reading them without trusting them."""
+"""The formats of datasets on disk: index, shards, encodings, compression and hashes. Readers trust no file."""

@@ -7,7 +7,7 @@ from fkat_data.streaming.formats.fields import Fields
 
 __all__ = ["TEXT_ENCODINGS", "columns_of"]
 
-#: What the columns of JSON lines and of separated values can be.
+#: Encodings of columns in JSON lines and separated values.
 TEXT_ENCODINGS = ("str", "int", "float")
 
 _MAX_BYTES = (1 << 32) - 1
@@ -21,14 +21,14 @@ def columns_of(shard: Fields, kind: str) -> tuple[Column, ...]:
         kind: Its format.
 
     Raises:
-        ShardCorruptError: They are not described, or cannot be as described.
+        ShardCorruptError: The description is missing or invalid. The message names the field.
     """
     if kind == "json":
         columns = shard.fields("columns")
         return tuple(Column(name, columns.text(name, TEXT_ENCODINGS)) for name in columns.content)
     names, encodings = shard.texts("column_names"), shard.texts("column_encodings")
     if len(set(names)) < len(names) or not names:
-        raise shard.wrong("column_names", "names, each of them once", names)
+        raise shard.wrong("column_names", "at least one name, without duplicates", names)
     if len(encodings) != len(names):
         raise shard.wrong("column_encodings", f"{len(names)} encodings, one for each column", encodings)
     if kind == "mds":
@@ -51,8 +51,8 @@ def _mds_columns(shard: Fields, names: list[str], encodings: list[str]) -> tuple
             raise shard.wrong(f"column_encodings[{number}]", str(error), encoding) from None
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= _MAX_BYTES):
             raise shard.wrong(f"column_sizes[{number}]", "null or a number of bytes", size)
-        # A size of 0 is how a variable one may be written, too.
+        # Some writers state a variable size as 0.
         if own_size is not None and size != own_size:
-            raise shard.wrong(f"column_sizes[{number}]", f"{own_size}, which is what {encoding} takes", size)
+            raise shard.wrong(f"column_sizes[{number}]", f"{own_size}, the size of {encoding}", size)
         columns.append(Column(name, encoding, size or None))
     return tuple(columns)

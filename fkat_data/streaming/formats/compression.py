@@ -1,4 +1,4 @@
-"""Compression of whole files by the names that an index gives it; decompression that stops at the stated size."""
+"""Compression of whole files, under the names of the index, and decompression that stops at the stated size."""
 
 import bz2
 import contextlib
@@ -17,18 +17,18 @@ from fkat_data.streaming.formats.files import file_size
 __all__ = ["COMPRESSIONS", "FAMILIES", "Family", "compress", "decompress_file", "decompress_into", "extension_of"]
 
 _CHUNK_BYTES = 1 << 20
-#: What snappy can make of a byte is bounded: a copy of 64 bytes takes 3.
+#: Upper bound of snappy's compression ratio: it encodes a copy of 64 bytes in 3.
 _SNAPPY_GROWTH = 22
 
 
 class Family(NamedTuple):
-    """One kind of compression, at any level.
+    """A compression algorithm with its levels.
 
     Attributes:
-        compress: From bytes and level to bytes.
-        decompressed: From an open file, and the size that its content should have, to the content in pieces.
-        levels: Levels that there are; empty if there is but one.
-        default_level: The level where none is named.
+        compress: Function from bytes and level to compressed bytes.
+        decompressed: Function from an open file and the expected size of its content to the content in chunks.
+        levels: Valid levels; empty if the algorithm has none.
+        default_level: Level to use if the name states none.
     """
 
     compress: Callable[[bytes, int], bytes]
@@ -37,11 +37,11 @@ class Family(NamedTuple):
     default_level: int
 
 
-def _brotli(data: bytes, level: int) -> bytes:
+def _compress_brotli(data: bytes, level: int) -> bytes:
     return required("brotli", "streaming").compress(data, quality=level)
 
 
-def _of_brotli(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
+def _brotli_chunks(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
     del size_bytes
     brotli = required("brotli", "streaming")
     decompressor = brotli.Decompressor()
@@ -50,15 +50,15 @@ def _of_brotli(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
             chunk = file.read(_CHUNK_BYTES) if decompressor.can_accept_more_data() else b""
             text = decompressor.process(chunk, output_buffer_limit=_CHUNK_BYTES)
             if not chunk and not text and decompressor.can_accept_more_data():
-                raise _BrokenError("it ends too early")
+                raise _BrokenError("the data end too early")
             yield text
     except brotli.error as error:
         raise _BrokenError(str(error)) from error
     if file.read(1):
-        raise _BrokenError("more bytes follow its end")
+        raise _BrokenError("extra bytes follow the compressed data")
 
 
-def _of_file(open_file: Callable[[BinaryIO], Any]) -> Callable[[BinaryIO, int], Iterator[bytes]]:
+def _file_chunks(open_file: Callable[[BinaryIO], Any]) -> Callable[[BinaryIO, int], Iterator[bytes]]:
     def decompressed(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
         del size_bytes
         try:
@@ -67,40 +67,40 @@ def _of_file(open_file: Callable[[BinaryIO], Any]) -> Callable[[BinaryIO, int], 
                     yield chunk
         except (OSError, EOFError, ValueError, zlib.error) as error:
             if isinstance(error, OSError) and error.errno is not None:
-                raise  # the disk's error, and not the data's
+                raise  # the disk failed; the data may be intact
             raise _BrokenError(str(error)) from error
 
     return decompressed
 
 
-def _gzip(data: bytes, level: int) -> bytes:
-    # No time of day in the file: the same data make the same bytes.
+def _compress_gzip(data: bytes, level: int) -> bytes:
+    # Without a timestamp, the same data give the same bytes.
     return gzip.compress(data, level, mtime=0)
 
 
-def _snappy(data: bytes, level: int) -> bytes:
+def _compress_snappy(data: bytes, level: int) -> bytes:
     del level
     return bytes(required("cramjam", "streaming").snappy.compress_raw(data))
 
 
-def _of_snappy(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
-    # The raw format cannot be read in pieces, and says at its start how much memory it wants.
+def _snappy_chunks(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
+    # The raw format cannot be read in chunks. Its header states how much memory decompression allocates.
     cramjam = required("cramjam", "streaming")
     data = file.read()
     try:
         stated_bytes: int = cramjam.snappy.decompress_raw_len(data)
         if stated_bytes != size_bytes or stated_bytes > _SNAPPY_GROWTH * len(data) + 64:
-            raise _BrokenError(f"it says that it holds {stated_bytes} bytes")
+            raise _BrokenError(f"its header states {stated_bytes} decompressed bytes")
         yield bytes(cramjam.snappy.decompress_raw(data))
     except cramjam.DecompressionError as error:
         raise _BrokenError(str(error)) from error
 
 
-def _zstd(data: bytes, level: int) -> bytes:
+def _compress_zstd(data: bytes, level: int) -> bytes:
     return required("zstandard", "streaming").ZstdCompressor(level=level).compress(data)
 
 
-def _of_zstd(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
+def _zstd_chunks(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
     del size_bytes
     zstandard = required("zstandard", "streaming")
     try:
@@ -111,21 +111,21 @@ def _of_zstd(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
         raise _BrokenError(str(error)) from error
 
 
-#: Every family by its name, which is also what the names of its files end in.
+#: Every family by its name, which is also the extension of its files.
 FAMILIES = {
-    "br": Family(_brotli, _of_brotli, range(12), 11),
-    "bz2": Family(bz2.compress, _of_file(bz2.BZ2File), range(1, 10), 9),
+    "br": Family(_compress_brotli, _brotli_chunks, range(12), 11),
+    "bz2": Family(bz2.compress, _file_chunks(bz2.BZ2File), range(1, 10), 9),
     "gz": Family(
-        _gzip,
-        _of_file(lambda file: gzip.GzipFile(fileobj=file)),
+        _compress_gzip,
+        _file_chunks(lambda file: gzip.GzipFile(fileobj=file)),
         range(10),
         9,
     ),
-    "snappy": Family(_snappy, _of_snappy, range(0), 0),
-    "zstd": Family(_zstd, _of_zstd, range(1, 23), 3),
+    "snappy": Family(_compress_snappy, _snappy_chunks, range(0), 0),
+    "zstd": Family(_compress_zstd, _zstd_chunks, range(1, 23), 3),
 }
 
-#: Every name that a writer takes: a family, or a family and its level.
+#: Every name that a writer accepts: a family such as "zstd", or a family and a level such as "zstd:7".
 COMPRESSIONS = tuple(
     name
     for family, settings in FAMILIES.items()
@@ -134,27 +134,27 @@ COMPRESSIONS = tuple(
 
 
 class _BrokenError(Exception):
-    """Compressed bytes make no sense; whoever knows the file says so."""
+    """Compressed bytes are invalid. The caller adds the file's name."""
 
 
 def extension_of(compression: str) -> str:
-    """Return what the names of such files end in, without a dot.
+    """Return the extension of files with this compression, without a dot.
 
     Raises:
-        ConfigurationError: There is no such compression.
+        ConfigurationError: The compression is unknown.
     """
     return _family_of(compression)
 
 
 def compress(data: bytes, compression: str) -> bytes:
-    """Return bytes compressed.
+    """Return the compressed bytes.
 
     Args:
-        data: What to compress.
+        data: Bytes to compress.
         compression: One of ``COMPRESSIONS``.
 
     Raises:
-        ConfigurationError: It is none of them, or needs a package that is not installed.
+        ConfigurationError: The compression is unknown, or needs a package that is not installed.
     """
     if compression not in COMPRESSIONS:
         raise ConfigurationError("compression", compression, f"one of {', '.join(COMPRESSIONS)}")
@@ -166,19 +166,19 @@ def compress(data: bytes, compression: str) -> bytes:
 def decompress_into(compression: str, source: Path, output: BinaryIO, raw: FileInfo) -> None:
     """Write a compressed file's content into an open file.
 
-    It takes about 2 MiB of memory (snappy: the file; zstd: its window, 128 MiB at most), and never writes more than
-    ``raw.bytes``.
+    Write at most ``raw.bytes``, and use about 2 MiB of memory. (snappy needs memory for the whole file, zstd for its
+    window of at most 128 MiB.)
 
     Args:
-        compression: As the index has it.
+        compression: The compression's name in the index.
         source: The compressed file.
-        output: Where the content goes, from its position on.
-        raw: What the index says of the content.
+        output: The file to write to, at its current position.
+        raw: The index's description of the content.
 
     Raises:
-        ConfigurationError: There is no such compression, or it needs a package that is not installed.
+        ConfigurationError: The compression is unknown, or needs a package that is not installed.
         ShardNotFoundError: ``source`` does not exist.
-        ShardCorruptError: Its bytes make no sense, or hold more or less than the index says.
+        ShardCorruptError: ``source`` is invalid, or its content is larger or smaller than the index states.
         OSError: ``output`` cannot be written.
     """
     family = _family_of(compression)
@@ -195,22 +195,22 @@ def decompress_into(compression: str, source: Path, output: BinaryIO, raw: FileI
         raise ShardCorruptError(str(source), f"{family}: {error}") from error
     if size_bytes != raw.bytes:
         found = f"<more than {raw.bytes}>" if size_bytes > raw.bytes else size_bytes
-        raise ShardCorruptError.of_field(source, "size of its content in bytes", f"{raw.bytes}, as in the index", found)
+        raise ShardCorruptError.of_field(source, "decompressed size in bytes", f"{raw.bytes}, as in the index", found)
 
 
 def decompress_file(compression: str, source: Path, target: Path, raw: FileInfo) -> None:
-    """Write a compressed file's content to another file, which is there only when it is complete.
+    """Write a compressed file's content to another file, which appears only once it is complete.
 
     Args:
-        compression: As the index has it.
+        compression: The compression's name in the index.
         source: The compressed file.
-        target: Where the content goes; replaced if it is there.
-        raw: What the index says of the content.
+        target: Path of the file to write; an existing one is replaced.
+        raw: The index's description of the content.
 
     Raises:
-        ConfigurationError: There is no such compression, or it needs a package that is not installed.
+        ConfigurationError: The compression is unknown, or needs a package that is not installed.
         ShardNotFoundError: ``source`` does not exist.
-        ShardCorruptError: Its bytes make no sense, or hold more or less than the index says.
+        ShardCorruptError: ``source`` is invalid, or its content is larger or smaller than the index states.
         OSError: ``target`` cannot be written.
     """
     _family_of(compression)

@@ -1,4 +1,4 @@
-"""How one value of a column becomes bytes and comes back."""
+"""The interface of a column's encoding: values to bytes, and back."""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
@@ -9,21 +9,22 @@ __all__ = ["Encoding", "EncodingError"]
 
 
 class EncodingError(ValueError):
-    """A value that an encoding cannot hold, or bytes that it did not make.
+    """An encoding cannot represent a value, or cannot decode bytes.
 
-    Whoever knows the column and the place turns it into a ``SampleError`` or a ``ShardCorruptError``.
+    The message says what ``encode`` expected, or what is wrong with the bytes. The caller adds column and row in a
+    ``SampleError`` or a ``ShardCorruptError``.
     """
 
 
 class Encoding(ABC):
-    """A column's encoding: values to bytes and back.
+    """A column's encoding: values to bytes, and back.
 
     Attributes:
-        size_bytes: What every value takes; None if it varies.
-        dtype: Of the values as an array, if every value is ``shape`` numbers of one dtype; otherwise None.
-        shape: Of a value, if ``dtype`` is given; () for a single number.
-        is_safe: Whether decoding bytes of unknown origin runs no code of theirs.
-        is_checked: Whether ready-made bytes are decoded once before they are written.
+        size_bytes: Size of every value's bytes; None if it varies.
+        dtype: Dtype of the values, if every value is an array of one dtype and shape; otherwise None.
+        shape: Shape of a value, if ``dtype`` is not None; () for a single number.
+        is_safe: Whether bytes of unknown origin can be decoded. False if decoding can run code in them.
+        is_checked: Whether a writer decodes values that are already bytes before it writes them.
     """
 
     size_bytes: int | None = None
@@ -37,13 +38,13 @@ class Encoding(ABC):
         """Return the bytes of a value.
 
         Raises:
-            EncodingError: The value is not what the encoding holds; the message says what it does hold.
+            EncodingError: The encoding cannot represent the value. The message says which values it can.
         """
 
     @abstractmethod
     def decode(self, data: memoryview) -> Any:
-        """Return the value of some bytes; an array may be a view of them.
+        """Return the value of some bytes. An array may be a view of them.
 
         Raises:
-            ValueError: The bytes are not what ``encode`` makes.
+            ValueError: The bytes are invalid.
         """

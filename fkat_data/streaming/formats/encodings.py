@@ -1,4 +1,4 @@
-"""The encodings by their names."""
+"""All encodings, by name."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -25,7 +25,7 @@ __all__ = ["ENCODINGS", "encoding_of"]
 
 _LONGEST_NAME = 1_000
 
-#: How each is made; ``ndarray`` besides, with its dtype and shape in the name.
+#: Constructor of each encoding. ``ndarray`` has its dtype and shape in the name, see ``encoding_of``.
 ENCODINGS: dict[str, Callable[[], Encoding]] = {
     "bytes": BytesEncoding,
     "str": StringEncoding,
@@ -49,10 +49,10 @@ ENCODINGS: dict[str, Callable[[], Encoding]] = {
 
 @lru_cache(maxsize=1024)
 def encoding_of(name: str) -> Encoding:
-    """Return the encoding of a name.
+    """Return the encoding with a name.
 
     Raises:
-        EncodingError: There is none of that name; the message says which there are.
+        EncodingError: The name is unknown. The message lists the valid ones.
     """
     family, *parts = name.split(":") if len(name) <= _LONGEST_NAME else [""]
     if family == "ndarray":

@@ -1,4 +1,4 @@
-"""What an index says of one shard."""
+"""The index's description of a shard."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,9 +13,9 @@ class FileInfo:
     """One file of a shard.
 
     Attributes:
-        basename: Its path relative to the dataset's directory; it does not leave that directory.
-        bytes: Its size.
-        hashes: Its hashes, from algorithm to lower-case hexadecimal digits.
+        basename: Path relative to the dataset's directory, and within it.
+        bytes: Size in bytes.
+        hashes: Hash by algorithm, in lower-case hexadecimal digits.
     """
 
     basename: str
@@ -28,9 +28,9 @@ class Column:
     """One column of a shard.
 
     Attributes:
-        name: Its key in a sample.
-        encoding: Name of the encoding; in JSON lines and separated values one of ``str``, ``int``, ``float``.
-        size_bytes: What every value takes; None if it varies.
+        name: The column's key in a sample.
+        encoding: Name of the encoding; ``str``, ``int`` or ``float`` in JSON lines and separated values.
+        size_bytes: Size of every value's bytes; None if it varies.
     """
 
     name: str
@@ -44,16 +44,16 @@ class ShardEntry:
 
     Attributes:
         format: ``mds``, ``json``, ``xsv``, ``csv`` or ``tsv``.
-        samples: Number of its samples.
-        columns: Its columns, in the order in which they are stored.
-        raw_data: The file that is read.
-        zip_data: The same, compressed; None if the shard is not compressed.
-        raw_meta: The file of offsets; None for ``mds``, which has them in ``raw_data``.
-        zip_meta: The same, compressed.
-        compression: How; None: not at all.
-        hashes: Algorithms that the files were hashed by.
-        newline: What ends a line; empty for ``mds``.
-        separator: What stands between the values of a line; empty but for separated values.
+        samples: Number of samples.
+        columns: Columns in the order in which they are stored.
+        raw_data: The uncompressed file of samples.
+        zip_data: The compressed file of samples; None if the shard is not compressed.
+        raw_meta: The uncompressed file of offsets; None for ``mds``, which has its offsets in ``raw_data``.
+        zip_meta: The compressed file of offsets; None if there is none.
+        compression: Name of the compression; None if the shard is not compressed.
+        hashes: Hash algorithms of the files.
+        newline: End of a line; empty for ``mds``.
+        separator: Separator between the values of a line; empty except for separated values.
     """
 
     format: str
@@ -70,23 +70,23 @@ class ShardEntry:
 
     @property
     def files(self) -> list[tuple[FileInfo, FileInfo | None]]:
-        """The shard's files: (as it is read, as it is compressed or None), offsets before data."""
+        """The shard's files as pairs (uncompressed, compressed or None), offsets before data."""
         meta = [] if self.raw_meta is None else [(self.raw_meta, self.zip_meta)]
         return [*meta, (self.raw_data, self.zip_data)]
 
     @property
     def raw_bytes(self) -> int:
-        """Size of the files that are read."""
+        """Size of the uncompressed files, in bytes."""
         return sum(raw.bytes for raw, _ in self.files)
 
     @property
     def stored_bytes(self) -> int:
-        """Size of the files as they are stored: compressed if the shard is."""
+        """Size of the files as stored, in bytes: the compressed ones if the shard is compressed."""
         return sum((raw if compressed is None else compressed).bytes for raw, compressed in self.files)
 
     @property
     def unsafe_columns(self) -> list[str]:
-        """Columns whose values run code of the file's author when they are read."""
+        """Names of the columns whose values can run code of the file's author when they are decoded."""
         if self.format != "mds":
             return []
         return [column.name for column in self.columns if not encoding_of(column.encoding).is_safe]

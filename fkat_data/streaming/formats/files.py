@@ -1,4 +1,4 @@
-"""Files that are there, and are files."""
+"""The size of a regular file."""
 
 import stat
 from pathlib import Path
@@ -9,16 +9,16 @@ __all__ = ["file_size"]
 
 
 def file_size(path: Path) -> int:
-    """Return a regular file's size in bytes; opening anything else might wait for ever.
+    """Return a regular file's size in bytes. Refuse pipes and devices, which could block forever when opened.
 
     Raises:
-        ShardNotFoundError: There is no such file.
-        ShardCorruptError: It is a directory, a pipe or a device.
+        ShardNotFoundError: The file does not exist.
+        ShardCorruptError: The path is a directory, a pipe or a device.
     """
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ShardNotFoundError(str(path), "no such file") from error
     if not stat.S_ISREG(found.st_mode):
-        raise ShardCorruptError(str(path), "it is no regular file")
+        raise ShardCorruptError(str(path), "not a regular file")
     return found.st_size

@@ -1,4 +1,4 @@
-"""Hashes of files by the names that an index gives them, and the check of a file against its index."""
+"""Hashes of files, under the names of the index, and checks of a file against the index."""
 
 import hashlib
 from collections.abc import Callable
@@ -13,28 +13,28 @@ from fkat_data.streaming.formats.files import file_size
 __all__ = ["HASHES", "check_size", "hash_of", "new_hash", "validate_file"]
 
 _CHUNK_BYTES = 1 << 20
-_OF_XXHASH = ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")
-_OF_HASHLIB = (
+_XXHASH_ALGORITHMS = ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")
+_HASHLIB_ALGORITHMS = (
     *("blake2b", "blake2s", "md5", "sha1", "sha224", "sha256", "sha384", "sha512"),
     *("sha3_224", "sha3_256", "sha3_384", "sha3_512"),
 )
 
-#: Every algorithm that a file can be hashed by.
-HASHES = (*_OF_HASHLIB, *_OF_XXHASH)
+#: Every hash algorithm.
+HASHES = (*_HASHLIB_ALGORITHMS, *_XXHASH_ALGORITHMS)
 
 
 def new_hash(algorithm: str) -> Any:
-    """Return an object with ``update`` and ``hexdigest``, as those of ``hashlib``.
+    """Return a hash object with the ``update`` and ``hexdigest`` of ``hashlib``.
 
     Raises:
-        ConfigurationError: There is no such algorithm, or it needs a package that is not installed.
+        ConfigurationError: The algorithm is unknown, or needs a package that is not installed.
     """
-    if algorithm in _OF_XXHASH:
+    if algorithm in _XXHASH_ALGORITHMS:
         return getattr(required("xxhash", "streaming"), algorithm)()
-    if algorithm not in _OF_HASHLIB:
+    if algorithm not in _HASHLIB_ALGORITHMS:
         raise ConfigurationError("hash", algorithm, f"one of {', '.join(HASHES)}")
     make: Callable[..., Any] = getattr(hashlib, algorithm)
-    # No secret is kept by it: machines that forbid md5 for secrets allow this.
+    # These hashes protect no secret. Saying so allows md5 on machines that forbid it for security.
     return make(usedforsecurity=False)
 
 
@@ -42,7 +42,7 @@ def hash_of(data: bytes, algorithm: str) -> str:
     """Return the hash of some bytes as lower-case hexadecimal digits.
 
     Raises:
-        ConfigurationError: There is no such algorithm.
+        ConfigurationError: The algorithm is unknown, or needs a package that is not installed.
     """
     made = new_hash(algorithm)
     made.update(data)
@@ -50,11 +50,11 @@ def hash_of(data: bytes, algorithm: str) -> str:
 
 
 def check_size(path: Path, info: FileInfo) -> None:
-    """Return if a file is there and as long as its index says.
+    """Check that a file exists and has the size in the index.
 
     Raises:
-        ShardNotFoundError: There is no such file.
-        ShardCorruptError: It is longer or shorter, or no file.
+        ShardNotFoundError: The file does not exist.
+        ShardCorruptError: The size differs, or the path is not a regular file.
     """
     found = file_size(path)
     if found != info.bytes:
@@ -62,25 +62,25 @@ def check_size(path: Path, info: FileInfo) -> None:
 
 
 def validate_file(path: Path, info: FileInfo, algorithm: str | None = None) -> None:
-    """Return if a file has the size, and the hash, that its index says.
+    """Check that a file has the size and the hash in the index.
 
     Args:
-        path: The file.
-        info: What the index says of it.
-        algorithm: Which hash to compute; None: compare the size alone.
+        path: Path of the file.
+        info: The index's description of the file.
+        algorithm: The hash to compare; None to compare only the size.
 
     Raises:
-        ConfigurationError: The index has no hash of that algorithm.
-        ShardNotFoundError: There is no such file.
-        ShardCorruptError: Its size or its hash differs.
+        ConfigurationError: The algorithm is unknown, or the index lacks this hash.
+        ShardNotFoundError: The file does not exist.
+        ShardCorruptError: The size or the hash differs.
     """
     check_size(path, info)
     if algorithm is None:
         return
     made = new_hash(algorithm)
     if algorithm not in info.hashes:
-        there = ", ".join(info.hashes) or "none"
-        raise ConfigurationError("validate_hash", algorithm, f"a hash that the index has of {path} ({there})")
+        known = ", ".join(info.hashes) or "none"
+        raise ConfigurationError("validate_hash", algorithm, f"a hash that the index has for {path} ({known})")
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(_CHUNK_BYTES):
             made.update(chunk)

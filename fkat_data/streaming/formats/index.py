@@ -1,4 +1,4 @@
-"""The index of a dataset, read without trusting it."""
+"""The index of a dataset, checked field by field."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ INDEX_NAME = "index.json"
 FORMATS = ("mds", "json", "xsv", "csv", "tsv")
 
 _VERSION = 2
-_OF_ONE_SHARD = frozenset(("samples", "raw_data", "zip_data", "raw_meta", "zip_meta"))
+_SHARD_KEYS = frozenset(("samples", "raw_data", "zip_data", "raw_meta", "zip_meta"))
 _SEPARATORS = {"csv": ",", "tsv": "\t"}
 # Offsets in a shard are 32 bits wide.
 _MAX_BYTES = (1 << 32) - 1
@@ -29,43 +29,43 @@ _PLAIN_PATH = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
 
 
 def read_index(path: Path) -> list[ShardEntry]:
-    """Return what an ``index.json`` says of the shards, in its order.
+    """Return the shards in an ``index.json``, in its order.
 
-    Keys that are not known are passed over. No shard's file is looked at.
+    Ignore unknown keys, and open no shard.
 
     Args:
-        path: The file.
+        path: Path of the index.
 
     Raises:
-        ShardNotFoundError: There is no such file.
-        ShardCorruptError: It is no index of version 2, or says what cannot be; the message names the field.
+        ShardNotFoundError: The file does not exist.
+        ShardCorruptError: The file is not a valid index of version 2. The message names the field.
     """
     file_size(path)
     return parse_index(path.read_bytes(), str(path))
 
 
 def parse_index(text: bytes, file: str) -> list[ShardEntry]:
-    """Return what the text of an index says.
+    """Return the shards in the text of an index, in its order.
 
     Args:
-        text: The whole file.
-        file: Its name, for messages.
+        text: Content of the file.
+        file: Name of the file, for messages.
 
     Raises:
-        ShardCorruptError: It is no index of version 2, or says what cannot be; the message names the field.
+        ShardCorruptError: The text is not a valid index of version 2. The message names the field.
     """
     parser = _Parser(file)
     try:
         content = read_object(text.decode(), "shards", parser.entry)
     except (ValueError, RecursionError) as error:
-        raise ShardCorruptError(file, f"no JSON: {error}") from error
+        raise ShardCorruptError(file, f"not valid JSON: {error}") from error
     index = Fields(file, "", content)
     index.version(_VERSION)
     return index.listing("shards")
 
 
 class _Common(NamedTuple):
-    """What the shards of a dataset mostly have in common."""
+    """The fields that most shards of a dataset have in common."""
 
     format: str
     compression: str | None
@@ -92,17 +92,17 @@ class _Common(NamedTuple):
 
 
 class _Parser:
-    """Entries of one index."""
+    """Parser of an index's shards, which parses what consecutive shards have in common once."""
 
     def __init__(self, file: str) -> None:
         self._name = file
-        # What the shard before had, and what it meant: it is looked at, and kept, once.
+        # The previous shard's common fields, as given and as parsed.
         self._given: dict[str, Any] | None = None
         self._common: _Common | None = None
 
     def entry(self, number: int, content: Any) -> ShardEntry:
         shard = Fields(self._name, f"shards[{number}]", content)
-        given = {key: value for key, value in shard.content.items() if key not in _OF_ONE_SHARD}
+        given = {key: value for key, value in shard.content.items() if key not in _SHARD_KEYS}
         if self._common is None or given != self._given:
             self._common, self._given = _Common.of(shard), given
         common = self._common
@@ -110,10 +110,10 @@ class _Parser:
         raw_data, zip_data = self._pair(shard, "data", common.compression)
         raw_meta = zip_meta = None
         if common.format == "mds":
-            self._check_room(shard, "raw_data", raw_data, samples, common.columns)
+            self._check_size(shard, "raw_data", raw_data, samples, common.columns)
         else:
             raw_meta, zip_meta = self._pair(shard, "meta", common.compression)
-            self._check_room(shard, "raw_meta", raw_meta, samples, ())
+            self._check_size(shard, "raw_meta", raw_meta, samples, ())
         return ShardEntry(
             common.format,
             samples,
@@ -132,11 +132,11 @@ class _Parser:
         raw = self._file(shard.fields(f"raw_{part}"), _MAX_BYTES)
         if compression is None:
             if shard.content.get(f"zip_{part}") is not None:
-                raise shard.wrong(f"zip_{part}", "null, as compression is null", shard.content[f"zip_{part}"])
+                raise shard.wrong(f"zip_{part}", "null, because compression is null", shard.content[f"zip_{part}"])
             return raw, None
         compressed = self._file(shard.fields(f"zip_{part}"), (1 << 63) - 1)
         if compressed.basename == raw.basename:
-            raise shard.wrong(f"zip_{part}.basename", "another name than that of the raw file", raw.basename)
+            raise shard.wrong(f"zip_{part}.basename", "a name different from the raw file's", raw.basename)
         return raw, compressed
 
     def _file(self, info: Fields, max_bytes: int) -> FileInfo:
@@ -150,27 +150,27 @@ class _Parser:
                 raise hashes.wrong(algorithm, "hexadecimal digits", digest)
         return FileInfo(basename, info.integer("bytes", 0, max_bytes), hashes.content or _NO_HASHES)
 
-    def _check_room(self, shard: Fields, part: str, info: FileInfo, samples: int, columns: tuple[Column, ...]) -> None:
+    def _check_size(self, shard: Fields, part: str, info: FileInfo, samples: int, columns: tuple[Column, ...]) -> None:
         least_bytes = sum(column.size_bytes or 4 for column in columns)
         needed = 8 + samples * (4 + least_bytes)
         if info.bytes < needed:
             raise shard.wrong(
-                "samples", f"fewer, as {part} has {info.bytes} bytes and this many need {needed}", samples
+                "samples", f"fewer: {part} has {info.bytes} bytes, and this many need at least {needed}", samples
             )
 
 
 def _reason_against(basename: str) -> str | None:
     if len(basename) < _LONGEST_NAME_BYTES and _PLAIN_PATH.fullmatch(basename) and basename != INDEX_NAME:
-        return None  # as nearly all are
+        return None  # the fast path for nearly all names
     try:
         encoded = basename.encode()
     except UnicodeEncodeError:
-        return "a name that UTF-8 can hold"
+        return "a name that UTF-8 can encode"
     parts = basename.split("/")
     if not basename or basename.startswith("/") or any(part in ("", ".", "..") for part in parts) or "\0" in basename:
         return "a path within the dataset's directory"
     if basename == INDEX_NAME:
-        return "another name than the index's own"
+        return "a name other than the index's"
     if len(encoded) > _LONGEST_PATH_BYTES or max(len(part.encode()) for part in parts) > _LONGEST_NAME_BYTES:
-        return "a name that a file can have"
+        return f"a path of at most {_LONGEST_PATH_BYTES} bytes, with names of at most {_LONGEST_NAME_BYTES} bytes"
     return None

@@ -1,4 +1,4 @@
-"""A large JSON object, of which one list is read item by item: the whole is never in memory as dicts."""
+"""A parser for a large JSON object that converts one of its lists item by item, to save the memory of its dicts."""
 
 import json
 import re
@@ -12,75 +12,75 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def read_object(text: str, list_name: str, item: Callable[[int, Any], Any]) -> Any:
-    """Return the value of a JSON text; if it is an object, one of its lists holds what ``item`` made of its items.
+    """Return the value of a JSON text. If it is an object, convert the items of one of its lists.
 
     Args:
-        text: The JSON.
+        text: The JSON text.
         list_name: Key of the list.
-        item: Called with (number, item) for each of its items, in order; its results are kept in the item's place.
+        item: Called with (index, item) for each item of the list, in order. Its result replaces the item.
 
     Raises:
-        ValueError: It is no JSON.
-        RecursionError: It is nested too deeply.
+        ValueError: The text is not valid JSON.
+        RecursionError: The JSON is nested too deeply.
     """
     cursor = _Cursor(text)
-    value = _object(cursor, list_name, item) if cursor.took("{") else cursor.value()
-    if cursor.place != len(text):
-        raise json.JSONDecodeError("more follows", text, cursor.place)
+    value = _object(cursor, list_name, item) if cursor.accept("{") else cursor.value()
+    if cursor.offset != len(text):
+        raise json.JSONDecodeError("extra data", text, cursor.offset)
     return value
 
 
 def _object(cursor: "_Cursor", list_name: str, item: Callable[[int, Any], Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
-    if cursor.took("}"):
+    if cursor.accept("}"):
         return content
     while True:
         name = cursor.value()
         cursor.expect(":")
         if not isinstance(name, str):
-            raise json.JSONDecodeError("expected a key", cursor.text, cursor.place)
-        content[name] = _list(cursor, item) if name == list_name and cursor.took("[") else cursor.value()
-        if cursor.took("}"):
+            raise json.JSONDecodeError("expected a key", cursor.text, cursor.offset)
+        content[name] = _list(cursor, item) if name == list_name and cursor.accept("[") else cursor.value()
+        if cursor.accept("}"):
             return content
         cursor.expect(",")
 
 
 def _list(cursor: "_Cursor", item: Callable[[int, Any], Any]) -> list[Any]:
     items: list[Any] = []
-    if cursor.took("]"):
+    if cursor.accept("]"):
         return items
     while True:
         items.append(item(len(items), cursor.value()))
-        if cursor.took("]"):
+        if cursor.accept("]"):
             return items
         cursor.expect(",")
 
 
 class _Cursor:
-    """A place in a text, always behind white space."""
+    """An offset in a text, always after white space."""
 
-    __slots__ = ("place", "text")
+    __slots__ = ("offset", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.place = 0
+        self.offset = 0
         self._go_to(0)
 
     def value(self) -> Any:
-        value, end = _DECODER.raw_decode(self.text, self.place)
+        value, end = _DECODER.raw_decode(self.text, self.offset)
         self._go_to(end)
         return value
 
-    def took(self, character: str) -> bool:
-        found = self.text.startswith(character, self.place)
+    def accept(self, character: str) -> bool:
+        found = self.text.startswith(character, self.offset)
         if found:
-            self._go_to(self.place + 1)
+            self._go_to(self.offset + 1)
         return found
 
     def expect(self, character: str) -> None:
-        if not self.took(character):
-            raise json.JSONDecodeError(f"expected {character!r}", self.text, self.place)
+        if not self.accept(character):
+            raise json.JSONDecodeError(f"expected {character!r}", self.text, self.offset)
 
-    def _go_to(self, place: int) -> None:
-        space = _SPACE.match(self.text, place)
-        self.place = place if space is None else space.end()
+    def _go_to(self, offset: int) -> None:
+        space = _SPACE.match(self.text, offset)
+        self.offset = offset if space is None else space.end()

@@ -10,12 +10,12 @@ from fkat_data.streaming.formats.split import SplitReader
 
 __all__ = ["JSONReader"]
 
-# What a column may hold: a float may have been written without a point by another program.
+# Types of a column's values. Another program may have written a float without a decimal point.
 _TYPES: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int)}
 
 
 class JSONReader(SplitReader):
-    """An open shard of JSON lines: a sample is the object in its line."""
+    """An open shard of JSON lines. Each line is an object with a sample."""
 
     def __init__(self, directory: Path, entry: ShardEntry) -> None:
         super().__init__(directory, entry)
@@ -29,11 +29,11 @@ class JSONReader(SplitReader):
         try:
             value = json.loads(line)
         except RecursionError:
-            raise EncodingError("JSON that is nested too deeply") from None
+            raise EncodingError("the JSON is nested too deeply") from None
         if not isinstance(value, dict):
-            raise EncodingError("no JSON object")
+            raise EncodingError("not a JSON object")
         sample = cast("dict[str, Any]", value)
         for name, encoding, types in self._types:
             if not isinstance(sample.get(name), types):
-                raise EncodingError(f"column {name!r} holds no {encoding}")
+                raise EncodingError(f"column {name!r} is missing or not {encoding}")
         return sample

@@ -1,4 +1,4 @@
-"""Files of a shard as memory, and the offsets in them, checked once when they are opened."""
+"""A shard's files mapped into memory, and their offsets, which are checked once on opening."""
 
 import mmap
 from pathlib import Path
@@ -16,39 +16,43 @@ _OFFSET_BYTES = 4
 
 
 def mapped(path: Path, info: FileInfo) -> memoryview:
-    """Return a file's bytes, read-only: pages come into memory when they are looked at.
+    """Map a file into memory and return its bytes, read-only. The kernel loads pages on first access.
 
-    The map outlives the file's name: who deletes the file breaks no reader.
+    The map outlives the file's name, so readers keep working after the file is deleted.
 
     Raises:
-        ShardNotFoundError: There is no such file.
-        ShardCorruptError: It is not as long as its index says, or no file.
-        OSError: It cannot be read.
+        ShardNotFoundError: The file does not exist.
+        ShardCorruptError: The size differs from the index, or the path is not a regular file.
+        OSError: The file cannot be read.
     """
     check_size(path, info)
     if not info.bytes:
         return memoryview(b"")
     try:
         with path.open("rb", buffering=0) as file:
-            # The length is given: a file that has become shorter since raises here.
+            # The explicit length makes mmap raise if the file has shrunk since the check.
             return memoryview(mmap.mmap(file.fileno(), info.bytes, access=mmap.ACCESS_READ))
     except FileNotFoundError as error:
         raise ShardNotFoundError(str(path), "no such file") from error
     except ValueError as error:
-        raise ShardCorruptError(str(path), f"it became shorter than {info.bytes} bytes while it was opened") from error
+        raise ShardCorruptError(str(path), f"the file shrank below {info.bytes} bytes while it was opened") from error
 
 
 def offsets_of(path: Path, content: memoryview, num_samples: int, data_bytes: int) -> npt.NDArray[np.int64]:
-    """Return where samples begin and end: sample *i* from ``offsets[i]`` to ``offsets[i + 1]``.
+    """Return the offsets of samples: sample *i* has the bytes from ``offsets[i]`` to ``offsets[i + 1]``.
 
     Args:
-        path: The file that they are in, for messages.
-        content: Its bytes: the number of samples, then the offsets.
-        num_samples: As the index has it.
-        data_bytes: Size of the file that the offsets are about: they end there.
+        path: Path of the file with the offsets, for messages.
+        content: Bytes of that file: the number of samples, then the offsets.
+        num_samples: Number of samples in the index.
+        data_bytes: Size of the file with the samples, where the offsets must end.
+
+    Returns:
+        The offsets: shape (num_samples + 1,), int64.
 
     Raises:
-        ShardCorruptError: The number is another one, or the offsets do not rise from sample to sample up to the end.
+        ShardCorruptError: The number of samples differs, an offset is below the one before it, or the last is not
+            ``data_bytes``.
     """
     after = _OFFSET_BYTES * (num_samples + 2)
     if len(content) < after:
@@ -59,9 +63,9 @@ def offsets_of(path: Path, content: memoryview, num_samples: int, data_bytes: in
     offsets = np.frombuffer(content, "<u4", num_samples + 1, _OFFSET_BYTES).astype(np.int64)
     falling = np.flatnonzero(offsets[1:] < offsets[:-1])
     if len(falling):
-        place = int(falling[0])
-        expected = f"at least offsets[{place}] = {offsets[place]}"
-        raise ShardCorruptError.of_field(path, f"offsets[{place + 1}]", expected, int(offsets[place + 1]))
+        index = int(falling[0])
+        expected = f"at least offsets[{index}] = {offsets[index]}"
+        raise ShardCorruptError.of_field(path, f"offsets[{index + 1}]", expected, int(offsets[index + 1]))
     if offsets[-1] != data_bytes:
         expected = f"{data_bytes}, where the data end"
         raise ShardCorruptError.of_field(path, f"offsets[{num_samples}]", expected, int(offsets[-1]))

@@ -1,4 +1,4 @@
-"""MDS shards: mapped into memory, numbers and arrays of fixed shape gathered for many rows at once."""
+"""MDS shards, mapped into memory. One NumPy call gathers numbers, or arrays of fixed shape, for many rows."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,15 +23,15 @@ class MDSReader:
     """An open MDS shard.
 
     Args:
-        directory: The dataset's directory.
+        directory: Directory of the dataset.
         entry: The shard.
-        arrays: Whether ``ndarray`` columns give NumPy arrays or torch tensors.
-        writable: Whether NumPy arrays belong to the caller; otherwise they are read-only views of the file. Tensors
-            always belong to the caller: torch has none that are read-only.
+        arrays: Whether to return ``ndarray`` columns as NumPy arrays or torch tensors.
+        writable: Whether NumPy arrays are writable copies or read-only views of the file. Tensors are always copies,
+            because torch has no read-only ones.
 
     Raises:
-        ShardNotFoundError: A file does not exist.
-        ShardCorruptError: Its size or its offsets are not what the index and the columns say.
+        ShardNotFoundError: The shard's file does not exist.
+        ShardCorruptError: Its size or its offsets contradict the index or the columns.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class MDSReader:
     def sample(self, row: int) -> dict[str, Any]:
         """Return one sample; see ``ShardReader``."""
         begin, end = self._span(row)
-        content, place = self._content, begin + self._lengths_bytes
+        content, offset = self._content, begin + self._lengths_bytes
         length_at = begin
         values: dict[str, Any] = {}
         for column in self._columns:
@@ -57,11 +57,11 @@ class MDSReader:
             if size is None:
                 size = int.from_bytes(content[length_at : length_at + _LENGTH_BYTES], "little")
                 length_at += _LENGTH_BYTES
-            if size > end - place:
+            if size > end - offset:
                 raise self._wrong_lengths(row, end - begin)
-            values[column.name] = self._value(row, column, place, place + size)
-            place += size
-        if place != end:
+            values[column.name] = self._value(row, column, offset, offset + size)
+            offset += size
+        if offset != end:
             raise self._wrong_lengths(row, end - begin)
         return values
 
@@ -92,7 +92,7 @@ class MDSReader:
         return self._content[begin:end]
 
     def close(self) -> None:
-        """Let go of the file, after which there are no rows; see ``ShardReader``."""
+        """Release the file and have no rows afterwards; see ``ShardReader``."""
         self.num_samples = 0
         self._content = memoryview(b"")
         self._lengths = windows_of(self._content, _LENGTH)
@@ -106,7 +106,7 @@ class MDSReader:
         fixed_bytes = self._lengths_bytes + sum(column.size_bytes or 0 for column in self._columns)
         wrong = np.flatnonzero(sizes < fixed_bytes if self._lengths_bytes else sizes != fixed_bytes)
         if len(wrong):
-            expected = f"{'at least ' if self._lengths_bytes else ''}{fixed_bytes}, which the columns take"
+            expected = f"{'at least ' if self._lengths_bytes else ''}{fixed_bytes}, the size of the columns"
             raise ShardCorruptError.of_field(
                 self._path, f"size of row {wrong[0]} in bytes", expected, int(sizes[wrong[0]])
             )
@@ -118,10 +118,10 @@ class MDSReader:
     def _spans(
         self, rows: npt.NDArray[np.int64]
     ) -> Iterator[tuple[OpenColumn, npt.NDArray[np.int64], npt.NDArray[np.int64] | int]]:
-        """Return (column, where its values begin, their sizes) for the rows, checked before the first is given."""
+        """Check the rows' sizes, then return (column, start of its values, their sizes) for each column."""
         begins = self._offsets[rows]
         spans: list[tuple[OpenColumn, npt.NDArray[np.int64], npt.NDArray[np.int64] | int]] = []
-        place, length_at = begins + self._lengths_bytes, begins
+        offset, length_at = begins + self._lengths_bytes, begins
         for column in self._columns:
             size: npt.NDArray[np.int64] | int
             if column.size_bytes is None:
@@ -129,12 +129,12 @@ class MDSReader:
                 length_at = length_at + _LENGTH_BYTES
             else:
                 size = column.size_bytes
-            spans.append((column, place, size))
-            place = place + size
-        # Without lengths in the rows, the sizes were compared when the shard was opened.
+            spans.append((column, offset, size))
+            offset = offset + size
+        # If all columns have fixed sizes, _check_sizes has compared them on opening.
         if self._lengths_bytes:
             ends = self._offsets[rows + 1]
-            wrong = np.flatnonzero(place != ends)
+            wrong = np.flatnonzero(offset != ends)
             if len(wrong):
                 row = int(wrong[0])
                 raise self._wrong_lengths(int(rows[row]), int(ends[row] - begins[row]))
@@ -153,16 +153,17 @@ class MDSReader:
             return [decode(content[begin:end]) for begin, end in zip(begins, ends, strict=True)]
         except ValueError:
             for row, begin, end in zip(rows.tolist(), begins, ends, strict=True):
-                self._value(row, column, begin, end)  # the first that cannot be decoded raises
+                self._value(row, column, begin, end)  # raises for the first invalid value, with its row
             raise
 
     def _value(self, row: int, column: OpenColumn, begin: int, end: int) -> Any:
         try:
             return column.decode(self._content[begin:end])
         except ValueError as error:
-            place = f"row {row}, column {column.name!r}"
-            raise ShardCorruptError(str(self._path), f"{place}: {error}", place) from error
+            field = f"row {row}, column {column.name!r}"
+            raise ShardCorruptError(str(self._path), f"{field}: {error}", field) from error
 
     def _wrong_lengths(self, row: int, size: int) -> ShardCorruptError:
-        expected = "a sum that makes the row's size with those of the other columns"
-        return ShardCorruptError.of_field(self._path, f"row {row}, lengths of its columns", expected, f"<{size} bytes>")
+        return ShardCorruptError.of_field(
+            self._path, f"size of row {row} in bytes", "the sum of its columns' sizes", size
+        )

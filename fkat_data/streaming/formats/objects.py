@@ -1,4 +1,4 @@
-"""Encodings of Python objects: as JSON, or pickled."""
+"""Encodings of Python objects as JSON or pickles."""
 
 import json
 import pickle
@@ -13,42 +13,42 @@ __all__ = ["JsonEncoding", "PickleEncoding"]
 
 
 class JsonEncoding(Encoding):
-    """Whatever JSON can hold; an array is written as nested lists."""
+    """Any value that JSON can represent. A NumPy array becomes nested lists."""
 
     def encode(self, value: Any) -> bytes:
-        """Return an object's JSON."""
+        """Return the JSON of a value."""
         try:
             return json.dumps(_plain(value)).encode()
         except (TypeError, ValueError, RecursionError) as error:
-            raise EncodingError(f"what JSON can hold ({error})") from None
+            raise EncodingError(f"a value that JSON can represent ({error})") from None
 
     def decode(self, data: memoryview) -> Any:
-        """Return the object."""
+        """Return the value."""
         try:
             return json.loads(str(data, "utf-8"))
         except RecursionError:
-            raise EncodingError("JSON that is nested too deeply") from None
+            raise EncodingError("the JSON is nested too deeply") from None
 
 
 class PickleEncoding(Encoding):
-    """Any object that can be pickled. Reading it runs whatever code the file's author chose."""
+    """Any object that pickle supports. Decoding runs code that the file's author chose."""
 
     is_safe: ClassVar[bool] = False
     is_checked: ClassVar[bool] = False
 
     def encode(self, value: Any) -> bytes:
-        """Return an object's pickle."""
+        """Return the pickle of an object."""
         try:
             return pickle.dumps(value)
         except Exception as error:
-            raise EncodingError(f"what can be pickled ({error})") from error
+            raise EncodingError(f"an object that can be pickled ({error})") from error
 
     def decode(self, data: memoryview) -> Any:
         """Return the object."""
         try:
             return pickle.loads(data)
         except Exception as error:
-            raise EncodingError(f"not a pickle that can be read here: {type(error).__name__}: {error}") from error
+            raise EncodingError(f"the pickle cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A column of a mapped shard: its values decoded one by one, or gathered for many rows by one NumPy call."""
+"""A column of a mapped shard: decode its values one by one, or gather many with one NumPy call."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -19,15 +19,15 @@ class OpenColumn:
 
     Args:
         column: The column.
-        content: The shard's bytes.
-        arrays: Whether ``ndarray`` columns give NumPy arrays or torch tensors.
-        is_writable: Whether NumPy arrays belong to the caller.
+        content: Bytes of the shard.
+        arrays: Whether to return ``ndarray`` columns as NumPy arrays or torch tensors.
+        is_writable: Whether NumPy arrays are writable copies or read-only views.
 
     Attributes:
-        name: Its key in a sample.
-        size_bytes: What every value takes; None if it varies.
-        can_gather: Whether ``values`` and ``gathered`` may be called.
-        decode: From one value's bytes to the value.
+        name: The column's key in a sample.
+        size_bytes: Size of every value's bytes; None if it varies.
+        can_gather: Whether the column supports ``values`` and ``gathered``.
+        decode: Function from a value's bytes to the value.
     """
 
     def __init__(
@@ -53,24 +53,24 @@ class OpenColumn:
 
     @property
     def can_gather(self) -> bool:
-        """Whether every value is numbers of one dtype and shape."""
+        """Whether all values are numbers, or arrays of one dtype and shape; ``values`` and ``gathered`` need that."""
         return self._windows is not None
 
     def gathered(self, starts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Return the values that begin at ``starts`` as one new array of shape (starts, ...)."""
+        """Return the values at the offsets ``starts`` as a new array: shape (len(starts), ...), the column's dtype."""
         if self._windows is None:
-            raise TypeError(f"the values of column {self.name!r} are not numbers of one dtype and shape")
+            raise TypeError(f"the values of column {self.name!r} differ in dtype or shape")
         return self._windows[starts]
 
     def values(self, starts: npt.NDArray[np.int64]) -> list[Any]:
-        """Return the values that begin at ``starts``, each as ``decode`` gives it."""
+        """Return the values at the offsets ``starts``, each as ``decode`` returns it."""
         return self._listed(self.gathered(starts))
 
 
 def windows_of(content: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> npt.NDArray[Any]:
-    """Return an array whose item *i* is the array of ``dtype`` and ``shape`` that begins at byte *i*.
+    """Return a view whose item *i* is the array of ``dtype`` and ``shape`` that starts at byte *i*.
 
-    It is a view: indexing it with many places copies what stands there and nothing else.
+    Indexing the view with many offsets copies only the arrays that start there.
     """
     item_bytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
     strides = np.empty(shape, dtype).strides if len(content) >= item_bytes else (0,) * len(shape)
@@ -79,6 +79,6 @@ def windows_of(content: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]
 
 
 def _listed_read_only(values: npt.NDArray[Any]) -> list[Any]:
-    # As a view of the file is: that a batch was copied is no promise.
+    # Callers must see the same read-only arrays as from decode(), although these are copies.
     values.flags.writeable = False
     return list(values)

@@ -1,4 +1,4 @@
-"""Opening a shard whose files are there, uncompressed."""
+"""Opening a shard's uncompressed files."""
 
 from pathlib import Path
 from typing import Literal
@@ -22,22 +22,22 @@ def open_shard(
     arrays: Literal["numpy", "torch"] = "numpy",
     writable: bool = False,
 ) -> ShardReader:
-    """Open a shard's raw files; ``decompress_file`` makes them from compressed ones.
+    """Open a shard's uncompressed files; ``decompress_file`` makes them from compressed ones.
 
-    Sizes and offsets are checked here, so that reading cannot leave the file. Hashes are not: see ``validate_file``.
+    Check sizes and offsets, so that reads stay within the files. ``validate_file`` checks hashes.
 
     Args:
-        directory: The dataset's directory, where its index is.
+        directory: Directory of the dataset, with its index.
         entry: The shard.
-        allow_unsafe_types: Whether columns of pickles may be read, which runs code of the file's author.
-        arrays: Whether ``ndarray`` columns give NumPy arrays or torch tensors.
-        writable: Whether NumPy arrays belong to the caller; otherwise they are read-only, and views of the file where
-            one sample is read. Tensors always belong to the caller.
+        allow_unsafe_types: Whether to read columns of pickles, which runs code of the file's author.
+        arrays: Whether to return ``ndarray`` columns as NumPy arrays or torch tensors.
+        writable: Whether NumPy arrays are writable copies. Otherwise they are read-only, and ``sample`` returns views
+            of the file. Tensors are always writable copies.
 
     Raises:
-        ConfigurationError: The shard has a column of pickles, and they are not allowed.
+        ConfigurationError: An argument is invalid, or the shard has a column of pickles and they are not allowed.
         ShardNotFoundError: A file does not exist.
-        ShardCorruptError: A file's size, or what it says of itself, is not what the index says.
+        ShardCorruptError: A file's size or header contradicts the index.
         OSError: A file cannot be read.
     """
     arguments.choice("arrays", arrays, ("numpy", "torch"))
@@ -49,16 +49,16 @@ def open_shard(
 
 
 def check_safe(entry: ShardEntry) -> None:
-    """Return if no column of a shard runs code of the file's author when it is read.
+    """Check that decoding a shard's columns runs no code of the file's author.
 
     Raises:
-        ConfigurationError: One does.
+        ConfigurationError: A column holds pickles.
     """
     unsafe = entry.unsafe_columns
     if unsafe:
         raise ConfigurationError(
             "allow_unsafe_types",
             False,
-            f"True, if you trust who wrote it: column {unsafe[0]!r} of {entry.raw_data.basename} holds pickles, and "
-            "reading them runs code from the file",
+            f"True, if you trust the file's author: column {unsafe[0]!r} of {entry.raw_data.basename} holds pickles, "
+            "and loading them runs code from the file",
         )

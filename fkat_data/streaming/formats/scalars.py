@@ -1,4 +1,4 @@
-"""Encodings of single numbers in a fixed number of bytes."""
+"""Encodings of single numbers with a fixed size."""
 
 import numbers
 import operator
@@ -12,7 +12,7 @@ from fkat_data.streaming.formats.encoding import Encoding, EncodingError
 
 __all__ = ["SCALAR_DTYPES", "IntEncoding", "ScalarEncoding"]
 
-#: The encodings that are called like the dtype of their values.
+#: Dtypes of NumPy scalars and arrays. Each is also the name of an encoding.
 SCALAR_DTYPES = (
     *("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
     *("float16", "float32", "float64"),
@@ -28,7 +28,7 @@ class IntEncoding(Encoding):
     dtype = np.dtype("<i8")
 
     def encode(self, value: Any) -> bytes:
-        """Return an integer's bytes; a bool counts as 0 or 1."""
+        """Return the bytes of an int. A bool counts as 0 or 1."""
         try:
             return _INT64.pack(operator.index(value))
         except (TypeError, struct.error):
@@ -51,9 +51,10 @@ class ScalarEncoding(Encoding):
         self.size_bytes = self._dtype.itemsize
 
     def encode(self, value: Any) -> bytes:
-        """Return a number's bytes; a number that the dtype cannot hold is refused, and not changed.
+        """Return the bytes of a number. Round a float to the dtype's precision.
 
-        Floating-point numbers are rounded to the dtype's precision, as every conversion does.
+        Raises:
+            EncodingError: The number is out of the dtype's range, or is not an integer although the dtype is one.
         """
         number = cast("Any", value)[()] if isinstance(value, np.ndarray) else value
         try:
@@ -61,21 +62,21 @@ class ScalarEncoding(Encoding):
                 raise TypeError
             return (self._integer(number) if self._dtype.kind in "iu" else self._float(number)).tobytes()
         except (TypeError, ValueError, OverflowError):
-            raise EncodingError(f"a number that {self._dtype.name} can hold") from None
+            raise EncodingError(f"a number that {self._dtype.name} can represent") from None
 
     def decode(self, data: memoryview) -> Any:
         """Return the bytes as a NumPy scalar."""
         return np.frombuffer(data, self._dtype)[0]
 
     def _integer(self, value: Any) -> npt.NDArray[Any]:
-        # A float that is no integer must not become another number without a word.
+        # Refuse to truncate a float silently.
         number = int(value)
         if number != value:
             raise ValueError
         return np.array(number, self._dtype)
 
     def _float(self, value: Any) -> npt.NDArray[Any]:
-        # What is of the dtype already keeps its bits, those of a NaN included.
+        # NumPy floats of this dtype keep their bits, including those of a NaN.
         number = cast("Any", value) if isinstance(value, np.floating) else float(value)
         with np.errstate(over="ignore"):
             rounded = np.array(number).astype(self._dtype)

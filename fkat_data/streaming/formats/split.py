@@ -1,4 +1,4 @@
-"""Shards whose samples are lines of text in one file, and whose offsets are in another."""
+"""Shards with samples as lines of text in one file, and their offsets in another."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -20,17 +20,17 @@ class SplitReader(ABC):
     """An open shard of lines.
 
     Args:
-        directory: The dataset's directory.
+        directory: Directory of the dataset.
         entry: The shard.
 
     Raises:
         ShardNotFoundError: A file does not exist.
-        ShardCorruptError: Its size or its offsets are not what the index says.
+        ShardCorruptError: A file's size, its offsets or its header contradict the index.
     """
 
     def __init__(self, directory: Path, entry: ShardEntry) -> None:
         if entry.raw_meta is None:
-            raise TypeError(f"a shard of format {entry.format!r} has a file of offsets")
+            raise TypeError(f"a shard of format {entry.format!r} needs a file of offsets")
         self.num_samples = entry.samples
         self._names = [column.name for column in entry.columns]
         self._path = directory / entry.raw_data.basename
@@ -42,14 +42,14 @@ class SplitReader(ABC):
         header = self._header(entry)
         if bytes(self._content[: self._offsets.item(0)]) != header:
             found = bytes(self._content[: min(self._offsets.item(0), 2 * len(header) + 1)])
-            raise ShardCorruptError.of_field(self._path, "what is before the first sample", repr(header), found)
+            raise ShardCorruptError.of_field(self._path, "header", repr(header), found)
 
     def sample(self, row: int) -> dict[str, Any]:
-        """Return one sample; see ``ShardReader``."""
+        """Return a sample; see ``ShardReader``."""
         line = bytes(self.raw(row))
         try:
             if not line.endswith(self._newline):
-                raise ValueError(f"it does not end with {self._newline!r}")
+                raise ValueError(f"the line does not end with {self._newline!r}")
             return self._parsed(line[: -len(self._newline)])
         except ValueError as error:
             raise ShardCorruptError(str(self._path), f"row {row}: {error}", f"row {row}") from error
@@ -65,24 +65,24 @@ class SplitReader(ABC):
         return {name: [sample[name] for sample in samples] for name in self._names}
 
     def raw(self, row: int) -> memoryview:
-        """Return one sample's line; see ``ShardReader``."""
+        """Return a sample's line; see ``ShardReader``."""
         number = checked_row(row, self.num_samples)
         return self._content[self._offsets.item(number) : self._offsets.item(number + 1)]
 
     def close(self) -> None:
-        """Let go of the file, after which there are no rows; see ``ShardReader``."""
+        """Release the file and have no rows afterwards; see ``ShardReader``."""
         self.num_samples = 0
         self._content = memoryview(b"")
         self._offsets = np.zeros(1, np.int64)
 
     @abstractmethod
     def _header(self, entry: ShardEntry) -> bytes:
-        """Return what stands before the first sample."""
+        """Return the bytes that must precede the first sample."""
 
     @abstractmethod
     def _parsed(self, line: bytes) -> dict[str, Any]:
-        """Return a line without its newline as a sample.
+        """Parse a line, without its newline, into a sample.
 
         Raises:
-            ValueError: It is none.
+            ValueError: The line is invalid.
         """

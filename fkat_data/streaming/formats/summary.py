@@ -1,4 +1,4 @@
-"""What a dataset consists of, without reading it all."""
+"""A summary of a dataset from its index, and its first samples."""
 
 import tempfile
 from dataclasses import dataclass
@@ -15,19 +15,19 @@ __all__ = ["DatasetSummary", "first_samples", "summary_of"]
 
 @dataclass(frozen=True)
 class DatasetSummary:
-    """What an index says of a dataset as a whole.
+    """Formats, columns and sizes of a dataset, from its index. Each tuple has distinct values.
 
     Attributes:
-        formats: Formats of its shards, each once, and so on.
-        compressions: How they are compressed; None: not at all.
-        hashes: Algorithms that files were hashed by.
-        columns: Columns of the shards, one tuple for each kind of shard that there is.
+        formats: Formats of the shards.
+        compressions: Compressions of the shards; None stands for uncompressed.
+        hashes: Hash algorithms of the files.
+        columns: Columns of the shards: one tuple if all shards have the same ones.
         num_shards: Number of shards.
         num_samples: Number of samples.
-        raw_bytes: Size of the files as they are read.
-        stored_bytes: Size of the files as they are stored.
-        least_samples: Samples of the smallest shard.
-        most_samples: Samples of the largest shard.
+        raw_bytes: Size of the uncompressed files, in bytes.
+        stored_bytes: Size of the files as stored, in bytes.
+        least_samples: Samples in the smallest shard.
+        most_samples: Samples in the largest shard.
     """
 
     formats: tuple[str, ...]
@@ -43,11 +43,11 @@ class DatasetSummary:
 
 
 def summary_of(directory: Path) -> DatasetSummary:
-    """Return what the index of a dataset says; no shard is looked at.
+    """Return the summary of a dataset. Read the index only.
 
     Raises:
-        ShardNotFoundError: There is no index.
-        ShardCorruptError: The index makes no sense.
+        ShardNotFoundError: The index does not exist.
+        ShardCorruptError: The index is invalid.
     """
     entries = read_index(directory / INDEX_NAME)
     counts = [entry.samples for entry in entries]
@@ -66,16 +66,16 @@ def summary_of(directory: Path) -> DatasetSummary:
 
 
 def first_samples(directory: Path, count: int, *, allow_unsafe_types: bool = False) -> list[dict[str, Any]]:
-    """Return the first samples of a dataset, decoded; compressed shards are unpacked to a temporary directory.
+    """Return the first samples of a dataset, decoded. Decompress shards to a temporary directory.
 
     Args:
-        directory: Where the index is.
-        count: How many, if there are as many.
-        allow_unsafe_types: Whether pickles may be read, which runs code of the file's author.
+        directory: Directory of the index.
+        count: Maximum number of samples.
+        allow_unsafe_types: Whether to read pickles, which runs code of the file's author.
 
     Raises:
         ConfigurationError: A column holds pickles, and they are not allowed.
-        ShardError: The index, or a shard, is not there or makes no sense.
+        ShardError: The index or a shard is missing or invalid.
     """
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="fkat-inspect-") as scratch:

@@ -1,4 +1,4 @@
-"""Encodings of bytes, strings, and numbers that are written as text."""
+"""Encodings of bytes, strings, and numbers as text."""
 
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -9,16 +9,16 @@ __all__ = ["BytesEncoding", "StringDecimalEncoding", "StringEncoding", "StringFl
 
 
 class BytesEncoding(Encoding):
-    """Bytes as they are."""
+    """Bytes, unchanged."""
 
     def encode(self, value: Any) -> bytes:
-        """Return bytes as they are."""
+        """Return the bytes."""
         if not isinstance(value, (bytes, bytearray)):
             raise EncodingError("bytes")
         return bytes(value)
 
     def decode(self, data: memoryview) -> bytes:
-        """Return a copy."""
+        """Return a copy of the bytes."""
         return bytes(data)
 
 
@@ -26,11 +26,11 @@ class StringEncoding(Encoding):
     """A string as UTF-8."""
 
     def encode(self, value: Any) -> bytes:
-        """Return a string's UTF-8."""
+        """Return the UTF-8 of a string."""
         try:
             return str.encode(value)
         except (TypeError, UnicodeEncodeError):
-            raise EncodingError("a string that UTF-8 can hold") from None
+            raise EncodingError("a string that UTF-8 can encode") from None
 
     def decode(self, data: memoryview) -> str:
         """Return the string."""
@@ -41,7 +41,7 @@ class StringIntEncoding(Encoding):
     """An int of any size as decimal digits."""
 
     def encode(self, value: Any) -> bytes:
-        """Return an int's digits; a bool is none, as its text could not be read."""
+        """Return the digits of an int. Refuse a bool, because its text could not be decoded."""
         if isinstance(value, bool) or not isinstance(value, int):
             raise EncodingError("an int")
         return str(int(value)).encode()
@@ -52,10 +52,10 @@ class StringIntEncoding(Encoding):
 
 
 class StringFloatEncoding(Encoding):
-    """A float as text that gives the same float back."""
+    """A float as the shortest text that decodes to the same float."""
 
     def encode(self, value: Any) -> bytes:
-        """Return a float's text."""
+        """Return the text of a float."""
         if not isinstance(value, float):
             raise EncodingError("a float")
         return str(float(value)).encode()
@@ -69,7 +69,7 @@ class StringDecimalEncoding(Encoding):
     """A ``decimal.Decimal`` as text."""
 
     def encode(self, value: Any) -> bytes:
-        """Return a Decimal's text."""
+        """Return the text of a Decimal."""
         if not isinstance(value, Decimal):
             raise EncodingError("a decimal.Decimal")
         return str(value).encode()
@@ -79,4 +79,4 @@ class StringDecimalEncoding(Encoding):
         try:
             return Decimal(str(data, "utf-8"))
         except InvalidOperation:
-            raise EncodingError("not the text of a decimal number") from None
+            raise EncodingError("the text is not a decimal number") from None

@@ -1,4 +1,4 @@
-"""The files of a shard as they are read, wherever it is stored compressed."""
+"""The uncompressed files of a shard, decompressed if need be."""
 
 from pathlib import Path
 
@@ -9,16 +9,16 @@ __all__ = ["unpacked"]
 
 
 def unpacked(directory: Path, entry: ShardEntry, scratch: Path) -> Path:
-    """Return the directory that has a shard's raw files: ``directory``, or else ``scratch`` once they are made there.
+    """Return the directory with a shard's uncompressed files. Decompress them to ``scratch`` if they are missing.
 
     Args:
-        directory: The dataset's directory.
+        directory: Directory of the dataset.
         entry: The shard.
-        scratch: A directory for files that are made.
+        scratch: Directory for decompressed files.
 
     Raises:
-        ShardNotFoundError: Neither the raw file nor the compressed one is there.
-        ShardCorruptError: A compressed file makes no sense.
+        ShardNotFoundError: Both the uncompressed file and the compressed one are missing.
+        ShardCorruptError: A compressed file is invalid.
         OSError: ``scratch`` cannot be written.
     """
     if entry.compression is None or all((directory / raw.basename).exists() for raw, _ in entry.files):

@@ -1,4 +1,4 @@
-"""A dataset held against its index: sizes, hashes, and every sample decoded."""
+"""Verification of a dataset: compare sizes and hashes with its index, and decode every sample."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,14 +21,14 @@ _ROWS_AT_ONCE = 256
 
 @dataclass
 class DatasetReport:
-    """What was verified.
+    """The result of a verification.
 
     Attributes:
-        num_shards: Shards that the index has.
-        num_samples: Samples that were decoded.
-        num_bytes: Bytes of the files that were held against the index.
-        num_hashes: Hashes that were compared.
-        problems: What is wrong, at most one for each shard.
+        num_shards: Shards in the index.
+        num_samples: Decoded samples.
+        num_bytes: Size of the files that were compared with the index.
+        num_hashes: Hashes that were compared with the index.
+        problems: The first error of each damaged shard.
     """
 
     num_shards: int = 0
@@ -39,37 +39,37 @@ class DatasetReport:
 
 
 def datasets_in(directory: Path) -> list[Path]:
-    """Return ``directory`` if it has an index, otherwise those of its own directories that have: its splits.
+    """Return ``directory`` if it has an index, otherwise its subdirectories with one: the dataset's splits.
 
     Raises:
-        ShardNotFoundError: None has.
+        ShardNotFoundError: None of them has an index.
     """
     if (directory / INDEX_NAME).exists():
         return [directory]
     splits = sorted(path.parent for path in directory.glob(f"*/{INDEX_NAME}"))
     if not splits:
-        raise ShardNotFoundError(str(directory / INDEX_NAME), "no such file, nor in a directory beside it")
+        raise ShardNotFoundError(str(directory / INDEX_NAME), "no such file, and none in a subdirectory")
     return splits
 
 
 def verify_dataset(
     directory: Path, *, allow_unsafe_types: bool = False, progress: Callable[[int, int], None] | None = None
 ) -> DatasetReport:
-    """Return whether a dataset's files are what its index says, and every sample can be decoded.
+    """Compare a dataset's files with its index, decode every sample, and report the problems.
 
-    A shard may be there compressed, raw, or both: what is there is verified, and the raw files are made in a
-    temporary directory if need be. Lazily decoded images are decoded.
+    Verify the files of a shard that exist: compressed, uncompressed or both. Decompress to a temporary directory if
+    need be. Decode the pixels of images too.
 
     Args:
-        directory: Where the index is.
-        allow_unsafe_types: Whether pickles may be read, which runs code of the file's author.
-        progress: Called with (samples done, samples in all).
+        directory: Directory of the index.
+        allow_unsafe_types: Whether to read pickles, which runs code of the file's author.
+        progress: Called with (verified samples, total samples).
 
     Raises:
         ConfigurationError: A column holds pickles, and they are not allowed.
-        ShardNotFoundError: There is no index.
-        ShardCorruptError: The index makes no sense.
-        OSError: A file cannot be read, or the temporary directory not be written.
+        ShardNotFoundError: The index does not exist.
+        ShardCorruptError: The index is invalid.
+        OSError: A file cannot be read, or the temporary directory cannot be written.
     """
     entries = read_index(directory / INDEX_NAME)
     if not allow_unsafe_types:
@@ -90,17 +90,17 @@ def verify_dataset(
 
 
 def _verified(directory: Path, entry: ShardEntry, report: DatasetReport, *, allow_unsafe_types: bool) -> Iterator[int]:
-    """Yield how many samples were decoded, again and again."""
+    """Verify a shard, and yield the number of samples in each decoded chunk."""
     present = [
         info for pair in entry.files for info in pair if info is not None and (directory / info.basename).exists()
     ]
     for info in present:
-        _hold_against_index(directory, info, report)
+        _compare_with_index(directory, info, report)
     with tempfile.TemporaryDirectory(prefix="fkat-verify-") as scratch:
         root = unpacked(directory, entry, Path(scratch))
         if root != directory:
             for raw, _ in entry.files:
-                _hold_against_index(root, raw, report)
+                _compare_with_index(root, raw, report)
         shard = open_shard(root, entry, allow_unsafe_types=allow_unsafe_types)
         for begin in range(0, entry.samples, _ROWS_AT_ONCE):
             rows = range(begin, min(begin + _ROWS_AT_ONCE, entry.samples))
@@ -109,7 +109,7 @@ def _verified(directory: Path, entry: ShardEntry, report: DatasetReport, *, allo
         shard.close()
 
 
-def _hold_against_index(directory: Path, info: FileInfo, report: DatasetReport) -> None:
+def _compare_with_index(directory: Path, info: FileInfo, report: DatasetReport) -> None:
     for algorithm in [None, *info.hashes]:
         validate_file(directory / info.basename, info, algorithm)
     report.num_hashes += len(info.hashes)
@@ -126,11 +126,11 @@ def _decode(path: Path, shard: ShardReader, rows: range) -> None:
 
 
 def _load(value: object) -> None:
-    """Decode images, which are decoded when they are asked for."""
+    """Decode the pixels of images, which Pillow otherwise decodes on first use."""
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         for item in cast("Sequence[Any]", value):
             _load(item)
     elif isinstance(value, Mapping):
-        return  # of JSON
+        return  # JSON has no images
     elif hasattr(value, "load") and hasattr(value, "getbands"):
         cast("Any", value).load()

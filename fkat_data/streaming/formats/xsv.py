@@ -1,4 +1,4 @@
-"""Shards of values with a separator between them, such as commas or tabs."""
+"""Shards of separated values, such as CSV and TSV."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {"str": str, "int": int, "float": fl
 
 
 class XSVReader(SplitReader):
-    """An open shard of separated values: there is no quoting, and the first line has the columns' names."""
+    """An open shard of separated values. The first line has the columns' names. Quotes have no special meaning."""
 
     def __init__(self, directory: Path, entry: ShardEntry) -> None:
         self._separator = entry.separator

@@ -24,7 +24,7 @@ __all__ = ["BlockShuffle"]
 _Integers = npt.NDArray[np.int64]
 
 #: Maximum number of slots that a slot deals to: odd, and includes itself. More slots open new shards more evenly.
-_MOST_SHARES = 33
+_MAX_SHARES = 33
 
 #: A shard is open for the reach plus its own length. Subtract this part of the length from the reach: then neighbours
 #: end up as far apart as with py1e, and at most as many shards are open (scripts/plot_shuffle.py measures both).
@@ -73,7 +73,7 @@ class BlockShuffle:
         sizes = np.diff(self._bounds)
         window = max(int(block_size - _LENGTH_COUNTS * mean_unit_size), block_size // 2, 1)
         # Samples beyond whole shares stay in their slot, so make slots about a whole number of shares long.
-        most = (min(isqrt(window), _MOST_SHARES) - 1) | 1
+        most = (min(isqrt(window), _MAX_SHARES) - 1) | 1
         candidates = range(most, most // 2, -2)
         shares = min(candidates, key=lambda number: abs(round(window / number**2) * number**2 - window))
         num_slots = sizes // (round(window / shares**2) * shares)

@@ -73,7 +73,7 @@ def test_a_hash_that_the_index_lacks_is_asked_for_in_vain(directory, tmp_path):
 
 def test_what_is_no_regular_file_is_not_opened(directory, tmp_path):
     os.mkfifo(directory / "pipe")
-    with pytest.raises(ShardCorruptError, match="no regular file"):
+    with pytest.raises(ShardCorruptError, match="not a regular file"):
         opened(directory).read("pipe", 10)
 
 

@@ -79,6 +79,6 @@ def test_what_cannot_be_merged_is_named_and_nothing_is_written(tmp_path):
             merge_index(*places)
     (root / "b").mkdir()
     (root / "b" / "index.json").write_text('{"version": 2}')
-    with pytest.raises(ShardCorruptError, match=r"root/b/index\.json': shards is not there"):
+    with pytest.raises(ShardCorruptError, match=r"root/b/index\.json': shards is missing"):
         merge_index(root)
     assert not (root / "index.json").exists()

@@ -86,7 +86,7 @@ def test_a_sample_that_cannot_be_decoded_is_named(tmp_path):
         writer.write({"image": b"no image", "id": 0})
     code, output = run("verify", tmp_path)
     assert code == 1
-    assert "row 0, column 'image': no image that Pillow can open" in output
+    assert "row 0, column 'image': Pillow cannot open the image" in output
 
 
 def test_an_image_whose_pixels_are_cut_off_is_found(tmp_path):
@@ -152,7 +152,7 @@ def test_files_are_converted(tmp_path):
         (["--kind", "excel"], "kind = 'excel'"),
         (["--size-limit", "big"], "size_limit = 'big'"),
         (["--hash", "crc"], "hashes = 'crc'"),
-        (["--column", "id=uint8"], "column 'id', value 300: expected a number that uint8 can hold"),
+        (["--column", "id=uint8"], "column 'id', value 300: expected a number that uint8 can represent"),
     ],
 )
 def test_a_conversion_that_cannot_work_is_told_as_such(tmp_path, arguments, text):
