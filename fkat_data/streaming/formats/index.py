@@ -141,9 +141,9 @@ class _Parser:
 
     def _file(self, info: Fields, max_bytes: int) -> FileInfo:
         basename = info.text("basename")
-        reason = _reason_against(basename)
-        if reason:
-            raise info.wrong("basename", reason, basename)
+        expected = _expected_name(basename)
+        if expected:
+            raise info.wrong("basename", expected, basename)
         hashes = info.fields("hashes")
         for algorithm, digest in hashes.content.items():
             if not isinstance(digest, str):
@@ -159,7 +159,8 @@ class _Parser:
             )
 
 
-def _reason_against(basename: str) -> str | None:
+def _expected_name(basename: str) -> str | None:
+    """Return None for a valid name, otherwise which names are valid."""
     if len(basename) < _LONGEST_NAME_BYTES and _PLAIN_PATH.fullmatch(basename) and basename != INDEX_NAME:
         return None  # the fast path for nearly all names
     try:

@@ -1,1 +1,1 @@
-"""Making datasets: writers of shards, their indices, and many of them at once."""
+"""Writing datasets: writers of shards and indices, in one process or in parallel."""

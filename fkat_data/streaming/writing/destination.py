@@ -1,4 +1,4 @@
-"""Where a dataset is written: a local directory, a remote one by way of a local one, or both."""
+"""Where a writer puts a dataset: a local directory, a remote one with a local staging directory, or both."""
 
 import contextlib
 import re
@@ -13,25 +13,25 @@ from fkat_data.streaming.formats.index import FORMATS, INDEX_NAME, read_index
 from fkat_data.streaming.writing.remote_directory import RemoteDirectory, is_remote
 from fkat_data.streaming.writing.uploads import Uploads
 
-__all__ = ["Destination", "places_of", "remove_index"]
+__all__ = ["Destination", "local_and_remote", "remove_index"]
 
-#: What a writer that was killed leaves behind.
-_LEFT_OVER = re.compile(rf"shard\.\d{{5,}}\.({'|'.join(FORMATS)})(\.meta)?(\.(br|bz2|gz|snappy|zstd))?(\.tmp)?")
+#: Names of files that a killed writer may have left behind.
+_LEFTOVER_NAME = re.compile(rf"shard\.\d{{5,}}\.({'|'.join(FORMATS)})(\.meta)?(\.(br|bz2|gz|snappy|zstd))?(\.tmp)?")
 
 
 class Destination:
-    """The files of one dataset while it is written. The index comes last: without it, nothing looks whole.
+    """The files of a dataset that is being written. The index comes last, so a partial dataset never looks complete.
 
     Args:
         out: A local path, a URL, or (local path, URL or path).
-        keep_local: Whether files stay in the local directory once they are in the remote one.
-        max_workers: Threads that upload.
-        num_attempts: How often each file is tried.
-        exist_ok: Whether a dataset that is there may be replaced. Its index goes at once; other files stay.
+        keep_local: Whether to keep local files after their upload.
+        max_workers: Number of upload threads; None for the standard library's default.
+        num_attempts: Maximum number of attempts to upload a file.
+        exist_ok: Whether to replace an existing dataset. Its index is removed first. Other programs' files stay.
 
     Raises:
-        ConfigurationError: ``out`` is none of these, or no file system opens it.
-        FileExistsError: There is something already, and ``exist_ok`` is false.
+        ConfigurationError: ``out`` has another form, or fsspec cannot open it.
+        FileExistsError: ``out`` already has content, and ``exist_ok`` is false.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Destination:
         num_attempts: int,
         exist_ok: bool,
     ) -> None:
-        local, remote = places_of("out", out)
+        local, remote = local_and_remote("out", out)
         directory = None if remote is None else RemoteDirectory(remote, "out")
         if directory is not None:
             _clear_remote(directory, exist_ok=exist_ok)
@@ -59,11 +59,11 @@ class Destination:
         )
 
     def add(self, name: str, content: bytes) -> None:
-        """Write a file, and begin its upload.
+        """Write a file, and start its upload.
 
         Raises:
-            Exception: The error of an earlier upload.
-            OSError: It cannot be written.
+            Exception: An earlier upload failed. This is its error.
+            OSError: The file cannot be written.
         """
         path = self.local / name
         self._written.append(path)
@@ -72,20 +72,20 @@ class Destination:
             self._uploads.put(path, name)
 
     def raise_failure(self) -> None:
-        """Return if no upload has failed so far.
+        """Raise the error of a failed upload, if there is one.
 
         Raises:
-            Exception: The error of one that has.
+            Exception: The error of the failed upload.
         """
         if self._uploads is not None:
             self._uploads.raise_failure()
 
     def publish(self, index: bytes) -> None:
-        """Write the index once everything else is in place, then let go of the local directory if it is not kept.
+        """Wait for all uploads and write the index. Then remove the local directory unless it is kept.
 
         Raises:
-            Exception: The error of an upload.
-            OSError: It cannot be written.
+            Exception: An upload failed. This is its error.
+            OSError: The index cannot be written.
         """
         if self._uploads is not None:
             self._uploads.wait()
@@ -102,7 +102,7 @@ class Destination:
                 self._remove_local()
 
     def abandon(self) -> None:
-        """Remove what was written locally; what was uploaded stays there without an index."""
+        """Remove the local files. Uploaded files stay, without an index."""
         if self._uploads is not None:
             self._uploads.close()
         for path in self._written:
@@ -113,40 +113,44 @@ class Destination:
         if self._is_temporary:
             shutil.rmtree(self.local)
         elif self._is_own:
-            with contextlib.suppress(OSError):  # others' files may be in it
+            with contextlib.suppress(OSError):  # it may contain other programs' files
                 self.local.rmdir()
 
 
-def places_of(argument: str, value: Any) -> tuple[str | None, str | None]:
-    """Return (local path or None, remote path or URL or None) of a place as writers take it.
+def local_and_remote(argument: str, value: Any) -> tuple[str | None, str | None]:
+    """Split a writer's ``out`` into (local path or None, remote path or URL or None).
+
+    Args:
+        argument: Name of the argument, for messages.
+        value: A local path, a URL, or (local path, URL or path).
 
     Raises:
-        ConfigurationError: It is neither a path, nor a URL, nor (path, path or URL).
+        ConfigurationError: ``value`` has another form.
     """
     expected = "a local path, a URL, or (local path, URL or path)"
     if isinstance(value, (str, Path)) and str(value):
-        place = str(value)
-        return (None, place) if is_remote(place) else (place, None)
-    places = cast("Sequence[Any]", value if isinstance(value, (tuple, list)) else ())
-    if len(places) == 2 and all(isinstance(place, (str, Path)) and str(place) for place in places):
-        local, remote = map(str, places)
+        location = str(value)
+        return (None, location) if is_remote(location) else (location, None)
+    sides = cast("Sequence[Any]", value if isinstance(value, (tuple, list)) else ())
+    if len(sides) == 2 and all(isinstance(side, (str, Path)) and str(side) for side in sides):
+        local, remote = map(str, sides)
         if not is_remote(local):
             return local, remote
     raise ConfigurationError(argument, cast("object", value), expected)
 
 
 def remove_index(local: str | None, remote: str | None, *, exist_ok: bool) -> None:
-    """Remove the index of a dataset that is to be replaced, so that nothing looks whole meanwhile.
+    """Remove the index of a dataset before it is replaced, so that a partial dataset never looks complete.
 
     Raises:
-        FileExistsError: There is one, and ``exist_ok`` is false.
-        ConfigurationError: No file system opens ``remote``.
+        FileExistsError: An index exists, and ``exist_ok`` is false.
+        ConfigurationError: fsspec cannot open ``remote``.
     """
     if remote is not None:
         _clear_remote(RemoteDirectory(remote, "out"), exist_ok=exist_ok)
     if local is not None and Path(local, INDEX_NAME).exists():
         if not exist_ok:
-            raise FileExistsError(f"there is a dataset in {local!r}; exist_ok=True replaces it")
+            raise FileExistsError(f"{local!r} already has a dataset; pass exist_ok=True to replace it")
         Path(local, INDEX_NAME).unlink()
 
 
@@ -155,15 +159,15 @@ def _clear_local(directory: Path, *, exist_ok: bool) -> None:
     if not any(directory.iterdir()):
         return
     if not exist_ok:
-        raise FileExistsError(f"out = {str(directory)!r} is not empty; exist_ok=True replaces the dataset in it")
+        raise FileExistsError(f"out = {str(directory)!r} is not empty; pass exist_ok=True to replace its dataset")
     index = directory / INDEX_NAME
     files: list[str] = []
     if index.exists():
-        with contextlib.suppress(ShardError):  # what cannot be read names no files
+        with contextlib.suppress(ShardError):  # an invalid index has no file names to use
             files = [info.basename for entry in read_index(index) for pair in entry.files for info in pair if info]
         index.unlink()
     for path in {*(directory / name for name in files), *directory.iterdir()}:
-        if path.is_file() and (path.parent != directory or path.name in files or _LEFT_OVER.fullmatch(path.name)):
+        if path.is_file() and (path.parent != directory or path.name in files or _LEFTOVER_NAME.fullmatch(path.name)):
             path.unlink()
 
 
@@ -171,5 +175,5 @@ def _clear_remote(directory: RemoteDirectory, *, exist_ok: bool) -> None:
     if not directory.has(INDEX_NAME):
         return
     if not exist_ok:
-        raise FileExistsError(f"there is a dataset in {directory.url!r}; exist_ok=True replaces it")
+        raise FileExistsError(f"{directory.url!r} already has a dataset; pass exist_ok=True to replace it")
     directory.remove(INDEX_NAME)

@@ -1,4 +1,4 @@
-"""Writing shards of JSON lines."""
+"""The writer of JSON lines."""
 
 import json
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ __all__ = ["JSONWriter"]
 
 
 class JSONWriter(LinesWriter):
-    r"""Writes samples as JSON lines, with their offsets in a file beside them.
+    r"""Writes samples as JSON lines, and their offsets in a second file.
 
     Args:
-        columns: From name to ``str``, ``int`` or ``float``.
-        out: As in ``ShardWriter``.
-        newline: What ends a line: ``"\n"`` or ``"\r\n"``, or other white space.
+        columns: Encoding by column name: ``str``, ``int`` or ``float``.
+        out: See ``ShardWriter``.
+        newline: End of a line: ``"\n"``, ``"\r\n"`` or other white space.
         settings: The other arguments of ``ShardWriter``.
 
     Raises:
-        ConfigurationError: An argument cannot work.
-        FileExistsError: There is something already, and ``exist_ok`` is false.
+        ConfigurationError: An argument is invalid.
+        FileExistsError: ``out`` already has content, and ``exist_ok`` is false.
     """
 
     format: ClassVar[str] = "json"
@@ -41,7 +41,7 @@ class JSONWriter(LinesWriter):
     def _described(self) -> dict[str, Any]:
         described = super()._described()
         if self._newline.strip(" \t\r\n"):
-            raise ConfigurationError("newline", self._newline, "white space that JSON passes over")
+            raise ConfigurationError("newline", self._newline, "white space that JSON ignores")
         return {**described, "columns": self.columns}
 
     def _encoded(self, sample: Mapping[str, Any]) -> bytes:

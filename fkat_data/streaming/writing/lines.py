@@ -1,4 +1,4 @@
-"""What writers of lines share: the samples in one file, their offsets in another."""
+"""The base of writers of lines: samples in one file, their offsets in another."""
 
 import json
 import struct
@@ -21,7 +21,7 @@ _PLAIN: dict[str, Callable[[Any], str | int | float]] = {"str": str, "int": int,
 
 
 class WriterSettings(TypedDict, total=False):
-    """The arguments of ``ShardWriter`` that every format has."""
+    """The arguments of ``ShardWriter`` for every format."""
 
     keep_local: bool
     compression: str | None
@@ -34,7 +34,7 @@ class WriterSettings(TypedDict, total=False):
 
 
 class LinesWriter(ShardWriter):
-    """A writer of shards whose samples are lines."""
+    """Base of writers whose samples are lines."""
 
     _newline: str
 
@@ -46,7 +46,7 @@ class LinesWriter(ShardWriter):
         return {"newline": self._newline}
 
     def _empty_shard_bytes(self) -> int:
-        return 0  # the limit counts samples alone
+        return 0  # the limit counts only samples
 
     def _header(self) -> bytes:
         return b""

@@ -1,4 +1,4 @@
-"""Writing MDS shards."""
+"""The writer of MDS shards."""
 
 import json
 import struct
@@ -15,17 +15,17 @@ __all__ = ["MDSWriter"]
 
 
 class MDSWriter(ShardWriter):
-    """Writes samples of any columns in the MDS format; its arguments are those of ``ShardWriter``.
+    """Writes samples in the MDS format. It takes the arguments of ``ShardWriter``.
 
     A column's encoding is one of ``fkat_data.streaming.formats.encodings.ENCODINGS``, or ``ndarray``,
     ``ndarray:DTYPE``, ``ndarray:DTYPE:D0,D1``.
 
-    Values that are ``bytes`` already are written as they are, whatever the encoding: ready-made JPEG, JSON and so
-    on. They are read once to see that they can be, images and pickles excepted.
+    For any encoding, a value of type ``bytes`` counts as already encoded, such as the content of a JPEG file, and is
+    written unchanged. The writer decodes it once as a check, except images in files and pickles.
     """
 
     format: ClassVar[str] = "mds"
-    sample_overhead_bytes: ClassVar[int] = 4  # its offset
+    sample_overhead_bytes: ClassVar[int] = 4  # the sample's offset
 
     def _described(self) -> dict[str, Any]:
         self._encodings = {name: _encoding(name, encoding) for name, encoding in self.columns.items()}
@@ -75,5 +75,5 @@ def _payload(name: str, encoding: Encoding, value: Any) -> bytes:
         try:
             encoding.decode(memoryview(value))
         except ValueError as error:
-            raise SampleError(name, value, f"bytes that can be read ({error})") from error
+            raise SampleError(name, value, f"bytes that the encoding can decode ({error})") from error
     return value

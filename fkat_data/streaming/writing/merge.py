@@ -1,4 +1,4 @@
-"""One index for datasets that were written below one directory."""
+"""Merging: one index for all datasets below a directory."""
 
 import json
 import secrets
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias, cast, overload
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, ShardNotFoundError
 from fkat_data.streaming.formats.index import INDEX_NAME, parse_index
-from fkat_data.streaming.writing.destination import places_of
+from fkat_data.streaming.writing.destination import local_and_remote
 from fkat_data.streaming.writing.natural_order import natural_key
 from fkat_data.streaming.writing.remote_directory import RemoteDirectory, is_remote
 
@@ -28,58 +28,60 @@ def merge_index(out: IndexLocation, /, *, keep_local: bool = True, natural_order
 def merge_index(
     index_urls: Sequence[IndexLocation], out: IndexLocation, /, *, keep_local: bool = True, natural_order: bool = True
 ) -> int: ...
-def merge_index(*places: Any, keep_local: bool = True, natural_order: bool = True) -> int:
-    """Write one index for the datasets below a directory, which are then one dataset.
+def merge_index(*locations: Any, keep_local: bool = True, natural_order: bool = True) -> int:
+    """Write one index for the datasets below a directory, which makes them one dataset.
 
-    ``merge_index(out)`` takes every ``index.json`` below ``out``, however deep, and not the one in ``out`` itself,
-    which is replaced. ``merge_index(index_urls, out)`` takes these, in the order in which they are given.
+    ``merge_index(out)`` merges every ``index.json`` in the subdirectories of ``out``, at any depth, and replaces the
+    one in ``out`` itself. ``merge_index(index_urls, out)`` merges the given ones, in their order.
 
-    Every index is read and checked first; the new one appears at once, or not at all.
+    Read and check every index first. The new one appears atomically.
 
     Args:
-        places: ``out``, or ``index_urls`` and ``out``. ``out`` is a local directory, a URL, or (local directory, URL or
-            directory): then the index is written to both. ``index_urls`` are directories below ``out``, or the indices
-            in them, as paths, as URLs, or as (path, URL) of which the path is taken if it is there.
-        keep_local: Whether the index stays in the local directory if it is written to a remote one, too.
-        natural_order: Whether ``merge_index(out)`` takes ``2/`` before ``10/``; otherwise after it, as text is sorted.
+        locations: ``out``, or ``index_urls`` and ``out``. ``out`` is a local directory, a URL, or (local directory,
+            URL or directory) to write the index to both. ``index_urls`` is a list of directories below ``out``, or of
+            the indices in them. Each is a path, a URL, or (path, URL), whose path is preferred if it exists.
+        keep_local: Whether to write the index to the local directory too, if ``out`` also has a remote one.
+        natural_order: Whether ``merge_index(out)`` sorts numbers as numbers, ``2/`` before ``10/``. Otherwise it sorts
+            names as text.
 
     Returns:
-        Number of samples of the whole.
+        Number of samples in the merged dataset.
 
     Raises:
-        ConfigurationError: There is no index, or one is not below ``out``.
-        ShardNotFoundError: One that is named does not exist.
-        ShardCorruptError: One makes no sense; the message names it.
-        OSError: The file system's error, as it is.
+        ConfigurationError: No index was found, or one is not below ``out``.
+        ShardNotFoundError: A given index does not exist.
+        ShardCorruptError: An index is invalid. The message names it.
+        OSError: The file system failed. This is its error.
     """
-    if not 1 <= len(places) <= 2:
-        raise ConfigurationError("places", places, "out, or index_urls and out")
+    if not 1 <= len(locations) <= 2:
+        raise ConfigurationError("locations", locations, "out, or index_urls and out")
     arguments.boolean("keep_local", keep_local)
-    out = _Root.of("out", places[-1])
-    names = out.named(places[0]) if len(places) == 2 else out.found(natural_order=natural_order)
+    out = _Root.of("out", locations[-1])
+    names = out.named(locations[0]) if len(locations) == 2 else out.found(natural_order=natural_order)
     if not names:
-        raise ConfigurationError("out" if len(places) == 1 else "index_urls", places[0], "at least one index.json")
+        argument = "out" if len(locations) == 1 else "index_urls"
+        raise ConfigurationError(argument, locations[0], "at least one index.json")
     shards: list[dict[str, Any]] = []
     for name in names:
-        shards += _moved(out.read(name), f"{out.local or out.url}/{name}", PurePosixPath(name).parent)
+        shards += _rebased(out.read(name), f"{out.local or out.url}/{name}", PurePosixPath(name).parent)
     out.write(json.dumps({"version": 2, "shards": shards}).encode(), keep_local=keep_local)
     return sum(shard["samples"] for shard in shards)
 
 
 class _Root(NamedTuple):
-    """The directory of the whole, with a local side, a remote one, or both."""
+    """The directory of the merged dataset, with a local side, a remote one, or both."""
 
     local: str | None
     url: str | None
     remote: RemoteDirectory | None
 
     @classmethod
-    def of(cls, argument: str, place: Any) -> "_Root":
-        local, url = places_of(argument, place)
+    def of(cls, argument: str, location: Any) -> "_Root":
+        local, url = local_and_remote(argument, location)
         return cls(local and _absolute(local), url, None if url is None else RemoteDirectory(url, argument))
 
     def found(self, *, natural_order: bool) -> list[str]:
-        """Return the indices below, relative to it."""
+        """Return the paths of all indices in subdirectories, relative to this directory."""
         names: list[str] = []
         if self.local is not None:
             paths = Path(self.local).rglob(INDEX_NAME)
@@ -89,20 +91,20 @@ class _Root(NamedTuple):
         return sorted((name for name in names if name != INDEX_NAME), key=natural_key if natural_order else None)
 
     def named(self, index_urls: Any) -> list[str]:
-        """Return indices that are given, relative to it, each once."""
+        """Return the paths of the given indices, relative to this directory, without duplicates."""
         if isinstance(index_urls, (str, Path)) or not isinstance(index_urls, Sequence):
             raise ConfigurationError("index_urls", index_urls, "a list of paths or URLs")
         items = cast("Sequence[Any]", index_urls)
         return list(dict.fromkeys(self._relative(f"index_urls[{number}]", item) for number, item in enumerate(items)))
 
     def _relative(self, argument: str, item: Any) -> str:
-        for place, root in zip(places_of(argument, item), (self.local, self.url), strict=True):
-            if place is None or root is None:
+        for side, root in zip(local_and_remote(argument, item), (self.local, self.url), strict=True):
+            if side is None or root is None:
                 continue
-            path, root_path = _absolute(place.rstrip("/").removesuffix(f"/{INDEX_NAME}")), _absolute(root)
+            path, root_path = _absolute(side.rstrip("/").removesuffix(f"/{INDEX_NAME}")), _absolute(root)
             if path.startswith(f"{root_path}/"):
                 return f"{path[len(root_path) + 1 :]}/{INDEX_NAME}"
-        expected = f"a directory below out = {self.local or self.url!r}, on the same side of it"
+        expected = f"a directory below out = {self.local or self.url!r} (a path below a path, a URL below a URL)"
         raise ConfigurationError(argument, item, expected)
 
     def read(self, name: str) -> bytes:
@@ -112,7 +114,7 @@ class _Root(NamedTuple):
             except FileNotFoundError as error:
                 raise ShardNotFoundError(str(Path(self.local, name)), "no such file") from error
         if self.remote is None:
-            raise TypeError("a root has a local side or a remote one")
+            raise TypeError("out needs a local directory or a URL")
         try:
             return self.remote.read(name)
         except FileNotFoundError as error:
@@ -133,8 +135,8 @@ class _Root(NamedTuple):
                 temporary.unlink(missing_ok=True)
 
 
-def _moved(index: bytes, file: str, directory: PurePosixPath) -> list[dict[str, Any]]:
-    """Return the shards of an index as seen from the directory of the whole."""
+def _rebased(index: bytes, file: str, directory: PurePosixPath) -> list[dict[str, Any]]:
+    """Return the shards of an index with paths relative to the merged dataset's directory."""
     parse_index(index, file)
     shards: list[dict[str, Any]] = json.loads(index)["shards"]
     for shard in shards:
@@ -144,5 +146,5 @@ def _moved(index: bytes, file: str, directory: PurePosixPath) -> list[dict[str, 
     return shards
 
 
-def _absolute(place: str) -> str:
-    return place.rstrip("/") if is_remote(place) else str(Path(place).resolve())
+def _absolute(location: str) -> str:
+    return location.rstrip("/") if is_remote(location) else str(Path(location).resolve())

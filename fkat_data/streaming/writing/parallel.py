@@ -1,11 +1,11 @@
-"""Writing one dataset from many processes or machines."""
+"""Writing a dataset in parallel, in many processes or on many machines."""
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError
 from typing import Any, Protocol, TypeVar
 
 from fkat_data.errors import ConfigurationError, SampleError
-from fkat_data.streaming.writing.destination import places_of, remove_index
+from fkat_data.streaming.writing.destination import local_and_remote, remove_index
 from fkat_data.streaming.writing.merge import IndexLocation, merge_index
 from fkat_data.streaming.writing.writer import ShardWriter
 
@@ -15,22 +15,22 @@ _Item = TypeVar("_Item")
 
 
 class AnyFuture(Protocol):
-    """What an executor gives for a call: ``concurrent.futures.Future``, or another library's."""
+    """The result of a submitted call: ``concurrent.futures.Future``, or another library's future."""
 
     def result(self) -> Any:
         """Return what the call returned, or raise what it raised."""
         ...
 
     def cancel(self) -> Any:
-        """Give the call up if it has not begun."""
+        """Cancel the call if it has not started."""
         ...
 
 
 class AnyExecutor(Protocol):
-    """What runs calls: any ``concurrent.futures.Executor``, those of Dask, Ray and MPI included."""
+    """Any ``concurrent.futures.Executor``, including those of Dask, Ray and MPI."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> AnyFuture:
-        """Run a call some time, somewhere."""
+        """Schedule a call, and return its future."""
         ...
 
 
@@ -44,30 +44,32 @@ def write_parallel(
     keep_local: bool = False,
     exist_ok: bool = False,
 ) -> int:
-    """Write the samples of many items, each item by a call of its own, and one index for all of them.
+    """Write the samples of many items, each in its own call, and one index for all of them.
 
-    Item *i* makes the directory ``out/00000i`` of shards; the samples' order is that of the items. The index of the
-    whole is written last: without it, if any call failed, there is no whole.
+    Item *i* becomes the directory ``out/00000i`` of shards. Samples follow the order of the items. The index is
+    written last, after all calls have succeeded.
 
     Args:
-        make_writer: Called as ``make_writer(out=…, keep_local=…, exist_ok=…)``; mostly ``functools.partial(MDSWriter, columns=…)``.
-            With processes or machines, it and what follows must be picklable.
-        samples_of: From an item to its samples, such as the rows of a file.
-        items: What there is to do. They are taken at once; make them small, such as file names.
-        out: As writers take it. A local directory must be one that every worker sees.
-        executor: Runs the calls.
-        keep_local: As in ``ShardWriter``.
-        exist_ok: Whether a dataset that is there may be replaced: its index goes first, then what each item replaces.
+        make_writer: Called as ``make_writer(out=…, keep_local=…, exist_ok=…)``, such as
+            ``functools.partial(MDSWriter, columns=…)``. If the executor uses processes or machines, this function,
+            ``samples_of`` and the items must be picklable.
+        samples_of: Function from an item to its samples, such as the rows of a file.
+        items: The items to write. All are consumed up front, so keep them small, such as file names.
+        out: See ``ShardWriter``. Every worker must have access to a local directory.
+        executor: The executor of the calls.
+        keep_local: See ``ShardWriter``.
+        exist_ok: Whether to replace an existing dataset. Its index is removed first; each item replaces its own files.
 
     Returns:
         Number of samples written.
 
     Raises:
-        ConfigurationError: There are no items, or ``out`` is no place.
-        FileExistsError: There is an index already, and ``exist_ok`` is false.
-        Exception: What a call raised, the first of them in the items' order; calls that have not begun are given up.
+        ConfigurationError: ``items`` is empty, or ``out`` is invalid.
+        FileExistsError: ``out`` already has an index, and ``exist_ok`` is false.
+        Exception: A call failed. This is the error of the first one in the order of the items. Calls that have not
+            started are cancelled.
     """
-    local, remote = places_of("out", out)
+    local, remote = local_and_remote("out", out)
     remove_index(local, remote, exist_ok=exist_ok)
     settings = {"keep_local": keep_local, "exist_ok": exist_ok}
     names: list[str] = []
@@ -75,8 +77,8 @@ def write_parallel(
     try:
         for number, item in enumerate(items):
             names.append(f"{number:06}")
-            place = _below(local, remote, names[-1])
-            futures.append(executor.submit(_write_item, make_writer, samples_of, item, place, settings))
+            item_out = _below(local, remote, names[-1])
+            futures.append(executor.submit(_write_item, make_writer, samples_of, item, item_out, settings))
         for number, future in enumerate(futures):
             _wait(future, number)
     except BaseException:
@@ -84,7 +86,7 @@ def write_parallel(
             future.cancel()
         raise
     if not names:
-        raise ConfigurationError("items", names, "at least one")
+        raise ConfigurationError("items", names, "at least one item")
     return merge_index([_below(local, remote, name) for name in names], out, keep_local=keep_local)
 
 
@@ -92,7 +94,7 @@ def _wait(future: AnyFuture, number: int) -> None:
     try:
         future.result()
     except (Exception, CancelledError) as error:
-        error.add_note(f"while item {number} (from 0) was written")
+        error.add_note(f"while writing item {number} (from 0)")
         raise
 
 
@@ -105,10 +107,10 @@ def _write_item(
     make_writer: Callable[..., ShardWriter],
     samples_of: Callable[[_Item], Iterable[Mapping[str, Any]]],
     item: _Item,
-    place: IndexLocation,
+    out: IndexLocation,
     settings: Mapping[str, bool],
 ) -> None:
-    with make_writer(out=place, **settings) as writer:
+    with make_writer(out=out, **settings) as writer:
         for sample in samples_of(item):
             try:
                 writer.write(sample)

@@ -1,4 +1,4 @@
-"""A directory of any file system that fsspec knows: what a writer puts there, and what it looks up."""
+"""A directory on any file system that fsspec supports, for a writer's uploads and look-ups."""
 
 import secrets
 import shutil
@@ -11,41 +11,45 @@ from fkat_data.errors import ConfigurationError
 __all__ = ["RemoteDirectory", "is_remote"]
 
 
-def is_remote(place: str) -> bool:
-    """Return whether a place is a URL, such as ``s3://bucket/data``, and not a path."""
-    return "://" in place
+def is_remote(location: str) -> bool:
+    """Return whether a location is a URL, such as ``s3://bucket/data``, and not a path."""
+    return "://" in location
 
 
 class RemoteDirectory:
-    """A directory that data are uploaded to: a URL, or a local path.
+    """A directory for uploads.
 
     Args:
-        url: Where it is; it need not exist.
-        argument: Name of the argument that it came in, for messages.
+        url: URL or local path of the directory, which need not exist.
+        argument: Name of the caller's argument, for messages.
 
     Raises:
-        ConfigurationError: No installed file system opens it.
+        ConfigurationError: No installed file system can open the URL.
     """
 
     def __init__(self, url: str, argument: str) -> None:
-        # Only here is it needed, and a worker that reads must start quickly.
+        # Import fsspec here, because workers that only read should start quickly.
         core = import_module("fsspec.core")
         try:
             self._files, self._root = core.url_to_fs(url)
         except (ValueError, ImportError) as error:
-            raise ConfigurationError(argument, url, f"a URL that fsspec can open; it says: {error}") from error
+            raise ConfigurationError(argument, url, f"a URL that fsspec can open ({error})") from error
         self._root = self._root.rstrip("/")
         self.url = url.rstrip("/")
 
     def has(self, name: str) -> bool:
-        """Return whether there is a file of that name."""
+        """Return whether a file exists."""
         return self._files.exists(self._path(name))
 
     def upload(self, local: str, name: str) -> None:
-        """Put a local file there, which is seen when it is complete.
+        """Upload a local file, which appears only once it is complete.
+
+        Args:
+            local: Path of the local file.
+            name: Path to write, relative to this directory.
 
         Raises:
-            OSError: It cannot be written; or another error of the file system's own.
+            OSError: The file cannot be written. Some file systems raise errors of their own.
         """
         target = self._path(name)
         parent = target.rpartition("/")[0]
@@ -53,11 +57,11 @@ class RemoteDirectory:
             try:
                 self._files.put_file(local, target)
             except FileNotFoundError:
-                # Not at once: in an object store it would look for a bucket, or make one.
+                # Only now: in an object store, makedirs would look for a bucket or create one.
                 self._files.makedirs(parent, exist_ok=True)
                 self._files.put_file(local, target)
             return
-        # An object store shows a file when it is whole; a directory shows one that grows.
+        # An object store shows only complete files, but a local directory shows a growing one.
         Path(parent).mkdir(parents=True, exist_ok=True)
         temporary = Path(f"{target}.{secrets.token_hex(8)}.tmp")
         try:
@@ -70,7 +74,7 @@ class RemoteDirectory:
         """Return a file's bytes.
 
         Raises:
-            FileNotFoundError: There is none.
+            FileNotFoundError: The file does not exist.
         """
         return self._files.cat_file(self._path(name))
 
@@ -79,7 +83,7 @@ class RemoteDirectory:
         self._files.rm_file(self._path(name))
 
     def found(self, basename: str) -> list[str]:
-        """Return the files of one name in the directories below, relative to this one, in no order."""
+        """Return the paths of all files with a base name, relative to this directory, in any order."""
         prefix = f"{self._root}/"
         self._files.invalidate_cache()
         paths = cast("list[str]", self._files.find(self._root))

@@ -1,4 +1,4 @@
-"""Files on their way to a remote directory, in threads, each tried several times."""
+"""Uploads to a remote directory in threads, with retries."""
 
 import logging
 import time
@@ -12,18 +12,18 @@ __all__ = ["Uploads"]
 
 _log = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.25
-#: Files that may wait for each thread: beyond it, who writes waits, so that the local disk does not fill up.
-_QUEUED_FOR_EACH = 4
+#: Pending files per thread. At this limit the writer waits, so that the local disk does not fill up.
+_PENDING_PER_THREAD = 4
 
 
 class Uploads:
-    """Uploads under way.
+    """A queue of uploads and the threads that run them.
 
     Args:
-        remote: Where files go.
-        max_workers: Threads; None: as many as the standard library takes.
-        num_attempts: How often each file is tried.
-        keep_local: Whether the local file stays after its upload.
+        remote: Directory to upload to.
+        max_workers: Number of threads; None for the standard library's default.
+        num_attempts: Maximum number of attempts to upload a file.
+        keep_local: Whether to keep a local file after its upload.
     """
 
     def __init__(
@@ -33,30 +33,31 @@ class Uploads:
         self._num_attempts = num_attempts
         self._keep_local = keep_local
         self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="fkat-upload")
-        self._most_pending = _QUEUED_FOR_EACH * (max_workers or 8)
+        self._max_pending = _PENDING_PER_THREAD * (max_workers or 8)
         self._pending: deque[Future[None]] = deque()
         self._failure: Exception | None = None
 
     def put(self, path: Path, name: str) -> None:
-        """Begin an upload; waits while too many are under way.
+        """Start an upload. Wait while too many are pending.
 
         Args:
-            path: The local file.
-            name: Its path in the remote directory.
+            path: Path of the local file.
+            name: Path to write, relative to the remote directory.
 
         Raises:
-            Exception: The error of an earlier upload, as it was raised in its thread.
+            Exception: An earlier upload failed. This is its error.
         """
         self.raise_failure()
-        while len(self._pending) >= self._most_pending:
+        while len(self._pending) >= self._max_pending:
             self._settle()
         self._pending.append(self._threads.submit(self._upload, path, name))
 
     def raise_failure(self) -> None:
-        """Return if no upload has failed so far.
+        """Raise the error of a failed upload, if there is one.
 
         Raises:
-            Exception: The error of one that has, again and again: what is missing there stays missing.
+            Exception: The error of the failed upload. Every later call raises it again, because its file stays
+                missing.
         """
         if self._failure is not None:
             raise self._failure
@@ -64,17 +65,17 @@ class Uploads:
             self._settle()
 
     def wait(self) -> None:
-        """Return when every file is there.
+        """Wait until every file is uploaded.
 
         Raises:
-            Exception: The error of an upload.
+            Exception: An upload failed. This is its error.
         """
         self.raise_failure()
         while self._pending:
             self._settle()
 
     def close(self) -> None:
-        """Give up what has not begun, wait for what has, and end the threads."""
+        """Cancel uploads that have not started, wait for the others, and end the threads."""
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._pending.clear()
 
@@ -92,9 +93,11 @@ class Uploads:
                 break
             except Exception as error:
                 if attempt == self._num_attempts:
-                    error.add_note(f"while {path.name} was uploaded to {self._remote.url}, attempt {attempt}")
+                    error.add_note(f"while uploading {path.name} to {self._remote.url}, attempt {attempt}")
                     raise
-                _log.warning("upload of %s to %s failed, attempt %d: %s", name, self._remote.url, attempt, error)
+                _log.warning(
+                    "upload of %s to %s failed in attempt %d, retrying: %s", name, self._remote.url, attempt, error
+                )
                 time.sleep(_FIRST_PAUSE_S * 2 ** (attempt - 1))
         if not self._keep_local:
             path.unlink()

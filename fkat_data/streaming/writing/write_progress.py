@@ -1,4 +1,4 @@
-"""A line on the terminal that says how far a writer is."""
+"""A writer's progress bar."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ __all__ = ["Progress"]
 
 
 class Progress:
-    """A bar of tqdm, or nothing.
+    """A progress bar of tqdm, which can be off.
 
     Args:
-        is_shown: Whether there is one.
+        is_shown: Whether to show the bar.
 
     Raises:
-        ConfigurationError: tqdm is not installed.
+        ConfigurationError: The bar needs tqdm, which is not installed.
     """
 
     def __init__(self, *, is_shown: bool) -> None:
@@ -22,7 +22,7 @@ class Progress:
         self._num_shards = 0
 
     def advance(self, num_samples: int, num_shards: int) -> None:
-        """Show that so many samples, and shards, are written."""
+        """Show how many samples and shards are written."""
         if self._bar is None:
             return
         if num_shards != self._num_shards:
@@ -31,6 +31,6 @@ class Progress:
         self._bar.update(num_samples - self._bar.n)
 
     def close(self) -> None:
-        """Leave the line as it is."""
+        """Stop the bar, and leave its line on the terminal."""
         if self._bar is not None:
             self._bar.close()

@@ -1,4 +1,4 @@
-"""What every writer does: samples to shards, shards to files, and the index when all is done."""
+"""The base of all writers: group samples into shards, write their files, and write the index last."""
 
 import json
 from abc import ABC, abstractmethod
@@ -20,17 +20,17 @@ __all__ = ["DEFAULT_SIZE_LIMIT", "ShardFile", "ShardWriter"]
 DEFAULT_SIZE_LIMIT = 1 << 26
 
 _VERSION = 2
-# Offsets in a shard are 32 bits wide; room for a header is left.
+# Offsets in a shard are 32 bits wide. Reserve 1 MiB for the header.
 _MAX_SHARD_BYTES = (1 << 32) - (1 << 20)
 
 
 class ShardFile(NamedTuple):
-    """One file of a shard that is to be written.
+    """A file of a shard to write.
 
     Attributes:
-        part: ``data`` or ``meta``: its key in the index is ``raw_`` and ``zip_`` with that.
-        suffix: What its name has after the format's.
-        content: Its bytes.
+        part: ``data`` or ``meta``. The keys in the index are this with the prefixes ``raw_`` and ``zip_``.
+        suffix: Suffix of the file's name, after the format's.
+        content: Uncompressed content.
     """
 
     part: str
@@ -39,33 +39,33 @@ class ShardFile(NamedTuple):
 
 
 class ShardWriter(ABC):
-    """A writer of one dataset, and a context manager.
+    """Base of all writers: a context manager that writes one dataset.
 
-    Leaving the context writes the index, last of all. Leaving it by an exception writes none, and removes what was
-    written locally: nothing is left that looks like a whole dataset.
+    On exit, it writes the index as the last file. On an exception, it writes no index and removes its local files, so
+    that a partial dataset never looks complete.
 
-    Samples are held in memory until their shard is full. One thread at a time may use a writer.
+    A writer keeps samples in memory until their shard is full. Only one thread at a time may use it.
 
     Args:
-        columns: From name to encoding.
-        out: A local directory, a URL of any file system that fsspec opens, or (local directory, URL or directory).
-        keep_local: Whether files stay in the local directory once they are in the remote one.
-        compression: One of ``COMPRESSIONS``, such as ``zstd`` or ``zstd:7``; None or empty: not compressed.
-        hashes: Algorithms by which the files are hashed, of ``HASHES``.
-        size_limit: A shard's size in bytes, as a number or as in ``"64mb"``; None or 0: 4 GiB, the most there is. A
-            sample that is larger has a shard of its own.
+        columns: Encoding by column name.
+        out: A local directory, a URL of any file system that fsspec supports, or (local directory, URL or directory).
+        keep_local: Whether to keep local files after their upload.
+        compression: One of ``COMPRESSIONS``, such as ``zstd`` or ``zstd:7``; None or empty for no compression.
+        hashes: Hash algorithms for the files, from ``HASHES``.
+        size_limit: Maximum size of a shard in bytes, as a number or a string such as ``"64mb"``; None or 0 for 4 GiB,
+            the format's limit. A larger sample gets its own shard.
         progress_bar: Whether to show how many samples and shards are written.
-        max_workers: Threads that upload; None: as many as the standard library takes.
-        retry: How often an upload is tried, 1 at least.
-        exist_ok: Whether a dataset that is there may be replaced: its files go, others stay.
+        max_workers: Number of upload threads; None for the standard library's default.
+        retry: Maximum number of attempts to upload a file, at least 1.
+        exist_ok: Whether to replace an existing dataset. Its files are removed; other files stay.
 
     Raises:
-        ConfigurationError: An argument cannot work.
-        FileExistsError: There is something already, and ``exist_ok`` is false.
+        ConfigurationError: An argument is invalid.
+        FileExistsError: ``out`` already has content, and ``exist_ok`` is false.
     """
 
     format: ClassVar[str]
-    #: What a sample takes in a shard besides its own bytes.
+    #: Bytes that a shard needs for each sample in addition to the encoded sample.
     sample_overhead_bytes: ClassVar[int] = 0
 
     def __init__(
@@ -96,7 +96,7 @@ class ShardWriter(ABC):
             "size_limit": self.size_limit,
             **self._described(),
         }
-        # In the order in which it is written.
+        # The order in which files have these keys.
         self._config = dict(sorted(described.items()))
         self._shards: list[dict[str, Any]] = []
         self._samples: list[bytes] = []
@@ -114,17 +114,17 @@ class ShardWriter(ABC):
         )
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Add a sample; keys that are no columns are passed over.
+        """Add a sample. Ignore keys that are not columns.
 
         Raises:
-            SampleError: A column is missing, or its value cannot be written; the message names it.
+            SampleError: A column is missing, or its value cannot be encoded. The message names the column.
             ValueError: The writer is finished.
-            OSError: The disk, or another error of an upload, as it was raised there.
+            OSError: A file cannot be written, or an upload failed. Some file systems raise errors of their own.
         """
         self._check_open()
         self._destination.raise_failure()
         if not isinstance(sample, Mapping):
-            raise SampleError("<all of them>", sample, "a dict from column to value")
+            raise SampleError("<all>", sample, "a dict from column to value")
         for name in self.columns:
             if name not in sample:
                 raise SampleError(name, "<missing>", "a value")
@@ -134,17 +134,18 @@ class ShardWriter(ABC):
         if self._samples and limit < self._shard_bytes + added_bytes:
             self._write_shard()
         if self._base_bytes + added_bytes > _MAX_SHARD_BYTES:
-            raise SampleError("<all of them>", f"<{len(encoded)} bytes>", f"at most {_MAX_SHARD_BYTES} bytes")
+            raise SampleError("<all>", f"<{len(encoded)} bytes>", f"at most {_MAX_SHARD_BYTES} bytes")
         self._samples.append(encoded)
         self._shard_bytes += added_bytes
         self.num_samples += 1
         self._progress.advance(self.num_samples, len(self._shards))
 
     def finish(self) -> None:
-        """Write what is left, wait for uploads, and publish the index; a second call does nothing.
+        """Write the last shard, wait for uploads, and write the index. A second call does nothing.
 
         Raises:
-            OSError: The disk, or another error of an upload, as it was raised there. Then no index is written.
+            OSError: A file cannot be written, or an upload failed, so the dataset has no index. Some file systems
+                raise errors of their own.
         """
         if not self._is_open:
             return
@@ -160,7 +161,7 @@ class ShardWriter(ABC):
         self._progress.close()
 
     def abandon(self) -> None:
-        """Give the dataset up: no index is written, and what was written locally is removed."""
+        """Give up the dataset: write no index, and remove the local files."""
         if self._is_open:
             self._is_open = False
             self._samples = []
@@ -181,23 +182,23 @@ class ShardWriter(ABC):
 
     @abstractmethod
     def _described(self) -> dict[str, Any]:
-        """Return what the index says of every shard of this format, columns included."""
+        """Return the index fields that all shards of this format share, including the columns."""
 
     @abstractmethod
     def _encoded(self, sample: Mapping[str, Any]) -> bytes:
         """Return a sample's bytes.
 
         Raises:
-            SampleError: It cannot be written.
+            SampleError: A value cannot be encoded.
         """
 
     @abstractmethod
     def _empty_shard_bytes(self) -> int:
-        """Return what a shard without samples takes, as far as the limit counts it."""
+        """Return the size of a shard without samples, as counted against ``size_limit``, in bytes."""
 
     @abstractmethod
     def _files(self, samples: list[bytes]) -> list[ShardFile]:
-        """Return a shard's files."""
+        """Return a shard's files, given its encoded samples."""
 
     def _write_shard(self) -> None:
         entry: dict[str, Any] = {**self._config, "samples": len(self._samples)}
@@ -206,7 +207,7 @@ class ShardWriter(ABC):
             entry[f"raw_{part}"] = self._file_info(name, content)
             entry[f"zip_{part}"] = compressed = None
             if self.compression is not None:
-                # Of the raw file there is only what the index says.
+                # The index describes the raw file too, but only the compressed one is written.
                 compressed = compress(content, self.compression)
                 name = f"{name}.{extension_of(self.compression)}"
                 entry[f"zip_{part}"] = self._file_info(name, compressed)
@@ -221,13 +222,13 @@ class ShardWriter(ABC):
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise ValueError("the writer is finished: it takes no more samples")
+            raise ValueError("the writer is finished and accepts no more samples")
 
 
 def _sorted_columns(columns: Any) -> dict[str, str]:
     given = cast("Mapping[Any, Any]", columns if isinstance(columns, Mapping) else {})
     if not given or not all(isinstance(text, str) for pair in given.items() for text in pair):
-        expected = "a dict from each column's name to its encoding, not empty"
+        expected = "a non-empty dict from column name to encoding"
         raise ConfigurationError("columns", cast("object", columns), expected)
     return dict(sorted(given.items()))
 
@@ -239,7 +240,7 @@ def _sorted_hashes(hashes: Sequence[str] | None) -> list[str]:
 
 
 def _check_installed(compression: str | None, hashes: Sequence[str]) -> None:
-    # What is missing is told now, and not when the first shard is full.
+    # Report a missing package now instead of when the first shard is full.
     if compression is not None:
         compress(b"", compression)
     for algorithm in hashes:

@@ -1,4 +1,4 @@
-"""Writing shards of values with a separator between them, such as commas or tabs."""
+"""Writers of separated values, such as CSV and TSV."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,20 +11,20 @@ __all__ = ["CSVWriter", "TSVWriter", "XSVWriter"]
 
 
 class XSVWriter(LinesWriter):
-    r"""Writes samples as lines of separated values, with a header line, and their offsets in a file beside them.
+    """Writes samples as lines of separated values after a header line, and their offsets in a second file.
 
-    There is no quoting: a value that contains the separator or the newline is refused.
+    The format has no quoting, so ``write`` refuses a value that contains the separator or the newline.
 
     Args:
-        columns: From name to ``str``, ``int`` or ``float``.
-        separator: What stands between values.
-        out: As in ``ShardWriter``.
-        newline: What ends a line.
+        columns: Encoding by column name: ``str``, ``int`` or ``float``.
+        separator: Separator between values.
+        out: See ``ShardWriter``.
+        newline: End of a line.
         settings: The other arguments of ``ShardWriter``.
 
     Raises:
-        ConfigurationError: An argument cannot work.
-        FileExistsError: There is something already, and ``exist_ok`` is false.
+        ConfigurationError: An argument is invalid.
+        FileExistsError: ``out`` already has content, and ``exist_ok`` is false.
     """
 
     format: ClassVar[str] = "xsv"
@@ -45,11 +45,11 @@ class XSVWriter(LinesWriter):
     def _described(self) -> dict[str, Any]:
         described = super()._described()
         if not isinstance(self._separator, str) or not self._separator or self._separator in self._newline:
-            raise ConfigurationError("separator", self._separator, "a string that is not empty and not in the newline")
+            raise ConfigurationError("separator", self._separator, "a non-empty string that is not part of the newline")
         if self._newline in self._separator:
-            raise ConfigurationError("newline", self._newline, "a string that is not in the separator")
+            raise ConfigurationError("newline", self._newline, "a string that is not part of the separator")
         if not self._can_be_read([*self.columns]):
-            raise ConfigurationError("columns", [*self.columns], "names without the separator and the newline")
+            raise ConfigurationError("columns", [*self.columns], "names without separator and newline")
         of_xsv = {"separator": self._separator} if self.format == "xsv" else {}
         return {
             **described,
@@ -65,29 +65,29 @@ class XSVWriter(LinesWriter):
         typed = self._values(sample)
         for name, value in typed.items():
             if isinstance(value, bool):
-                raise SampleError(name, value, "an int: the text of a bool could not be read as one")
+                raise SampleError(name, value, "an int, because the text of a bool cannot be read back as one")
         values = {name: str(value) for name, value in typed.items()}
         if not self._can_be_read([*values.values()]):
             for name, value in values.items():
                 if not self._can_be_read([value]):
-                    raise SampleError(name, value, f"a text without {self._separator!r} and {self._newline!r}")
-            raise SampleError("<all of them>", values, f"texts that {self._separator!r} can stand between")
+                    raise SampleError(name, value, f"text without {self._separator!r} or {self._newline!r}")
+            raise SampleError("<all>", values, f"values that can be joined with {self._separator!r} and split again")
         try:
             return self._line([*values.values()])
         except UnicodeEncodeError as error:
-            raise SampleError("<all of them>", values, f"texts that UTF-8 can hold ({error})") from None
+            raise SampleError("<all>", values, f"text that UTF-8 can encode ({error})") from None
 
     def _line(self, values: list[str]) -> bytes:
         return (self._separator.join(values) + self._newline).encode()
 
     def _can_be_read(self, values: list[str]) -> bool:
-        # Joined and split again: two values may make a separator of several characters where they meet.
+        # Join and split again, because a separator of several characters can arise where two values meet it.
         line = self._separator.join(values)
         return line.split(self._separator) == values and self._newline not in line
 
 
 class CSVWriter(XSVWriter):
-    """Writes samples as comma-separated values; otherwise as ``XSVWriter``, without ``separator``."""
+    """Writes samples as comma-separated values. See ``XSVWriter``."""
 
     format: ClassVar[str] = "csv"
 
@@ -103,7 +103,7 @@ class CSVWriter(XSVWriter):
 
 
 class TSVWriter(XSVWriter):
-    """Writes samples as tab-separated values; otherwise as ``XSVWriter``, without ``separator``."""
+    """Writes samples as tab-separated values. See ``XSVWriter``."""
 
     format: ClassVar[str] = "tsv"
 

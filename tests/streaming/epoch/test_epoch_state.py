@@ -87,7 +87,7 @@ def test_what_is_no_state_is_refused(data, state):
         make(data).load_state_dict(state)
 
 
-def test_a_place_beyond_the_epoch_is_refused(data):
+def test_a_resume_point_beyond_the_epoch_is_refused(data):
     with pytest.raises(ConfigurationError, match="sample_in_epoch"):
         make(data).load_state_dict(SAVED | {"sample_in_epoch": 1000})
     with pytest.raises(ConfigurationError, match="num_samples"):

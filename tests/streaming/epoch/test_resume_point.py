@@ -27,7 +27,7 @@ def test_workers_of_one_iteration_begin_together():
     assert [shared.begin(13, 1) for _ in range(2)] == [ResumePoint(1, 8)] * 2
 
 
-def test_a_copy_has_a_place_of_its_own():
+def test_a_copy_has_its_own_resume_point():
     shared = SharedResumePoint()
     shared.begin()
     copy = pickle.loads(pickle.dumps(shared))

@@ -72,11 +72,11 @@ def test_what_cannot_be_merged_is_named_and_nothing_is_written(tmp_path):
         (([root / "a", tmp_path / "elsewhere"], root), ConfigurationError, "index_urls[1] = "),
         (([root], root), ConfigurationError, "expected a directory below out"),
         (([root / "none"], root), ShardNotFoundError, "none/index.json"),
-        ((), ConfigurationError, "places = ()"),
+        ((), ConfigurationError, "locations = ()"),
     ]
-    for places, error, text in wrong:
+    for locations, error, text in wrong:
         with pytest.raises(error, match=re.escape(text)):
-            merge_index(*places)
+            merge_index(*locations)
     (root / "b").mkdir()
     (root / "b" / "index.json").write_text('{"version": 2}')
     with pytest.raises(ShardCorruptError, match=r"root/b/index\.json': shards is missing"):

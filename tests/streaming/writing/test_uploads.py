@@ -69,7 +69,7 @@ def test_an_upload_that_fails_is_raised_as_it_is_and_nothing_looks_whole(tmp_pat
     writer = MDSWriter(columns=COLUMNS, out=f"file://{tmp_path}/remote/data", size_limit=300, retry=1)
     with pytest.raises(OSError, match="remote") as caught:
         write(writer, SAMPLES)
-    assert any("shard.00000.mds was uploaded" in note for note in caught.value.__notes__)
+    assert any("uploading shard.00000.mds to" in note for note in caught.value.__notes__)
     assert (tmp_path / "remote").read_text() == "a file stands in the way"
     assert not list(staging.iterdir())
 
