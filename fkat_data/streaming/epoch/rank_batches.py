@@ -50,7 +50,7 @@ class RankBatches:
         num_batches = self._plan.batching.num_even_batches
         together = batches_in_chunk(self._plan.grid.batch_size)
         step = together * num_parts if self._plan.is_cheap else num_batches
-        # Without skips, the batches before `first` need no look.
+        # Without skips, start at `first` right away.
         index = delivered = 0 if self._skips else min(first, num_batches)
         while index < num_batches:
             indices = np.arange(index, min(index + step, num_batches))

@@ -1,4 +1,4 @@
-"""This process's position among nodes, ranks and workers; no other module asks the environment and torch for it."""
+"""This process's node, rank and worker, from the environment and torch."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Compression of whole files, under the names of the index, and decompression that stops at the stated size."""
+"""Compression of whole files, by the names in the index. Decompression stops at the size in the index."""
 
 import bz2
 import contextlib

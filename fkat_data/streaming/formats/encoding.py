@@ -21,7 +21,7 @@ class Encoding(ABC):
 
     Attributes:
         size_bytes: Size of every value's bytes; None if it varies.
-        dtype: Dtype of the values, if every value is an array of one dtype and shape; otherwise None.
+        dtype: Dtype of the values, if all are numbers, or arrays of one shape, with this dtype; otherwise None.
         shape: Shape of a value, if ``dtype`` is not None; () for a single number.
         is_safe: Whether bytes of unknown origin can be decoded. False if decoding can run code in them.
         is_checked: Whether a writer decodes values that are already bytes before it writes them.

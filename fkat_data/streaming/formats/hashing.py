@@ -1,4 +1,4 @@
-"""Hashes of files, under the names of the index, and checks of a file against the index."""
+"""Hashes of files, by the names in the index, and checks of a file against the index."""
 
 import hashlib
 from collections.abc import Callable

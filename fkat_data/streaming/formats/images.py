@@ -115,7 +115,7 @@ class JpegArrayEncoding(Encoding):
     is_checked: ClassVar[bool] = False
 
     def encode(self, value: Any) -> bytes:
-        """Return the files' sizes, followed by the files. An empty list could not be decoded."""
+        """Return the files' sizes, followed by the files. Refuse an empty list, which could not be decoded."""
         expected = "a non-empty list of JPEG files as bytes"
         if not isinstance(value, (list, tuple)) or not value:
             raise EncodingError(expected)

@@ -61,7 +61,7 @@ class ShardReader(Protocol):
         ...
 
     def close(self) -> None:
-        """Release the files. Memory with live views is freed when the last view is."""
+        """Release the files. Their memory stays mapped until its last view is gone."""
         ...
 
 

@@ -54,7 +54,8 @@ class ScalarEncoding(Encoding):
         """Return the bytes of a number. Round a float to the dtype's precision.
 
         Raises:
-            EncodingError: The number is out of the dtype's range, or is not an integer although the dtype is one.
+            EncodingError: The value is not a number, or the dtype cannot represent it: it is out of range, or has a
+                fraction and the dtype is an integer's.
         """
         number = cast("Any", value)[()] if isinstance(value, np.ndarray) else value
         try:

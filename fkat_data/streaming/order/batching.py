@@ -56,7 +56,7 @@ class Batching(BatchCounts, Protocol):
     first_batch: int
 
     def locate(self, slots: _Integers) -> tuple[_Integers, _Integers]:
-        """Return each slot's stream, and its place in that stream's order or -1: two int64 arrays like ``slots``."""
+        """Return each slot's stream and place in its order, -1 if it reads none: two int64 arrays like ``slots``."""
         ...
 
 
@@ -70,7 +70,7 @@ class RandomBatching:
         self.first_batch = 0
 
     def locate(self, slots: _Integers) -> tuple[_Integers, _Integers]:
-        """Return 0 as each slot's stream, and its place in the order or -1: two int64 arrays like ``slots``."""
+        """Return stream 0 and each slot's place, -1 if it reads none: two int64 arrays like ``slots``."""
         return np.zeros(len(slots), np.int64), self._partition.places(slots)
 
     def num_rank_samples(self, num_batches: int) -> int:
@@ -137,7 +137,7 @@ class StratifiedBatching(_WholeBatching):
         super().__init__(grid, num_batches, sample_in_epoch)
 
     def locate(self, slots: _Integers) -> tuple[_Integers, _Integers]:
-        """Return each slot's stream, and its place in that stream's order or -1: two int64 arrays like ``slots``."""
+        """Return each slot's stream and place in its order, -1 if it reads none: two int64 arrays like ``slots``."""
         batches, within = self._split(slots)
         if self._spread is not None:
             within = self._spread[within]
@@ -172,7 +172,7 @@ class PerStreamBatching(_WholeBatching):
         super().__init__(grid, len(self._streams), sample_in_epoch)
 
     def locate(self, slots: _Integers) -> tuple[_Integers, _Integers]:
-        """Return each slot's stream, and its place in that stream's order or -1: two int64 arrays like ``slots``."""
+        """Return each slot's stream and place in its order, -1 if it reads none: two int64 arrays like ``slots``."""
         batches, within = self._split(slots)
         is_read = batches < len(self._streams)
         batches = np.where(is_read, batches, 0)
@@ -211,7 +211,7 @@ class DevicePerStreamBatching(_WholeBatching):
                 "num_canonical_nodes", num_canonical_nodes, f"a multiple of the {grid.num_nodes} nodes"
             )
         self._partitions = partitions
-        # A stream's partition has the ranks of all canonical nodes side by side. A node reads its own ones' columns.
+        # A stream's partition has the ranks of all canonical nodes side by side. A node reads its own part.
         self._width = num_canonical_nodes * grid.ranks_per_node
         self._node_width = self._width // grid.num_nodes
         counts = [self._node_width * part.num_rank_samples // grid.batch_size for part in partitions]
@@ -231,7 +231,7 @@ class DevicePerStreamBatching(_WholeBatching):
         self.num_even_batches = max(0, len(streams) * grid.num_nodes // ranks - self.first_batch)
 
     def locate(self, slots: _Integers) -> tuple[_Integers, _Integers]:
-        """Return each slot's stream, and its place in that stream's order or -1: two int64 arrays like ``slots``."""
+        """Return each slot's stream and place in its order, -1 if it reads none: two int64 arrays like ``slots``."""
         grid = self._grid
         batches, within = self._split(slots)
         ranks, samples = np.divmod(within, grid.batch_size)

@@ -115,7 +115,7 @@ class EpochPlan(Plan):
         self._shuffles = shuffles
 
     def sample_ids(self, slots: _Integers) -> _Integers:
-        """Return the id of each slot's sample, or -1: shape (len(slots),), int64."""
+        """Return the id of each slot's sample, -1 if it reads none: shape (len(slots),), int64."""
         streams, places = self._located(slots)
         found = np.full(len(slots), -1, np.int64)
         for stream, (selection, shuffle) in enumerate(zip(self._selections, self._shuffles, strict=True)):

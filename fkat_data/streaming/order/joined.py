@@ -53,7 +53,7 @@ class JoinedPlan(Plan):
         self._first_slots = batches.firsts * plans[0].grid.global_batch_size
 
     def sample_ids(self, slots: _Integers) -> _Integers:
-        """Return the id of each slot's sample, or -1: shape (len(slots),), int64."""
+        """Return the id of each slot's sample, -1 if it reads none: shape (len(slots),), int64."""
         phases = np.searchsorted(self._first_slots, slots, side="right") - 1
         found = np.empty(len(slots), np.int64)
         for phase in np.unique(phases).tolist():

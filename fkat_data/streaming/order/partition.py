@@ -62,7 +62,7 @@ class Partition(Protocol):
     grid: Grid
 
     def places(self, slots: _Integers) -> _Integers:
-        """Return each slot's place, or -1: same shape, int64."""
+        """Return each slot's place, -1 if it reads none: same shape, int64."""
         ...
 
 
@@ -159,7 +159,7 @@ class ReferencePartition:
         self.num_samples = self.num_rank_samples * grid.num_ranks
 
     def places(self, slots: _Integers) -> _Integers:
-        """Return each slot's place, or -1: same shape, int64."""
+        """Return each slot's place, -1 if it reads none: same shape, int64."""
         grid = self.grid
         batches, within = np.divmod(slots, grid.global_batch_size)
         ranks, samples = np.divmod(within, grid.batch_size)
@@ -221,7 +221,7 @@ class EvenPartition:
         self._longer_rows = np.flatnonzero(np.diff(bounds) > self._columns)
 
     def places(self, slots: _Integers) -> _Integers:
-        """Return each slot's place, or -1: same shape, int64."""
+        """Return each slot's place, -1 if it reads none: same shape, int64."""
         grid, ranks = self.grid, self.grid.num_ranks
         batches, within = np.divmod(slots, grid.global_batch_size)
         rank, samples = np.divmod(within, grid.batch_size)

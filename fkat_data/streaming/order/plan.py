@@ -34,16 +34,16 @@ class Plan(ABC):
 
     @abstractmethod
     def sample_ids(self, slots: _Integers) -> _Integers:
-        """Return the id of each slot's sample, or -1: shape (len(slots),), int64."""
+        """Return the id of each slot's sample, -1 if it reads none: shape (len(slots),), int64."""
 
     def rank_batches(self, rank: int, batches: _Integers) -> _Integers:
-        """Return the sample ids of a rank's batches: shape (len(batches), batch_size), int64, -1 in a short batch."""
+        """Return the sample ids of a rank's batches: shape (len(batches), batch_size), int64, -1 if short."""
         size = self.grid.batch_size
         slots = batches[:, None] * self.grid.global_batch_size + rank * size + np.arange(size)
         return self.sample_ids(slots.reshape(-1)).reshape(len(batches), size)
 
     def global_batches(self, batches: _Integers) -> _Integers:
-        """Return the sample ids of global batches: shape (len(batches), num_ranks, batch_size), int64, or -1."""
+        """Return the sample ids of global batches: shape (len(batches), num_ranks, batch_size), int64, -1 if short."""
         slots = batches[:, None] * self.grid.global_batch_size + np.arange(self.grid.global_batch_size)
         found = self.sample_ids(slots.reshape(-1))
         return found.reshape(len(batches), self.grid.num_ranks, self.grid.batch_size)

@@ -52,7 +52,7 @@ class ReferenceShuffle:
         check_shuffle(algorithm, self.size, num_canonical_nodes, block_size)
 
     def samples_at(self, places: _Integers) -> _Integers:
-        """Return the number of the sample at each place: same shape, int64. Draw the epoch's numbers once."""
+        """Return the number of the sample at each place: same shape, int64. Walk through the epoch once."""
         if bool((places[1:] >= places[:-1]).all()):
             return self._samples_at_ascending(places)
         order = np.argsort(places, kind="stable")

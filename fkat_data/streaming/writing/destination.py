@@ -27,7 +27,7 @@ class Destination:
         keep_local: Whether to keep local files after their upload.
         max_workers: Number of upload threads; None for the standard library's default.
         num_attempts: Maximum number of attempts to upload a file.
-        exist_ok: Whether to replace an existing dataset. Its index is removed first. Other programs' files stay.
+        exist_ok: Whether to replace an existing dataset. Its index is removed first; other files stay.
 
     Raises:
         ConfigurationError: ``out`` has another form, or fsspec cannot open it.
