@@ -1,4 +1,4 @@
-"""Checks of arguments at the door: each returns the value, or raises an error that names the argument."""
+"""Validate arguments: each function returns the value, or raises an error that names the argument."""
 
 import math
 import operator
@@ -11,10 +11,10 @@ __all__ = ["boolean", "choice", "function", "integer", "seconds"]
 
 
 def integer(argument: str, value: object, *, minimum: int | None = None, maximum: int | None = None) -> int:
-    """Return ``value`` as an int within ``minimum`` and ``maximum``, both inclusive.
+    """Return ``value`` as an int from ``minimum`` to ``maximum``, both inclusive.
 
     Raises:
-        ConfigurationError: It is no integer (a bool is none), or out of range.
+        ConfigurationError: ``value`` is not an integer, is a bool, or is out of range.
     """
     bounds = {
         (False, False): "an integer",
@@ -25,7 +25,7 @@ def integer(argument: str, value: object, *, minimum: int | None = None, maximum
     if isinstance(value, bool):
         raise ConfigurationError(argument, value, bounds)
     try:
-        number = operator.index(value)  # type: ignore[arg-type]  # what is no integer raises, and that is the check
+        number = operator.index(value)  # type: ignore[arg-type]  # raises for anything but an integer: this is the check
     except TypeError:
         raise ConfigurationError(argument, value, bounds) from None
     if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
@@ -37,7 +37,7 @@ def boolean(argument: str, value: object) -> bool:
     """Return ``value`` if it is True or False.
 
     Raises:
-        ConfigurationError: It is neither: a string such as ``"false"`` would count as true.
+        ConfigurationError: ``value`` is neither. A string such as ``"false"`` would count as true.
     """
     if not isinstance(value, bool):
         raise ConfigurationError(argument, value, "true or false")
@@ -45,23 +45,23 @@ def boolean(argument: str, value: object) -> bool:
 
 
 def function(argument: str, value: object) -> Callable[..., Any]:
-    """Return ``value`` if it can be called.
+    """Return ``value`` if it is callable.
 
     Raises:
-        ConfigurationError: It cannot.
+        ConfigurationError: ``value`` is not callable.
     """
     if not callable(value):
         raise ConfigurationError(
-            argument, value, "something callable (in a Hydra config: a class or function with `_partial_: true`)"
+            argument, value, "a callable (in a Hydra config: a class or function with `_partial_: true`)"
         )
     return value
 
 
 def choice(argument: str, value: object, options: Sequence[str]) -> str:
-    """Return ``value`` if it is one of the options.
+    """Return ``value`` if it is one of ``options``.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: ``value`` is not one of ``options``.
     """
     if not isinstance(value, str) or value not in options:
         raise ConfigurationError(argument, value, f"one of {', '.join(map(repr, options))}")
@@ -69,11 +69,11 @@ def choice(argument: str, value: object, options: Sequence[str]) -> str:
 
 
 def seconds(argument: str, value: object) -> float:
-    """Return ``value`` as a float if it is a number of seconds, more than 0.
+    """Return ``value`` as a float if it is a finite number of seconds greater than 0.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: ``value`` is not such a number.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ConfigurationError(argument, value, "a number of seconds, more than 0")
+        raise ConfigurationError(argument, value, "a number of seconds greater than 0")
     return float(value)

@@ -3,25 +3,25 @@
 ::
 
     FkatDataError
-      ConfigurationError (ValueError)       an argument or a configuration that cannot work
-      StateMismatchError (ValueError)       a saved state that belongs to another plan
-      RankMismatchError (RuntimeError)      ranks that must agree do not
-      StaleIteratorError (RuntimeError)     an iterator that a newer one, or a loaded state, has replaced
-      WorkerError                           a worker failed in a way that is not a user's own exception
-        WorkerDiedError                     its process is gone
-        WorkerStalledError                  it was silent for too long
-        ReplayMismatchError                 started again, it made other data than before
-      MemoryLimitError (MemoryError)        shared memory would exceed the limit
-      ShardError                            a shard's data is at fault
+      ConfigurationError (ValueError)       an argument or a configuration key is invalid
+      StateMismatchError (ValueError)       a saved state does not fit the object that loads it
+      RankMismatchError (RuntimeError)      ranks that must agree disagree
+      StaleIteratorError (RuntimeError)     a newer iterator or a loaded state replaced this iterator
+      WorkerError                           a worker failed, other than by an exception in user code
+        WorkerDiedError                     its process died
+        WorkerStalledError                  it sent nothing for too long
+        ReplayMismatchError                 its replacement produced different data
+      MemoryLimitError (MemoryError)        a microbatch would exceed the shared memory limit
+      ShardError                            a shard cannot be read
         ShardNotFoundError (FileNotFoundError)
         ShardCorruptError
-        DownloadError                       a file that its store did not hand over
-      CacheFullError                        no room on the disk, whatever is removed from the cache
-      SampleError (ValueError)              a sample that cannot be written
+        DownloadError                       a file could not be downloaded from its store
+      CacheFullError                        the cache's disk is full, even after eviction
+      SampleError (ValueError)              a sample cannot be written
 
-A user's own exception is none of these: it arrives as itself, with notes that name shard and microbatch.
+An exception in user code is re-raised unchanged, with notes that name the shard and the microbatch.
 
-Every error here is rebuilt from ``args``, so that it survives a pickle: it crosses processes.
+Every error here can be pickled: it is rebuilt from ``args``, because errors cross processes.
 """
 
 from collections.abc import Iterable
@@ -52,22 +52,22 @@ _LONGEST_VALUE = 200
 def _shown(value: object) -> str:
     try:
         text = value if isinstance(value, str) and value.startswith("<") else repr(value)
-    except Exception as error:  # noqa: BLE001 - a value that cannot be shown must not hide what is wrong with it
+    except Exception as error:  # noqa: BLE001 - a broken repr() must not hide the error that shows the value
         text = f"<{type(value).__name__}, whose repr() raises {type(error).__name__}>"
     return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "…"
 
 
 class FkatDataError(Exception):
-    """Base of every error that the library raises."""
+    """Base class of every error that the library raises."""
 
 
 class ConfigurationError(FkatDataError, ValueError):
-    """An argument or a configuration that cannot work, found at the earliest moment it can be known.
+    """An argument or a configuration key is invalid. Raised as early as the library can know.
 
     Args:
         argument: Name of the argument, as the caller wrote it.
-        value: What was given.
-        expected: What would do.
+        value: The value that the caller passed.
+        expected: Description of a valid value.
     """
 
     def __init__(self, argument: str, value: object, expected: str) -> None:
@@ -81,13 +81,13 @@ class ConfigurationError(FkatDataError, ValueError):
 
 
 class StateMismatchError(FkatDataError, ValueError):
-    """A saved state that does not belong to the present plan.
+    """A saved state does not fit the object that loads it.
 
     Args:
-        field: The field of the state that differs.
-        saved: Its value in the state.
-        present: The value that this loader has.
-        hint: What to do about it.
+        field: Field of the state that differs.
+        saved: Value of the field in the state.
+        present: Value that the loading object has or expects.
+        hint: Likely cause, or what to do about it.
     """
 
     def __init__(self, field: str, saved: object, present: object, hint: str = "") -> None:
@@ -98,16 +98,16 @@ class StateMismatchError(FkatDataError, ValueError):
         super().__init__(field, self.saved, self.present, hint)
 
     def __str__(self) -> str:
-        text = f"state field {self.field!r}: saved {self.saved}, present {self.present}"
+        text = f"state field {self.field!r}: saved {self.saved}, expected {self.present}"
         return f"{text}; {self.hint}" if self.hint else text
 
 
 class RankMismatchError(FkatDataError, RuntimeError):
-    """Ranks of one job that must agree do not.
+    """Ranks of one job disagree on a value that must be equal.
 
     Args:
         field: What they disagree on.
-        found: Who has which value.
+        found: The value of each rank.
     """
 
     def __init__(self, field: str, found: str) -> None:
@@ -120,25 +120,25 @@ class RankMismatchError(FkatDataError, RuntimeError):
 
 
 class StaleIteratorError(FkatDataError, RuntimeError):
-    """An iterator was asked for more after a newer one, a loaded state or ``close()`` had replaced it."""
+    """``next`` was called on an iterator that a newer one, a loaded state or ``close()`` has ended."""
 
 
 class WorkerError(FkatDataError):
-    """A worker failed in a way that cannot be told by the user's own exception."""
+    """Base class of worker failures that no exception in user code explains."""
 
 
 class WorkerDiedError(WorkerError):
-    """A worker's process is gone.
+    """A worker's process died.
 
     Args:
-        pid: Its process id.
-        exit_code: As ``subprocess`` gives it: negative for a signal; ``None`` if it could not be learned.
-        shard: The shard it was producing.
-        epoch: The epoch of that shard.
-        microbatch_index: The first microbatch of the shard that was not received.
-        last_words: The last lines that it wrote to stderr.
-        host: The machine's name.
-        num_restarts: Workers of this epoch that were started in the place of dead ones before.
+        pid: Process id of the worker.
+        exit_code: Exit code as in ``subprocess``: negative for a signal; ``None`` if unknown.
+        shard: Shard that the worker was producing.
+        epoch: Epoch of that shard.
+        microbatch_index: First microbatch of the shard that the trainer has not received.
+        last_words: Last lines that the worker wrote to stderr.
+        host: Name of the worker's machine.
+        num_restarts: Dead workers that were replaced in this epoch before.
     """
 
     def __init__(
@@ -169,20 +169,20 @@ class WorkerDiedError(WorkerError):
         )
         if self.num_restarts:
             text += f", after {self.num_restarts} restarts in this epoch"
-        return f"{text}. Its last words:\n{self.last_words}" if self.last_words else text
+        return f"{text}. Its last output on stderr:\n{self.last_words}" if self.last_words else text
 
 
 class WorkerStalledError(WorkerError):
-    """A worker was silent for longer than ``stall_timeout_s`` while the trainer waited for it; it was killed.
+    """A worker sent nothing for ``stall_timeout_s`` while the trainer waited, and was killed.
 
     Args:
-        pid: Its process id.
-        waited_s: Seconds that the trainer waited.
-        shard: The shard it was producing.
-        epoch: The epoch of that shard.
-        microbatch_index: The microbatch that was waited for.
-        stack: The worker's Python stacks at the end of the wait.
-        host: The machine's name.
+        pid: Process id of the worker.
+        waited_s: How long the trainer waited, in seconds.
+        shard: Shard that the worker was producing.
+        epoch: Epoch of that shard.
+        microbatch_index: Microbatch that the trainer waited for.
+        stack: Python stacks of the worker at the end of the wait.
+        host: Name of the worker's machine.
     """
 
     def __init__(
@@ -199,22 +199,21 @@ class WorkerStalledError(WorkerError):
 
     def __str__(self) -> str:
         return (
-            f"worker {self.pid}{_on(self.host)} gave nothing for {self.waited_s:.1f} s (stall_timeout_s): microbatch "
-            f"{self.microbatch_index} of shard {_shown(self.shard)} in epoch {self.epoch} was waited for. "
-            f"What it was doing:\n{self.stack}"
+            f"worker {self.pid}{_on(self.host)} sent nothing for {self.waited_s:.1f} s (stall_timeout_s) while the "
+            f"trainer waited for microbatch {self.microbatch_index} of shard {_shown(self.shard)} in epoch "
+            f"{self.epoch}. Its Python stacks:\n{self.stack}"
         )
 
 
 class ReplayMismatchError(WorkerError):
-    """A worker that was started in a dead one's place made other data than the dead one had.
+    """The replacement of a dead worker produced different data than the dead worker.
 
-    So what would follow is not what would have followed without the death: the dataset is not a function of the
-    position.
+    The dataset is not a function of the position, so the run cannot continue as if the worker had lived.
 
     Args:
-        shard: The shard.
-        epoch: The epoch of that shard.
-        microbatch_index: The microbatch that was made twice, and differed.
+        shard: Shard that was produced again.
+        epoch: Epoch of that shard.
+        microbatch_index: Microbatch that differed when it was produced again.
     """
 
     def __init__(self, shard: Any, epoch: int, microbatch_index: int) -> None:
@@ -226,8 +225,8 @@ class ReplayMismatchError(WorkerError):
     def __str__(self) -> str:
         return (
             f"after a worker's restart, microbatch {self.microbatch_index} of shard {_shown(self.shard)} in epoch "
-            f"{self.epoch} differs from the one that was delivered: the dataset draws from something besides the "
-            "global generators, or keeps state between microbatches (see `fkat-data verify-resume`)"
+            f"{self.epoch} differs from the one delivered before: the dataset uses randomness other than the global "
+            "generators of python, numpy and torch, or keeps state between microbatches (run `fkat-data verify-resume`)"
         )
 
 
@@ -237,20 +236,20 @@ def _on(host: str) -> str:
 
 def _end(exit_code: int | None) -> str:
     if exit_code is None:
-        return "is gone"
+        return "died"
     if exit_code < 0:
         return f"was killed by signal {-exit_code}"
     return f"ended with exit code {exit_code}"
 
 
 class MemoryLimitError(FkatDataError, MemoryError):
-    """Shared memory would exceed the limit.
+    """The next microbatch would exceed the limit of shared memory.
 
     Args:
-        limit_bytes: The limit of one worker.
-        needed_bytes: What the next microbatch needs.
-        held_bytes: What is held and cannot be given back.
-        reason: Who holds it, and what would help.
+        limit_bytes: Limit of one worker.
+        needed_bytes: Size of the next microbatch.
+        held_bytes: Memory that is in use and cannot be freed.
+        reason: What holds it, and what would help.
     """
 
     def __init__(self, limit_bytes: int, needed_bytes: int, held_bytes: int, reason: str) -> None:
@@ -262,16 +261,16 @@ class MemoryLimitError(FkatDataError, MemoryError):
 
     def __str__(self) -> str:
         return (
-            f"the next microbatch needs {self.needed_bytes:,} bytes of shared memory, {self.held_bytes:,} of the "
-            f"worker's {self.limit_bytes:,} are held: {self.reason}"
+            f"the next microbatch needs {self.needed_bytes:,} bytes of shared memory, but {self.held_bytes:,} of the "
+            f"worker's {self.limit_bytes:,} are in use: {self.reason}"
         )
 
 
 class ShardError(FkatDataError):
-    """A shard's data is at fault.
+    """A shard cannot be read.
 
     Args:
-        shard: The shard.
+        shard: Shard, or file of it.
         reason: What was expected and what was found.
     """
 
@@ -289,14 +288,14 @@ class ShardNotFoundError(ShardError, FileNotFoundError):
 
 
 class ShardCorruptError(ShardError):
-    """A shard's content contradicts what it says of itself.
+    """A shard's content is damaged or inconsistent.
 
     Args:
-        shard: The shard, or the file.
+        shard: Shard, or file of it.
         reason: What was expected and what was found.
-        field: The part of the file that is wrong, such as ``shards[3].samples`` or ``row 7, column 'image'``.
-        expected: What would have been right.
-        found: What is there.
+        field: Part of the file that is wrong, such as ``shards[3].samples`` or ``row 7, column 'image'``.
+        expected: Description of a valid value.
+        found: Value in the file.
     """
 
     def __init__(
@@ -305,7 +304,7 @@ class ShardCorruptError(ShardError):
         super().__init__(shard, reason)
         self.field = field
         self.expected = expected
-        # Shown at once: the value itself may be large, or not picklable.
+        # Keeps only the text: the value itself may be large, or not picklable.
         self.found = None if field is None else found if isinstance(found, _Shown) else _Shown(_shown(found))
         self.args = (shard, reason, field, expected, self.found)
 
@@ -315,20 +314,20 @@ class ShardCorruptError(ShardError):
 
         Args:
             file: Path of the file.
-            field: What of it is wrong.
-            expected: What would have been right.
-            found: What is there.
+            field: Part of the file that is wrong.
+            expected: Description of a valid value.
+            found: Value in the file.
         """
         return cls(str(file), f"{field} is {_shown(found)}: expected {expected}", field, expected, found)
 
 
 class DownloadError(ShardError):
-    """A file did not arrive from its store: each attempt failed, or one failed in a way that another would repeat.
+    """A file could not be downloaded: every attempt failed, or one failed in a way that a retry cannot fix.
 
     Args:
         shard: URL of the file, without secrets.
-        causes: What went wrong and how many seconds it took, attempt by attempt.
-        is_refused: Whether the last failure was one that another attempt would repeat, such as status 403.
+        causes: For each attempt, what went wrong and how long it took in seconds.
+        is_refused: Whether a retry would fail the same way, as after status 403.
     """
 
     def __init__(self, shard: Any, causes: Iterable[tuple[str, float]], is_refused: bool = False) -> None:
@@ -336,23 +335,23 @@ class DownloadError(ShardError):
         self.causes = tuple((str(text), float(seconds)) for text, seconds in causes)
         attempts = "1 attempt" if len(self.causes) == 1 else f"{len(self.causes)} attempts"
         lines = [f"  {number}. {text} ({spent_s:.1f} s)" for number, (text, spent_s) in enumerate(self.causes, start=1)]
-        super().__init__(shard, "\n".join([f"not downloaded in {attempts}:", *lines]))
+        super().__init__(shard, "\n".join([f"download failed after {attempts}:", *lines]))
         self.args = (shard, self.causes, is_refused)
 
     @property
     def num_attempts(self) -> int:
-        """Number of attempts that were made."""
+        """Number of attempts made."""
         return len(self.causes)
 
 
 class CacheFullError(FkatDataError):
-    """The disk that a cache is on is full, or the user's quota is used up, and removing files did not help.
+    """The cache's disk is full or the user's quota is used up, and evicting files did not help.
 
     Args:
-        path: The file that could not be made.
-        needed_bytes: What it needs.
-        free_bytes: What is free on that disk.
-        reason: What the system said.
+        path: File that could not be created.
+        needed_bytes: Size of the file.
+        free_bytes: Free space on that disk.
+        reason: Message of the operating system.
     """
 
     def __init__(self, path: str, needed_bytes: int, free_bytes: int, reason: str) -> None:
@@ -364,18 +363,18 @@ class CacheFullError(FkatDataError):
 
     def __str__(self) -> str:
         return (
-            f"no room for {self.path}: it needs {self.needed_bytes:,} bytes, {self.free_bytes:,} are free on that "
-            f"disk, and removing what may be removed from the cache did not help ({self.reason})"
+            f"no space for {self.path}: it needs {self.needed_bytes:,} bytes, {self.free_bytes:,} are free on its "
+            f"disk, and evicting files from the cache did not help ({self.reason})"
         )
 
 
 class SampleError(FkatDataError, ValueError):
-    """A sample that cannot be written.
+    """A sample cannot be written.
 
     Args:
-        column: The column that its value belongs to.
-        value: What was given.
-        expected: What would do.
+        column: Column of the invalid value.
+        value: The value that the caller passed.
+        expected: Description of a valid value.
     """
 
     def __init__(self, column: str, value: object, expected: str) -> None:
@@ -389,6 +388,6 @@ class SampleError(FkatDataError, ValueError):
 
 
 class _Shown(str):
-    """A value as it is shown in a message: it prints without a second pair of quotes."""
+    """Text of a value in a message; prints without a second pair of quotes."""
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""The words of the library as types: what passes between its parts and its users."""
+"""Types that users and the library exchange."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
@@ -6,49 +6,49 @@ from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
 __all__ = ["Microbatch", "Profiler", "ResplittableSampler", "Shard", "Skippable", "Stateful"]
 
 Shard: TypeAlias = str | list[str]
-"""A file, or a group of files, with samples: one URI or a list of them."""
+"""URI of a file with samples, or a list of URIs that are read as one group."""
 
 Microbatch: TypeAlias = Any
-"""What a loader yields: whatever the user's DataLoader makes of its samples."""
+"""What a loader yields: whatever the user's DataLoader collates from its samples."""
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Something whose place can be saved and set."""
+    """An object whose position can be saved and restored."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place as plain values."""
+        """Return the position as plain values."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to a place that ``state_dict`` gave."""
+        """Go to a position that ``state_dict`` returned."""
         ...
 
 
 @runtime_checkable
 class ResplittableSampler(Protocol):
-    """A shard sampler that can be asked for the shards of any rank of any number of data-parallel ranks."""
+    """A shard sampler that knows the shards of every rank, for any number of data-parallel ranks."""
 
     @property
     def dp_size(self) -> int | None:
-        """Number of data-parallel ranks that the shards are split over; None if this sampler splits nothing."""
+        """Number of data-parallel ranks that the shards are split over; None if this sampler does not split."""
         ...
 
     def for_rank(self, dp_size: int, dp_rank: int) -> Self:
-        """Return the sampler that a rank of ``dp_size`` ranks has; this one stays as it is."""
+        """Return a sampler for rank ``dp_rank`` of ``dp_size``; this one stays unchanged."""
         ...
 
     def shards(self, epoch: int) -> Sequence[Shard]:
-        """Return this rank's shards of an epoch in their order."""
+        """Return this rank's shards of an epoch, in order."""
         ...
 
 
 @runtime_checkable
 class Skippable(Protocol):
-    """A factory's product that can start later than at its first microbatch."""
+    """An iterable of microbatches that can start later than at the first one."""
 
     def skip(self, count: int) -> Iterable[Microbatch]:
-        """Return the same microbatches without the first ``count``, at less cost than making them."""
+        """Return the microbatches after the first ``count``, which are not produced."""
         ...
 
     def __iter__(self) -> Iterator[Microbatch]: ...
@@ -56,15 +56,15 @@ class Skippable(Protocol):
 
 @runtime_checkable
 class Profiler(Protocol):
-    """What is told of the loader's actions, for example Lightning's ``Profiler``.
+    """A profiler that the loader notifies of its actions, such as Lightning's ``Profiler``.
 
-    ``summary()``, ``describe()`` and ``filename`` are used where the object has them.
+    The loader also uses ``summary()``, ``describe()`` and ``filename`` if the object has them.
     """
 
     def start(self, action_name: str) -> None:
-        """An action begins."""
+        """Record the start of an action."""
         ...
 
     def stop(self, action_name: str) -> None:
-        """The action that began last under this name ends."""
+        """Record the end of the latest action of this name."""
         ...

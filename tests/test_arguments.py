@@ -49,7 +49,7 @@ def test_true_and_false_are_booleans():
 
 def test_what_can_be_called_is_a_function():
     assert arguments.function("f", len) is len
-    with pytest.raises(ConfigurationError, match=r"f = 5: expected something callable.*_partial_: true"):
+    with pytest.raises(ConfigurationError, match=r"f = 5: expected a callable.*_partial_: true"):
         arguments.function("f", 5)
 
 
@@ -61,7 +61,7 @@ def test_seconds_are_a_positive_number(value):
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), True, "1", None], ids=repr)
 def test_what_is_no_time_is_refused_by_name(value):
-    with pytest.raises(ConfigurationError, match=r"t_s = .*: expected a number of seconds, more than 0"):
+    with pytest.raises(ConfigurationError, match=r"t_s = .*: expected a number of seconds greater than 0"):
         arguments.seconds("t_s", value)
 
 

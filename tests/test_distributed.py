@@ -142,7 +142,7 @@ def test_a_state_of_another_number_of_ranks_is_split_anew(ranks):
 
 def test_a_state_of_another_number_of_ranks_is_refused_by_name_where_the_sampler_splits_nothing(ranks):
     for found in ranks:
-        assert found["not split"].startswith("state field 'dp_size': saved 3, present 2")
+        assert found["not split"].startswith("state field 'dp_size': saved 3, expected 2")
 
 
 def test_without_torch_distributed_there_is_one_rank():

@@ -25,8 +25,8 @@ from fkat_data.errors import (
 EXAMPLES = [
     (ConfigurationError("batch_size", -1, "a positive number"), "batch_size = -1: expected a positive number"),
     (ConfigurationError("uri", "s3://x", "an existing path"), "uri = 's3://x': expected an existing path"),
-    (StateMismatchError("fingerprint.seed", 1, 2), "state field 'fingerprint.seed': saved 1, present 2"),
-    (StateMismatchError("dp_size", 4, 2, "resume with 4"), "state field 'dp_size': saved 4, present 2; resume with 4"),
+    (StateMismatchError("fingerprint.seed", 1, 2), "state field 'fingerprint.seed': saved 1, expected 2"),
+    (StateMismatchError("dp_size", 4, 2, "resume with 4"), "state field 'dp_size': saved 4, expected 2; resume with 4"),
     (StaleIteratorError("replaced"), "replaced"),
     (
         RankMismatchError("seed", "7 on rank 0; 8 on ranks 1, 2"),
@@ -41,39 +41,39 @@ EXAMPLES = [
         WorkerDiedError(12, 0, ["a", "b"], 0, 0),
         "worker 12 ended with exit code 0 while producing microbatch 0 of shard ['a', 'b'] in epoch 0",
     ),
-    (WorkerDiedError(12, None, "a", 0, 0), "worker 12 is gone while producing microbatch 0 of shard 'a' in epoch 0"),
+    (WorkerDiedError(12, None, "a", 0, 0), "worker 12 died while producing microbatch 0 of shard 'a' in epoch 0"),
     (
         WorkerDiedError(12, 1, "a", 0, 0, "Bus error", "node7", 2),
         (
             "worker 12 on node7 ended with exit code 1 while producing microbatch 0 of shard 'a' in epoch 0, "
-            "after 2 restarts in this epoch. Its last words:\nBus error"
+            "after 2 restarts in this epoch. Its last output on stderr:\nBus error"
         ),
     ),
     (
         WorkerStalledError(12, 60.04, "a", 1, 7, 'File "x.py", line 3 in read', "node7"),
         (
-            "worker 12 on node7 gave nothing for 60.0 s (stall_timeout_s): microbatch 7 of shard 'a' in epoch 1 was "
-            'waited for. What it was doing:\nFile "x.py", line 3 in read'
+            "worker 12 on node7 sent nothing for 60.0 s (stall_timeout_s) while the trainer waited for microbatch 7 of "
+            "shard 'a' in epoch 1. Its Python stacks:\nFile \"x.py\", line 3 in read"
         ),
     ),
     (
         ReplayMismatchError("a", 1, 7),
         (
-            "after a worker's restart, microbatch 7 of shard 'a' in epoch 1 differs from the one that was delivered: the "
-            "dataset draws from something besides the global generators, or keeps state between microbatches "
-            "(see `fkat-data verify-resume`)"
+            "after a worker's restart, microbatch 7 of shard 'a' in epoch 1 differs from the one delivered before: the "
+            "dataset uses randomness other than the global generators of python, numpy and torch, or keeps state "
+            "between microbatches (run `fkat-data verify-resume`)"
         ),
     ),
     (
         MemoryLimitError(1000, 2000, 500, "by you"),
-        "the next microbatch needs 2,000 bytes of shared memory, 500 of the worker's 1,000 are held: by you",
+        "the next microbatch needs 2,000 bytes of shared memory, but 500 of the worker's 1,000 are in use: by you",
     ),
     (ShardNotFoundError("a.parquet", "no such file"), "shard 'a.parquet': no such file"),
     (
         CacheFullError("/cache/a.mds", 2000, 1500, "[Errno 28] No space left on device"),
         (
-            "no room for /cache/a.mds: it needs 2,000 bytes, 1,500 are free on that disk, and "
-            "removing what may be removed from the cache did not help ([Errno 28] No space left on device)"
+            "no space for /cache/a.mds: it needs 2,000 bytes, 1,500 are free on its disk, and "
+            "evicting files from the cache did not help ([Errno 28] No space left on device)"
         ),
     ),
     (ShardCorruptError(["a"], "3 rows, 4 expected"), "shard ['a']: 3 rows, 4 expected"),
@@ -84,7 +84,7 @@ EXAMPLES = [
     (
         DownloadError("s3://b/shard.00000.mds", [("status 503", 0.24), ("no byte for 30 s", 30.04)]),
         (
-            "shard 's3://b/shard.00000.mds': not downloaded in 2 attempts:\n"
+            "shard 's3://b/shard.00000.mds': download failed after 2 attempts:\n"
             "  1. status 503 (0.2 s)\n  2. no byte for 30 s (30.0 s)"
         ),
     ),

@@ -37,5 +37,5 @@ def test_the_wait_ends_in_an_error_at_the_timeout(worker, warning_s, timeout_s, 
     watch = StallWatch(warning_s, timeout_s)
     for _ in range(reports):
         watch.report(worker, TASK, 7, 1)
-    with pytest.raises(WorkerStalledError, match=f"gave nothing for {timeout_s:.1f} s"):
+    with pytest.raises(WorkerStalledError, match=f"sent nothing for {timeout_s:.1f} s"):
         watch.report(worker, TASK, 7, 1)

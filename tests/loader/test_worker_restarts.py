@@ -139,7 +139,7 @@ def test_a_restart_that_is_not_provably_equal_is_an_error(factory):
         next(iterator)
         next(iterator)
         kill(loader, 0)
-        with pytest.raises(ReplayMismatchError, match="differs from the one that was delivered"):
+        with pytest.raises(ReplayMismatchError, match="differs from the one delivered before"):
             list(iterator)
 
 
@@ -267,7 +267,7 @@ def test_a_silent_worker_is_reported_with_its_stack_and_at_last_ended(factory, c
             time.sleep(0.01)
         with (
             caplog.at_level(logging.WARNING),
-            pytest.raises(WorkerStalledError, match=r"gave nothing for 1\.0 s") as caught,
+            pytest.raises(WorkerStalledError, match=r"sent nothing for 1\.0 s") as caught,
         ):
             list(loader)
         warnings = [record.getMessage() for record in caplog.records if "waiting for" in record.getMessage()]

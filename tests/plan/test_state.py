@@ -132,13 +132,13 @@ def test_a_state_with_the_seeds_key_alone_is_between_shards_of_the_first_epoch(i
 
 
 def test_ranks_of_different_seeds_do_not_merge():
-    with pytest.raises(StateMismatchError, match=r"fingerprint\.seed.*saved 1, present 2"):
+    with pytest.raises(StateMismatchError, match=r"fingerprint\.seed.*saved 1, expected 2"):
         merge([RankState(Position(0, 0, 0, 0), 1), RankState(Position(0, 0, 0, 0), 2)])
 
 
 def test_ranks_of_different_pasts_do_not_merge():
     place = Position(0, 0, 0, 0)
-    with pytest.raises(StateMismatchError, match=r"fingerprint\.dp_size.*saved 1, present 2"):
+    with pytest.raises(StateMismatchError, match=r"fingerprint\.dp_size.*saved 1, expected 2"):
         merge([RankState(place, dp_size=1), RankState(place, dp_size=2)])
     with pytest.raises(StateMismatchError, match="resplits"):
         merge([RankState(place, dp_size=2), RankState(place, dp_size=2, layers=((place,),))])
@@ -277,7 +277,7 @@ def test_a_state_of_another_plan_is_refused_by_field_with_both_values(saved, fie
         verify(saved, PRESENT)
     assert caught.value.field == field
     assert "saved" in str(caught.value)
-    assert "present" in str(caught.value)
+    assert "expected" in str(caught.value)
 
 
 def test_what_one_side_does_not_say_is_no_contradiction():
