@@ -1,4 +1,4 @@
-"""What torch.distributed knows and carries, where it is initialised."""
+"""Ranks and collectives of torch.distributed, with defaults for a single process."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -21,24 +21,24 @@ def is_initialized() -> bool:
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Return this process's rank and the number of ranks: (0, 1) where torch.distributed is not initialised."""
+    """Return this process's rank and the number of ranks: (0, 1) if torch.distributed is not initialised."""
     if not is_initialized():
         return 0, 1
     return dist.get_rank(), dist.get_world_size()
 
 
 def gather(value: Any, timeout_s: float = _STATE_TIMEOUT_S) -> list[Any]:
-    """Return every rank's value in the order of ranks; collective, on every rank.
+    """Return every rank's value, in order of rank. A collective: every rank must call it.
 
-    Works on gloo and on nccl, whose tensors travel on the current CUDA device.
+    Works on gloo, and on nccl over the current CUDA device.
 
     Args:
-        value: Anything that pickles; the ranks of one job trust each other.
-        timeout_s: How long to wait for ranks that do not call. Gloo alone can tell which they are; the others wait
-            for as long as their process group says.
+        value: Any picklable value; the ranks of one job trust each other.
+        timeout_s: How long to wait for the other ranks, in seconds. It applies to gloo, which reports the missing
+            ranks. Other backends use the timeout of their process group.
 
     Raises:
-        RankMismatchError: A rank has not called within ``timeout_s``.
+        RankMismatchError: A rank did not call within ``timeout_s``.
     """
     if not is_initialized():
         return [value]
@@ -55,22 +55,22 @@ def gather(value: Any, timeout_s: float = _STATE_TIMEOUT_S) -> list[Any]:
 
 
 def group_ranks(group: Any) -> list[int]:
-    """Return the members of a process group, as ranks of the whole job."""
+    """Return the global ranks of a process group."""
     return dist.get_process_group_ranks(group)
 
 
 class Exchange:
-    """Numbers of every rank of a group, exchanged in the background over gloo, whatever the trainer's backend is.
+    """Exchanges integers between the ranks of a group in the background, over a gloo group of its own.
 
-    Made on every rank of the group, and used in the same order on each.
+    Every rank of the group creates one, and calls its methods in the same order.
 
     Args:
-        ranks: The group's members; None: every rank.
+        ranks: Global ranks of the group; None: every rank.
     """
 
     def __init__(self, ranks: Sequence[int] | None) -> None:
         self.ranks: list[int] = list(ranks) if ranks is not None else list(range(dist.get_world_size()))
-        """The group's members."""
+        """Global ranks of the group."""
         self._group: Any = dist.new_group(
             ranks=self.ranks,
             timeout=timedelta(seconds=_EXCHANGE_TIMEOUT_S),
@@ -82,21 +82,21 @@ class Exchange:
 
     @property
     def is_pending(self) -> bool:
-        """Whether numbers are on their way."""
+        """Whether an exchange is under way."""
         return self._work is not None
 
     def begin(self, numbers: Sequence[int]) -> None:
-        """Send this rank's numbers; does not wait.
+        """Start sending this rank's numbers, without waiting.
 
         Args:
-            numbers: Equally many on each rank; each fits 64 bits.
+            numbers: 64-bit integers, the same count on every rank.
         """
         sent = torch.tensor(numbers, dtype=torch.int64)
         self._gathered = [torch.empty_like(sent) for _ in self.ranks]
         self._work = dist.all_gather(self._gathered, sent, group=self._group, async_op=True)
 
     def finish(self) -> list[list[int]]:
-        """Return every member's numbers, in the order of ``ranks``; waits for those that have not sent theirs."""
+        """Wait for every rank, and return the numbers of each in the order of ``ranks``."""
         self._work.wait()
         self._work = None
         return [numbers.tolist() for numbers in self._gathered]

@@ -1,4 +1,4 @@
-"""Permutations that are computed and not drawn: functions of a few integers, the same for ever and everywhere."""
+"""Permutations as pure functions of a few integers: the same on every platform and in every version."""
 
 from hashlib import blake2b
 
@@ -8,7 +8,7 @@ import torch
 
 __all__ = ["drawn_seed", "draws", "keys_of", "permutation", "permuted"]
 
-# The finalizer of splitmix64 (Steele, Lea, Flood 2014): every bit of the input moves every bit of the output.
+# The finalizer of splitmix64 (Steele, Lea, Flood 2014): every input bit affects every output bit.
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
@@ -18,27 +18,27 @@ _NUM_ROUNDS = 4
 
 
 def permutation(count: int, purpose: bytes, *place: int) -> npt.NDArray[np.int64]:
-    """Return the numbers from 0 to ``count - 1`` in an order that depends on the other arguments alone.
+    """Return the numbers from 0 to ``count - 1`` in an order that depends only on the arguments.
 
     Args:
-        count: How many.
-        purpose: Up to 16 bytes that keep orders with the same place apart.
+        count: Number of elements.
+        purpose: Up to 16 bytes that separate orders with the same ``place``.
         place: Integers of any size, such as seed, epoch and buffer.
     """
     return np.argsort(draws(count, purpose, *place), kind="stable")
 
 
 def draws(count: int, purpose: bytes, *place: int) -> npt.NDArray[np.uint64]:
-    """Return ``count`` numbers of 64 bits that depend on ``purpose`` and ``place`` alone, as ``permutation`` says.
+    """Return ``count`` random 64-bit numbers that depend only on ``purpose`` and ``place``, as in ``permutation``.
 
-    A longer row of them begins with the shorter one.
+    A shorter result is a prefix of a longer one.
     """
     return keys_of(np.arange(count), purpose, *place)
 
 
 def keys_of(numbers: npt.NDArray[np.int64], purpose: bytes, *place: int) -> npt.NDArray[np.uint64]:
-    """Return what ``draws`` gives at some places of its row, from 0 on."""
-    # In hexadecimal an integer of any size has a text.
+    """Return the elements of ``draws`` at the indices ``numbers``."""
+    # Python limits the digits of a decimal integer, but not of a hexadecimal one.
     name = "/".join(f"{number:x}" for number in place).encode()
     key = np.frombuffer(blake2b(name, digest_size=16, person=purpose).digest(), "<u8").astype(np.uint64)
     return _mixed(_mixed((numbers.astype(np.uint64) + np.uint64(1)) * _GAMMA + key[0]) ^ key[1])
@@ -47,15 +47,15 @@ def keys_of(numbers: npt.NDArray[np.int64], purpose: bytes, *place: int) -> npt.
 def permuted(
     numbers: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], keys: npt.NDArray[np.uint64]
 ) -> npt.NDArray[np.int64]:
-    """Return where a permutation takes each number, at a cost that does not depend on the permutation's size.
+    """Return the image of each number under a permutation, at a cost independent of the permutation's size.
 
-    Each pair of a size and a key names one permutation of the numbers below that size: a Feistel network over a
-    grid of two digits that is a little larger, walked until it comes back below the size (Black, Rogaway 2002).
+    Each pair of a size and a key defines one permutation of the numbers below that size: a Feistel network over a
+    slightly larger grid of two digits, applied until the result is below the size (Black, Rogaway 2002).
 
     Args:
         numbers: Each from 0 to its size - 1.
-        sizes: Up to 2^62, one a number.
-        keys: One a number.
+        sizes: Size of each number's permutation, at most 2^62.
+        keys: Key of each number's permutation.
     """
     found = numbers.astype(np.uint64)
     bounds = sizes.astype(np.uint64)
@@ -80,31 +80,31 @@ def _network(
     for round_index in range(_NUM_ROUNDS):
         keys = keys + _GAMMA
         if round_index % 2:
-            left = _turned(left, right, rows, keys)
+            left = _rotated(left, right, rows, keys)
         else:
-            right = _turned(right, left, columns, keys)
+            right = _rotated(right, left, columns, keys)
     return left * columns + right
 
 
-def _turned(
+def _rotated(
     digits: npt.NDArray[np.uint64],
     others: npt.NDArray[np.uint64],
     sizes: npt.NDArray[np.uint64],
     keys: npt.NDArray[np.uint64],
 ) -> npt.NDArray[np.uint64]:
-    """Turn a digit by an angle that depends on the other digit and the key."""
-    angles = (others + keys) * _FIRST
-    angles = (angles ^ (angles >> np.uint64(29))) * _SECOND
-    # The upper half of the bits as a fraction of the size.
-    digits = digits + (((angles >> np.uint64(32)) * sizes) >> np.uint64(32))
+    """Rotate each digit by an offset that depends on the other digit and the key."""
+    hashes = (others + keys) * _FIRST
+    hashes = (hashes ^ (hashes >> np.uint64(29))) * _SECOND
+    # The upper 32 bits, as a fraction of the size, are the offset.
+    digits = digits + (((hashes >> np.uint64(32)) * sizes) >> np.uint64(32))
     return np.where(digits >= sizes, digits - sizes, digits)
 
 
 def drawn_seed() -> int:
-    """Return a seed for who was given none, drawn from torch's global CPU generator as torch's samplers do.
+    """Draw a default seed from torch's global CPU generator, as torch's samplers do.
 
-    So a program that seeds torch gets the same one again; and what a ``DataLoaderFactory`` makes gets another one
-    for each shard and epoch, and the same one after a resume.
+    A program that seeds torch gets the same seed again. Under a ``DataLoaderFactory``, each shard and epoch gets
+    another seed, and the same one after a resume.
     """
     return int(torch.empty((), dtype=torch.int64).random_().item())
 

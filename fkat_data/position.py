@@ -1,4 +1,4 @@
-"""A place in the order: the whole of what a checkpoint has to say."""
+"""The caller's position in the order: all that a checkpoint needs to hold."""
 
 from typing import NamedTuple
 
@@ -6,13 +6,13 @@ __all__ = ["START", "Position"]
 
 
 class Position(NamedTuple):
-    """How far the caller is: everything before it was delivered, nothing from it on.
+    """Position of the first microbatch that the caller has not received.
 
     Attributes:
-        epoch: Epochs delivered in full.
-        shard: Shards of this epoch, in this rank's order, delivered in full.
-        microbatch: Microbatches of the shard at index ``shard`` that were delivered.
-        step: Microbatches of this epoch that were delivered, over all its shards.
+        epoch: Number of epochs delivered in full.
+        shard: Number of this rank's shards of this epoch delivered in full.
+        microbatch: Number of microbatches delivered from the shard at index ``shard``.
+        step: Number of microbatches delivered in this epoch, over all its shards.
     """
 
     epoch: int
@@ -21,14 +21,14 @@ class Position(NamedTuple):
     step: int
 
     def after_microbatch(self) -> "Position":
-        """Return the place after one more microbatch of the same shard."""
+        """Return the position after one more microbatch of the same shard."""
         return Position(self.epoch, self.shard, self.microbatch + 1, self.step + 1)
 
     def after_shard(self, *, is_last_shard: bool) -> "Position":
-        """Return the place after the current shard's end, in canonical form.
+        """Return the position after the end of the current shard.
 
-        After the last shard that is the start of the next epoch, so that no state describes an epoch with
-        nothing left in it.
+        After the last shard, this is the start of the next epoch: a saved position always has something left in its
+        epoch.
         """
         return self.after_epoch() if is_last_shard else Position(self.epoch, self.shard + 1, 0, self.step)
 

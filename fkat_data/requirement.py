@@ -1,4 +1,4 @@
-"""Packages that only some parts need: imported when such a part is, with an error that says what to install."""
+"""Import optional packages on demand, with an error that names the extra to install."""
 
 from importlib import import_module
 from typing import Any
@@ -9,19 +9,19 @@ __all__ = ["required"]
 
 
 def required(module: str, extra: str) -> Any:
-    """Return an optional module.
+    """Import and return an optional module.
 
     Args:
-        module: Its name, as it is imported.
-        extra: The extra of this package that brings it.
+        module: Full name of the module.
+        extra: Extra of this package that installs the module.
 
     Raises:
-        ConfigurationError: It is not installed.
+        ConfigurationError: The module is not installed.
     """
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
-            raise  # it is there, and something that it needs is not
+            raise  # the module is installed, but one of its own dependencies is not
         name = module.partition(".")[0]
         raise ConfigurationError(name, "<not installed>", f"pip install 'fkat_data[{extra}]'") from error

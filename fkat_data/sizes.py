@@ -1,4 +1,4 @@
-"""Numbers as people write them: ``"64mb"`` bytes, ``"2m"`` samples."""
+"""Parse sizes and counts with suffixes: ``"64mb"`` bytes, ``"2m"`` samples."""
 
 from fkat_data.errors import ConfigurationError
 
@@ -9,12 +9,14 @@ _COUNTS = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
 def size_bytes_of(argument: str, value: object) -> int:
-    """Return a size in bytes: a number, or a text such as ``"100"``, ``"100b"``, ``"64mb"`` or ``"1.5gb"`` (2^30).
+    """Return a size in bytes, from a number or a string such as ``"100"``, ``"100b"``, ``"64mb"`` or ``"1.5gb"``.
+
+    Units are powers of 1024.
 
     Raises:
-        ConfigurationError: It is none of these.
+        ConfigurationError: ``value`` is not a size.
     """
-    expected = "a size in bytes: a number, or a text such as '100b', '64mb' or '1.5gb'"
+    expected = "a size in bytes: a number, or a string such as '100b', '64mb' or '1.5gb'"
     if isinstance(value, str):
         text = value.lower().strip()
         if text[-2:] in _BYTES:
@@ -24,12 +26,14 @@ def size_bytes_of(argument: str, value: object) -> int:
 
 
 def count_of(argument: str, value: object) -> int:
-    """Return a count: a number, or a text such as ``"100"``, ``"64k"``, ``"1.5m"``, ``"2b"`` or ``"1t"``.
+    """Return a count, from a number or a string such as ``"100"``, ``"64k"``, ``"1.5m"``, ``"2b"`` or ``"1t"``.
+
+    Units are powers of 1000.
 
     Raises:
-        ConfigurationError: It is none of these.
+        ConfigurationError: ``value`` is not a count.
     """
-    expected = "a count: a number, or a text such as '100', '64k', '1.5m' or '2b' (10^9)"
+    expected = "a count: a number, or a string such as '100', '64k', '1.5m' or '2b' (10^9)"
     if isinstance(value, str):
         text = value.lower().strip()
         if text[-1:] in _COUNTS:

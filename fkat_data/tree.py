@@ -1,4 +1,4 @@
-"""Nested containers: a function applied to every tensor in them."""
+"""Apply a function to every tensor in nested containers."""
 
 import copy
 import dataclasses
@@ -13,15 +13,15 @@ __all__ = ["map_tensors"]
 def map_tensors(function: Callable[[Any], Any], value: Any) -> Any:
     """Return ``value`` with every tensor in it replaced by ``function(tensor)``.
 
-    Looks into dicts and other mappings, lists, tuples, named tuples and dataclasses; leaves anything else as it is.
-    An object with a method ``to`` of its own, a ``PackedSequence`` for one, counts as a tensor.
+    Descends into mappings, lists, tuples, named tuples and dataclasses. Keeps any other value. An object with its own
+    method ``to``, such as a ``PackedSequence``, counts as a tensor.
     """
     if isinstance(value, torch.Tensor) or (callable(getattr(value, "to", None)) and not isinstance(value, type)):
         return function(value)
     match value:
         case Mapping():
             mapping = cast("Mapping[Any, Any]", value)
-            return _like(mapping, {key: map_tensors(function, item) for key, item in mapping.items()})
+            return _same_type(mapping, {key: map_tensors(function, item) for key, item in mapping.items()})
         case tuple():
             make = cast("Callable[..., Any]", type(cast("Any", value)))
             items = [map_tensors(function, item) for item in cast("tuple[Any, ...]", value)]
@@ -35,7 +35,7 @@ def map_tensors(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _map_fields(function: Callable[[Any], Any], instance: Any) -> Any:
-    # Not by its constructor, which may ask for more than its fields, or change them.
+    # Bypasses the constructor: it may require more than the fields, or change them.
     mapped = copy.copy(instance)
     for field in dataclasses.fields(instance):
         if hasattr(instance, field.name):
@@ -43,11 +43,11 @@ def _map_fields(function: Callable[[Any], Any], instance: Any) -> Any:
     return mapped
 
 
-def _like(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+def _same_type(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     if type(mapping) is dict:
         return items
     make = cast("Callable[[dict[Any, Any]], Any]", type(mapping))
     try:
         return make(items)
-    except TypeError:  # a mapping that is made another way, a defaultdict for one
+    except TypeError:  # a mapping with another constructor, such as a defaultdict
         return items

@@ -1,10 +1,10 @@
-"""The Hydra side: ranks as resolvers, and errors that name the key of the configuration.
+"""Hydra integration: resolvers for ranks, and errors that name the configuration key.
 
 ::
 
     from fkat_data.configuration import instantiate, register_resolvers
 
-    register_resolvers()                    # ${fkat.dp_rank:} and its like
+    register_resolvers()                    # ${fkat.dp_rank:} and the others
     loader = instantiate(config.loader)
 """
 

@@ -1,4 +1,4 @@
-"""Hydra's ``instantiate``, with errors that name the key and say what would do."""
+"""Hydra's ``instantiate``, with errors that name the key and the expected value."""
 
 import difflib
 import inspect
@@ -14,23 +14,23 @@ from fkat_data.errors import ConfigurationError, FkatDataError
 
 __all__ = ["instantiate"]
 
-_OF_HYDRA = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
+_HYDRA_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
 
 
 def instantiate(config: DictConfig | ListConfig | Mapping[str, Any]) -> Any:
-    """Return what a configuration describes: ``hydra.utils.instantiate`` with plain lists and dicts as arguments.
+    """Build what a configuration describes, with ``hydra.utils.instantiate`` and plain lists and dicts as arguments.
 
-    Every key of every node is checked first, of ``_partial_`` ones too: those would otherwise fail when they are
-    called, in a worker, later.
+    All keys of all nodes are checked first, including those of ``_partial_`` nodes, which would otherwise fail later,
+    when a worker calls them.
 
     Args:
         config: Nodes with ``_target_`` and the arguments of that class or function.
 
     Raises:
-        ConfigurationError: A key is unknown, missing or has no value, or a target cannot be imported.
-        Exception: Whatever a target raised, as itself.
+        ConfigurationError: A key is unknown, missing or unset, or a target cannot be imported.
+        Exception: Any exception of a target, unchanged.
     """
-    # A plain mapping may hold classes and other objects, as Hydra's own function lets it.
+    # A plain mapping may hold classes and other objects, as for Hydra's own function.
     created = config if OmegaConf.is_config(config) else OmegaConf.create(dict(config), flags={"allow_objects": True})
     node = cast("DictConfig | ListConfig", created)
     _check(_resolved(node), "")
@@ -40,7 +40,7 @@ def instantiate(config: DictConfig | ListConfig | Mapping[str, Any]) -> Any:
         cause = error.__cause__
         if cause is None:
             raise
-        # The last line of Hydra's message is the place in the configuration.
+        # The last line of Hydra's message is the path in the configuration.
         cause.add_note(f"in the configuration, {str(error).splitlines()[-1]}")
         raise cause from cause.__cause__
 
@@ -49,42 +49,42 @@ def _resolved(node: DictConfig | ListConfig) -> Any:
     try:
         return OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        ours = _ours_behind(error)
-        if ours is not None:
-            raise ours from error
+        own_error = _own_cause(error)
+        if own_error is not None:
+            raise own_error from error
         key, reason = str(error.full_key), str(error.msg).splitlines()[0]
         if isinstance(error, MissingMandatoryValue):
             raise ConfigurationError(key, "<missing>", "a value, on the command line or in a file") from None
-        raise ConfigurationError(key, "<unresolved>", f"something that resolves: {reason}") from error
+        raise ConfigurationError(key, "<unresolved>", f"a value that resolves: {reason}") from error
 
 
-def _ours_behind(error: BaseException | None) -> FkatDataError | None:
-    # What a resolver raises, OmegaConf wraps once for each level of the tree.
+def _own_cause(error: BaseException | None) -> FkatDataError | None:
+    # OmegaConf wraps a resolver's error once for each level of the tree.
     while error is not None and not isinstance(error, FkatDataError):
         error = error.__cause__ or error.__context__
     return error
 
 
-def _check(node: Any, place: str) -> None:
+def _check(node: Any, path: str) -> None:
     if isinstance(node, dict):
         entries = cast("dict[str, Any]", node)
         if "_target_" in entries:
-            _check_keys(entries, place)
+            _check_keys(entries, path)
         if entries.get("_recursive_", True):
             for key, value in entries.items():
-                _check(value, _below(place, key))
+                _check(value, _child_path(path, key))
     elif isinstance(node, list):
         for index, item in enumerate(cast("list[Any]", node)):
-            _check(item, f"{place}[{index}]")
+            _check(item, f"{path}[{index}]")
 
 
-def _check_keys(node: dict[str, Any], place: str) -> None:
+def _check_keys(node: dict[str, Any], path: str) -> None:
     target = node["_target_"]
-    located = _located(target, place)
+    located = _located(target, path)
     try:
         parameters = inspect.signature(located).parameters.values()
     except ValueError:
-        return  # some of what is written in C does not say
+        return  # some callables written in C have no signature
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
     by_name = [
@@ -94,29 +94,29 @@ def _check_keys(node: dict[str, Any], place: str) -> None:
     ]
     names = [parameter.name for parameter in by_name]
     for key, value in node.items():
-        if key not in _OF_HYDRA and key not in names:
+        if key not in _HYDRA_KEYS and key not in names:
             close = difflib.get_close_matches(key, names, 1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
             keys = ", ".join(names) or "it has none"
-            raise ConfigurationError(_below(place, key), value, f"a key of {target}{hint}: {keys}")
+            raise ConfigurationError(_child_path(path, key), value, f"an argument of {target}{hint}: {keys}")
     if node.get("_partial_") or node.get("_args_"):
         return
     for parameter in by_name:
         if parameter.default is parameter.empty and parameter.name not in node:
-            raise ConfigurationError(_below(place, parameter.name), "<missing>", f"a value, as {target} requires it")
+            raise ConfigurationError(_child_path(path, parameter.name), "<missing>", f"a value: {target} requires it")
 
 
-def _located(target: object, place: str) -> Callable[..., Any]:
+def _located(target: object, path: str) -> Callable[..., Any]:
     if callable(target):
         return target
     try:
         found = hydra.utils.get_object(str(target))
     except (ImportError, ValueError, AttributeError) as error:
-        raise ConfigurationError(_below(place, "_target_"), target, f"something to import: {error}") from error
+        raise ConfigurationError(_child_path(path, "_target_"), target, f"an importable name: {error}") from error
     if not callable(found):
-        raise ConfigurationError(_below(place, "_target_"), target, "a class or a function")
+        raise ConfigurationError(_child_path(path, "_target_"), target, "a class or a function")
     return cast("Callable[..., Any]", found)
 
 
-def _below(place: str, key: str) -> str:
-    return f"{place}.{key}" if place else key
+def _child_path(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key

@@ -1,14 +1,14 @@
-"""Rank and size as values of a configuration, read from the environment that torchrun sets.
+"""OmegaConf resolvers for ranks and sizes, read from the environment variables of torchrun.
 
 =================================  ==================================================================
 ``${fkat.rank:}``                  ``RANK``; 0 without torchrun
 ``${fkat.world_size:}``            ``WORLD_SIZE``; 1 without torchrun
-``${fkat.local_rank:}``            ``LOCAL_RANK``, the place among this machine's ranks; 0 without it
-``${fkat.dp_rank:n}``              the data-parallel rank where *n* ranks hold one model; n is 1 if left out
+``${fkat.local_rank:}``            ``LOCAL_RANK``, the rank on this machine; 0 without torchrun
+``${fkat.dp_rank:n}``              the data-parallel rank if *n* ranks share one model; n defaults to 1
 ``${fkat.dp_size:n}``              the number of data-parallel ranks
 =================================  ==================================================================
 
-Consecutive ranks hold one model: with ``n`` = 2, ranks 0 and 1 are data-parallel rank 0 and read the same data.
+Consecutive ranks share one model: with ``n`` = 2, ranks 0 and 1 are data-parallel rank 0 and read the same data.
 """
 
 import os
@@ -24,9 +24,9 @@ __all__ = ["dp_rank", "dp_size", "local_rank", "rank", "register_resolvers", "wo
 
 
 def register_resolvers() -> None:
-    """Make ``${fkat.rank:}`` and its like known to OmegaConf; again does no harm."""
+    """Register ``${fkat.rank:}`` and the other resolvers with OmegaConf. Safe to call more than once."""
     for resolver in (rank, world_size, local_rank, dp_rank, dp_size):
-        # Not cached: a process may compose for one world after another, as tests do.
+        # Not cached: a process may compose for several worlds in turn, as tests do.
         register = cast("Callable[..., Any]", OmegaConf.register_new_resolver)
         register(f"fkat.{resolver.__name__}", resolver, replace=True, use_cache=False)
 
@@ -35,7 +35,7 @@ def rank() -> int:
     """Return this process's rank.
 
     Raises:
-        ConfigurationError: ``RANK`` is no integer, or not below ``WORLD_SIZE``.
+        ConfigurationError: ``RANK`` is not an integer from 0 to ``WORLD_SIZE - 1``.
     """
     return _from_environment("RANK", 0, minimum=0, maximum=world_size() - 1)
 
@@ -44,28 +44,28 @@ def world_size() -> int:
     """Return the number of ranks.
 
     Raises:
-        ConfigurationError: ``WORLD_SIZE`` is no integer of at least 1.
+        ConfigurationError: ``WORLD_SIZE`` is not an integer of at least 1.
     """
     return _from_environment("WORLD_SIZE", 1, minimum=1)
 
 
 def local_rank() -> int:
-    """Return the rank among this machine's processes.
+    """Return this process's rank on its machine.
 
     Raises:
-        ConfigurationError: ``LOCAL_RANK`` is no integer, or not below ``WORLD_SIZE``.
+        ConfigurationError: ``LOCAL_RANK`` is not an integer from 0 to ``WORLD_SIZE - 1``.
     """
     return _from_environment("LOCAL_RANK", 0, minimum=0, maximum=world_size() - 1)
 
 
 def dp_rank(model_parallel_size: int = 1) -> int:
-    """Return the data-parallel rank.
+    """Return this process's data-parallel rank.
 
     Args:
-        model_parallel_size: How many consecutive ranks hold one model; divides the number of ranks.
+        model_parallel_size: Number of consecutive ranks that share one model, a divisor of the number of ranks.
 
     Raises:
-        ConfigurationError: It does not, or a variable of the environment is wrong.
+        ConfigurationError: ``model_parallel_size`` or an environment variable is invalid.
     """
     return rank() // _checked_size(model_parallel_size)
 
@@ -74,10 +74,10 @@ def dp_size(model_parallel_size: int = 1) -> int:
     """Return the number of data-parallel ranks.
 
     Args:
-        model_parallel_size: How many consecutive ranks hold one model; divides the number of ranks.
+        model_parallel_size: Number of consecutive ranks that share one model, a divisor of the number of ranks.
 
     Raises:
-        ConfigurationError: It does not, or a variable of the environment is wrong.
+        ConfigurationError: ``model_parallel_size`` or an environment variable is invalid.
     """
     return world_size() // _checked_size(model_parallel_size)
 

@@ -1,4 +1,4 @@
-"""Several sources in one order: loaders, batch samplers, and the strategies that choose between them."""
+"""Mix several sources: loaders, batch samplers, and the strategies that choose between them."""
 
 from fkat_data.mixing.batch_sampler import DictBatchSampler
 from fkat_data.mixing.dict_dataloader import DictDataLoader

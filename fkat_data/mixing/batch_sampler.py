@@ -1,4 +1,4 @@
-"""Batches of indices of several datasets in one order, for a DictDataset."""
+"""Mix the index batches of several datasets, for a DictDataset."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self, cast
@@ -17,44 +17,44 @@ _STATE_VERSION = 1
 
 
 class DictBatchSampler(Sampler[tuple[str, Any]]):
-    """Yields batches of several samplers, as a strategy mixes them: pairs of a source's name and its batch.
+    """Yields pairs of a source's name and a batch of its sampler, mixed by a strategy.
 
-    It is the ``batch_sampler`` of a DataLoader over a ``DictDataset``, so that each microbatch is from one source. An
-    iteration begins every sampler anew. As for torch's distributed sampler, ``set_epoch`` says which epoch the next
-    iteration is.
+    Pass it as ``batch_sampler`` to a DataLoader over a ``DictDataset``: each microbatch then comes from one source.
+    Every iteration restarts all samplers. As for torch's distributed sampler, ``set_epoch`` sets the epoch of the next
+    iteration.
 
-    The place that ``state_dict`` gives counts batches of indices that were handed out, and a resume draws them again.
-    So samplers have to give the same each time in the same epoch: their ``set_epoch`` is called where they have one.
-    A DataLoader with workers draws ahead of what its caller has received; a ``ShardedDataLoader`` keeps the place
-    itself, and needs no state of this.
+    The position in ``state_dict`` counts the yielded batches of indices, and a resume draws them again. So each
+    sampler must yield the same batches every time in the same epoch; its ``set_epoch`` is called if it has one. A
+    DataLoader with workers draws ahead of what its caller has received. A ``ShardedDataLoader`` keeps its own position
+    and does not use this state.
 
     Args:
-        strategy: Says which source a batch is from; over the same names.
-        samplers: The batch samplers by their names.
-        on_exhausted: What becomes of a source that has nothing left: ``"drop"``: it is left out, and the epoch ends
-            when none is left; ``"restart"``: it begins again, and the epoch ends when each has run out once;
-            ``"stop"``: the epoch ends.
+        strategy: Chooses the source of each batch; must have the same names as ``samplers``.
+        samplers: Batch samplers by source name.
+        on_exhausted: What happens when a source runs out. ``"drop"``: it is removed, and the epoch ends when none is
+            left. ``"restart"``: it starts again, and the epoch ends when each source has run out once. ``"stop"``: the
+            epoch ends.
 
     Raises:
-        ConfigurationError: An argument is none of these.
+        ConfigurationError: An argument is invalid.
     """
 
     def __init__(
         self, strategy: SamplerStrategy, samplers: Mapping[str, Iterable[Any]], *, on_exhausted: str = "drop"
     ) -> None:
         if not isinstance(samplers, Mapping) or not samplers:
-            raise ConfigurationError("samplers", samplers, "a mapping from names to batch samplers, not empty")
+            raise ConfigurationError("samplers", samplers, "a non-empty mapping from names to batch samplers")
         for name, sampler in samplers.items():
             if not isinstance(sampler, Iterable) or isinstance(sampler, Iterator):
-                expected = "a batch sampler that can be iterated again and again"
+                expected = "a batch sampler that can be iterated more than once, not an iterator"
                 raise ConfigurationError(f"samplers[{name!r}]", cast("object", sampler), expected)
         self.samplers = dict(samplers)
         self.strategy = strategy
         self.on_exhausted = on_exhausted
-        self._schedule()  # checks the rest
+        self._schedule()  # validates the other arguments
         self._epoch = 0
-        self._index = 0  # batches handed out by the newest iteration
-        self._first = 0  # of the next iteration
+        self._index = 0  # batches yielded by the newest iteration
+        self._first = 0  # first batch that the next iteration yields
 
     @classmethod
     def of_dataset(
@@ -67,21 +67,21 @@ class DictBatchSampler(Sampler[tuple[str, Any]]):
         *,
         on_exhausted: str = "drop",
     ) -> Self:
-        """Return the batches of a ``DictDataset``: a ``batch_sampler_generator`` for a ``DataLoaderFactory``.
+        """Return a sampler of a ``DictDataset``'s batches: a ``batch_sampler_generator`` for a ``DataLoaderFactory``.
 
-        The epoch, for the strategy, is drawn from torch's global generator: under a ``ShardedDataLoader``, every shard
-        of every epoch is mixed in another way, and the same after a resume.
+        The strategy's epoch is drawn from torch's global generator. So under a ``ShardedDataLoader``, every shard of
+        every epoch is mixed differently, and the same way after a resume.
 
         Args:
-            dataset: Has the sources' datasets as ``datasets``.
+            dataset: A ``DictDataset``, or another object with the sources' datasets as ``datasets``.
             strategy: As for the class.
             batch_size: Samples in a batch, at least 1.
-            shuffle: Whether each source's samples come in random order, drawn from torch's global generator.
-            drop_last: Whether a source's last batch is left out if it is smaller.
+            shuffle: Whether to shuffle each source's samples with torch's global generator.
+            drop_last: Whether to drop a source's last batch if it is smaller.
             on_exhausted: As for the class.
 
         Raises:
-            ConfigurationError: An argument is none of these.
+            ConfigurationError: An argument is invalid.
         """
         datasets = getattr(dataset, "datasets", None)
         if not isinstance(datasets, Mapping):
@@ -90,7 +90,7 @@ class DictBatchSampler(Sampler[tuple[str, Any]]):
         is_shuffled = arguments.boolean("shuffle", shuffle)
         samplers: dict[str, Iterable[Any]] = {}
         for name, source in cast("Mapping[str, Any]", datasets).items():
-            # torch shuffles no empty dataset.
+            # RandomSampler rejects an empty dataset.
             indices = RandomSampler(source) if is_shuffled and len(source) else SequentialSampler(source)
             samplers[name] = BatchSampler(indices, batch_size, arguments.boolean("drop_last", drop_last))
         made = cls(strategy, samplers, on_exhausted=on_exhausted)
@@ -99,33 +99,33 @@ class DictBatchSampler(Sampler[tuple[str, Any]]):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next iteration."""
+        """Epoch of the next iteration."""
         return self._epoch
 
     def __len__(self) -> int:
-        """Return the batches in the epoch.
+        """Return the number of batches in the epoch.
 
         Raises:
-            TypeError: A sampler does not say how many it has.
+            TypeError: A sampler has no length.
         """
         lengths = {name: len(cast("Any", sampler)) for name, sampler in self.samplers.items()}
         return self._schedule().num_draws(lengths)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        """Yield pairs of name and batch, from the start or from a loaded place on."""
+        """Yield pairs of name and batch, from the epoch's start or a loaded position."""
         first, self._first, self._index = self._first, 0, 0
         return self._walk(first)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration that of another epoch, from its start.
+        """Make the next iteration yield this epoch from its start.
 
-        A place in this very epoch that ``load_state_dict`` has just set is kept: trainers call both on a resume.
+        A position that ``load_state_dict`` has set in the same epoch is kept: trainers call both on a resume.
 
         Args:
             epoch: The epoch, from 0.
 
         Raises:
-            ConfigurationError: ``epoch`` is no integer of at least 0.
+            ConfigurationError: ``epoch`` is negative or not an integer.
         """
         epoch = arguments.integer("epoch", epoch, minimum=0)
         if epoch != self._epoch:
@@ -133,28 +133,27 @@ class DictBatchSampler(Sampler[tuple[str, Any]]):
             self._first = self._index = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place as plain values; after a whole iteration it is the epoch's start."""
+        """Return the position as plain values; after a whole iteration, the epoch's start."""
         return {"version": _STATE_VERSION, "epoch": self._epoch, "index": self._index or self._first}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Make the next iteration yield what follows a place that ``state_dict`` gave.
+        """Make the next iteration continue at a saved position.
 
         Raises:
-            StateMismatchError: It is no such place.
+            StateMismatchError: The state is not one of a batch sampler.
         """
         if not isinstance(state_dict, Mapping):
             raise StateMismatchError("state_dict", state_dict, self.state_dict())
         numbers: dict[str, int] = {}
         for field, present in self.state_dict().items():
             if field not in state_dict:
-                raise StateMismatchError(field, "<missing>", present, "it is no state of a batch sampler")
+                raise StateMismatchError(field, "<missing>", present, "this is not a state of a batch sampler")
             try:
                 numbers[field] = arguments.integer(field, state_dict[field], minimum=0)
             except ConfigurationError as error:
-                hint = f"it has to be {error.expected}"
-                raise StateMismatchError(field, state_dict[field], present, hint) from None
+                raise StateMismatchError(field, state_dict[field], f"<{error.expected}>") from None
         if numbers["version"] != _STATE_VERSION:
-            hint = "another version of the library wrote it"
+            hint = "another version of fkat_data wrote the state"
             raise StateMismatchError("version", numbers["version"], _STATE_VERSION, hint)
         self._epoch, self._first, self._index = numbers["epoch"], numbers["index"], 0
 

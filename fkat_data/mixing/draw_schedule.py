@@ -1,4 +1,4 @@
-"""The schedule of a mixture's epoch: which source is next, which have nothing left, and when it is over."""
+"""The schedule of a mixture's epoch: which source is next, which have run out, and when the epoch ends."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
@@ -10,27 +10,27 @@ from fkat_data.mixing.strategies import SamplerStrategy
 __all__ = ["ON_EXHAUSTED", "Schedule"]
 
 ON_EXHAUSTED = ("drop", "restart", "stop")
-# A strategy of the user's own might pass over every draw.
-_MOST_PASSED_OVER = 1_000_000
+# A user's own strategy might skip every draw.
+_MAX_SKIPPED_DRAWS = 1_000_000
 
 
 class Schedule:
-    """Where a mixture is in its epoch.
+    """A mixture's position in its epoch.
 
     Args:
-        strategy: Says which source a draw belongs to.
-        names: The sources.
-        on_exhausted: What becomes of a source that has nothing left: ``"drop"``: it is left out, and the epoch ends
-            when none is left; ``"restart"``: it begins again, and the epoch ends when each has run out once;
-            ``"stop"``: the epoch ends.
+        strategy: Chooses the source of each draw.
+        names: Names of the sources.
+        on_exhausted: What happens when a source runs out. ``"drop"``: it is removed, and the epoch ends when none is
+            left. ``"restart"``: it starts again, and the epoch ends when each source has run out once. ``"stop"``: the
+            epoch ends.
 
     Raises:
-        ConfigurationError: An argument is none of these, or the strategy's sources are others.
+        ConfigurationError: An argument is invalid, or the strategy has other sources than ``names``.
 
     Attributes:
-        epoch: The epoch, from 0.
-        draw: The next draw in it.
-        is_over: Whether the epoch has nothing left.
+        epoch: Current epoch, from 0.
+        draw: Index of the next draw in the epoch.
+        is_over: Whether the epoch has ended.
     """
 
     def __init__(self, strategy: SamplerStrategy, names: Iterable[str], on_exhausted: str) -> None:
@@ -39,7 +39,7 @@ class Schedule:
         self._names = tuple(names)
         if set(strategy.names) != set(self._names):
             raise ConfigurationError(
-                "strategy", strategy, f"a strategy over exactly the sources that there are: {', '.join(self._names)}"
+                "strategy", strategy, f"a strategy over exactly these sources: {', '.join(self._names)}"
             )
         self.strategy = strategy
         self._on_exhausted = arguments.choice("on_exhausted", on_exhausted, ON_EXHAUSTED)
@@ -57,9 +57,9 @@ class Schedule:
         """Return the source of the next draw, or None if the epoch is over.
 
         Raises:
-            ConfigurationError: The strategy names none of the sources that are left.
+            ConfigurationError: The strategy never chooses one of the sources that are left.
         """
-        for _ in range(_MOST_PASSED_OVER):
+        for _ in range(_MAX_SKIPPED_DRAWS):
             if self.is_over:
                 return None
             name = self.strategy.source(self.epoch, self.draw, self._left)
@@ -67,19 +67,19 @@ class Schedule:
                 return name
             self.draw += 1
         raise ConfigurationError(
-            "strategy", self.strategy, f"one that draws from what is left: {', '.join(sorted(self._left))}"
+            "strategy", self.strategy, f"one that draws from the sources that are left: {', '.join(sorted(self._left))}"
         )
 
     def drawn(self) -> None:
-        """Count a draw: its source gave something."""
+        """Count the current draw as made."""
         self.draw += 1
 
     def ran_out(self, name: str, *, is_empty: bool) -> bool:
-        """Note that a source had nothing for the draw; return whether it is to begin again.
+        """Record that a source has run out. Return whether the caller must restart it.
 
         Args:
             name: The source.
-            is_empty: Whether it had nothing at all since it began: it is not to begin again then.
+            is_empty: Whether the source has yielded nothing since its start. Such a source is not restarted.
         """
         self._exhausted |= {name}
         if self._on_exhausted == "drop" or is_empty:
@@ -92,7 +92,7 @@ class Schedule:
         return self._on_exhausted == "restart" and not self.is_over and not is_empty
 
     def num_draws(self, lengths: Mapping[str, int]) -> int:
-        """Return how many draws this epoch has, if every source begins anew and has so many to give."""
+        """Return the number of draws in this epoch for sources of these lengths, all at their start."""
         if self._on_exhausted == "drop":
             return sum(lengths.values())
         walk = Schedule(self.strategy, self._names, self._on_exhausted)
@@ -108,7 +108,7 @@ class Schedule:
         return total
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place as plain values."""
+        """Return the position as plain values."""
         return {
             "epoch": self.epoch,
             "draw": self.draw,
@@ -118,19 +118,19 @@ class Schedule:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go to a place that ``state_dict`` gave.
+        """Go to a saved position.
 
         Raises:
-            StateMismatchError: A field is missing or no such value; the place is then as it was.
+            StateMismatchError: A field is missing or invalid. The position then stays unchanged.
         """
         present = self.state_dict()
         for field in present:
             if field not in state_dict:
-                raise StateMismatchError(field, "<missing>", present[field], "it is no state of a mixture")
-        numbers = [_number(field, state_dict[field], present[field]) for field in ("epoch", "draw")]
+                raise StateMismatchError(field, "<missing>", present[field], "this is not a state of a mixture")
+        numbers = [_number(field, state_dict[field]) for field in ("epoch", "draw")]
         sets = [self._sources(field, state_dict[field]) for field in ("exhausted", "left")]
         if not isinstance(state_dict["is_over"], bool):
-            raise StateMismatchError("is_over", state_dict["is_over"], present["is_over"])
+            raise StateMismatchError("is_over", state_dict["is_over"], "<true or false>")
         self.epoch, self.draw = numbers
         self._exhausted, self._left = sets
         self.is_over = state_dict["is_over"]
@@ -138,12 +138,12 @@ class Schedule:
     def _sources(self, field: str, saved: object) -> frozenset[str]:
         names: object = saved
         if not isinstance(names, list) or not all(name in self._names for name in cast("list[object]", names)):
-            raise StateMismatchError(field, saved, sorted(self._names), "it is the state of other sources")
+            raise StateMismatchError(field, saved, sorted(self._names), "the state belongs to other sources")
         return frozenset(name for name in self._names if name in cast("list[object]", names))
 
 
-def _number(field: str, saved: object, present: object) -> int:
+def _number(field: str, saved: object) -> int:
     try:
         return arguments.integer(field, saved, minimum=0)
     except ConfigurationError as error:
-        raise StateMismatchError(field, saved, present, f"it has to be {error.expected}") from None
+        raise StateMismatchError(field, saved, f"<{error.expected}>") from None

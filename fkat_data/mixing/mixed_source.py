@@ -1,7 +1,7 @@
-"""One source of a mixture of loaders: its pass under way, and its place in a state.
+"""One source of a mixture of loaders: its current pass, and its position in a state.
 
-A pass is what one ``iter()`` of the loader gives. A source with ``state_dict`` and ``load_state_dict`` is saved and
-set by them; any other iterable is iterated again, up to its place.
+A pass is one iteration over the loader. A loader with ``state_dict`` and ``load_state_dict`` is saved and restored by
+them. Any other iterable is iterated again, up to the saved position.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,10 +17,10 @@ __all__ = ["MixedSource"]
 
 @runtime_checkable
 class _Counted(Protocol):
-    """A loader that says where it is: the epoch of its next microbatch, and those delivered in that epoch before it.
+    """A loader that reports its epoch, and the microbatches delivered in it.
 
-    Such a loader knows that an epoch is over when it delivers the last microbatch: its state then is the start of the
-    next epoch, and an iteration that begins there gives that epoch, not the nothing that is left of the old one.
+    Such a loader enters the next epoch when it delivers the last microbatch. Its state is then the start of the next
+    epoch, and the next iteration yields that epoch.
     """
 
     @property
@@ -31,15 +31,15 @@ class _Counted(Protocol):
 
 
 class MixedSource:
-    """A loader, pass by pass.
+    """Iterates over a loader pass by pass, and saves its position.
 
     Args:
-        name: Its name in the mixture.
-        loader: Any iterable that can be iterated again and again.
+        name: Name of the source in the mixture.
+        loader: Any iterable that can be iterated more than once.
 
     Attributes:
-        taken: Microbatches that the pass has given.
-        delivered: Microbatches that it has given in the mixture's epoch.
+        taken: Microbatches taken from the current pass.
+        delivered: Microbatches taken in the mixture's current epoch.
     """
 
     def __init__(self, name: str, loader: Iterable[Microbatch]) -> None:
@@ -49,9 +49,9 @@ class MixedSource:
         self.delivered = 0
         self._iterator: Iterator[Microbatch] | None = None
         self._has_ended = False
-        self._epoch: int | None = None  # of the pass, for a loader that counts them, once it has given something
-        self._loaded: Mapping[str, Any] | None = None  # the place that was loaded, until something is taken
-        # A microbatch of the next pass that came in the place of nothing, and the loader's state before it.
+        self._epoch: int | None = None  # of the pass, after its first microbatch, if the loader reports epochs
+        self._loaded: Mapping[str, Any] | None = None  # the loaded state, until a microbatch is taken
+        # A microbatch of the next pass that the loader yielded at the end of this one, and its state before it.
         self._held: tuple[Microbatch, Any] | None = None
 
     @property
@@ -61,14 +61,14 @@ class MixedSource:
 
     def begin(self) -> None:
         """Begin a pass."""
-        if self._held is None:  # otherwise it has begun by itself
+        if self._held is None:  # otherwise the loader is already in its next pass
             self._iterator = iter(self.loader)
         self._epoch = None
         self._has_ended = False
         self.taken = 0
 
     def go_on(self) -> None:
-        """Take up the pass that a loaded place is in, unless nothing is left of it."""
+        """Continue the pass of a loaded state, unless that pass has ended."""
         if self._loaded is None or self._iterator is not None or (self._has_ended and self.taken):
             return
         self._has_ended = False
@@ -81,8 +81,8 @@ class MixedSource:
         """Return the pass's next microbatch.
 
         Raises:
-            StopIteration: Nothing is left of it.
-            BaseException: Whatever the loader raises.
+            StopIteration: The pass has ended.
+            BaseException: Any exception of the loader.
         """
         if self._held is not None and not self._has_ended:
             microbatch, self._held = self._held[0], None
@@ -95,15 +95,15 @@ class MixedSource:
         return microbatch
 
     def stop(self) -> None:
-        """End the iteration of the loader; the place stays what it is."""
+        """End the iteration over the loader; the position stays unchanged."""
         self._iterator = None
 
     def give_up(self) -> None:
-        """Forget the pass: the next one begins anew."""
+        """Discard the current pass, so that the next one starts from the beginning."""
         self._iterator = self._held = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place, with the loader's own state where it has one."""
+        """Return the position, and the loader's own state if it has one."""
         if self._held is not None:
             state = self._held[1]
         else:
@@ -117,35 +117,35 @@ class MixedSource:
             "state": state,
         }
 
-    def check(self, place: object) -> None:
-        """Raise if ``place`` is no place of a source like this one.
+    def check(self, saved: object) -> None:
+        """Check that ``saved`` is a state of a source like this one.
 
         Raises:
-            StateMismatchError: It is none.
+            StateMismatchError: ``saved`` is not such a state.
         """
         field = f"sources[{self.name!r}]"
-        if not isinstance(place, Mapping):
-            raise StateMismatchError(field, place, "<a source's place>")
-        state_dict = cast("Mapping[str, Any]", place)
+        if not isinstance(saved, Mapping):
+            raise StateMismatchError(field, saved, "<the state of a source>")
+        state_dict = cast("Mapping[str, Any]", saved)
         for name in ("delivered", "taken", "epoch", "has_ended", "state"):
             if name not in state_dict:
-                raise StateMismatchError(f"{field}[{name!r}]", "<missing>", "<a value>", "it is no state of a mixture")
+                hint = "this is not a state of a mixture"
+                raise StateMismatchError(f"{field}[{name!r}]", "<missing>", "<a value>", hint)
         for name in ("delivered", "taken"):
             try:
                 arguments.integer(name, state_dict[name], minimum=0)
             except ConfigurationError as error:
-                hint = f"it has to be {error.expected}"
-                raise StateMismatchError(f"{field}[{name!r}]", state_dict[name], getattr(self, name), hint) from None
+                raise StateMismatchError(f"{field}[{name!r}]", state_dict[name], f"<{error.expected}>") from None
         is_stateful = isinstance(self.loader, Stateful)
         if is_stateful != (state_dict["state"] is not None):
-            present = "a loader with" if is_stateful else "a loader without"
-            raise StateMismatchError(f"{field}['state']", state_dict["state"], f"<{present} a state>")
+            expected = "<a state of the loader>" if is_stateful else "<none: the loader has no state_dict()>"
+            raise StateMismatchError(f"{field}['state']", state_dict["state"], expected)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go to a place that ``check`` let pass.
+        """Go to the position of a state that ``check`` has accepted.
 
         Raises:
-            StateMismatchError: The loader's own, if its state belongs to another one.
+            StateMismatchError: The loader rejects its own part of the state.
         """
         if isinstance(self.loader, Stateful):
             self.loader.load_state_dict(state_dict["state"])
@@ -162,7 +162,7 @@ class MixedSource:
             microbatch = next(self._iterator)
         except StopIteration:
             if self._loaded is not None and not self.taken:
-                # The loaded state is the end of the pass before this one: that end is not this pass.
+                # The loaded state was the end of the previous pass, so this pass has yet to begin.
                 self._loaded = None
                 self.begin()
                 return self._next()
@@ -171,7 +171,7 @@ class MixedSource:
             raise
         loaded, self._loaded = self._loaded, None
         if loaded is not None and self._epoch is not None and _epoch_delivered(self.loader) != self._epoch:
-            # The place was saved where only empty shards were left, and the loader went on into its next epoch.
+            # The state was saved when only empty shards were left, so the loader went on to its next epoch.
             self._held = (microbatch, loaded["state"])
             self._has_ended = True
             raise StopIteration
@@ -179,5 +179,5 @@ class MixedSource:
 
 
 def _epoch_delivered(loader: Any) -> int:
-    """Return the epoch of the microbatch that the loader delivered last."""
+    """Return the epoch of the loader's last delivered microbatch."""
     return loader.epoch if loader.step else loader.epoch - 1

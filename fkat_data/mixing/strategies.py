@@ -1,4 +1,4 @@
-"""Strategies: which source a draw belongs to, as a function of its place alone."""
+"""Strategies that choose the source of each draw, as pure functions of epoch and draw."""
 
 import math
 from abc import ABC, abstractmethod
@@ -17,63 +17,64 @@ _EVERY_HASH = 2.0**64
 
 
 class SamplerStrategy(ABC):
-    """Says which source a draw belongs to.
+    """Chooses the source of each draw of a mixture.
 
-    A pure function of the strategy's arguments, the epoch, the draw and the sources that are left: no history, so
-    that a mixture goes on exactly from any place, and every rank mixes alike.
+    The choice is a pure function of the strategy's arguments, the epoch, the draw and the sources that are left. So a
+    mixture can resume exactly at any draw, and all ranks mix the same way.
     """
 
     @property
     @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """The sources that it draws from, each once."""
+        """Names of the sources, each once."""
 
     @abstractmethod
     def source(self, epoch: int, draw: int, among: Collection[str]) -> str | None:
-        """Return the source of a draw; None passes the draw over.
+        """Return the source of a draw, or None to skip the draw.
 
         Args:
             epoch: The epoch, from 0.
-            draw: The place in it, from 0; draws that were passed over count.
-            among: The sources that have something left, at least one of ``names``.
+            draw: Index of the draw in the epoch, from 0; skipped draws count.
+            among: Sources that have not run out, at least one of ``names``.
         """
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the sources of epoch 0, without end, as long as every one has something left."""
+        """Yield the sources of epoch 0 forever, as if none ran out."""
         among = frozenset(self.names)
         return (name for name in (self.source(0, draw, among) for draw in count()) if name is not None)
 
 
 class Weighted(SamplerStrategy):
-    """Draws a source at random, by weights: independent draws, each computed from the seed and its place.
+    """Draws each source at random with a probability proportional to its weight.
 
-    Among the sources that are left, the weights keep their proportions.
+    Draws are independent; each is a hash of the seed, the epoch and the draw. When a source runs out, the others keep
+    their proportions.
 
     Args:
-        weights: A weight for each source, more than 0; only their proportions count.
-        seed: Any integer. Another one is another order.
+        weights: Weight of each source, greater than 0; only the proportions matter.
+        seed: Any integer; each seed gives a different order.
 
     Raises:
-        ConfigurationError: No weights, or one that is no number of more than 0; or ``seed`` is no integer.
+        ConfigurationError: ``weights`` is empty, a weight is not a number greater than 0, or ``seed`` is not an integer.
     """
 
     def __init__(self, weights: Mapping[str, float], seed: int = 0) -> None:
         if not isinstance(weights, Mapping) or not weights or not all(isinstance(name, str) for name in weights):
-            raise ConfigurationError("weights", weights, "a mapping from names to weights, not empty")
+            raise ConfigurationError("weights", weights, "a non-empty mapping from names to weights")
         for name, weight in cast("Mapping[str, object]", weights).items():
             if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
-                raise ConfigurationError(f"weights[{name!r}]", weight, "a number of more than 0")
+                raise ConfigurationError(f"weights[{name!r}]", weight, "a number greater than 0")
         self._weights = {name: float(weight) for name, weight in weights.items()}
         self._seed = arguments.integer("seed", seed)
         self._last: tuple[Collection[str], list[str], list[float]] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The sources, as they were given."""
+        """Names of the sources, in the given order."""
         return tuple(self._weights)
 
     def source(self, epoch: int, draw: int, among: Collection[str]) -> str | None:
-        """Return the source of a draw; one of those that are left."""
+        """Return the source of a draw, one of ``among``."""
         last = self._last
         if last is None or last[0] != among:
             names = [name for name in self._weights if name in among]
@@ -84,7 +85,7 @@ class Weighted(SamplerStrategy):
         place = f"{self._seed:x}/{epoch:x}/{draw:x}".encode()
         digest = blake2b(place, digest_size=8, person=b"fkat_data mixing").digest()
         point = int.from_bytes(digest, "little") / _EVERY_HASH * bounds[-1]
-        # A point may round up to the last bound.
+        # The product may round up to the last bound.
         return names[min(bisect_right(bounds, point), len(names) - 1)]
 
     def __repr__(self) -> str:
@@ -92,27 +93,27 @@ class Weighted(SamplerStrategy):
 
 
 class RoundRobin(SamplerStrategy):
-    """Draws one source after the other, again and again; one that has nothing left is passed over.
+    """Draws from the sources in turn, and skips those that have run out.
 
     Args:
-        names: The sources in their order.
+        names: Names of the sources, in order.
 
     Raises:
-        ConfigurationError: It is no list of names, each of them once.
+        ConfigurationError: ``names`` is not a non-empty list of distinct names.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         if not _is_sequence(names) or not names or len(set(names)) < len(names) or not _are_names(names):
-            raise ConfigurationError("names", names, "a list of names, not empty, each of them once")
+            raise ConfigurationError("names", names, "a non-empty list of distinct names")
         self._names = tuple(names)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The sources, as they were given."""
+        """Names of the sources, in the given order."""
         return self._names
 
     def source(self, epoch: int, draw: int, among: Collection[str]) -> str | None:
-        """Return the source of a draw, or None if it has nothing left."""
+        """Return the source of a draw, or None if that source has run out."""
         del epoch
         name = self._names[draw % len(self._names)]
         return name if name in among else None
@@ -122,21 +123,21 @@ class RoundRobin(SamplerStrategy):
 
 
 class Frequency(SamplerStrategy):
-    """Draws so many times from one source, then so many times from the next, again and again.
+    """Draws a fixed number of times from each source in turn, in a repeating cycle.
 
     Args:
-        freq: Pairs of a source and a number of draws of at least 1, such as ``[["code", 2], ["text", 1]]``. A source
-            may come more than once.
+        freq: Pairs of a source and its number of draws, at least 1, such as ``[["code", 2], ["text", 1]]``. A source
+            may appear more than once.
 
     Raises:
-        ConfigurationError: It is no list of such pairs.
+        ConfigurationError: ``freq`` is not a non-empty list of such pairs.
     """
 
     def __init__(self, freq: Sequence[Sequence[Any]]) -> None:
         if not _is_sequence(freq) or not freq or not all(_is_sequence(pair) and len(pair) == 2 for pair in freq):
-            raise ConfigurationError("freq", freq, "a list of pairs of a source and a number of draws, not empty")
+            raise ConfigurationError("freq", freq, "a non-empty list of pairs of a source and a number of draws")
         if not _are_names([pair[0] for pair in freq]):
-            raise ConfigurationError("freq", freq, "the name of a source first in each pair")
+            raise ConfigurationError("freq", freq, "pairs that begin with the name of a source")
         self._freq = [
             (str(name), arguments.integer(f"freq[{place}]", number, minimum=1))
             for place, (name, number) in enumerate(freq)
@@ -145,11 +146,11 @@ class Frequency(SamplerStrategy):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The sources in the order in which they first come."""
+        """Names of the sources, in order of their first appearance."""
         return tuple(dict.fromkeys(name for name, _ in self._freq))
 
     def source(self, epoch: int, draw: int, among: Collection[str]) -> str | None:
-        """Return the source of a draw, or None if it has nothing left."""
+        """Return the source of a draw, or None if that source has run out."""
         del epoch
         name, _ = self._freq[bisect_right(self._bounds, draw % self._bounds[-1])]
         return name if name in among else None

@@ -1,1 +1,1 @@
-"""What is produced next, and how far the caller is: values, no effects."""
+"""Pure values of the plan: which shard comes next, and the caller's position."""

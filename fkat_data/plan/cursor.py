@@ -1,4 +1,4 @@
-"""The cursor: the one owner of the position. What it says is what was delivered, and nothing else."""
+"""The cursor: the only owner of the position, which counts delivered microbatches."""
 
 from fkat_data.position import START, Position
 
@@ -6,10 +6,10 @@ __all__ = ["Cursor"]
 
 
 class Cursor:
-    """Where the caller is.
+    """Tracks the caller's position.
 
     Attributes:
-        position: Everything before it was delivered, nothing from it on.
+        position: Position of the next microbatch; all before it were delivered.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Cursor:
         self._is_loaded = True
 
     def start(self) -> Position:
-        """Return where an iteration that begins now starts: an epoch that was left early is not taken up again."""
+        """Start an iteration and return its first position. An epoch that was left early is skipped."""
         epoch = self.position.epoch
         if self.position != Position(epoch, 0, 0, 0) and not self._is_loaded:
             self.position = self.position.after_epoch()
@@ -35,5 +35,5 @@ class Cursor:
         self.position = position.after_shard(is_last_shard=is_last_shard) if is_last_in_shard else position
 
     def pass_shard(self, *, is_last_shard: bool) -> None:
-        """Count the current shard as delivered: it has nothing (more) to give."""
+        """Count the current shard as delivered, because it has no more microbatches."""
         self.position = self.position.after_shard(is_last_shard=is_last_shard)

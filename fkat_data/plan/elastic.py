@@ -1,8 +1,9 @@
-"""What is left of an epoch when the number of data-parallel ranks changes: pure arithmetic.
+"""Split the rest of an epoch when the number of data-parallel ranks changes: pure arithmetic.
 
-A *layer* is where every data-parallel rank stood at such a re-split. The epoch's shards as the first ranks had them
-are its *pieces*; at each layer, what is left of them is put into one order and dealt out to the next ranks, one by
-one. So any rank finds any rank's pieces from the layers alone, and no microbatch is in two pieces or in none.
+A *layer* holds the position of every data-parallel rank at such a re-split. A *piece* is a shard of the epoch, or the
+rest of one, with the rank that had it first. At each layer, the remaining pieces are put into one order and dealt to
+the next ranks in turn. So any rank can compute every rank's pieces from the layers, and every microbatch is in exactly
+one piece.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,19 +12,19 @@ from typing import NamedTuple, TypeAlias
 
 from fkat_data.position import Position
 
-__all__ = ["Deal", "Layer", "Piece", "deal", "first_step", "left_over", "split_anew", "with_layer", "without_idle"]
+__all__ = ["Deal", "Layer", "Piece", "deal", "first_step", "left_over", "resplit", "with_layer", "without_idle"]
 
 Layer: TypeAlias = tuple[Position, ...]
-"""The position of each data-parallel rank at a re-split, in what that rank had before it."""
+"""Position of each data-parallel rank at a re-split, in the rank's pieces before the re-split."""
 
 
 class Piece(NamedTuple):
     """A shard of an epoch, or the rest of one.
 
     Attributes:
-        dp_rank: The data-parallel rank that had the shard when the epoch began; its random stream is drawn from.
-        shard_index: The shard's place in that rank's order.
-        first_microbatch: Microbatches of the shard that were delivered before.
+        dp_rank: Data-parallel rank that had the shard when the epoch began; the piece uses its random streams.
+        shard_index: Index of the shard in that rank's order.
+        first_microbatch: Number of the shard's microbatches that were delivered before.
     """
 
     dp_rank: int
@@ -32,11 +33,11 @@ class Piece(NamedTuple):
 
 
 class Deal(NamedTuple):
-    """Who has what of an epoch.
+    """The pieces of an epoch, by rank.
 
     Attributes:
-        dp_size: Data-parallel ranks when the epoch began.
-        pieces: The pieces of each present rank, in the order of ranks.
+        dp_size: Number of data-parallel ranks when the epoch began.
+        pieces: Pieces of each current rank, in order of rank.
     """
 
     dp_size: int
@@ -44,13 +45,13 @@ class Deal(NamedTuple):
 
 
 def deal(epoch: int, layers: Sequence[Layer], dp_size: int, num_shards: Callable[[int, int], int]) -> Deal | None:
-    """Return who has what of an epoch, or None if nothing of it was delivered at any layer: it is planned afresh.
+    """Return each rank's pieces of an epoch, or None if the epoch had not begun at any layer.
 
     Args:
         epoch: The epoch.
-        layers: Every re-split so far, in their order.
-        dp_size: Present number of data-parallel ranks.
-        num_shards: Called with a number of ranks and a rank; returns the shards that the rank has of the epoch.
+        layers: All re-splits so far, in order.
+        dp_size: Current number of data-parallel ranks.
+        num_shards: Called with a number of ranks and a rank; returns the rank's number of shards in the epoch.
     """
     sizes = [*map(len, layers), dp_size][1:]
     pieces: list[list[Piece]] | None = None
@@ -64,12 +65,12 @@ def deal(epoch: int, layers: Sequence[Layer], dp_size: int, num_shards: Callable
                 [Piece(rank, index, 0) for index in range(num_shards(begun_size, rank))] for rank in range(begun_size)
             ]
         left = [left_over(own, position, epoch) for own, position in zip(pieces, layer, strict=True)]
-        pieces = split_anew(left, next_size)
+        pieces = resplit(left, next_size)
     return None if pieces is None else Deal(begun_size, pieces)
 
 
 def left_over(pieces: Sequence[Piece], position: Position, epoch: int) -> list[Piece]:
-    """Return what of a rank's pieces of an epoch was not delivered when the rank was at a position."""
+    """Return the part of a rank's pieces of an epoch that was not delivered at a position."""
     if position.epoch != epoch:
         return list(pieces) if position.epoch < epoch else []
     left = list(pieces[position.shard :])
@@ -78,39 +79,38 @@ def left_over(pieces: Sequence[Piece], position: Position, epoch: int) -> list[P
     return left
 
 
-def split_anew(left: Sequence[Sequence[Piece]], dp_size: int) -> list[list[Piece]]:
-    """Deal what each rank has left out to another number of ranks.
+def resplit(left: Sequence[Sequence[Piece]], dp_size: int) -> list[list[Piece]]:
+    """Deal the remaining pieces of each rank to another number of ranks.
 
-    The order is by the place in a rank's list, then by rank, so that what was begun comes first; the pieces go to
-    the ranks in turn. Dealing out again what was dealt out, with nothing delivered in between, gives the same
-    pieces as dealing once: the order is kept.
+    Pieces are ordered by their index in a rank's list, then by rank, so that pieces in progress come first. They go
+    to the ranks in turn. Two re-splits with nothing delivered in between give the same pieces as the second one alone.
     """
     order = [piece for row in zip_longest(*left) for piece in row if piece is not None]
     return [order[rank::dp_size] for rank in range(dp_size)]
 
 
 def with_layer(layers: Sequence[Layer], layer: Layer) -> tuple[tuple[Layer, ...], int]:
-    """Return the layers that still matter after one more, and the epoch that the next ranks begin in.
+    """Append a layer. Return the layers that still matter, and the epoch in which the next ranks begin.
 
-    A layer at which nothing of that epoch, or of a later one, was delivered changes nothing, and is left out.
+    A layer is dropped if nothing of that epoch or a later one had been delivered at it.
 
     Args:
-        layers: Every re-split so far.
-        layer: Where the ranks are now; a rank with nothing left of an epoch is at the start of the next.
+        layers: All re-splits so far.
+        layer: Current positions of the ranks; a rank that has finished an epoch is at the start of the next one.
     """
     epoch = min(position.epoch for position in layer)
     return without_idle((*layers, layer), epoch), epoch
 
 
 def without_idle(layers: Sequence[Layer], epoch: int) -> tuple[Layer, ...]:
-    """Return the layers that matter to an epoch or a later one: something of them was delivered at each."""
+    """Return the layers that matter to an epoch or a later one: those at which it had begun."""
     return tuple(layer for layer in layers if _is_past(layer, epoch))
 
 
 def first_step(epoch: int, layers: Sequence[Layer]) -> int:
-    """Return the ``step`` at which every rank begins an epoch: 0 but in the epoch of the last re-split.
+    """Return the ``step`` at which every rank begins an epoch: 0, except in the epoch of the last re-split.
 
-    There it is the largest of the ranks before: a count of microbatches that goes on.
+    There, it is the largest step of the previous ranks, so that the count of microbatches continues.
     """
     if not layers or min(position.epoch for position in layers[-1]) != epoch:
         return 0
@@ -118,5 +118,5 @@ def first_step(epoch: int, layers: Sequence[Layer]) -> int:
 
 
 def _is_past(layer: Layer, epoch: int) -> bool:
-    """Return whether a rank had got further than an epoch's start."""
+    """Return whether any rank was past the start of an epoch."""
     return any(position[:3] > (epoch, 0, 0) for position in layer)

@@ -1,4 +1,4 @@
-"""The plan of a sampler that can be asked for other ranks' shards: an epoch goes on when their number changes."""
+"""The plan of a sampler that knows every rank's shards: an epoch continues when the number of ranks changes."""
 
 import hashlib
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ __all__ = ["ElasticShardPlan", "elastic_shard_plan"]
 
 
 def elastic_shard_plan(sampler: Any) -> ShardPlan:
-    """Return the plan of a sampler: one that can be split anew where the sampler can.
+    """Return the plan of a sampler: an elastic one if the sampler can split its shards over any number of ranks.
 
     Raises:
-        ConfigurationError: It is no iterable of shards, or a pure one without shards.
+        ConfigurationError: The sampler is not an iterable of shards, or its first epoch is empty.
     """
     plan = shard_plan(sampler)
     is_elastic = isinstance(plan, PureShardPlan) and isinstance(sampler, ShardSampler)
@@ -27,14 +27,14 @@ def elastic_shard_plan(sampler: Any) -> ShardPlan:
 
 
 class ElasticShardPlan(ShardPlan):
-    """A rank's plan, where the shards are split over ranks whose number may change within an epoch.
+    """A rank's plan when the number of ranks may change within an epoch.
 
     Args:
-        sampler: Gives this rank's shards, and other ranks'.
-        plan: The plan of the sampler as it is.
-        dp_size: Data-parallel ranks that it splits over.
-        dp_rank: The rank whose plan this is: it matters once there are layers.
-        layers: Re-splits that came before.
+        sampler: Returns the shards of this rank and of any other.
+        plan: Plan of the sampler for epochs that were not re-split.
+        dp_size: Number of data-parallel ranks that the sampler splits its shards over.
+        dp_rank: Rank whose plan this is; unused as long as there are no layers.
+        layers: Earlier re-splits.
     """
 
     def __init__(
@@ -56,47 +56,47 @@ class ElasticShardPlan(ShardPlan):
         self._digest = ""
 
     def for_rank(self, dp_size: int, dp_rank: int, epoch: int, layers: tuple[Layer, ...] = ()) -> "ElasticShardPlan":
-        """Return the plan that another rank of another number of ranks has after some re-splits.
+        """Return the plan of rank ``dp_rank`` of ``dp_size`` after some re-splits.
 
         Raises:
-            StateMismatchError: In this epoch there are not enough shards for so many ranks.
+            StateMismatchError: The epoch has fewer shards than ranks.
         """
         sampler, own = self._of_rank(dp_size, dp_rank, epoch)
         return ElasticShardPlan(sampler, own, dp_size, dp_rank, layers)
 
     @property
     def own(self) -> ShardPlan:
-        """The plan of this rank's sampler as it is, for epochs that are not split anew."""
+        """Plan of this rank's sampler, for epochs that were not re-split."""
         return self._own
 
     def adopt(self, dp_rank: int, layers: tuple[Layer, ...]) -> None:
-        """Be the plan of a rank after some re-splits from now on."""
+        """Become the plan of rank ``dp_rank`` after some re-splits."""
         self._dp_rank, self.layers = dp_rank, layers
         self._epoch = -1
 
     def shard(self, epoch: int, index: int) -> Shard | None:
-        """Return the shard at a place, or None past the epoch's end."""
+        """Return the shard at an index, or None past the epoch's end."""
         piece = self.piece(epoch, index)
         if self._pieces is None:
             return self._own.shard(epoch, index)
         return None if piece is None else self._begun[piece.dp_rank].shard(epoch, piece.shard_index)
 
     def piece(self, epoch: int, index: int) -> Piece | None:
-        """Return what stands at a place of an epoch that was split anew; None elsewhere."""
+        """Return the piece at an index of an epoch that was re-split; None in other epochs."""
         self._go_to(epoch)
         return self._pieces[index] if self._pieces is not None and index < len(self._pieces) else None
 
     def num_shards(self, epoch: int) -> int | None:
-        """Return the number of shards in an epoch; it may be 0 in one that was split anew."""
+        """Return the number of shards in an epoch; it may be 0 if the epoch was re-split."""
         self._go_to(epoch)
         return self._own.num_shards(epoch) if self._pieces is None else len(self._pieces)
 
     def first_step(self, epoch: int) -> int:
-        """Return the microbatches that count as delivered when this rank's part of an epoch begins."""
+        """Return the step at which this rank's part of an epoch begins."""
         return first_step(epoch, self.layers)
 
     def digest(self, epoch: int) -> str | None:
-        """Return 16 hexadecimal digits that name the epoch's order, and where its pieces come from."""
+        """Return 16 hexadecimal digits that identify the epoch's order and the origin of its pieces."""
         self._go_to(epoch)
         if self._pieces is None:
             return self._own.digest(epoch)

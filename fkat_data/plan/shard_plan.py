@@ -1,4 +1,4 @@
-"""The ordered work of a rank: which shard stands at a place, answered by a sampler."""
+"""The plan of a rank: which shard comes at which index, according to a sampler."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -16,10 +16,10 @@ __all__ = ["PureShardPlan", "ReplayedShardPlan", "ShardPlan", "shard_plan"]
 
 
 def shard_plan(sampler: Any) -> "ShardPlan":
-    """Return the plan of a sampler: a ``ShardSampler``, or any iterable of shards.
+    """Return the plan of a ``ShardSampler`` or any iterable of shards.
 
     Raises:
-        ConfigurationError: It is no iterable of shards, or a pure one without shards.
+        ConfigurationError: ``sampler`` is not an iterable of shards, or its first epoch is empty.
     """
     if not _is_replayed(sampler):
         return PureShardPlan(as_shard_sampler("shard_sampler", sampler).shards)
@@ -29,7 +29,7 @@ def shard_plan(sampler: Any) -> "ShardPlan":
 
 
 def _is_replayed(sampler: object) -> bool:
-    """Return whether nothing but iterating over it tells what a sampler holds."""
+    """Return whether a sampler's shards are known only by iterating over it."""
     if isinstance(sampler, ShardSampler):
         is_pure = type(sampler).shards is not ShardSampler.shards and callable(sampler.shards)
         return not is_pure and type(sampler).__iter__ is not ShardSampler.__iter__
@@ -37,65 +37,65 @@ def _is_replayed(sampler: object) -> bool:
 
 
 class ShardPlan(ABC):
-    """Which shard stands where. Answers hang on (epoch, index) alone."""
+    """The shards of a rank by epoch and index. Answers depend only on (epoch, index)."""
 
     @abstractmethod
     def shard(self, epoch: int, index: int) -> Shard | None:
-        """Return the shard at a place, or None past the epoch's end."""
+        """Return the shard at an index, or None past the epoch's end."""
 
     @abstractmethod
     def num_shards(self, epoch: int) -> int | None:
-        """Return the number of shards in an epoch, or None where it is not known."""
+        """Return the number of shards in an epoch, or None if unknown."""
 
     def piece(self, epoch: int, index: int) -> Piece | None:
-        """Return where the shard at a place comes from, in an epoch that was split anew; None in any other."""
+        """Return the piece at an index of an epoch that was re-split; None in other epochs."""
         del epoch, index
         return None
 
     def first_step(self, epoch: int) -> int:
-        """Return the microbatches that count as delivered when this rank's part of an epoch begins."""
+        """Return the step at which this rank's part of an epoch begins."""
         del epoch
         return 0
 
     def digest(self, epoch: int) -> str | None:
-        """Return 16 hexadecimal digits that name the epoch's order, or None where it is not known beforehand."""
+        """Return 16 hexadecimal digits that identify the epoch's order, or None if it is not known in advance."""
         del epoch
         return None
 
     def sampler_state(self, epoch: int) -> dict[str, Any] | None:
-        """Return what a fresh process needs besides (epoch, index) to find the same order, or None if nothing."""
+        """Return the state that a new process needs to reproduce the epoch's order, or None if it needs none."""
         del epoch
         return None
 
     def load_sampler_state(self, epoch: int, state: dict[str, Any] | None) -> None:
-        """Take over what ``sampler_state`` gave for an epoch."""
+        """Restore what ``sampler_state`` returned for an epoch."""
         del epoch, state
 
     def leave(self, epoch: int, num_begun: int) -> None:
-        """Take note that an epoch was left when so many of its shards were begun: what was read further is void."""
+        """Forget the shards of an epoch that were read after the first ``num_begun``, because the epoch was left."""
         del epoch, num_begun
 
 
 class PureShardPlan(ShardPlan):
-    """The plan of a pure sampler.
+    """The plan of a sampler whose order is a pure function of the epoch.
 
     Args:
-        shards: Gives an epoch's shards.
-        epoch: The epoch that is asked for at once.
+        shards: Returns an epoch's shards.
+        epoch: Epoch to read first, in the constructor.
 
     Raises:
-        ConfigurationError: That epoch has none.
+        ConfigurationError: That epoch has no shards.
     """
 
     def __init__(self, shards: Callable[[int], Sequence[Shard]], epoch: int = 0) -> None:
-        self._of_epoch = shards
+        self._shards_of = shards
         self._epoch = -1
         self._shards: Sequence[Shard] = ()
         self._digest = ""
         self._go_to(epoch)
 
     def shard(self, epoch: int, index: int) -> Shard | None:
-        """Return the shard at a place, or None past the epoch's end."""
+        """Return the shard at an index, or None past the epoch's end."""
         self._go_to(epoch)
         return self._shards[index] if index < len(self._shards) else None
 
@@ -105,7 +105,7 @@ class PureShardPlan(ShardPlan):
         return len(self._shards)
 
     def digest(self, epoch: int) -> str | None:
-        """Return 16 hexadecimal digits that name the epoch's order."""
+        """Return 16 hexadecimal digits that identify the epoch's order."""
         self._go_to(epoch)
         if not self._digest:
             digest = hashlib.blake2b(digest_size=8, person=b"fkat_data plan")
@@ -116,18 +116,18 @@ class PureShardPlan(ShardPlan):
 
     def _go_to(self, epoch: int) -> None:
         if epoch != self._epoch:
-            self._shards = check_shards("shard_sampler", self._of_epoch(epoch))
+            self._shards = check_shards("shard_sampler", self._shards_of(epoch))
             self._epoch, self._digest = epoch, ""
 
 
 class ReplayedShardPlan(ShardPlan):
-    """The plan of a user's own iterable, perhaps endless: an epoch is one ``iter`` over it, replayed by count.
+    """The plan of a user's own iterable, which may be endless: an epoch is one iteration, and a resume repeats it.
 
-    An iterable with ``set_epoch`` is told the epoch. One with ``state_dict`` and ``load_state_dict`` is asked for
-    its state when an epoch begins, and gets it back where that epoch is resumed.
+    If the iterable has ``set_epoch``, the plan calls it when an epoch begins. If it has ``state_dict`` and
+    ``load_state_dict``, the plan saves its state when an epoch begins and restores it when that epoch is resumed.
 
     Args:
-        iterable: Gives the shards of one epoch each time it is iterated.
+        iterable: Yields the shards of one epoch each time it is iterated.
     """
 
     def __init__(self, iterable: Iterable[Any]) -> None:
@@ -139,16 +139,16 @@ class ReplayedShardPlan(ShardPlan):
         self._next_index = 0
         self._was_begun = False
         self._recent: dict[int, Shard] = {}
-        # What an iterable that is its own iterator said of itself before each shard was read from it.
+        # States of an iterable that is its own iterator, before each shard was read.
         self._is_own_iterator = False
         self._states: dict[int, dict[str, Any]] = {}
         self._num_shards: int | None = None
 
     def shard(self, epoch: int, index: int) -> Shard | None:
-        """Return the shard at a place, or None past the epoch's end.
+        """Return the shard at an index, or None past the epoch's end.
 
         Raises:
-            ConfigurationError: What the iterable yields is no shard, or it can be read but once.
+            ConfigurationError: An item is not a shard, or the iterable can be read only once.
         """
         if epoch != self._epoch or (index < self._next_index and index not in self._recent):
             self._begin(epoch)
@@ -165,18 +165,18 @@ class ReplayedShardPlan(ShardPlan):
         if index >= self._next_index:
             self._end()
             return None
-        # An endless sampler must not be kept whole: nothing asks for what lies far behind.
+        # The sampler may be endless: drop shards that are too old to be asked for again.
         for old in [known for known in self._recent if known < index - _RECENT_SHARDS]:
             del self._recent[old]
             self._states.pop(old, None)
         return self._recent[index]
 
     def num_shards(self, epoch: int) -> int | None:
-        """Return the number of shards in an epoch once it has been read to its end."""
+        """Return the number of shards in an epoch, or None before it has been read to the end."""
         return self._num_shards if epoch == self._epoch else None
 
     def sampler_state(self, epoch: int) -> dict[str, Any] | None:
-        """Return the state that the iterable had when the epoch began."""
+        """Return the iterable's state at the start of an epoch."""
         if not isinstance(self._iterable, Stateful):
             return None
         if epoch != self._epoch:
@@ -184,19 +184,21 @@ class ReplayedShardPlan(ShardPlan):
         return self._begin_state
 
     def load_sampler_state(self, epoch: int, state: dict[str, Any] | None) -> None:
-        """Give the iterable its state back when the epoch is next begun."""
+        """Restore the iterable's state when the epoch next begins."""
         self._loaded = None if state is None else (epoch, state)
         self._epoch = -1
 
     def leave(self, epoch: int, num_begun: int) -> None:
-        """Set an iterable that is its own iterator back to where the caller was, not the prefetching."""
+        """Rewind an iterable that is its own iterator from the prefetched shard to the caller's."""
         if epoch == self._epoch and num_begun in self._states:
             self._iterable.load_state_dict(self._states[num_begun])
 
     def _begin(self, epoch: int) -> None:
         if self._was_begun and _is_spent_by_reading(self._iterable):
             raise ConfigurationError(
-                "shard_sampler", self._iterable, f"an iterable, for epoch {epoch}: an iterator can be read but once"
+                "shard_sampler",
+                self._iterable,
+                f"an iterable that can be iterated again, for epoch {epoch}: an iterator can be read only once",
             )
         self._was_begun = True
         is_stateful = isinstance(self._iterable, Stateful)
@@ -220,7 +222,7 @@ class ReplayedShardPlan(ShardPlan):
             raise ConfigurationError(
                 "shard_sampler",
                 self._iterable,
-                f"shards in epoch {self._epoch}, but it yielded none",
+                f"at least one shard in epoch {self._epoch}, but it yielded none",
             )
         self._num_shards = self._next_index
 
@@ -229,5 +231,5 @@ _RECENT_SHARDS = 1024
 
 
 def _is_spent_by_reading(iterable: Iterable[Any]) -> bool:
-    """Return whether it is a generator, or one of Python's own iterators; a user's class may start anew instead."""
+    """Return whether it is a generator or another built-in iterator; a user's own iterator may be able to restart."""
     return isinstance(iterable, Iterator) and type(iterable).__module__ in ("builtins", "itertools")

@@ -1,28 +1,28 @@
-"""The saved form of positions: how it is written, read, and held against the present plan.
+"""The saved form of positions: write it, read it, and compare it with the current plan.
 
-A *rank state* is one rank's, of plain values that JSON can hold. A *state* is all ranks' together::
+A *rank state* describes one rank, in plain values that JSON can hold. A *state* describes all ranks::
 
     {
         "version": 1,
         "epoch": 2,                                    # the lowest of all ranks
         "all_rank_indices": [tensor(0), tensor(1)],    # the last shard delivered in full; -1: none yet
-        "all_rank_microbatches": [3, 0],               # delivered of the shard after it
+        "all_rank_microbatches": [3, 0],               # delivered microbatches of the next shard
         "all_rank_steps": [13, 16],                    # microbatches delivered in the epoch
         "all_rank_epochs": [2, 2],
-        "all_rank_samplers": [None, None],             # states of users' own samplers; left out where there are none
-        "all_rank_skipped": [[0], []],                 # shards that failed and were skipped; left out where none was
+        "all_rank_samplers": [None, None],             # states of users' own samplers; absent if there are none
+        "all_rank_skipped": [[0], []],                 # shards that failed and were skipped; absent if there are none
         "dp_size": 2,
         "fingerprint": {"seed": 7, "all_rank_dp_ranks": [0, 1], "all_rank_num_shards": [4, 4],
                         "all_rank_shards": ["9f3c…", "11ab…"],
-                        "dp_size": 2},                 # ranks that the sampler splits over; left out where it does not
-        "resplits": [],                                # where the ranks were when their number changed, see below
+                        "dp_size": 2},                 # ranks that the sampler splits over; absent if it does not split
+        "resplits": [],                                # positions of the ranks whenever their number changed, see below
     }
 
-An item of ``resplits`` has the lists ``epochs``, ``indices``, ``microbatches`` and ``steps``, with an item for each
-data-parallel rank that there was. Only re-splits are kept that an epoch under way depends on. The field is there
-wherever the sampler splits its shards, as torch.distributed.checkpoint reads only fields that it is shown.
+An item of ``resplits`` has the lists ``epochs``, ``indices``, ``microbatches`` and ``steps``, with an entry for each
+data-parallel rank at that time. Only re-splits that matter to an epoch in progress are kept. If the sampler splits
+its shards, the field exists even when it is empty: torch.distributed.checkpoint reads only fields that it is shown.
 
-Of these only ``all_rank_indices`` must be there; the others have the defaults that a start of epoch 0 gives them.
+Only ``all_rank_indices`` is required. Every other field defaults to its value at the start of epoch 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,18 +40,18 @@ VERSION = 1
 
 
 class RankState(NamedTuple):
-    """One rank's place, and what tells whether it belongs to a plan. None: not known.
+    """One rank's position, and the fingerprint of its plan. None: unknown.
 
     Attributes:
-        position: The place.
-        seed: The loader's seed.
-        dp_rank: The loader's data-parallel rank.
-        num_shards: Shards of the rank in the position's epoch.
+        position: Position of the rank.
+        seed: Seed of the loader.
+        dp_rank: Data-parallel rank of the loader.
+        num_shards: Number of the rank's shards in the position's epoch.
         shards: Digest of their order.
-        sampler: State of a user's own sampler at the epoch's begin.
-        dp_size: Data-parallel ranks that the rank's sampler splits the shards over.
-        layers: Where the ranks were when their number changed, for each time.
-        skipped: Places of the epoch's shards that failed and were skipped.
+        sampler: State of a user's own sampler at the start of the epoch.
+        dp_size: Number of data-parallel ranks that the sampler splits its shards over.
+        layers: Positions of all ranks at each change of their number.
+        skipped: Indices of the epoch's shards that failed and were skipped.
     """
 
     position: Position
@@ -91,21 +91,21 @@ class RankState(NamedTuple):
 
 
 def merge(ranks: Sequence[RankState]) -> dict[str, Any]:
-    """Return the state of all ranks, given in the order of their ranks.
+    """Return the state of all ranks, from rank states in order of rank.
 
     Raises:
-        StateMismatchError: The ranks do not share one seed, one number of ranks and one past of it.
+        StateMismatchError: The ranks differ in seed, number of ranks or past re-splits.
     """
     seed, dp_size, layers = ranks[0].seed, ranks[0].dp_size, ranks[0].layers
     for rank in ranks:
         if rank.seed != seed:
-            raise StateMismatchError("fingerprint.seed", seed, rank.seed, "every rank must be given the same seed")
+            raise StateMismatchError("fingerprint.seed", seed, rank.seed, "pass the same seed on every rank")
         if rank.dp_size != dp_size:
-            raise StateMismatchError("fingerprint.dp_size", dp_size, rank.dp_size, "the ranks are of different runs")
+            raise StateMismatchError("fingerprint.dp_size", dp_size, rank.dp_size, "the ranks belong to different runs")
         if rank.layers != layers:
-            raise StateMismatchError("resplits", layers, rank.layers, "the ranks were given different states")
+            raise StateMismatchError("resplits", layers, rank.layers, "the ranks loaded different states")
     positions = [rank.position for rank in ranks]
-    # Views of one storage: torch.save then writes one record for all of them.
+    # Views of one storage: torch.save writes one record for all of them.
     indices = torch.tensor([position.shard - 1 for position in positions], dtype=torch.int)
     state: dict[str, Any] = {
         "version": VERSION,
@@ -128,26 +128,26 @@ def merge(ranks: Sequence[RankState]) -> dict[str, Any]:
         state["all_rank_skipped"] = [list(rank.skipped) for rank in ranks]
     if dp_size is not None:
         state["fingerprint"]["dp_size"] = dp_size
-        # What one rank does not need any more another one may.
+        # A layer that these ranks no longer need may still matter to a missing one.
         is_whole = {rank.dp_rank for rank in ranks} == set(range(dp_size))
         state["resplits"] = _resplits(without_idle(layers, state["epoch"]) if is_whole else layers)
     return state
 
 
 def read(state: Mapping[str, Any]) -> list[RankState]:
-    """Return the ranks of a state, or the one rank of a rank state.
+    """Return the rank states of a state, or the only one of a rank state.
 
     Raises:
-        StateMismatchError: It is no state: the field that shows it is named.
+        StateMismatchError: ``state`` is not a state; the error names the first invalid field.
     """
     if not isinstance(state, Mapping):
-        raise StateMismatchError("state_dict", type(state).__name__, "a mapping")
+        raise StateMismatchError("state_dict", type(state).__name__, "<a mapping>")
     if "all_rank_indices" not in state:
         return [read_rank(state)]
     _check_version(state)
     indices = _items(state, "all_rank_indices", None)
     if not indices:
-        raise StateMismatchError("all_rank_indices", [], "one index for each rank")
+        raise StateMismatchError("all_rank_indices", [], "<one index for each rank>")
     num_ranks = len(indices)
     dp_size = _count(state.get("dp_size", num_ranks), "dp_size")
     if dp_size != num_ranks:
@@ -182,15 +182,15 @@ def read(state: Mapping[str, Any]) -> list[RankState]:
 
 
 def read_rank(state: Mapping[str, Any]) -> RankState:
-    """Return what ``RankState.as_dict`` wrote.
+    """Return the rank state that ``RankState.as_dict`` wrote.
 
     Raises:
-        StateMismatchError: It is no rank state: the field that shows it is named.
+        StateMismatchError: ``state`` is not a rank state; the error names the first invalid field.
     """
     for field in ("version", "epoch", "index"):
         if field not in state:
             raise StateMismatchError(
-                field if field != "index" else "all_rank_indices", "<absent>", "<required>", _NO_STATE
+                field if field != "index" else "all_rank_indices", "<missing>", "<a value>", _NOT_A_STATE
             )
     _check_version(state)
     fingerprint = _mapping(state.get("fingerprint", {}), "fingerprint")
@@ -210,37 +210,37 @@ def read_rank(state: Mapping[str, Any]) -> RankState:
 
 
 def verify(saved: RankState, present: RankState) -> None:
-    """Check that a saved rank state belongs to the present plan, as far as both say.
+    """Check that a saved rank state belongs to the current plan, by every field that both have.
 
     Raises:
-        StateMismatchError: It does not; the first field that differs is named.
+        StateMismatchError: A field differs; the error names the first one.
     """
     for field, hint in (
-        ("seed", "give the loader the seed that the state was saved with"),
+        ("seed", "pass the loader the seed that the state was saved with"),
         ("dp_rank", "load the state on the rank that saved it"),
         ("num_shards", "the shards have changed since the state was saved"),
         ("shards", "the shards, or their order, have changed since the state was saved"),
     ):
         was, now = getattr(saved, field), getattr(present, field)
-        # Types first: what a foreign state holds may have an equality of its own.
+        # Compare types first: a value in a foreign state may define its own equality.
         if was is not None and now is not None and (type(was) is not type(now) or was != now):
             raise StateMismatchError(f"fingerprint.{field}", was, now, hint)
     if present.num_shards is not None and saved.position.shard > present.num_shards:
         raise StateMismatchError("all_rank_indices", saved.position.shard - 1, f"<{present.num_shards} shards>")
 
 
-_NO_STATE = "this is no state of a ShardedDataLoader"
+_NOT_A_STATE = "this is not a state of a ShardedDataLoader"
 
 
 def _check_version(state: Mapping[str, Any]) -> None:
     version = _count(state.get("version", VERSION), "version")
     if version != VERSION:
-        raise StateMismatchError("version", version, VERSION, "it was written by another version of fkat_data")
+        raise StateMismatchError("version", version, VERSION, "another version of fkat_data wrote the state")
 
 
 def _mapping(value: object, field: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise StateMismatchError(field, type(value).__name__, "<a mapping>", _NO_STATE)
+        raise StateMismatchError(field, type(value).__name__, "<a mapping>", _NOT_A_STATE)
     return cast("Mapping[str, Any]", value)
 
 
@@ -251,7 +251,7 @@ def _items(state: Mapping[str, Any], field: str, length: int | None, default: ob
     if isinstance(value, torch.Tensor) and value.dim() == 1:
         value = cast("list[Any]", value.tolist())
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-        raise StateMismatchError(field, type(value).__name__, "<a list with an item for each rank>", _NO_STATE)
+        raise StateMismatchError(field, type(value).__name__, "<a list with an item for each rank>", _NOT_A_STATE)
     items = list(cast("Sequence[Any]", value))
     if length is not None and len(items) != length:
         raise StateMismatchError(field, f"<{len(items)} items>", f"<{length} ranks>", "the state is truncated")
@@ -262,13 +262,13 @@ def _count(value: object, field: str, minimum: int = 0, maximum: int = 2**63 - 1
     if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_floating_point():
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-        raise StateMismatchError(field, value, f"<an integer from {minimum} to {maximum}>", _NO_STATE)
+        raise StateMismatchError(field, value, f"<an integer from {minimum} to {maximum}>", _NOT_A_STATE)
     return value
 
 
 def _places(value: object, field: str) -> tuple[int, ...]:
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-        raise StateMismatchError(field, value, "<a list of shards' places>", _NO_STATE)
+        raise StateMismatchError(field, value, "<a list of shard indices>", _NOT_A_STATE)
     return tuple(_count(place, field) for place in cast("Sequence[object]", value))
 
 
@@ -292,7 +292,7 @@ def _layers(state: Mapping[str, Any]) -> tuple[Layer, ...]:
         resplit = _mapping(item, "resplits")
         epochs = _items(resplit, "epochs", None)
         if not epochs:
-            raise StateMismatchError("resplits", [], "<a position for each rank>", _NO_STATE)
+            raise StateMismatchError("resplits", [], "<a position for each rank>", _NOT_A_STATE)
         columns = (_items(resplit, name, len(epochs)) for name in ("indices", "microbatches", "steps"))
         layers.append(tuple(_position(*place) for place in zip(epochs, *columns, strict=True)))
     return tuple(layers)
@@ -310,6 +310,6 @@ def _dp_rank(value: object) -> int | None:
 def _position(epoch: object, index: object, microbatch: object, step: object) -> Position:
     shard = _count(index, "all_rank_indices", minimum=-1, maximum=2**31 - 2) + 1
     microbatch = _count(microbatch, "all_rank_microbatches")
-    # A state that does not say its step was taken between shards by a loader that counted only those.
+    # A state without a step was saved between shards, by a loader that counted only shards.
     step = _count(step, "all_rank_steps") if step is not None else microbatch
     return Position(_count(epoch, "all_rank_epochs"), shard, microbatch, step)

@@ -1,4 +1,4 @@
-"""A task: one shard to produce, from a place in it."""
+"""A task: one shard to produce, from a microbatch on."""
 
 from typing import NamedTuple
 
@@ -12,13 +12,14 @@ class Task(NamedTuple):
     """One shard to produce.
 
     Attributes:
-        ticket: Its number among all tasks of a loader; worker ``ticket % num_workers`` produces it.
-        epoch: The epoch it belongs to.
-        shard_index: The shard's place in the epoch's order of this rank.
-        shard: What the factory is called with.
-        first_microbatch: Microbatches that were delivered before; they are stepped over.
-        piece: Whose random streams the shard has, in an epoch that was split anew; None: this rank's own.
-        digest: Of the last one that is stepped over, where a dead worker had made it: it is made again, and must be the same.
+        ticket: Number of the task in its loader; worker ``ticket % num_workers`` produces it.
+        epoch: Epoch of the shard.
+        shard_index: Index of the shard in this rank's order of the epoch.
+        shard: The shard, which the worker passes to the factory.
+        first_microbatch: Number of microbatches that were delivered before and are skipped.
+        piece: Origin of the shard and its random streams in an epoch that was re-split; None: this rank.
+        digest: Digest of the last skipped microbatch if a dead worker had produced it. The worker produces that
+            microbatch again and compares.
     """
 
     ticket: int

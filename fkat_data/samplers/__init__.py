@@ -1,4 +1,4 @@
-"""Shards and the order in which a rank gets them."""
+"""Shard samplers: which shards a rank reads, and in which order."""
 
 from fkat_data.samplers.base import ShardSampler, check_shards
 from fkat_data.samplers.data_parallel import DistributedDataParallelShardSampler

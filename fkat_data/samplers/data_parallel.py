@@ -1,4 +1,4 @@
-"""A rank's part of the shards: contiguous blocks, as even as can be."""
+"""Split the shards over data-parallel ranks, in contiguous blocks of nearly equal size."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -16,20 +16,20 @@ _logger = logging.getLogger(__name__)
 
 
 class DistributedDataParallelShardSampler(ShardSampler):
-    """The shards of one data-parallel rank: a contiguous block of another sampler's.
+    """One data-parallel rank's contiguous block of another sampler's shards.
 
-    Over all ranks the blocks are the epoch in its order, less what ``drop_last`` drops.
+    The blocks of all ranks, one after another, are the whole epoch except what ``drop_last`` drops.
 
     Args:
         sampler: A shard sampler, or any finite iterable of shards; the same on every rank.
         dp_size: Number of data-parallel ranks.
-        dp_rank: This rank, from 0 to ``dp_size - 1``.
-        drop_last: Whether every rank gets equally many shards and the rest at the end is dropped; else the first
-            ranks get one shard more. Use false to evaluate: every shard is then seen.
-        num_uri_merge: URIs that are joined into one shard, out of this rank's own; -1 for all; 0 for none.
+        dp_rank: Index of this rank, from 0 to ``dp_size - 1``.
+        drop_last: If true, every rank gets the same number of shards and the remainder is dropped. If false, the
+            first ranks get one shard more; use this to evaluate on every shard.
+        num_uri_merge: Number of this rank's URIs to merge into one shard; -1: all; 0: no merging.
 
     Raises:
-        ConfigurationError: An argument is none of these, or the first epoch has fewer shards than ranks.
+        ConfigurationError: An argument is invalid, or the first epoch has fewer shards than ranks.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class DistributedDataParallelShardSampler(ShardSampler):
         self._num_uri_merge = integer("num_uri_merge", num_uri_merge, minimum=-1)
 
         shards = self._sampler.shards(0)
-        # Now: too few shards are an error here and not when training starts.
+        # Split now, so that too few shards fail here, before training starts.
         self._last: tuple[int, Sequence[Shard]] = (0, self._part(0, shards))
         rest = len(shards) % self._dp_size
         if self._drop_last and rest:
             _logger.warning(
-                "%d of %d shards are dropped in each epoch, so that %d ranks get equally many "
-                "(drop_last=False keeps them)",
+                "dropping %d of %d shards in each epoch, so that all %d ranks get the same number "
+                "(pass drop_last=False to keep them)",
                 rest,
                 len(shards),
                 self._dp_size,
@@ -56,7 +56,7 @@ class DistributedDataParallelShardSampler(ShardSampler):
 
     @property
     def sampler(self) -> ShardSampler:
-        """The sampler whose shards are divided."""
+        """Sampler whose shards are split."""
         return self._sampler
 
     @property
@@ -66,28 +66,28 @@ class DistributedDataParallelShardSampler(ShardSampler):
 
     @property
     def dp_rank(self) -> int:
-        """The rank whose shards these are."""
+        """Index of this rank."""
         return self._dp_rank
 
     @property
     def drop_last(self) -> bool:
-        """Whether every rank gets equally many shards."""
+        """Whether every rank gets the same number of shards."""
         return self._drop_last
 
     @property
     def num_uri_merge(self) -> int:
-        """URIs that are joined into one shard; -1 for all; 0 for none."""
+        """Number of URIs to merge into one shard; -1: all; 0: no merging."""
         return self._num_uri_merge
 
     def for_rank(self, dp_size: int, dp_rank: int) -> Self:
-        """Return this sampler as a rank of another number of ranks has it, at the start of epoch 0.
+        """Return this sampler for rank ``dp_rank`` of ``dp_size``, at the start of epoch 0.
 
         Raises:
-            ConfigurationError: There is no such rank. Too few shards are an error of ``shards``.
+            ConfigurationError: The rank does not exist. ``shards`` raises if there are too few shards.
         """
         dp_size = integer("dp_size", dp_size, minimum=1)
         dp_rank = integer("dp_rank", dp_rank, minimum=0, maximum=dp_size - 1)
-        # No epoch is asked for yet: to load a state, one epoch is needed of many ranks.
+        # Splits no epoch yet: loading a state needs one epoch of many ranks.
         return self._with(_dp_size=dp_size, _dp_rank=dp_rank, _last=(-1, ()))
 
     def shards(self, epoch: int) -> Sequence[Shard]:
@@ -105,7 +105,7 @@ class DistributedDataParallelShardSampler(ShardSampler):
         each, rest = divmod(len(shards), self._dp_size)
         if each == 0:
             raise ConfigurationError(
-                "dp_size", self._dp_size, f"at most as many ranks as epoch {epoch} has shards: {len(shards)}"
+                "dp_size", self._dp_size, f"at most {len(shards)}, the number of shards in epoch {epoch}"
             )
         if self._drop_last:
             rest = 0

@@ -1,4 +1,4 @@
-"""The files under a URI as shards, of any file system that fsspec opens."""
+"""List the files under a URI as shards, on any file system that fsspec supports."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,28 +14,28 @@ __all__ = ["FsShardSampler"]
 
 
 class FsShardSampler(SequenceShardSampler):
-    """The files under a URI, sorted by their names, each epoch.
+    """The files under a URI, sorted by name, in every epoch.
 
-    They are listed once, in the constructor. Below a plain path a shard is an absolute path; below a URI it is a
-    URI, to be opened as the given one was (and with the same ``storage_options``). Links to files and directories
-    of the local file system are followed; directories are no shards, nor are the empty objects that stand for them.
+    The constructor lists the files once. Under a local path, each shard is an absolute path. Under a URI, each shard
+    is a URI of the same form, to be opened with the same ``storage_options``. On the local file system, links to
+    files and directories are followed. Directories are not shards, nor are the empty objects that represent them.
 
-    Hidden files are left out: those with a name, or in a directory with a name, that starts with ``.`` or ``_``,
-    such as ``_SUCCESS``, ``.part-0.crc`` or ``_temporary/part-0``. ``glob`` brings one back if a part of the
-    pattern that starts with the same character matches the hidden part: ``_delta_log/*.json``.
+    Hidden files are skipped: any part of their path below ``uri`` starts with ``.`` or ``_``, such as ``_SUCCESS``,
+    ``.part-0.crc`` or ``_temporary/part-0``. ``glob`` includes one if a part of the pattern that starts with the same
+    character matches the hidden part: ``_delta_log/*.json``.
 
     Args:
-        uri: A directory or one file: a local path (``~`` and relative ones too) or a URI with a protocol, such as
+        uri: A directory or a file: a local path, which may be relative or start with ``~``, or a URI such as
             ``s3://bucket/folder``, ``hf://datasets/name`` or ``file:///folder``.
-        glob: A pattern for the path below ``uri``, or for the whole of it: a file that either way matches is a
-            shard. ``*`` stands for any characters, ``/`` included; ``?`` and ``[...]`` for one. Case matters.
-        recursive: Whether directories below ``uri`` are listed too.
-        num_uri_merge: Files that are joined into one shard; -1 for all of them; 0 for none.
-        storage_options: What fsspec gives to the file system: keys, endpoints.
+        glob: Pattern that a file's path below ``uri`` or its whole path must match. ``*`` matches any characters,
+            including ``/``; ``?`` and ``[...]`` match one. Case matters.
+        recursive: Whether to list subdirectories too.
+        num_uri_merge: Number of files to merge into one shard; -1: all; 0: no merging.
+        storage_options: Options that fsspec passes to the file system, such as keys and endpoints.
 
     Raises:
-        ConfigurationError: An argument is none of these; nothing is at ``uri``, or no file that matches; or no
-            installed file system opens it.
+        ConfigurationError: An argument is invalid, ``uri`` does not exist, no file matches, or no installed file
+            system opens ``uri``.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class FsShardSampler(SequenceShardSampler):
     ) -> None:
         text = os.fspath(uri) if isinstance(uri, os.PathLike) else uri
         if not isinstance(text, str) or not text:
-            raise ConfigurationError("uri", uri, "a path or URI that is not empty")
+            raise ConfigurationError("uri", uri, "a non-empty path or URI")
         if glob is not None and not isinstance(glob, str):
             raise ConfigurationError("glob", glob, "a pattern such as '*.parquet'")
         if storage_options is not None and not isinstance(storage_options, Mapping):
@@ -65,75 +65,75 @@ class FsShardSampler(SequenceShardSampler):
             )
         if not shards:
             where = "under it" if recursive else "in it (recursive=False)"
-            found = f"all {len(files)} {where} are hidden" if files else f"there are 0 {where}"
-            raise ConfigurationError("uri", text, f"a place with files that are not hidden; {found}")
+            found = f"all {len(files)} {where} are hidden" if files else f"there are none {where}"
+            raise ConfigurationError("uri", text, f"a directory with files that are not hidden; {found}")
         super().__init__(merge_uris(shards, num_uri_merge))
 
 
 class _File(NamedTuple):
     shard: str
-    below: str  # its path below the URI; empty if the URI is this file
+    relative_path: str  # below the URI; empty if the URI is this file
 
 
 def _is_wanted(file: _File, glob: str | None) -> bool:
     if glob:
-        path = file.below or file.shard.rpartition("/")[2]
+        path = file.relative_path or file.shard.rpartition("/")[2]
         if not fnmatchcase(path, glob) and not fnmatchcase(file.shard, glob):
             return False
     patterns = glob.split("/") if glob else []
     return all(
         any(pattern[:1] == part[0] and fnmatchcase(part, pattern) for pattern in patterns)
-        for part in file.below.split("/")
+        for part in file.relative_path.split("/")
         if part.startswith((".", "_"))
     )
 
 
 def _files(uri: str, *, recursive: bool, storage_options: dict[str, Any]) -> list[_File]:
     if "://" in uri or "::" in uri:
-        return _opened(uri, recursive=recursive, storage_options=storage_options)
-    # No Path: its resolve() follows links, whose names count here, and its absolute() keeps "..".
+        return _files_of_uri(uri, recursive=recursive, storage_options=storage_options)
+    # Path.resolve() would replace the names of links, and Path.absolute() keeps "..".
     root = os.path.abspath(os.path.expanduser(uri))  # noqa: PTH100, PTH111  see above
-    return [_File(name, _below(root, name)) for name in _local(root, uri, recursive=recursive)]
+    return [_File(name, _relative_path(root, name)) for name in _local_files(root, uri, recursive=recursive)]
 
 
-def _below(root: str, name: str) -> str:
+def _relative_path(root: str, name: str) -> str:
     return name.removeprefix(root.rstrip("/")).lstrip("/")
 
 
-def _opened(uri: str, *, recursive: bool, storage_options: dict[str, Any]) -> list[_File]:
-    # Here and not above: a worker imports this package and lists nothing, so it need not wait for fsspec.
+def _files_of_uri(uri: str, *, recursive: bool, storage_options: dict[str, Any]) -> list[_File]:
+    # Imported here, because workers import this module but list nothing: they start faster without fsspec.
     from fsspec import core  # noqa: PLC0415  see above
     from fsspec.implementations.local import LocalFileSystem  # noqa: PLC0415  see above
 
     try:
         file_system, root = cast("tuple[Any, str]", core.url_to_fs(uri, **storage_options))
     except (ValueError, ImportError, FileNotFoundError) as error:
-        raise ConfigurationError("uri", uri, f"a URI that fsspec can open; it says: {error}") from error
+        raise ConfigurationError("uri", uri, f"a URI that fsspec can open: {error}") from error
     if isinstance(file_system, LocalFileSystem):
-        names = _local(root, uri, recursive=recursive)
-        return [_File(file_system.unstrip_protocol(name), _below(root, name)) for name in names]
-    before, after = _surroundings(uri, file_system.unstrip_protocol(root))
+        names = _local_files(root, uri, recursive=recursive)
+        return [_File(file_system.unstrip_protocol(name), _relative_path(root, name)) for name in names]
+    prefix, suffix = _prefix_and_suffix(uri, file_system.unstrip_protocol(root))
     files: list[_File] = []
-    for name in _remote(file_system, root, uri, recursive=recursive):
-        below = _below(root, name)
+    for name in _remote_files(file_system, root, uri, recursive=recursive):
+        relative_path = _relative_path(root, name)
         if not name.startswith(root.rstrip("/")):  # a web page may link to another spelling of its own address
-            files.append(_File(file_system.unstrip_protocol(name), below))
+            files.append(_File(file_system.unstrip_protocol(name), relative_path))
         else:
-            files.append(_File(before + below + after if below else uri, below))
+            files.append(_File(prefix + relative_path + suffix if relative_path else uri, relative_path))
     return files
 
 
-def _local(root: str, uri: str, *, recursive: bool) -> Sequence[str]:
-    # fsspec's own listing follows no links to directories, and gives them as files.
+def _local_files(root: str, uri: str, *, recursive: bool) -> Sequence[str]:
+    # fsspec's own listing returns links to directories as files, instead of following them.
     if not Path(root).exists():
-        raise _nothing_there(uri, root)
+        raise _not_found(uri, root)
     return list(_walk(root, recursive=recursive)) if Path(root).is_dir() else [root]
 
 
 def _walk(directory: str, *, recursive: bool, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
     status = Path(directory).stat()
     identity = (status.st_dev, status.st_ino)
-    if identity in above:  # a link to a directory that it lies in has no end
+    if identity in above:  # a link to one of its parents would never end
         return
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -143,17 +143,17 @@ def _walk(directory: str, *, recursive: bool, above: frozenset[tuple[int, int]] 
                 yield from _walk(entry.path, recursive=True, above=above | {identity})
 
 
-def _remote(file_system: Any, root: str, uri: str, *, recursive: bool) -> Sequence[str]:
-    # File systems live as long as the process, and remember listings: what was there then is not the question.
+def _remote_files(file_system: Any, root: str, uri: str, *, recursive: bool) -> Sequence[str]:
+    # fsspec keeps file systems for the life of the process, with their listings. List what is there now.
     file_system.invalidate_cache(root)
     try:
-        # Not every file system's find() knows maxdepth.
+        # Some file systems' find() has no maxdepth.
         depth = {} if recursive else {"maxdepth": 1}
         entries: dict[str, dict[str, Any]] = file_system.find(root, detail=True, **depth)
     except FileNotFoundError:
-        raise _nothing_there(uri, root) from None
+        raise _not_found(uri, root) from None
     if not entries and not file_system.exists(root):
-        raise _nothing_there(uri, root)
+        raise _not_found(uri, root)
     directories: set[str] = set()
     for name in entries:
         directory = name.rpartition("/")[0]
@@ -164,21 +164,21 @@ def _remote(file_system: Any, root: str, uri: str, *, recursive: bool) -> Sequen
         name
         for name, entry in entries.items()
         if entry.get("type") != "directory"
-        # Object stores have no directories; tools write an empty object in place of one.
+        # Object stores have no directories; tools write an empty object for each one.
         and not (entry.get("size") == 0 and (name.endswith("/") or name in directories))
     ]
 
 
-def _nothing_there(uri: str, root: str) -> ConfigurationError:
-    hint = "; a pattern goes into glob" if any(character in uri for character in "*?[") else ""
-    return ConfigurationError("uri", uri, f"an existing file or directory: nothing is at {root!r}{hint}")
+def _not_found(uri: str, root: str) -> ConfigurationError:
+    hint = "; pass a pattern as glob" if any(character in uri for character in "*?[") else ""
+    return ConfigurationError("uri", uri, f"an existing file or directory: {root!r} does not exist{hint}")
 
 
-def _surroundings(uri: str, unstripped_root: str) -> tuple[str, str]:
-    """Return what a path below ``uri`` stands between in the URI of its file.
+def _prefix_and_suffix(uri: str, unstripped_root: str) -> tuple[str, str]:
+    """Return the parts of a file's URI before and after its path below ``uri``.
 
-    The given text is kept: it may hold a host, an account or a branch that the file system's own
-    ``unstrip_protocol`` leaves out. One link of a chain has the path, not always the last:
+    They are taken from ``uri``, which may hold a host, an account or a branch that the file system's
+    ``unstrip_protocol`` drops. In a chain, the path belongs to one link, which may be any of them:
     ``simplecache::s3://bucket/folder``, ``zip://folder::s3://bucket/all.zip``.
     """
     links = uri.split("::")
@@ -189,12 +189,12 @@ def _surroundings(uri: str, unstripped_root: str) -> tuple[str, str]:
     link = links[place]
     if link == protocol:
         link += "://"
-    before = link if link.endswith("/") else link + "/"
-    return "::".join([*links[:place], before]), "::".join(["", *links[place + 1 :]])
+    with_slash = link if link.endswith("/") else link + "/"
+    return "::".join([*links[:place], with_slash]), "::".join(["", *links[place + 1 :]])
 
 
 def _plain(value: Any) -> Any:
-    # Hydra gives its own mappings and lists, nested; clients of cloud stores know only Python's.
+    # Hydra passes its own nested mappings and lists; clients of cloud stores accept only Python's.
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in cast("Mapping[str, Any]", value).items()}
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes, tuple)):

@@ -1,4 +1,4 @@
-"""Shards that are given: a list of them as a sampler."""
+"""Samplers over a fixed list of shards."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -12,13 +12,13 @@ __all__ = ["SequenceShardSampler", "as_shard_sampler", "merge_uris"]
 
 
 class SequenceShardSampler(ShardSampler):
-    """The given shards in the given order, each epoch.
+    """The given shards in the given order, in every epoch.
 
     Args:
-        shards: Any finite iterable with an order; read once.
+        shards: Any finite, ordered iterable of shards; read once.
 
     Raises:
-        ConfigurationError: It has no shards, or something that is no shard.
+        ConfigurationError: ``shards`` is empty, or an item is not a shard.
     """
 
     def __init__(self, shards: Iterable[Shard]) -> None:
@@ -30,41 +30,41 @@ class SequenceShardSampler(ShardSampler):
 
 
 def as_shard_sampler(argument: str, sampler: object) -> ShardSampler:
-    """Return a sampler that can be asked for any epoch.
+    """Return a sampler with an order for every epoch.
 
-    A sampler that implements ``shards`` is returned as it is. Anything else is read once, and what it gave then is
-    the order of each epoch: a sampler that shuffles as it is iterated has to implement ``shards(epoch)`` instead.
+    A sampler that implements ``shards`` is returned unchanged. Any other iterable is read once, and every epoch has
+    that order. A sampler that shuffles while it is iterated must implement ``shards(epoch)`` instead.
 
     Args:
-        argument: Name of the argument that it came in, for the message.
-        sampler: A shard sampler, or any finite iterable of shards with an order.
+        argument: Name of the argument that holds the sampler, for error messages.
+        sampler: A shard sampler, or any finite, ordered iterable of shards.
 
     Raises:
-        ConfigurationError: It is neither.
+        ConfigurationError: ``sampler`` is neither.
     """
     if isinstance(sampler, ShardSampler):
         kind = type(sampler)
         if kind.shards is not ShardSampler.shards and callable(sampler.shards):
             return sampler
         if kind.__iter__ is ShardSampler.__iter__:
-            raise ConfigurationError(argument, sampler, "a sampler that has a method shards(epoch) -> Sequence[Shard]")
+            raise ConfigurationError(argument, sampler, "a sampler with a method shards(epoch) -> Sequence[Shard]")
     return SequenceShardSampler(check_shards(argument, sampler))
 
 
 def merge_uris(shards: Sequence[Shard], num_uri_merge: int) -> Sequence[Shard]:
-    """Return shards of ``num_uri_merge`` consecutive URIs each, the last one perhaps shorter.
+    """Return shards of ``num_uri_merge`` consecutive URIs each; the last one may be shorter.
 
-    Groups among ``shards`` are taken apart first, so the URIs keep their order.
+    Groups among ``shards`` are flattened first. The URIs keep their order.
 
     >>> merge_uris(["a", ["b", "c"]], 2)
     [['a', 'b'], ['c']]
 
     Args:
         shards: The shards to merge.
-        num_uri_merge: URIs a shard; -1 for all of them in one; 0 for the shards as they are.
+        num_uri_merge: URIs per shard; -1: all in one shard; 0: return ``shards`` unchanged.
 
     Raises:
-        ConfigurationError: ``num_uri_merge`` is no integer of at least -1.
+        ConfigurationError: ``num_uri_merge`` is not an integer of at least -1.
     """
     num_uri_merge = integer("num_uri_merge", num_uri_merge, minimum=-1)
     if num_uri_merge == 0:

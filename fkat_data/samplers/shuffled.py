@@ -1,4 +1,4 @@
-"""Another order each epoch, computed and not drawn: no generator to save, the same on every rank."""
+"""Shuffle shards by a hash of seed and epoch: the same order on every rank, and no generator to save."""
 
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
@@ -14,20 +14,20 @@ __all__ = ["ShuffledShardSampler"]
 
 
 class ShuffledShardSampler(ShardSampler):
-    """The shards of another sampler, in another order each epoch.
+    """The shards of another sampler, in a different order each epoch.
 
-    The order depends on ``seed``, the epoch and the number of shards alone: every rank, process, platform and
-    version of Python gives the same one, and no random number generator is read or moved.
+    The order depends only on ``seed``, the epoch and the number of shards. It is the same on every rank, platform and
+    version of Python, and uses no random number generator.
 
-    Around a ``DistributedDataParallelShardSampler`` it shuffles what one rank has; inside one, all shards, so that
-    each rank gets other shards each epoch.
+    Around a ``DistributedDataParallelShardSampler``, it shuffles the shards of one rank. Inside one, it shuffles all
+    shards, so that each rank gets different shards each epoch.
 
     Args:
         sampler: A shard sampler, or any finite iterable of shards.
         seed: Any integer.
 
     Raises:
-        ConfigurationError: An argument is none of these.
+        ConfigurationError: An argument is invalid.
     """
 
     def __init__(self, sampler: Iterable[Shard], seed: int = 0) -> None:
@@ -37,37 +37,37 @@ class ShuffledShardSampler(ShardSampler):
 
     @property
     def sampler(self) -> ShardSampler:
-        """The sampler whose shards are shuffled."""
+        """Sampler whose shards are shuffled."""
         return self._sampler
 
     @property
     def seed(self) -> int:
-        """The seed of every epoch's order."""
+        """Seed of every epoch's order."""
         return self._seed
 
     @property
     def dp_size(self) -> int | None:
-        """Number of data-parallel ranks that the sampler inside splits its shards over; None if it does not."""
+        """Number of data-parallel ranks that the inner sampler splits its shards over; None if it does not split."""
         return self._sampler.dp_size if isinstance(self._sampler, ResplittableSampler) else None
 
     @property
     def dp_rank(self) -> int | None:
-        """The data-parallel rank whose shards the sampler inside gives; None if it does not say."""
+        """Data-parallel rank of the inner sampler; None if the inner sampler has none."""
         return getattr(self._sampler, "dp_rank", None) if self.dp_size is not None else None
 
     def for_rank(self, dp_size: int, dp_rank: int) -> Self:
-        """Return this sampler as a rank of another number of ranks has it, at the start of epoch 0.
+        """Return this sampler for rank ``dp_rank`` of ``dp_size``, at the start of epoch 0.
 
         Raises:
-            ConfigurationError: The sampler inside cannot be asked for another rank's shards.
+            ConfigurationError: The inner sampler cannot split its shards over another number of ranks.
         """
-        inside = self._sampler
-        if not isinstance(inside, ResplittableSampler) or inside.dp_size is None:
-            raise ConfigurationError("sampler", inside, "a sampler that splits its shards over ranks, to be split anew")
-        return self._with(_sampler=inside.for_rank(dp_size, dp_rank), _last=None)
+        inner = self._sampler
+        if not isinstance(inner, ResplittableSampler) or inner.dp_size is None:
+            raise ConfigurationError("sampler", inner, "a sampler that can split its shards over any number of ranks")
+        return self._with(_sampler=inner.for_rank(dp_size, dp_rank), _last=None)
 
     def shards(self, epoch: int) -> Sequence[Shard]:
-        """Return the shards of an epoch in its own order."""
+        """Return the shards of an epoch, in that epoch's order."""
         last = self._last
         if last is None or last[0] != epoch:
             shards = self._sampler.shards(epoch)
@@ -76,7 +76,7 @@ class ShuffledShardSampler(ShardSampler):
 
 
 def _order(seed: int, epoch: int, count: int) -> list[int]:
-    # Sorting by a keyed digest takes more time than a shuffle by a generator, but needs no generator whose
-    # algorithm has to stay the same for ever. In hexadecimal a seed of any size has a text.
+    # Sorting by a keyed digest is slower than shuffling with a generator, but depends on no generator's algorithm,
+    # which could change. Python limits the digits of a decimal integer, but not of a hexadecimal one.
     key = blake2b(f"{seed:x}/{epoch:x}".encode(), person=b"fkat_data.shards").digest()
     return sorted(range(count), key=lambda index: blake2b(index.to_bytes(8, "big"), key=key, digest_size=16).digest())

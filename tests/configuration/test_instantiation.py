@@ -87,19 +87,22 @@ PARTIAL = {"_target_": "fkat_data.datasets.parquet.ParquetDataset", "_partial_":
         # A key that is unknown: of the node itself, of one inside, of one that is called later, in a list.
         (
             LISTING | {"globe": "*"},
-            r"^globe = '\*': expected a key of fkat_data.FsShardSampler \(did you mean 'glob'\?\)",
+            r"^globe = '\*': expected an argument of fkat_data.FsShardSampler \(did you mean 'glob'\?\)",
         ),
-        ({"sampler": LISTING | {"x": 1}}, r"^sampler\.x = 1: expected a key of .*: uri, glob, recursive"),
+        ({"sampler": LISTING | {"x": 1}}, r"^sampler\.x = 1: expected an argument of .*: uri, glob, recursive"),
         ({"dataset": PARTIAL | {"column": ["a"]}}, r"^dataset\.column = .*did you mean 'columns'"),
         ([{}, PARTIAL | {"column": ["a"]}], r"^\[1\]\.column = "),
         ({"_target_": no_arguments, "x": 1}, "it has none"),
         # One that is missing.
-        ({"_target_": "fkat_data.FsShardSampler"}, "^uri = <missing>: expected a value, as fkat_data.FsShardSampler"),
+        (
+            {"_target_": "fkat_data.FsShardSampler"},
+            "^uri = <missing>: expected a value: fkat_data.FsShardSampler requires it",
+        ),
         (LISTING | {"uri": "???"}, "^uri = <missing>: expected a value"),
         # One that leads nowhere.
         ({"a": {"b": "${nothing.there}"}}, r"^a\.b = <unresolved>: .*nothing\.there"),
         # A target that is none.
-        ({"_target_": "fkat_data.NoSuchClass"}, "^_target_ = 'fkat_data.NoSuchClass': expected something to import"),
+        ({"_target_": "fkat_data.NoSuchClass"}, "^_target_ = 'fkat_data.NoSuchClass': expected an importable name"),
         ({"a": {"_target_": "no_such_package.Class"}}, r"^a\._target_ = 'no_such_package.Class'"),
         ({"_target_": ""}, "^_target_ = ''"),
         ({"_target_": "fkat_data.errors.__all__"}, "^_target_ = .*: expected a class or a function"),

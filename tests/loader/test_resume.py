@@ -535,14 +535,14 @@ def test_a_sampler_that_can_be_read_once_gives_one_epoch_and_then_says_so(num_sh
     loader = make(iter(["list-a-2", "list-b-2"]), num_shard_prefetches=num_shards_ahead)
     assert len(epoch(loader)) == 4
     for _ in range(2):
-        with pytest.raises(ValueError, match="can be read but once"):
+        with pytest.raises(ValueError, match="can be read only once"):
             epoch(loader)
 
 
 def test_a_sampler_that_can_be_read_once_never_gives_a_part_of_itself_as_an_epoch():
     loader = make(iter(["list-a-1", "list-b-1", "list-c-1"]))
     next(iter(loader))
-    with pytest.raises(ValueError, match="can be read but once"):
+    with pytest.raises(ValueError, match="can be read only once"):
         epoch(loader)
 
 

@@ -68,5 +68,5 @@ def test_its_state_is_plain_and_loads_into_another(on_exhausted):
 
 
 def test_a_strategy_that_draws_nothing_is_an_error_and_no_endless_loop():
-    with pytest.raises(ConfigurationError, match="one that draws from what is left: a"):
+    with pytest.raises(ConfigurationError, match="one that draws from the sources that are left: a"):
         Schedule(Silent(), "a", "drop").source()

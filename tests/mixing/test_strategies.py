@@ -110,7 +110,7 @@ GOLDEN = ("cccabbcacacbbbbbabccbbbcaabaabccccacccbc", "ccbcbacbcacccbbbacccbbbcc
         (lambda: RoundRobin(["a", "a"]), "names"),
         (lambda: RoundRobin(["a", 1]), "names"),
         (lambda: Frequency([]), "freq"),
-        (lambda: Frequency(["a2"]), "a list of pairs|the name of a source|an integer"),
+        (lambda: Frequency(["a2"]), "list of pairs|pairs that begin|an integer"),
         (lambda: Frequency([["a", 1, 2]]), "freq"),
         (lambda: Frequency([["a", 0]]), r"freq\[0\]"),
         (lambda: Frequency([["a", 1], ["b", 1.5]]), r"freq\[1\]"),

@@ -3,7 +3,7 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fkat_data.plan.elastic import Piece, deal, first_step, split_anew, with_layer, without_idle
+from fkat_data.plan.elastic import Piece, deal, first_step, resplit, with_layer, without_idle
 from fkat_data.position import Position
 
 NUM_EPOCHS = 3
@@ -140,8 +140,8 @@ piece_lists = (
 
 @given(left=piece_lists, between=st.integers(1, 7), dp_size=st.integers(1, 7))
 def test_dealing_out_again_what_nobody_has_touched_changes_nothing(left, between, dp_size):
-    once = split_anew(left, dp_size)
-    assert split_anew(split_anew(left, between), dp_size) == once
+    once = resplit(left, dp_size)
+    assert resplit(resplit(left, between), dp_size) == once
     assert sorted(piece for part in once for piece in part) == sorted(piece for part in left for piece in part)
     lengths = [len(part) for part in once]
     assert max(lengths) - min(lengths) <= 1

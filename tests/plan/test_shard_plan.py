@@ -85,5 +85,5 @@ def test_a_replayed_plan_checks_each_shard_as_it_comes():
 
 
 def test_an_iterable_without_shards_is_refused_when_it_is_read():
-    with pytest.raises(ConfigurationError, match=r"shards in epoch 0.*it yielded none"):
+    with pytest.raises(ConfigurationError, match=r"at least one shard in epoch 0.*it yielded none"):
         shard_plan(iter([])).shard(0, 0)

@@ -215,7 +215,7 @@ def test_a_truncated_rank_state_is_refused(missing):
 
 def test_a_state_of_something_else_is_refused():
     for foreign in ({}, {"model": torch.zeros(3)}, {"_snapshot": {}, "version": 1}):
-        with pytest.raises(StateMismatchError, match="no state of a ShardedDataLoader"):
+        with pytest.raises(StateMismatchError, match="not a state of a ShardedDataLoader"):
             read(foreign)
 
 

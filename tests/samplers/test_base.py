@@ -222,7 +222,7 @@ def test_a_sampler_without_shards_says_what_to_implement():
     class Forgotten(ShardSampler):
         pass
 
-    with pytest.raises(NotImplementedError, match=r"Forgotten has to implement shards\(epoch\)"):
+    with pytest.raises(NotImplementedError, match=r"Forgotten must implement shards\(epoch\)"):
         list(Forgotten())
 
 

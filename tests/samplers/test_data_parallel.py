@@ -145,7 +145,10 @@ def test_dropped_shards_are_logged_once_with_their_number(caplog):
         sampler.shards(0)
         sampler.shards(1)
     assert [record.getMessage() for record in caplog.records] == [
-        "3 of 11 shards are dropped in each epoch, so that 4 ranks get equally many (drop_last=False keeps them)"
+        (
+            "dropping 3 of 11 shards in each epoch, so that all 4 ranks get the same number "
+            "(pass drop_last=False to keep them)"
+        )
     ]
 
 
@@ -185,7 +188,7 @@ def test_a_later_epoch_with_fewer_shards_than_ranks_is_an_error_that_names_it():
             return named(3 - epoch)
 
     sampler = DistributedDataParallelShardSampler(Shrinking(), 3, 0)
-    with pytest.raises(ConfigurationError, match="epoch 1 has shards: 2"):
+    with pytest.raises(ConfigurationError, match="at most 2, the number of shards in epoch 1"):
         sampler.shards(1)
 
 

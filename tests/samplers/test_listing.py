@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.samplers import DistributedDataParallelShardSampler, FsShardSampler, ShuffledShardSampler
-from fkat_data.samplers.listing import _surroundings
+from fkat_data.samplers.listing import _prefix_and_suffix
 
 TREE = ["b.bin", "a.bin", "notes.txt", "deep/c.bin", "deep/er/d.bin"]
 HIDDEN = ["_SUCCESS", ".a.bin.crc", "_temporary/e.bin", "deep/.git/f.bin", "_delta_log/0.json", "_delta_log/.0.json"]
@@ -238,7 +238,7 @@ def test_a_chain_over_a_local_path_opens_too(tree):
     ],
 )
 def test_what_a_uri_says_of_hosts_and_accounts_is_kept(uri, unstripped_root, shard):
-    assert "+".join(_surroundings(uri, unstripped_root)) == shard
+    assert "+".join(_prefix_and_suffix(uri, unstripped_root)) == shard
 
 
 def test_options_reach_the_file_system_as_plain_values(tree):
@@ -263,23 +263,23 @@ def test_a_listing_composes_with_the_other_samplers(tree):
 @pytest.mark.parametrize(
     ("arguments", "where", "message"),
     [
-        ({"uri": ""}, "uri", "not empty"),
+        ({"uri": ""}, "uri", "non-empty"),
         ({"uri": None}, "uri", "path or URI"),
         ({"uri": b"/data"}, "uri", "path or URI"),
         ({"uri": ["/data"]}, "uri", "path or URI"),
-        ({"uri": "{tree}/none"}, "uri", "nothing is at"),
-        ({"uri": "{tree}/*.bin"}, "uri", "a pattern goes into glob"),
-        ({"uri": "{tree}/broken"}, "uri", "nothing is at"),
-        ({"uri": "file://{tree}/none"}, "uri", "nothing is at"),
-        ({"uri": "memory://none"}, "uri", "nothing is at"),
+        ({"uri": "{tree}/none"}, "uri", "does not exist"),
+        ({"uri": "{tree}/*.bin"}, "uri", "pass a pattern as glob"),
+        ({"uri": "{tree}/broken"}, "uri", "does not exist"),
+        ({"uri": "file://{tree}/none"}, "uri", "does not exist"),
+        ({"uri": "memory://none"}, "uri", "does not exist"),
         ({"uri": "unheard://of"}, "uri", "Protocol not known"),
         ({"uri": "zip://::file://{tree}/none.zip"}, "uri", "fsspec"),
         ({"glob": "*.parquet"}, "glob", "one of the 11 files under"),
         ({"glob": ["*"]}, "glob", "a pattern"),
-        ({"uri": "{tree}/_temporary/empty"}, "uri", "there are 0 under it"),
+        ({"uri": "{tree}/_temporary/empty"}, "uri", "there are none under it"),
         ({"uri": "{tree}/_temporary", "recursive": False, "glob": "*.txt"}, "glob", "one of the 1 files"),
         ({"uri": "{tree}/deep/er", "recursive": "no"}, "recursive", "true or false"),
-        ({"uri": "{tree}/folders", "recursive": False}, "uri", "there are 0 in it"),
+        ({"uri": "{tree}/folders", "recursive": False}, "uri", "there are none in it"),
         ({"uri": "{tree}/deep/.git/..", "recursive": False, "glob": "x"}, "glob", "one of the 1 files"),
         ({"uri": "{tree}/hidden"}, "uri", "all 2 under it are hidden"),
         ({"num_uri_merge": -2}, "num_uri_merge", "at least -1"),

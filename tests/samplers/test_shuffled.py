@@ -127,5 +127,5 @@ def test_a_seed_that_is_no_integer_is_refused(seed):
 def test_around_what_splits_nothing_there_are_no_other_ranks():
     sampler = ShuffledShardSampler(["a", "b"])
     assert sampler.dp_size is None
-    with pytest.raises(ConfigurationError, match=r"^sampler = .*to be split anew"):
+    with pytest.raises(ConfigurationError, match=r"^sampler = .*over any number of ranks"):
         sampler.for_rank(2, 0)

@@ -202,7 +202,10 @@ def test_a_new_run_takes_nothing_from_an_earlier_one(folder, uninterrupted):
     [
         (["data.uri=nowhere"], "no whole data in nowhere: run `python scripts/prepare_data.py` first"),
         (["checkpoint.every_steps=0"], "checkpoint.every_steps = 0: expected an integer of at least 1"),
-        (["+loader.num_shard_prefetch=1"], "num_shard_prefetch = 1: expected a key of fkat_data.ShardedDataLoader"),
+        (
+            ["+loader.num_shard_prefetch=1"],
+            "num_shard_prefetch = 1: expected an argument of fkat_data.ShardedDataLoader",
+        ),
     ],
 )
 def test_what_cannot_work_is_said_in_one_line(folder, arguments, message):
