@@ -1,6 +1,6 @@
 """Datasets and samplers, for a DataLoaderFactory or for any DataLoader.
 
-Each is imported when it is first asked for: the package alone imports no pyarrow.
+Each name is imported on first use, so that importing the package does not import pyarrow.
 """
 
 from importlib import import_module
@@ -44,7 +44,7 @@ __all__ = [
     "pad_stack_1d",
 ]
 
-#: name -> the module below this package that has it
+#: name -> its module in this package
 _MODULES = {
     "BufferSortedDataset": "buffer_sorted",
     "DatasetChain": "chain",

@@ -1,4 +1,4 @@
-"""Columns of Arrow tables as rows: numbers by one gather, anything else as pyarrow gives it."""
+"""Turn columns of Arrow tables into rows: numbers by one gather, other values by pyarrow."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from fkat_data.requirement import required
 
 __all__ = ["ArrowColumn", "rows_of"]
 
-#: A string that is taken with few others costs as much as so many of a whole column.
-_PRICE_OF_ONE = 4
-#: Longer ones cost their copying, one way or the other, and more memory than they are worth.
+#: Converting one string at a time costs as much as converting this many in a whole column.
+_COST_OF_ONE = 4
+#: Longer strings are not kept: copying them dominates either way, and they take too much memory.
 _SHORT_TEXT_BYTES = 1024
 _PYTHON_NUMBERS = {"int64", "float64", "bool"}
 
-# pyarrow ships no types: what comes from it is Any, and not Unknown.
+# pyarrow ships no types: required() returns Any.
 _arrow = required("pyarrow", "parquet")
 _compute = required("pyarrow.compute", "parquet")
 _UNCHECKED = _compute.TakeOptions(boundscheck=False)
@@ -29,12 +29,12 @@ class ArrowColumn:
     """A decoded column of some rows.
 
     Attributes:
-        numbers: The rows as numbers, (rows, ...); None for a column of anything else.
-        objects: The rows as pyarrow has them; None where ``numbers`` says it all.
-        has_null: Which rows hold a null where numbers should be, bool[rows]; None if none does.
-        is_python_number: Whether a row is a number of a type that Python has: int64, float64 or bool.
-        texts: The rows as Python's strings, once enough of them were asked for.
-        num_taken: Rows that were taken one by one from ``objects``.
+        numbers: Rows of a numeric column, (rows, ...); None for other columns.
+        objects: Rows as a pyarrow array; None if ``numbers`` holds every row.
+        has_null: Rows of a numeric column that contain a null, bool[rows]; None if none does.
+        is_python_number: Whether each row is one number of a Python type: int64, float64 or bool.
+        texts: Rows as Python strings, once enough of them were read.
+        num_taken: Number of rows converted one by one from ``objects``.
     """
 
     numbers: npt.NDArray[Any] | None
@@ -46,7 +46,7 @@ class ArrowColumn:
 
     @classmethod
     def of(cls, column: Any) -> "ArrowColumn":
-        """Return a column of a pyarrow table or record batch, decoded."""
+        """Decode a column of a pyarrow table or record batch."""
         array = column.combine_chunks() if isinstance(column, _arrow.ChunkedArray) else column
         shape: list[int] = []
         leaf = array
@@ -54,7 +54,7 @@ class ArrowColumn:
         while _arrow.types.is_fixed_size_list(leaf.type):
             is_null |= _null_rows(leaf, len(array))
             shape.append(leaf.type.list_size)
-            # A slice's `values` are those of the whole array; `flatten` would leave out those of null lists.
+            # `values` of a slice are those of the whole array; `flatten` would drop those of null lists.
             size: int = leaf.type.list_size
             leaf = leaf.values.slice(leaf.offset * size, len(leaf) * size)
         kind = leaf.type
@@ -63,7 +63,7 @@ class ArrowColumn:
         is_null |= _null_rows(leaf, len(array))
         filled = leaf.fill_null(_arrow.scalar(0).cast(kind)) if leaf.null_count else leaf
         numbers = filled.to_numpy(zero_copy_only=False).reshape(len(array), *shape)
-        # Python's numbers come at a tenth of the price, and torch collates them to the tensor that it makes of tensors.
+        # Python numbers are ten times cheaper than tensors, and torch collates both to the same tensor.
         is_python = not shape and numbers.dtype.name in _PYTHON_NUMBERS
         return cls(numbers, array, is_null, is_python) if is_null.any() else cls(numbers, is_python_number=is_python)
 
@@ -74,7 +74,7 @@ class ArrowColumn:
         if self.texts is not None:
             return self.texts.take(rows).tolist()
         if self.numbers is None:
-            # The row numbers were checked before, and the method would make these options each time.
+            # array.take() would build these options on each call. The caller has checked the row numbers.
             return _compute.call_function("take", [self.objects, _arrow.array(rows)], _UNCHECKED).to_pylist()
         values = _values(self.numbers.take(rows, 0), self)
         if self.objects is None:
@@ -84,16 +84,16 @@ class ArrowColumn:
         return values
 
     def _count(self, num_rows: int) -> None:
-        """Take note of rows; once they have cost more than all strings at a time would, make these."""
+        """Count rows that are read; convert all strings at once when that has become cheaper."""
         self.num_taken += num_rows
         length = len(self.objects)
-        if self.num_taken * _PRICE_OF_ONE < length or not _is_text(self.objects.type):
+        if self.num_taken * _COST_OF_ONE < length or not _is_text(self.objects.type):
             return
         if self.objects.nbytes <= _SHORT_TEXT_BYTES * length:
             self.texts = self.objects.to_numpy(zero_copy_only=False)
 
     def objects_at(self, places: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, Any]]:
-        """Yield (place, value) for those of ``rows`` that are no numbers."""
+        """Yield (place, value) for each of ``rows`` that is not in ``numbers``."""
         if self.objects is None:
             return
         if self.texts is not None:
@@ -104,7 +104,7 @@ class ArrowColumn:
         yield from zip(places.tolist(), self.objects.take(_arrow.array(rows)).to_pylist(), strict=True)
 
 
-#: The places of rows in a microbatch, the rows in their columns, and the columns.
+#: Indices of rows in a microbatch, indices of the rows in their columns, and the columns.
 _Part: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Mapping[str, ArrowColumn]]
 
 
@@ -112,14 +112,14 @@ def rows_of(
     num_rows: int,
     parts: Iterable[_Part],
 ) -> list[dict[str, Any]]:
-    """Return rows that are gathered from several parts, as dicts from column to value.
+    """Gather rows from several parts, as dicts from column to value.
 
-    The rows' tensors are cut from one new array for each column of numbers: they belong to the caller.
+    The tensors of the rows are views of one new array per numeric column: they belong to the caller.
 
     Args:
-        num_rows: Rows to return.
-        parts: (places, rows, columns): the row ``rows[i]`` of these columns becomes the row at ``places[i]``. Every
-            place is in one part, and every part has the same columns.
+        num_rows: Number of rows to return.
+        parts: (places, rows, columns): row ``rows[i]`` of these columns becomes row ``places[i]`` of the result. The
+            parts cover every row of the result once, and have the same columns.
     """
     found = list(parts)
     if not found:
@@ -129,7 +129,7 @@ def rows_of(
         values = {name: column.values_at(rows) for name, column in columns.items()}
     else:
         values = _scattered(num_rows, found)
-    # Column by column: half the time of making each row's dict by itself.
+    # Filling all rows column by column takes half the time of building row by row.
     if not values:
         return [{} for _ in range(num_rows)]
     first, *others = values

@@ -1,4 +1,4 @@
-"""Datasets around datasets, made for each shard: what a configuration can say without a function of its own."""
+"""Nest datasets for each shard, in a form that a configuration file can express."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,28 +10,28 @@ __all__ = ["DatasetChain"]
 
 
 class DatasetChain:
-    """Calls one generator after another, each with what the last one made: a ``dataset_generator``.
+    """A ``dataset_generator`` that calls several generators in turn, each with the result of the previous one.
 
     ``DatasetChain([Documents, partial(BufferSortedDataset, buffer_size=1024, pack_size=16)])`` opens a shard as
     ``BufferSortedDataset(Documents(shard), 1024, 16)``.
 
     Args:
-        generators: At least one: the first is called with the shard.
+        generators: At least one callable. The first is called with the shard.
 
     Raises:
-        ConfigurationError: There is none, or one cannot be called.
+        ConfigurationError: ``generators`` is empty, or one of them is not callable.
     """
 
     def __init__(self, generators: Sequence[Callable[..., Any]]) -> None:
         if not isinstance(generators, Sequence) or not generators:
-            raise ConfigurationError("generators", generators, "a list of at least one")
+            raise ConfigurationError("generators", generators, "a list of at least one callable")
         self.generators = [function(f"generators[{place}]", item) for place, item in enumerate(generators)]
 
     def __call__(self, shard: Any) -> Any:
-        """Return what the last generator makes.
+        """Return the result of the last generator.
 
         Raises:
-            Exception: Whatever a generator raises.
+            Exception: Any exception of a generator.
         """
         for generator in self.generators:
             shard = generator(shard)

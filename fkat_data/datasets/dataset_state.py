@@ -1,4 +1,4 @@
-"""What the states of the datasets have in common: plain values, a version, and fields that have to agree."""
+"""Shared checks of dataset states: plain values, a version, and fields that must match."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -7,57 +7,58 @@ from fkat_data.arguments import integer
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.types import Stateful
 
-__all__ = ["checked_state", "load_state_below", "saved_integer", "state_below"]
+__all__ = ["base_state", "checked_state", "load_base_state", "saved_integer"]
 
-_BELOW = "base_dataset"
+_BASE = "base_dataset"
 
 
 def checked_state(state_dict: object, present: Mapping[str, Any], *free: str) -> Mapping[str, Any]:
-    """Return a saved state that has every field of the present one, with the same values.
+    """Return a saved state after checking that its fields match the current ones.
 
     Args:
-        state_dict: What was saved.
-        present: What ``state_dict()`` gives now.
-        free: Fields whose values may differ: those that the state is there to set.
+        state_dict: The saved state.
+        present: What ``state_dict()`` returns now.
+        free: Fields whose values may differ, because loading the state sets them.
 
     Raises:
-        StateMismatchError: It is no mapping, or a field is missing or differs.
+        StateMismatchError: The state is not a mapping, or a field is missing or differs.
     """
     if not isinstance(state_dict, Mapping):
-        raise StateMismatchError("state_dict", state_dict, present, "it has to be what state_dict() gave")
+        raise StateMismatchError("state_dict", state_dict, present, "pass what state_dict() returned")
     state = cast("Mapping[str, Any]", state_dict)
     for field, value in present.items():
-        if field == _BELOW:
+        if field == _BASE:
             continue
         if field not in state:
-            raise StateMismatchError(field, "<missing>", value, "another kind of object wrote the state")
+            raise StateMismatchError(field, "<missing>", value, "the state belongs to another kind of object")
         if field not in free and (type(state[field]) is not type(value) or state[field] != value):
-            hint = "another version of the library wrote it" if field == "version" else "it belongs to another set-up"
+            version_hint = "another version of fkat_data wrote the state"
+            hint = version_hint if field == "version" else "the state was saved with other arguments or data"
             raise StateMismatchError(field, state[field], value, hint)
-    if (_BELOW in state) != (_BELOW in present):
-        saved, found = ("<a state>" if _BELOW in where else "<none>" for where in (state, present))
-        raise StateMismatchError(_BELOW, saved, found, "the dataset below keeps a state in one of the two only")
+    if (_BASE in state) != (_BASE in present):
+        saved, expected = ("<a state>" if _BASE in where else "<none>" for where in (state, present))
+        raise StateMismatchError(_BASE, saved, expected, "the state was saved with another base dataset")
     return state
 
 
-def saved_integer(state: Mapping[str, Any], field: str, present: int, *, minimum: int | None = None) -> int:
-    """Return a field's saved value, an integer.
+def saved_integer(state: Mapping[str, Any], field: str, *, minimum: int | None = None) -> int:
+    """Return the saved integer of a field.
 
     Raises:
-        StateMismatchError: It is no integer of at least ``minimum``.
+        StateMismatchError: The value is not an integer of at least ``minimum``.
     """
     try:
         return integer(field, state[field], minimum=minimum)
     except ConfigurationError as error:
-        raise StateMismatchError(field, state[field], present, f"it has to be {error.expected}") from None
+        raise StateMismatchError(field, state[field], f"<{error.expected}>") from None
 
 
-def state_below(dataset: object) -> dict[str, Any]:
-    """Return the state of the dataset below as a part of one's own; nothing if it keeps none."""
-    return {_BELOW: dataset.state_dict()} if isinstance(dataset, Stateful) else {}
+def base_state(dataset: object) -> dict[str, Any]:
+    """Return the state field of a base dataset, or no field if the dataset has no state."""
+    return {_BASE: dataset.state_dict()} if isinstance(dataset, Stateful) else {}
 
 
-def load_state_below(dataset: object, state: Mapping[str, Any]) -> None:
-    """Set the dataset below to its part of a checked state."""
+def load_base_state(dataset: object, state: Mapping[str, Any]) -> None:
+    """Restore a base dataset from its field of a checked state."""
     if isinstance(dataset, Stateful):
-        dataset.load_state_dict(state[_BELOW])
+        dataset.load_state_dict(state[_BASE])

@@ -1,4 +1,4 @@
-"""Several datasets under their names, as one whose indices are (name, index)."""
+"""Combine several named datasets into one whose indices are pairs (name, index)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,22 +13,22 @@ __all__ = ["DictDataset"]
 
 
 class DictDataset(Dataset[dict[str, Any]]):
-    """Several map-style datasets as one; each sample is labelled with the name of the one that it is from.
+    """Several map-style datasets as one, with each sample labelled by the name of its dataset.
 
-    A ``DictBatchSampler`` gives the indices that it takes: a pair of a name and that dataset's own index, or for a
-    whole microbatch a pair of a name and a list of them.
+    An index is a pair of a name and an index into that dataset. For a whole microbatch, it is a pair of a name and a
+    list of indices. A ``DictBatchSampler`` yields such pairs.
 
     Args:
-        datasets: The datasets by their names. Their samples are mappings.
-        key: The field of a sample that gets the name.
+        datasets: Datasets by name. Their samples must be mappings.
+        key: Field that holds the dataset's name in each sample.
 
     Raises:
-        ConfigurationError: There is no dataset, one of them has no indices, or ``key`` is no string.
+        ConfigurationError: ``datasets`` is empty, one of them is not map-style, or ``key`` is not a string.
     """
 
     def __init__(self, datasets: Mapping[str, Any], key: str = "dataset") -> None:
         if not isinstance(datasets, Mapping) or not datasets or not all(isinstance(name, str) for name in datasets):
-            raise ConfigurationError("datasets", datasets, "a mapping from names to datasets, not empty")
+            raise ConfigurationError("datasets", datasets, "a non-empty mapping from names to datasets")
         for name, dataset in datasets.items():
             if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
                 raise ConfigurationError(f"datasets[{name!r}]", dataset, "a dataset with __getitem__ and __len__")
@@ -39,14 +39,14 @@ class DictDataset(Dataset[dict[str, Any]]):
 
     @classmethod
     def over(cls, dataset_generators: Mapping[str, Callable[..., Any]], key: str = "dataset") -> Callable[..., Self]:
-        """Return a ``dataset_generator`` for a ``DataLoaderFactory``: it makes each of the datasets of a shard.
+        """Return a ``dataset_generator`` for a ``DataLoaderFactory`` that opens all datasets of a shard.
 
         Args:
-            dataset_generators: By their names; each is called with the shard and returns a dataset.
+            dataset_generators: Generators by name; each is called with the shard and returns a dataset.
             key: As for the class.
 
         Raises:
-            ConfigurationError: One of the generators cannot be called.
+            ConfigurationError: A generator is not callable.
         """
         for name, generate in dataset_generators.items():
             arguments.function(f"dataset_generators[{name!r}]", generate)
@@ -67,12 +67,12 @@ class DictDataset(Dataset[dict[str, Any]]):
         """Return the samples at ``indices``, in that order.
 
         Args:
-            indices: A name and that dataset's indices; or pairs of a name and an index.
+            indices: A pair of a name and a list of indices, or a list of pairs of a name and an index.
 
         Raises:
-            KeyError: There is no dataset of that name.
-            ValueError: A sample has the field ``key`` already.
-            TypeError: A sample is no mapping.
+            KeyError: No dataset has that name.
+            ValueError: A sample already has the field ``key``.
+            TypeError: A sample is not a mapping.
         """
         if not indices or not isinstance(indices[0], str):
             return [self[index] for index in cast("Sequence[tuple[str, Any]]", indices)]
@@ -84,14 +84,14 @@ class DictDataset(Dataset[dict[str, Any]]):
 
     def _dataset(self, name: str) -> Any:
         if name not in self.datasets:
-            raise KeyError(f"no dataset {name!r}; there are {', '.join(self.datasets)}")
+            raise KeyError(f"no dataset {name!r}; the datasets are {', '.join(self.datasets)}")
         return self.datasets[name]
 
     def _labelled(self, name: str, sample: Any) -> dict[str, Any]:
         if not isinstance(sample, Mapping):
             raise TypeError(
-                f"a sample of dataset {name!r} is to be a mapping, to label it, not {type(sample).__name__}"
+                f"a sample of dataset {name!r} must be a mapping to be labelled, but is {type(sample).__name__}"
             )
         if self.key in sample:
-            raise ValueError(f"a sample of dataset {name!r} has a field {self.key!r} of its own: choose another key")
+            raise ValueError(f"a sample of dataset {name!r} already has a field {self.key!r}: choose another key")
         return {**cast("Mapping[str, Any]", sample), self.key: name}

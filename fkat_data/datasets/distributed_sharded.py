@@ -1,4 +1,4 @@
-"""A rank's samples out of many shards, of which one is open at a time, and the next one on its way."""
+"""A rank's samples from many shards: one shard is open, and the next one loads in the background."""
 
 import os
 from bisect import bisect_right
@@ -21,41 +21,39 @@ __all__ = ["DistributedShardedDataset"]
 
 _Item_co = TypeVar("_Item_co", covariant=True)
 _STATE_VERSION = 1
-# Between this process and the first one of its line; to ask for its id takes longer than to visit a sample.
+# Number of forks between the first process and this one. os.getpid() takes longer than reading a sample.
 _num_forks = [0]
 
 
 class DistributedShardedDataset(Dataset[_Item_co]):
-    """The samples of many shards in a row, of which a rank sees one contiguous part.
+    """The samples of many shards in sequence, of which each rank sees one contiguous block.
 
-    The epoch's order is that of the shards, sorted by key or shuffled, with the samples of each in their own order or
-    shuffled. Its tail is dropped, so that all ranks have equally many samples, and the ranks take equal blocks of the
-    rest. The order is a function of (seed, epoch) and the shards' sizes: no random generator is read or moved.
+    In an epoch, the shards are sorted by key or shuffled, and so are the samples of each. The tail of the epoch is
+    dropped so that all ranks have the same number of samples, and each rank takes an equal block of the rest. The
+    order is a function of (seed, epoch) and the shards' sizes, and uses no random generator.
 
-    One shard is open at a time. While its samples are visited in order, the rank's next shard is loaded in the
-    background, so that at most two are in memory; what that raises is raised at the first sample of that shard. A
-    sampler that jumps between shards loads one for each jump: use a sequential one, as
-    ``ResumableSequentialSampler``, and ``shuffle`` here. No ``DistributedSampler``: the ranks are divided here.
+    One shard is open at a time. While its samples are read in order, the rank's next shard loads in the background,
+    so that at most two shards are in memory. An error in the background is raised at the first sample of that shard. A
+    sampler that jumps between shards loads one for each jump: pass ``shuffle`` here and use a sequential sampler, such
+    as ``ResumableSequentialSampler``. Do not use a ``DistributedSampler``: this dataset splits the samples over ranks.
 
     Args:
-        dataset_type: Called with a shard's parameters; returns a map-style dataset with a length. It may run in a
-            thread beside the caller's: a constructor that draws from a global random generator needs
-            ``prefetch=False`` if it is to be exact.
-        shard_params: For each shard's key the positional and the named arguments of ``dataset_type``.
-        rank: This rank, from 0 to ``world_size - 1``.
+        dataset_type: Called with a shard's arguments; returns a map-style dataset. It may run in a background thread:
+            if it draws from a global random generator, pass ``prefetch=False`` to make the draws reproducible.
+        shard_params: Positional and keyword arguments of ``dataset_type``, by shard key.
+        rank: Index of this rank, from 0 to ``world_size - 1``.
         world_size: Number of ranks.
-        shuffle: Whether the shards' order is another one each epoch (see ``set_epoch``); else they are sorted by key.
+        shuffle: Whether to shuffle the shards in each epoch (see ``set_epoch``). If false, they are sorted by key.
         seed: Any integer; the same on every rank.
-        shuffle_samples: Whether the samples of a shard are in another order each epoch; None: as ``shuffle``.
-        shard_sizes: Each shard's number of samples: then the constructor opens no shard. Else each is opened once to
-            be counted.
-        sizes_cache: A JSON file that remembers counted sizes, made where there is none. It knows shards by key alone.
-        num_counting_threads: Shards that are opened at a time to be counted, and that are in memory then.
-        prefetch: Whether the next shard is loaded in the background.
+        shuffle_samples: Whether to shuffle the samples of each shard in each epoch; None: as ``shuffle``.
+        shard_sizes: Number of samples by shard key. Without it, the constructor opens each shard once to count them.
+        sizes_cache: JSON file that stores counted sizes, created if missing. It identifies shards only by key.
+        num_counting_threads: Number of shards to open, and hold in memory, at a time while counting.
+        prefetch: Whether to load the next shard in the background.
 
     Raises:
-        ConfigurationError: An argument is none of these, a shard has no length, or there are fewer samples than ranks.
-        Exception: Whatever opening a shard raises.
+        ConfigurationError: An argument is invalid, a shard has no length, or there are fewer samples than ranks.
+        Exception: Any exception of ``dataset_type``.
     """
 
     def __init__(
@@ -80,7 +78,7 @@ class DistributedShardedDataset(Dataset[_Item_co]):
         for key, params in self.shard_params.items():
             if not _is_call(params):
                 raise ConfigurationError(
-                    f"shard_params[{key!r}]", params, "a list of arguments and a dict of named ones"
+                    f"shard_params[{key!r}]", params, "a pair of a list of arguments and a dict of keyword arguments"
                 )
         self.world_size = integer("world_size", world_size, minimum=1)
         self.rank = integer("rank", rank, minimum=0, maximum=self.world_size - 1)
@@ -96,37 +94,37 @@ class DistributedShardedDataset(Dataset[_Item_co]):
             else checked_sizes(self._keys, shard_sizes)
         )
         self.total_samples: int = sum(self._sizes.values()) // self.world_size * self.world_size
-        """Samples of an epoch over all ranks, the dropped tail not counted."""
+        """Number of samples in an epoch over all ranks, without the dropped tail."""
         if self.total_samples == 0:
             raise ConfigurationError(
-                "world_size", self.world_size, f"at most as many ranks as samples: {sum(self._sizes.values())}"
+                "world_size", self.world_size, f"at most {sum(self._sizes.values())}, the number of samples"
             )
         self._forget()
         self._go_to(0)
 
     @classmethod
     def from_uris(cls, uris: str | Sequence[str], *, dataset_type: Callable[..., Any], **options: Any) -> Self:
-        """Return the dataset of shards that are opened with their URI as the one argument.
+        """Return a dataset of shards that are opened by URI.
 
         Args:
-            uris: The shards' keys: one, or several.
-            dataset_type: Called with a URI.
-            options: What the constructor takes.
+            uris: One or more URIs, which are also the shards' keys.
+            dataset_type: Called with a URI as its only argument.
+            options: Other arguments of the constructor.
 
         Raises:
-            ConfigurationError: See the constructor.
+            ConfigurationError: As in the constructor.
         """
         keys = [uris] if isinstance(uris, str) else list(uris)
         return cls(dataset_type, {key: ((key,), {}) for key in keys}, **options)
 
     @property
     def shard_keys(self) -> list[str]:
-        """The shards in the epoch's order."""
+        """Keys of the shards in the epoch's order."""
         return list(self._order)
 
     @property
     def shard_indices(self) -> dict[str, tuple[int, int]]:
-        """Each shard's first global index and the one after its last, without the dropped tail."""
+        """Global indices of each shard as (start, stop), without the dropped tail."""
         edges = (min(edge, self.total_samples) for edge in self._edges)
         return dict(zip(self._order, pairwise(edges), strict=True))
 
@@ -140,11 +138,11 @@ class DistributedShardedDataset(Dataset[_Item_co]):
         return self._shard[place if self._samples is None else self._samples[place]]
 
     def __getitems__(self, rank_indices: Sequence[int]) -> list[_Item_co]:
-        """Return the samples at ``rank_indices``; neighbours out of one shard in one call, if it has ``__getitems__``.
+        """Return the samples at ``rank_indices``; neighbours in one shard are read in one call of ``__getitems__``.
 
         Raises:
-            IndexError: There is no such sample.
-            ShardCorruptError: A shard has another length than it had when it was counted.
+            IndexError: An index is out of range.
+            ShardCorruptError: A shard's length has changed since it was counted.
         """
         indices = [counted_from_start(index, len(self)) for index in rank_indices]
         items: list[_Item_co] = []
@@ -164,21 +162,21 @@ class DistributedShardedDataset(Dataset[_Item_co]):
             for place in places if self._samples is None else self._samples[places.start : places.stop]:
                 yield shard[place]
             index = stop
-            shard = None  # before the next one is opened
+            shard = None  # freed before the next one opens
 
     def rank_index_to_global_index(self, rank_index: int) -> int:
-        """Return a sample's place in the epoch's order of all ranks.
+        """Return a sample's index in the epoch's order of all ranks.
 
         Raises:
-            IndexError: This rank has no such sample.
+            IndexError: ``rank_index`` is out of range.
         """
         return self.rank * len(self) + counted_from_start(rank_index, len(self))
 
     def rank_index_to_shard_index(self, rank_index: int) -> tuple[str, int]:
-        """Return the shard that a sample is in, and its index there.
+        """Return the key of a sample's shard, and the sample's index in that shard.
 
         Raises:
-            IndexError: This rank has no such sample.
+            IndexError: ``rank_index`` is out of range.
         """
         global_index = self.rank_index_to_global_index(rank_index)
         position = bisect_right(self._edges, global_index) - 1
@@ -187,18 +185,18 @@ class DistributedShardedDataset(Dataset[_Item_co]):
         return self._order[position], place if samples is None else samples[place]
 
     def load_shard(self, shard_key: str) -> Any:
-        """Return a shard's dataset, newly made."""
+        """Open a shard and return its dataset."""
         args, kwargs = self.shard_params[shard_key]
         return self.dataset_type(*args, **kwargs)
 
     def set_epoch(self, epoch: int) -> None:
-        """Serve the order of another epoch.
+        """Switch to the order of an epoch.
 
         Args:
             epoch: The epoch, from 0.
 
         Raises:
-            ConfigurationError: ``epoch`` is no integer of at least 0.
+            ConfigurationError: ``epoch`` is negative or not an integer.
         """
         epoch = integer("epoch", epoch, minimum=0)
         if epoch != self._epoch:
@@ -219,13 +217,13 @@ class DistributedShardedDataset(Dataset[_Item_co]):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Serve the epoch of ``state_dict``.
+        """Switch to the epoch of ``state_dict``.
 
         Raises:
             StateMismatchError: The state has other settings or shards.
         """
         state = checked_state(state_dict, self.state_dict(), "epoch")
-        self.set_epoch(saved_integer(state, "epoch", self._epoch, minimum=0))
+        self.set_epoch(saved_integer(state, "epoch", minimum=0))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in _OF_THIS_PROCESS}
@@ -235,7 +233,7 @@ class DistributedShardedDataset(Dataset[_Item_co]):
         self._forget()
 
     def _forget(self) -> None:
-        # A forked child has its parent's shard, whose files have one offset for both, and a thread that never ends.
+        # A forked child inherits the parent's shard, whose files share one offset, and a call whose thread is missing.
         self._num_forks = _num_forks[0]
         self._shard: Any = None
         self._key: str | None = None
@@ -243,7 +241,7 @@ class DistributedShardedDataset(Dataset[_Item_co]):
         self._leave()
 
     def _leave(self) -> None:
-        # The rank's indices in the open shard: none, so that the next visit looks where it is.
+        # No index belongs to the open shard, so that the next access looks it up.
         self._first = self._stop = self._offset = 0
         self._samples: Sequence[int] | None = None
         self._position: int | None = None
@@ -261,12 +259,12 @@ class DistributedShardedDataset(Dataset[_Item_co]):
         if not self.shuffle_samples:
             return None
         key = self._order[position]
-        # By the place among the sorted keys: the same samples in the same order, wherever the shard stands.
+        # Keyed by the index among the sorted keys, so that the samples' order does not depend on the shards' order.
         place = self._keys.index(key)
         return permutation(self._sizes[key], b"fkat_data sample", self.seed, self._epoch, place).data
 
     def _enter(self, rank_index: int) -> int:
-        """Open the shard that holds a sample; return the sample's index from the start."""
+        """Open the shard that holds a sample; return the sample's non-negative index."""
         rank_index = counted_from_start(rank_index, len(self))
         if self._num_forks != _num_forks[0]:
             self._forget()
@@ -287,7 +285,7 @@ class DistributedShardedDataset(Dataset[_Item_co]):
         return rank_index
 
     def _following(self, position: int) -> int | None:
-        # Of the rank's shards, those with samples.
+        # Skips empty shards, and stops at the end of this rank's block.
         rank_stop = (self.rank + 1) * len(self)
         for following in range(position + 1, len(self._order)):
             if self._edges[following] >= rank_stop:
@@ -299,7 +297,7 @@ class DistributedShardedDataset(Dataset[_Item_co]):
     def _open(self, key: str) -> None:
         if key == self._key:
             return
-        # Before the next one comes: no more than two are in memory.
+        # Freed first, so that at most two shards are in memory.
         self._key = self._shard = None
         if self._next is not None and self._next[0] == key:
             call, self._next = self._next[1], None
@@ -308,7 +306,7 @@ class DistributedShardedDataset(Dataset[_Item_co]):
             shard = self.load_shard(key)
         size = size_of(key, shard)
         if size != self._sizes[key]:
-            raise ShardCorruptError(key, f"it has {size} samples, and had {self._sizes[key]} when it was counted")
+            raise ShardCorruptError(key, f"it has {size} samples, but had {self._sizes[key]} when it was counted")
         self._key, self._shard = key, shard
 
     def _prefetch(self, position: int | None) -> None:
@@ -332,7 +330,7 @@ def _is_call(params: object) -> bool:
     parts = cast("Sequence[object]", params)
     if len(parts) != 2:
         return False
-    # A lone string would be taken apart into its letters.
+    # A string in place of the arguments would be split into letters.
     return isinstance(parts[0], Sequence) and not isinstance(parts[0], str) and isinstance(parts[1], Mapping)
 
 

@@ -1,4 +1,4 @@
-"""Indices as a list takes them, and items of a dataset below, several at once where it can."""
+"""Normalize indices as a list does, and read several items of a dataset at once."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -8,24 +8,24 @@ __all__ = ["counted_from_start", "is_map_style", "items_at"]
 
 
 def counted_from_start(index: int, length: int) -> int:
-    """Return an index from 0 on for one that may count from the end.
+    """Return the non-negative index for one that may count from the end.
 
     Raises:
-        IndexError: There is no such item.
-        TypeError: It is no integer.
+        IndexError: ``index`` is out of range.
+        TypeError: ``index`` is not an integer.
     """
     number = operator.index(index)
     if not -length <= number < length:
-        raise IndexError(f"index {number} of a dataset of {length} items")
+        raise IndexError(f"index {number} is out of range of a dataset of {length} items")
     return number + length if number < 0 else number
 
 
 def is_map_style(dataset: object) -> bool:
-    """Return whether it has a length and items by index."""
+    """Return whether a dataset has ``__len__`` and ``__getitem__``."""
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
 def items_at(dataset: Any, indices: Sequence[int]) -> list[Any]:
-    """Return a dataset's items at the indices, in one call if it has ``__getitems__``, as torch asks for them."""
+    """Return a dataset's items at ``indices``, in one call if it has ``__getitems__``, as torch does."""
     fetch = cast("Callable[[Sequence[int]], list[Any]] | None", getattr(dataset, "__getitems__", None))
     return fetch(indices) if fetch else [dataset[index] for index in indices]

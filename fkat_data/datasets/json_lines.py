@@ -1,4 +1,4 @@
-"""Samples of JSON lines, by index or in a row: one JSON value a line, files plain, gzip or zstd."""
+"""Read JSON Lines files, by index or sequentially: one JSON value per line; plain, gzip or zstd."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,25 +20,24 @@ _MAX_LINE_BYTES = 64 << 20
 
 
 class JsonDataset(Dataset[Any]):
-    """The lines of one or more files of JSON lines, as a map-style dataset.
+    """The lines of one or more JSON Lines files, as a map-style dataset.
 
-    The constructor reads every file once, to find where its lines begin: an index of 8 MiB at most for each file,
-    which travels with the dataset to other processes. A sample is what its line says, mostly a dict, and is read from
-    the file when it is asked for. A compressed file is written uncompressed to a temporary file without a name, once
-    in each process that was not forked from another.
+    The constructor reads every file once to index its lines. The index takes at most 8 MiB per file and is pickled
+    with the dataset. A sample is the JSON value of its line, usually a dict, and is read when it is requested. A
+    compressed file is decompressed to an unnamed temporary file, once per process; forked children share it.
 
-    Which of plain, gzip or zstd (``pip install 'fkat_data[json]'``) a file is, its first bytes say. Blank lines do
-    not count.
+    The first bytes of a file tell whether it is plain, gzip or zstd (``pip install 'fkat_data[json]'``). Blank lines
+    do not count.
 
     Args:
-        paths: A file or several, in this order: local paths, or URIs of any file system that fsspec opens.
-        storage_options: Passed to fsspec, for files that are not local.
-        max_line_bytes: The longest line, in bytes; longer ones are taken for damage.
+        paths: One or more files, read in this order: local paths, or URIs that fsspec supports.
+        storage_options: Options for fsspec, for files that are not local.
+        max_line_bytes: Maximum length of a line in bytes; a longer line is an error.
 
     Raises:
-        ConfigurationError: No path, or zstandard is needed and not installed.
+        ConfigurationError: ``paths`` is empty, or a file needs zstandard, which is not installed.
         ShardNotFoundError: A file does not exist.
-        ShardCorruptError: Compressed bytes make no sense or end too early, or a line is too long.
+        ShardCorruptError: Compressed data is damaged or truncated, or a line is too long.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class JsonDataset(Dataset[Any]):
         self.max_line_bytes = arguments.integer("max_line_bytes", max_line_bytes, minimum=1)
         self._files = [TextFile(path, dict(storage_options or {})) for path in self.paths]
         self._indices = [LineIndex.of(file.path, file.chunks(), self.max_line_bytes) for file in self._files]
-        # _ends[f]: samples up to and with file f.
+        # _ends[f]: samples up to and including file f.
         self._ends = np.cumsum([index.num_lines for index in self._indices], dtype=np.int64)
 
     def __len__(self) -> int:
@@ -62,14 +61,14 @@ class JsonDataset(Dataset[Any]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return the samples at ``indices``, in that order; each part of a file that they lie in is read once.
+        """Return the samples at ``indices``, in that order. Each block of a file is read once.
 
         Args:
-            indices: Numbers of samples; negative ones count from the end.
+            indices: Indices of samples; negative ones count from the end.
 
         Raises:
-            IndexError: There is no such sample.
-            ShardCorruptError: A line is no JSON.
+            IndexError: An index is out of range.
+            ShardCorruptError: A line is not valid JSON.
         """
         samples = self._sample_numbers(indices)
         file_of_sample = np.searchsorted(self._ends, samples, side="right")
@@ -86,10 +85,10 @@ class JsonDataset(Dataset[Any]):
         length = len(self)
         samples = np.asarray(indices) if len(indices) else np.empty(0, np.int64)
         if samples.dtype.kind not in "iu":
-            raise TypeError(f"numbers of samples are integers, not {indices!r}")
+            raise TypeError(f"sample indices must be integers, not {indices!r}")
         outside = (samples < -length) | (samples >= length)
         if outside.any():
-            raise IndexError(f"sample {int(samples[outside][0])} of a dataset of {length} samples")
+            raise IndexError(f"index {int(samples[outside][0])} is out of range of a dataset of {length} samples")
         return np.where(samples < 0, samples + length, samples)
 
     def _lines(self, file_number: int, lines: list[int]) -> Iterator[Any]:
@@ -102,31 +101,31 @@ class JsonDataset(Dataset[Any]):
                 within = lines_of(file.path, [file.read(offset, size)], self.max_line_bytes)
                 blocks[number] = [(offset + begin, text) for begin, text in within]
             if place >= len(blocks[number]):
-                raise ShardCorruptError(file.path, f"line {line} is no longer there: the file was changed")
+                raise ShardCorruptError(file.path, f"line {line} no longer exists: the file has changed")
             offset, text = blocks[number][place]
             yield _parsed(file.path, line, offset, text)
 
 
 class IterableJsonDataset(IterableDataset[Any]):
-    """The lines of one or more files of JSON lines in their order, as an iterable dataset.
+    """The lines of one or more JSON Lines files in order, as an iterable dataset.
 
-    The samples are those of ``JsonDataset``; nothing is indexed or written, and about 1 MiB is in memory at a time.
-    In the workers of a DataLoader, worker *w* of *n* gives the samples *w*, *w + n* and so on, so that each comes
+    The samples are those of ``JsonDataset``. It builds no index and writes no file, and holds about 1 MiB in memory.
+    In a DataLoader with *n* workers, worker *w* yields the samples *w*, *w + n* and so on, so that each sample comes
     once; every worker reads all files.
 
-    Nothing is opened before the first sample is asked for. A resume replays an iterable dataset up to its place;
-    ``JsonDataset`` steps over what was delivered.
+    Files are opened when iteration begins. A resume replays this dataset up to its position, while ``JsonDataset``
+    skips what was delivered.
 
     Args:
-        paths: A file or several, in this order: local paths, or URIs of any file system that fsspec opens.
-        storage_options: Passed to fsspec, for files that are not local.
-        max_line_bytes: The longest line, in bytes; longer ones are taken for damage.
+        paths: One or more files, read in this order: local paths, or URIs that fsspec supports.
+        storage_options: Options for fsspec, for files that are not local.
+        max_line_bytes: Maximum length of a line in bytes; a longer line is an error.
 
     Raises:
-        ConfigurationError: No path. When iterated: zstandard is needed and not installed.
-        ShardNotFoundError: When iterated: a file does not exist.
-        ShardCorruptError: When iterated: compressed bytes make no sense or end too early, or a line is too long or no
-            JSON.
+        ConfigurationError: ``paths`` is empty; during iteration, if a file needs zstandard, which is not installed.
+        ShardNotFoundError: During iteration, if a file does not exist.
+        ShardCorruptError: During iteration, if compressed data is damaged or truncated, or a line is too long or not
+            valid JSON.
     """
 
     def __init__(
@@ -157,5 +156,5 @@ def _parsed(path: str, line: int, offset: int, text: bytes) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ShardCorruptError(
-            path, f"line {line} (from 0, blank ones left out), at byte {offset} of the text: {error}"
+            path, f"line {line} (from 0, blank lines not counted), at byte {offset} of the text: {error}"
         ) from error

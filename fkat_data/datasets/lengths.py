@@ -1,4 +1,4 @@
-"""The lengths of a dataset's items, from whatever knows them."""
+"""Convert item lengths from a sequence, an array or a dataset to one array."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -16,23 +16,23 @@ def as_lengths(argument: str, source: object) -> npt.NDArray[np.int64]:
     """Return lengths as one array.
 
     Args:
-        argument: Name of the argument that they came in, for the message.
-        source: The lengths as a list, an array or a tensor of integers; or a dataset whose ``sort_key(index)`` is
-            the length of an item, which is then asked once for each.
+        argument: Name of the argument that holds the lengths, for error messages.
+        source: A list, an array or a tensor of integers; or a dataset whose ``sort_key(index)`` returns the length of
+            an item, and is called once for each.
 
     Raises:
-        ConfigurationError: It is none of these, or a length is no integer of at least 0.
+        ConfigurationError: ``source`` is none of these, or a length is negative or not an integer.
     """
     sort_key: Any = getattr(source, "sort_key", None)
     if callable(sort_key):
         source = [sort_key(index) for index in range(len(cast("Any", source)))]
     if not isinstance(source, (Sequence, np.ndarray, torch.Tensor)) or isinstance(source, (str, bytes)):
-        raise ConfigurationError(argument, source, "lengths, or a dataset whose sort_key(index) is an item's length")
+        raise ConfigurationError(argument, source, "lengths, or a dataset whose sort_key(index) returns a length")
     lengths: npt.NDArray[Any] = np.asarray(cast("Any", source))
     if len(lengths) == 0:
         lengths = lengths.astype(np.int64)
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
-        raise ConfigurationError(argument, cast("object", source), "a row of integers")
+        raise ConfigurationError(argument, cast("object", source), "a one-dimensional sequence of integers")
     if len(lengths) and lengths.min() < 0:
         place = int(lengths.argmin())
         raise ConfigurationError(f"{argument}[{place}]", int(lengths[place]), "a length of at least 0")

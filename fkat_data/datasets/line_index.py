@@ -1,4 +1,4 @@
-"""Where the lines of a text begin: an index of bounded size, built in one pass."""
+"""An index of the lines of a text, of bounded size and built in one pass."""
 
 from array import array
 from collections.abc import Iterable, Iterator
@@ -11,18 +11,18 @@ from fkat_data.errors import ShardCorruptError
 
 __all__ = ["LineIndex", "lines_of"]
 
-_MOST_ANCHORS = 1 << 20
-_LAST_BLANK = 32  # no byte up to the space shows
+_MAX_ANCHORS = 1 << 20
+_LAST_BLANK = 32  # bytes up to the space are blank
 
 
 class LineIndex(NamedTuple):
-    """Where every ``stride``-th line of a text begins. Lines of nothing but blanks do not count.
+    """Offsets of every ``stride``-th line of a text. Blank lines do not count.
 
     Attributes:
-        anchors: int64: the offsets, in bytes, of the lines 0, ``stride``, 2 ``stride`` and so on.
-        stride: Grows with the text, so that there are never more than about a million anchors, 8 MiB.
-        num_lines: Lines in the text.
-        num_bytes: Size of the text.
+        anchors: int64: offsets in bytes of the lines 0, ``stride``, 2 ``stride`` and so on.
+        stride: Lines per anchor. It doubles whenever the anchors exceed about a million, or 8 MiB.
+        num_lines: Number of lines in the text.
+        num_bytes: Size of the text in bytes.
     """
 
     anchors: "array[int]"
@@ -32,18 +32,18 @@ class LineIndex(NamedTuple):
 
     @classmethod
     def of(
-        cls, path: str, chunks: Iterable[bytes], max_line_bytes: int, most_anchors: int = _MOST_ANCHORS
+        cls, path: str, chunks: Iterable[bytes], max_line_bytes: int, max_anchors: int = _MAX_ANCHORS
     ) -> "LineIndex":
         """Return the index of a text.
 
         Args:
-            path: Its file, for the message of an error.
+            path: File of the text, for error messages.
             chunks: The text, in pieces of any size.
-            max_line_bytes: The longest line that is believed to be one.
-            most_anchors: Where there would be more, every second one is left out.
+            max_line_bytes: Maximum length of a line in bytes.
+            max_anchors: Maximum number of anchors; beyond it, every second one is dropped.
 
         Raises:
-            ShardCorruptError: A line is longer.
+            ShardCorruptError: A line is longer than ``max_line_bytes``.
         """
         anchors, stride, num_lines, num_bytes = array("q"), 1, 0, 0
         for offset, text in _whole_lines(path, chunks, max_line_bytes):
@@ -52,12 +52,12 @@ class LineIndex(NamedTuple):
             anchors.frombytes(begins[first::stride].astype(np.int64).tobytes())
             num_lines += len(begins)
             num_bytes = offset + len(text)
-            while len(anchors) > most_anchors:
+            while len(anchors) > max_anchors:
                 anchors, stride = anchors[::2], 2 * stride
         return cls(anchors, stride, num_lines, num_bytes)
 
     def block(self, number: int) -> tuple[int, int]:
-        """Return where the ``stride`` lines that begin at an anchor lie: offset and size in bytes."""
+        """Return offset and size in bytes of the ``stride`` lines that begin at an anchor."""
         end = self.anchors[number + 1] if number + 1 < len(self.anchors) else self.num_bytes
         return self.anchors[number], end - self.anchors[number]
 
@@ -66,21 +66,21 @@ def lines_of(path: str, chunks: Iterable[bytes], max_line_bytes: int) -> Iterato
     """Yield the lines of a text that are not blank, each with its offset in bytes.
 
     Args:
-        path: Its file, for the message of an error.
+        path: File of the text, for error messages.
         chunks: The text, in pieces of any size.
-        max_line_bytes: The longest line that is believed to be one.
+        max_line_bytes: Maximum length of a line in bytes.
 
     Raises:
-        ShardCorruptError: A line is longer.
+        ShardCorruptError: A line is longer than ``max_line_bytes``.
     """
     for offset, text in _whole_lines(path, chunks, max_line_bytes):
-        begins: list[int] = _begins(text).tolist()  # none where all lines are blank
+        begins: list[int] = _begins(text).tolist()  # empty if all lines are blank
         for begin, end in zip(begins, [*begins, len(text)][1:], strict=True):
             yield offset + begin, text[begin:end]
 
 
 def _whole_lines(path: str, chunks: Iterable[bytes], max_line_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield pieces that end where a line ends, with their offsets."""
+    """Yield pieces of whole lines, with their offsets."""
     offset, rest = 0, b""
     for chunk in chunks:
         text = rest + chunk
@@ -96,7 +96,7 @@ def _whole_lines(path: str, chunks: Iterable[bytes], max_line_bytes: int) -> Ite
 
 
 def _begins(text: bytes) -> npt.NDArray[Any]:
-    """Return where the lines begin that are not blank."""
+    """Return the offsets of the lines that are not blank."""
     content = np.frombuffer(text, np.uint8)
     begins = np.concatenate([[0], np.flatnonzero(content == ord("\n")) + 1])
     begins = begins[begins < len(text)]

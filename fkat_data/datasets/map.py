@@ -1,4 +1,4 @@
-"""Samples of another dataset, each put through a function."""
+"""Apply a function to every sample of another dataset."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -13,7 +13,7 @@ __all__ = ["IterableMapDataset", "MapDataset"]
 
 
 class _Mapped:
-    """What both kinds of dataset can be made by."""
+    """Constructor and ``dataset_generator`` of both kinds of dataset."""
 
     def __init__(self, dataset: Any, fn: Callable[[Any], Any]) -> None:
         self.dataset = dataset
@@ -21,14 +21,14 @@ class _Mapped:
 
     @classmethod
     def over(cls, dataset_generator: Callable[..., Any], fn: Callable[[Any], Any]) -> Callable[..., Self]:
-        """Return a ``dataset_generator`` for a ``DataLoaderFactory``: it maps what another one makes of a shard.
+        """Return a ``dataset_generator`` for a ``DataLoaderFactory`` that maps the dataset of another one.
 
         Args:
             dataset_generator: Called with the shard; returns its dataset.
             fn: As for the class.
 
         Raises:
-            ConfigurationError: One of them cannot be called.
+            ConfigurationError: An argument is not callable.
         """
         generate = arguments.function("dataset_generator", dataset_generator)
         return partial(cls._generate, generate, arguments.function("fn", fn))
@@ -39,14 +39,14 @@ class _Mapped:
 
 
 class MapDataset(_Mapped, Dataset[Any]):
-    """The samples of a map-style dataset, each put through a function.
+    """A map-style dataset that applies a function to every sample.
 
     Args:
-        dataset: Has ``__getitem__`` and ``__len__``; its ``__getitems__`` is used where it has one.
-        fn: Called with a sample; returns what takes its place.
+        dataset: A dataset with ``__getitem__`` and ``__len__``; its ``__getitems__`` is used if it has one.
+        fn: Called with a sample; returns the new sample.
 
     Raises:
-        ConfigurationError: ``dataset`` has no indices, or ``fn`` cannot be called.
+        ConfigurationError: ``dataset`` is not map-style, or ``fn`` is not callable.
     """
 
     def __init__(self, dataset: Any, fn: Callable[[Any], Any]) -> None:
@@ -68,14 +68,14 @@ class MapDataset(_Mapped, Dataset[Any]):
 
 
 class IterableMapDataset(_Mapped, IterableDataset[Any]):
-    """The samples of an iterable dataset, each put through a function.
+    """An iterable dataset that applies a function to every sample.
 
     Args:
         dataset: Any iterable of samples.
-        fn: Called with a sample; returns what takes its place.
+        fn: Called with a sample; returns the new sample.
 
     Raises:
-        ConfigurationError: ``dataset`` cannot be iterated, or ``fn`` not be called.
+        ConfigurationError: ``dataset`` is not iterable, or ``fn`` is not callable.
     """
 
     def __init__(self, dataset: Iterable[Any], fn: Callable[[Any], Any]) -> None:

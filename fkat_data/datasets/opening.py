@@ -1,4 +1,4 @@
-"""Files by path or URI: which are local, how the others are opened, and what their absence is called."""
+"""Open files by path or URI."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
@@ -10,14 +10,14 @@ __all__ = ["local_path", "names_of", "open_uri"]
 
 
 def names_of(argument: str, value: object) -> list[str]:
-    """Return one name or several as a list.
+    """Return one or more names as a list.
 
     Args:
-        argument: Name of the argument that they came in, for the message.
+        argument: Name of the argument that holds the names, for error messages.
         value: A string, or a list of strings.
 
     Raises:
-        ConfigurationError: It is neither, is empty, or has a name twice.
+        ConfigurationError: ``value`` is neither, is empty, or repeats a name.
     """
     names = [value] if isinstance(value, str) else value
     if (
@@ -26,36 +26,36 @@ def names_of(argument: str, value: object) -> list[str]:
         or not all(isinstance(name, str) for name in cast("Sequence[object]", names))
         or len(set(cast("Sequence[str]", names))) < len(cast("Sequence[str]", names))
     ):
-        raise ConfigurationError(argument, value, "a string or a list of strings, not empty, each of them once")
+        raise ConfigurationError(argument, value, "a string, or a non-empty list of distinct strings")
     return list(cast("Sequence[str]", names))
 
 
 def local_path(path: str) -> str | None:
-    """Return the path of a local file, or None for a URI that fsspec has to open."""
+    """Return the path of a local file, or None for a URI that needs fsspec."""
     if path.startswith("file://"):
         return path.removeprefix("file://")
     return path if "://" not in path and "::" not in path else None
 
 
 def open_uri(uri: str, storage_options: Mapping[str, Any]) -> Any:
-    """Open a file of any file system that fsspec knows, for reading bytes.
+    """Open a file of any file system that fsspec supports, for reading bytes.
 
     Args:
-        uri: Such as ``s3://bucket/name``.
-        storage_options: What fsspec gives to the file system: keys, endpoints.
+        uri: URI such as ``s3://bucket/name``.
+        storage_options: Options that fsspec passes to the file system, such as keys and endpoints.
 
     Raises:
-        ConfigurationError: No installed file system opens it.
-        ShardNotFoundError: There is no such file.
-        OSError: It cannot be had: the file system's own error.
+        ConfigurationError: No installed file system opens ``uri``.
+        ShardNotFoundError: The file does not exist.
+        OSError: Any other error of the file system.
     """
-    # Only files that are not local need it, and a worker must start quickly.
+    # Imported here, because only remote files need it and a worker must start quickly.
     import fsspec  # noqa: PLC0415 - see above
 
     try:
         file_system, name = cast("Any", fsspec).core.url_to_fs(uri, **storage_options)
     except (ValueError, ImportError) as error:
-        raise ConfigurationError("paths", uri, f"a URI that fsspec can open; it says: {error}") from error
+        raise ConfigurationError("paths", uri, f"a URI that fsspec can open: {error}") from error
     try:
         with reading():
             return _StoreFile(file_system.open(name, "rb"))
@@ -64,7 +64,7 @@ def open_uri(uri: str, storage_options: Mapping[str, Any]) -> Any:
 
 
 class _StoreFile:
-    """A file that is not local: what its bytes are waited for is the store's time, not the dataset's."""
+    """A remote file whose reads count as time of the store instead of the dataset."""
 
     def __init__(self, file: Any) -> None:
         self._file = file

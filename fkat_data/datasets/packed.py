@@ -1,4 +1,4 @@
-"""Documents packed into sequences of one length, with what attention needs to keep them apart."""
+"""Pack documents into sequences of one length, with the boundaries that attention needs to separate them."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset
 
 from fkat_data.arguments import choice, integer
-from fkat_data.datasets.dataset_state import checked_state, load_state_below, saved_integer, state_below
+from fkat_data.datasets.dataset_state import base_state, checked_state, load_base_state, saved_integer
 from fkat_data.datasets.item_index import counted_from_start, is_map_style, items_at
 from fkat_data.datasets.lengths import as_lengths
 from fkat_data.datasets.packing import best_fit
@@ -29,9 +29,9 @@ class Fragment(NamedTuple):
     """A document, or a part of one, in a packed sequence.
 
     Attributes:
-        document: Its index in the base dataset.
-        start: The first of its tokens that is in the sequence.
-        length: Tokens in the sequence.
+        document: Index of the document in the base dataset.
+        start: Index of the fragment's first token in the document.
+        length: Number of tokens in the fragment.
     """
 
     document: int
@@ -42,46 +42,46 @@ class Fragment(NamedTuple):
 class PackedDataset(Dataset[dict[str, torch.Tensor]]):
     """Sequences of ``sequence_length`` tokens, each packed with whole documents of a base dataset.
 
-    The epoch's order is cut into windows, and each window's documents are packed best fit, the longest first; the
-    sequences are then shuffled and dealt to the ranks. Where their number is no multiple of the ranks, the fullest
-    are halved. So every rank has the same number of sequences, and no document stands twice; each stands once,
-    except where even sequences of one document do not come out even: then up to ``world_size - 1`` of a window's are
-    left out in that epoch. A window's plan is a function of (seed, epoch, window) and the lengths: every rank derives
-    the same one without talking to the others, if ``lengths`` and ``seed`` are the same on each.
+    An epoch is cut into windows. Each window's documents are packed by best fit, the longest first; the sequences are
+    then shuffled and dealt to the ranks. If their number is not a multiple of ``world_size``, the fullest sequences
+    are halved. So every rank has the same number of sequences, and every document appears once. The only exception is
+    a window with too few documents to halve: up to ``world_size - 1`` of them are dropped in that epoch. A window's
+    plan is a function of (seed, epoch, window) and the lengths: every rank computes the same plan without
+    communication if ``lengths`` and ``seed`` are the same on each.
 
     A sequence is a dict of tensors:
 
-    - the packed fields ("tokens", where items are bare tensors), with ``pad_value`` after the last document;
+    - the packed fields ("tokens" if items are bare tensors), with ``pad_value`` after the last document;
     - ``document_ids``, int32: 0 for the tokens of the first document, 1 for the second …, -1 for padding;
-    - ``position_ids``, int64: each token's place in its fragment; in the padding they begin at 0 again;
-    - ``cu_seqlens``, int32: where fragments begin, and the end of the last one, as attention kernels for sequences of
-      varying length take it. Padding counts as a fragment: the last number is ``sequence_length``.
+    - ``position_ids``, int64: index of each token in its fragment; in the padding they begin at 0 again;
+    - ``cu_seqlens``, int32: start of each fragment and the end of the last one, in the format of attention kernels for
+      sequences of varying length. Padding counts as a fragment: the last number is ``sequence_length``.
 
-    ``cu_seqlens`` is of a different length in each sequence: ``collate_packed`` makes microbatches of them.
+    The length of ``cu_seqlens`` differs between sequences, so use ``collate_packed`` as ``collate_fn``.
 
-    The number of sequences is known when every window of the epoch is planned, at the first ``len()`` or item of the
-    epoch: some microseconds a document.
+    The first ``len()`` or item of an epoch plans all its windows, to count the sequences. That takes some microseconds
+    per document.
 
     Args:
-        base_dataset: The documents: 1-dimensional tensors, or dicts with some.
-        sequence_length: Tokens of a sequence, at least 1.
-        window_size: Documents that are packed together, at least ``world_size``. It should hold many times
+        base_dataset: The documents: one-dimensional tensors, or dicts that contain such tensors.
+        sequence_length: Number of tokens in a sequence, at least 1.
+        window_size: Number of documents to pack together, at least ``world_size``. They should fill many times
             ``world_size`` sequences.
-        lengths: The length of each document in tokens, as a list, an array or a tensor; None: what the base
-            dataset's ``sort_key(index)`` says.
-        fields: The entries of an item that is a dict: all of the document's length, and packed alike.
-        pad_value: What stands where the documents have ended.
-        rank: This rank, from 0 to ``world_size - 1``.
+        lengths: Length of each document in tokens, as a list, an array or a tensor; None: call the base dataset's
+            ``sort_key(index)``.
+        fields: Entries to pack if an item is a dict. Each must have the document's length.
+        pad_value: Value of the padding after the last document.
+        rank: Index of this rank, from 0 to ``world_size - 1``.
         world_size: Number of ranks.
-        shuffle: Whether each epoch has an order of its own. Else windows are those of the dataset's own order, and
-            sequences stand in the order of their first documents.
-        seed: Any integer, the same on every rank; None, on one rank: one is drawn from torch's global CPU generator,
+        shuffle: Whether to shuffle in each epoch. If false, windows follow the dataset's order, and sequences are in
+            order of their first documents.
+        seed: Any integer, the same on every rank. None, for one rank only: draw one from torch's global CPU generator,
             as in a ``BufferSortedDataset``.
-        too_long: What to do about documents that are longer than a sequence: "raise", "skip" them, or "split" them
-            into fragments of which all but the last fill a sequence.
+        too_long: What to do with documents that are longer than a sequence: "raise", "skip", or "split" them into
+            fragments that all fill a sequence except the last.
 
     Raises:
-        ConfigurationError: An argument is none of these, a document is too long, or there are fewer than ranks.
+        ConfigurationError: An argument is invalid, a document is too long, or there are fewer documents than ranks.
     """
 
     def __init__(
@@ -110,7 +110,8 @@ class PackedDataset(Dataset[dict[str, torch.Tensor]]):
         choice("too_long", too_long, ("raise", "skip", "split"))
         self._lengths = as_lengths("lengths", base_dataset if lengths is None else lengths)
         if len(self._lengths) != len(base_dataset):
-            raise ConfigurationError("lengths", lengths, f"as many as there are documents: {len(base_dataset)}")
+            expected = f"one length for each of the {len(base_dataset)} documents, not {len(self._lengths)}"
+            raise ConfigurationError("lengths", lengths, expected)
         self._windows = Windows(self._fitting(too_long), window_size, world_size, shuffle=shuffle, seed=seed)
         self._rank = integer("rank", rank, minimum=0, maximum=self._windows.world_size - 1)
         self._epoch = 0
@@ -118,7 +119,7 @@ class PackedDataset(Dataset[dict[str, torch.Tensor]]):
 
     @property
     def seed(self) -> int:
-        """The seed of every epoch's order, given or drawn."""
+        """Seed of every epoch's order, given or drawn."""
         return self._windows.seed
 
     def __len__(self) -> int:
@@ -129,10 +130,10 @@ class PackedDataset(Dataset[dict[str, torch.Tensor]]):
         return self._sequence(fragments, items_at(self._base, [fragment.document for fragment in fragments]))
 
     def fragments(self, index: int) -> list[Fragment]:
-        """Return what is in the sequence at ``index``, in order.
+        """Return the fragments of the sequence at ``index``, in order.
 
         Raises:
-            IndexError: There is no such sequence.
+            IndexError: ``index`` is out of range.
         """
         ends = self._window_ends()
         if not 0 <= index < ends[-1]:
@@ -147,20 +148,20 @@ class PackedDataset(Dataset[dict[str, torch.Tensor]]):
         return plan[index - (ends[window - 1] if window else 0)]
 
     def set_epoch(self, epoch: int) -> None:
-        """Pack for another epoch.
+        """Switch to the packing of an epoch.
 
         Args:
             epoch: The epoch, from 0.
 
         Raises:
-            ConfigurationError: ``epoch`` is no integer of at least 0.
+            ConfigurationError: ``epoch`` is negative or not an integer.
         """
         epoch = integer("epoch", epoch, minimum=0)
         if epoch != self._epoch:
             self._go_to(self.seed, epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return seed, epoch and settings as plain values, and the base dataset's state if it keeps one."""
+        """Return seed, epoch and settings as plain values, and the base dataset's state if it has one."""
         windows = self._windows
         return {
             "version": _STATE_VERSION,
@@ -172,22 +173,21 @@ class PackedDataset(Dataset[dict[str, torch.Tensor]]):
             "shuffle": windows.shuffle,
             "num_documents": len(self._lengths),
             "num_tokens": int(self._lengths.sum()),
-            **state_below(self._base),
+            **base_state(self._base),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Pack as ``state_dict`` describes.
+        """Switch to the packing that ``state_dict`` describes.
 
         Raises:
-            StateMismatchError: The state has other settings or documents, or another seed than the one that was
-                given here.
+            StateMismatchError: The state has other settings or documents, or another seed than ``seed``.
         """
         state = checked_state(state_dict, self.state_dict(), "seed", "epoch")
-        seed = saved_integer(state, "seed", self.seed)
-        epoch = saved_integer(state, "epoch", self._epoch, minimum=0)
+        seed = saved_integer(state, "seed")
+        epoch = saved_integer(state, "epoch", minimum=0)
         if self._windows.is_seed_given and seed != self.seed:
-            raise StateMismatchError("seed", seed, self.seed, "give seed=None to take the saved one over")
-        load_state_below(self._base, state)
+            raise StateMismatchError("seed", seed, self.seed, "pass seed=None to use the saved seed")
+        load_base_state(self._base, state)
         self._go_to(seed, epoch)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class PackedDataset(Dataset[dict[str, torch.Tensor]]):
     def _go_to(self, seed: int, epoch: int) -> None:
         self._windows.seed, self._epoch = seed, epoch
         self._plans: dict[int, list[list[Fragment]]] = {}
-        self._ends: list[int] | None = None  # of this rank's sequences, window by window
+        self._ends: list[int] | None = None  # this rank's sequences up to and including each window
 
     def _fitting(self, too_long: str) -> npt.NDArray[np.int64]:
         longest = int(self._lengths.max(initial=0))
@@ -206,9 +206,9 @@ class PackedDataset(Dataset[dict[str, torch.Tensor]]):
                 longest,
                 f"at most sequence_length = {self._sequence_length}, or too_long='skip' or 'split'",
             )
-        most = self._sequence_length if too_long == "skip" else longest
+        limit = self._sequence_length if too_long == "skip" else longest
         # An empty document has nothing to pack.
-        return np.flatnonzero((self._lengths > 0) & (self._lengths <= most))
+        return np.flatnonzero((self._lengths > 0) & (self._lengths <= limit))
 
     def _window_ends(self) -> list[int]:
         if self._ends is None:
@@ -222,7 +222,7 @@ class PackedDataset(Dataset[dict[str, torch.Tensor]]):
         for document, length in zip(documents.tolist(), self._lengths[documents].tolist(), strict=True):
             starts = range(0, length, self._sequence_length)
             fragments += [Fragment(document, start, min(self._sequence_length, length - start)) for start in starts]
-        # In a sequence, and where nothing is shuffled, documents stand in the epoch's order and not by length.
+        # Within a sequence, and in an epoch that is not shuffled, documents follow the epoch's order, not their length.
         bins = sorted(map(sorted, best_fit([fragment.length for fragment in fragments], self._sequence_length)))
         bins = whole_steps(bins, windows.world_size)
         order = None
@@ -259,7 +259,7 @@ class PackedDataset(Dataset[dict[str, torch.Tensor]]):
                 raise ConfigurationError(
                     f"lengths[{fragment.document}]",
                     expected,
-                    f"the length of {field!r} in the item: {list(value.shape)}",
+                    f"the shape of {field!r} in the item: {list(value.shape)}",
                 )
             values.append(value[fragment.start : fragment.start + fragment.length])
         packed = torch.cat(values)
@@ -267,10 +267,10 @@ class PackedDataset(Dataset[dict[str, torch.Tensor]]):
 
 
 def collate_packed(sequences: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, Any]:
-    """Return the microbatch of some packed sequences: a ``collate_fn``.
+    """Collate packed sequences into a microbatch: a ``collate_fn``.
 
-    Entries are stacked, but for ``cu_seqlens``, which becomes that of all sequences in a row, as if the microbatch
-    were flattened; ``max_seqlen`` is the length of the longest fragment in it.
+    Entries are stacked, except ``cu_seqlens``, which is that of the flattened microbatch. ``max_seqlen`` is the length
+    of its longest fragment.
 
     Args:
         sequences: Items of a ``PackedDataset``.

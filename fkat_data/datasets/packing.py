@@ -1,4 +1,4 @@
-"""Best fit: fragments into as few bins of one capacity as a simple rule can do with."""
+"""Best-fit bin packing in linear time."""
 
 from collections.abc import Sequence
 
@@ -6,18 +6,21 @@ __all__ = ["best_fit"]
 
 
 def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """Return bins of places in ``sizes``: each fragment, largest first, goes where it leaves the least room.
+    """Pack items, largest first, each into the bin that it leaves with the least room.
 
-    Among bins with the same room the youngest is taken, among fragments of one size the first: it is a function of its
-    arguments. It takes time in proportion to the fragments.
+    Ties go to the newest bin and to the first item, so the result is deterministic. Takes time linear in the number of
+    items.
 
     Args:
-        sizes: From 1 to ``capacity``.
-        capacity: What the sizes in a bin may add up to.
+        sizes: Size of each item, from 1 to ``capacity``.
+        capacity: Maximum sum of the sizes in a bin.
+
+    Returns:
+        Bins, as lists of indices into ``sizes``.
     """
     bins: list[list[int]] = []
     by_room: dict[int, list[int]] = {}
-    rooms = 0  # bit n is set where a bin has room for n more
+    rooms = 0  # bit n is set if a bin has room for exactly n more
     for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
         size = sizes[place]
         enough = rooms >> size

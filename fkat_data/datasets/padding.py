@@ -1,4 +1,4 @@
-"""Sequences of different lengths as one tensor."""
+"""Pad sequences of different lengths into one tensor."""
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -14,7 +14,7 @@ __all__ = ["PaddingCollate", "PaddingSide1D", "pad_stack_1d"]
 
 
 class PaddingSide1D(StrEnum):
-    """Where the padding goes.
+    """Side of the sequence to pad.
 
     Attributes:
         left: Before the sequence.
@@ -31,22 +31,22 @@ def pad_stack_1d(
     padding_side: PaddingSide1D | str = PaddingSide1D.right,
     pad_to_multiple_of: int | None = None,
 ) -> torch.Tensor:
-    """Return sequences as the rows of one tensor, (number of items, longest length).
+    """Pad sequences and stack them as the rows of one tensor, (number of items, longest length).
 
     Args:
-        items: Tensors of one dimension, one dtype and one device, at least one of them.
-        pad_value: What stands where a sequence has ended.
-        padding_side: Where the padding goes, as ``PaddingSide1D`` or as text.
-        pad_to_multiple_of: If given, the row's length is rounded up to a multiple of it.
+        items: At least one tensor; all have one dimension, and the same dtype and device.
+        pad_value: Value of the padding.
+        padding_side: Side to pad, as ``PaddingSide1D`` or its name.
+        pad_to_multiple_of: Round the row length up to a multiple of this; None: no rounding.
 
     Raises:
-        ConfigurationError: An argument is none of these.
+        ConfigurationError: An argument is invalid.
     """
     if len(items) == 0:
         raise ConfigurationError("items", items, "at least one tensor")
     for place, item in enumerate(items):
         if not isinstance(item, torch.Tensor) or item.ndim != 1 or item.dtype != items[0].dtype:
-            raise ConfigurationError(f"items[{place}]", item, "a tensor of one dimension, of the first one's dtype")
+            raise ConfigurationError(f"items[{place}]", item, "a one-dimensional tensor with the first one's dtype")
     side = PaddingSide1D(choice("padding_side", padding_side, list(PaddingSide1D)))
     multiple = 1 if pad_to_multiple_of is None else integer("pad_to_multiple_of", pad_to_multiple_of, minimum=1)
     width = -(-max(len(item) for item in items) // multiple) * multiple
@@ -57,20 +57,20 @@ def pad_stack_1d(
 
 
 class PaddingCollate:
-    """A ``collate_fn`` that pads sequences and leaves the rest to torch's default one.
+    """A ``collate_fn`` that pads sequences and collates other entries as torch does by default.
 
-    Items are tensors of one dimension, or dicts with some.
+    Items are one-dimensional tensors, or dicts that contain such tensors.
 
     Args:
-        pad_value: What stands where a sequence has ended. A mapping from names to values pads those of a dict's
-            entries; a single value pads each entry that is a tensor of one dimension.
+        pad_value: Value of the padding. A single value pads every entry that is a one-dimensional tensor; a mapping
+            from names to values pads only the named entries.
         padding_side: As in ``pad_stack_1d``.
         pad_to_multiple_of: As in ``pad_stack_1d``.
-        lengths_name: If given, the microbatch is a dict with the lengths, before padding, of the first padded entry
-            under this name, as int64; items that are tensors then stand under "tokens".
+        lengths_name: If given, the microbatch is a dict that also holds, under this name, the int64 lengths of the
+            first padded entry before padding. Items that are tensors are then stored under "tokens".
 
     Raises:
-        ConfigurationError: An argument is none of these.
+        ConfigurationError: An argument is invalid.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class PaddingCollate:
     ) -> None:
         values = list(cast("Mapping[str, Any]", pad_value).values()) if isinstance(pad_value, Mapping) else [pad_value]
         if not values or not all(isinstance(value, (int, float)) for value in values):
-            raise ConfigurationError("pad_value", pad_value, "a number, or numbers by the names of entries")
+            raise ConfigurationError("pad_value", pad_value, "a number, or a mapping from names to numbers")
         self.pad_value = pad_value
         self.padding_side = PaddingSide1D(choice("padding_side", padding_side, list(PaddingSide1D)))
         if pad_to_multiple_of is not None:
@@ -94,7 +94,7 @@ class PaddingCollate:
         """Return the microbatch of some items.
 
         Raises:
-            ConfigurationError: An item has no sequence where one is to be padded.
+            ConfigurationError: An item lacks an entry to pad, or the entry is not a one-dimensional tensor.
         """
         is_bare = isinstance(items[0], torch.Tensor)
         if is_bare and self.lengths_name is None:
@@ -115,7 +115,8 @@ class PaddingCollate:
         else:
             names = [name for name, value in item.items() if isinstance(value, torch.Tensor) and value.ndim == 1]
         if not names or not set(names) <= set(item):
-            raise ConfigurationError("pad_value", self.pad_value, f"entries that are sequences, out of {list(item)}")
+            expected = f"names of entries that are one-dimensional tensors, among {list(item)}"
+            raise ConfigurationError("pad_value", self.pad_value, expected)
         return names
 
     def _padded(self, name: str, values: Sequence[Any]) -> torch.Tensor:

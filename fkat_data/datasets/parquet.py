@@ -1,4 +1,4 @@
-"""Rows of Parquet files, by index or in a row: read a row group at a time, handed out as tensors."""
+"""Read rows of Parquet files as tensors, by index or sequentially, one row group at a time."""
 
 import os
 from collections import OrderedDict
@@ -19,38 +19,38 @@ from fkat_data.requirement import required
 
 __all__ = ["IterableParquetDataset", "ParquetDataset"]
 
-# pyarrow ships no types: what comes from it is Any, and not Unknown.
+# pyarrow ships no types: required() returns Any.
 _arrow = required("pyarrow", "parquet")
 _parquet = required("pyarrow.parquet", "parquet")
 
 # An open file holds a descriptor and its footer.
-_MOST_OPEN_FILES = 32
+_MAX_OPEN_FILES = 32
 
 
 class ParquetDataset(Dataset[dict[str, Any]]):
     """Rows of one or more Parquet files, as a map-style dataset.
 
-    The constructor reads the files' footers and no data. A row group is decoded when a row of it is asked for, and
-    the last few stay decoded; so a sampler that stays within a few row groups at a time reads each of them once.
-    Local files are mapped into memory; no more than 32 files are open at a time. A copy in another process opens the
-    files anew when it first reads.
+    The constructor reads only the footers of the files. A row group is decoded when one of its rows is requested, and
+    the last few stay decoded. So a sampler that stays within a few row groups at a time reads each of them once.
+    Local files are memory-mapped, and at most 32 files are open at a time. A copy in another process opens the files
+    again on its first read.
 
-    A row is a dict from column to value. Fixed-size lists of numbers or booleans (of lists, and so on) are tensors,
-    cut from one gather for all the rows of a microbatch, and so are numbers of types that Python has not, as int32
-    and float32. Any other value, an int64, a float64 and a boolean among them, and any value with a null in it, is
-    what pyarrow's ``to_pylist`` gives. Short strings of a row group become Python's own once enough of them were asked
-    for, which takes as much memory again. Collated by torch, every number is of its column's dtype.
+    A row is a dict from column to value. Fixed-size lists of numbers or booleans, nested or not, become tensors, which
+    are views of one array for all rows of a microbatch. So do numbers of types that Python lacks, such as int32 and
+    float32. Every other value, such as an int64, a float64 or a boolean, and every value that contains a null, is what
+    pyarrow's ``to_pylist`` returns. Once enough short strings of a row group were read, all of them are converted to
+    Python strings, which doubles their memory. Collated by torch, every number has its column's dtype.
 
     Args:
-        paths: A Parquet file or several, in this order: local paths, or URIs of any file system that fsspec opens.
-        columns: The columns to read; all if not given.
-        storage_options: Passed to fsspec, for files that are not local.
-        row_groups_kept: How many decoded row groups stay in memory, at least 1.
+        paths: One or more Parquet files, in this order: local paths, or URIs that fsspec supports.
+        columns: Columns to read; None: all.
+        storage_options: Options for fsspec, for files that are not local.
+        row_groups_kept: Number of decoded row groups to keep in memory, at least 1.
 
     Raises:
-        ConfigurationError: No path, or a column that a file does not have.
+        ConfigurationError: ``paths`` is empty, or a file lacks a column.
         ShardNotFoundError: A file does not exist.
-        ShardCorruptError: A file is no Parquet file, or its columns differ in type from those of the first.
+        ShardCorruptError: A file is not a Parquet file, or its column types differ from those of the first file.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ParquetDataset(Dataset[dict[str, Any]]):
                 _RowGroup(file_index, place, metadata.row_group(place).num_rows)
                 for place in range(metadata.num_row_groups)
             ]
-        # _ends[g]: rows up to and with row group g.
+        # _ends[g]: rows up to and including row group g.
         self._ends = np.cumsum([group.num_rows for group in self._groups], dtype=np.int64)
 
     def __len__(self) -> int:
@@ -86,13 +86,13 @@ class ParquetDataset(Dataset[dict[str, Any]]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the rows at ``indices``, in that order; each row group among them is decoded once.
+        """Return the rows at ``indices``, in that order. Each row group is decoded once.
 
         Args:
-            indices: Row numbers; negative ones count from the end.
+            indices: Indices of rows; negative ones count from the end.
 
         Raises:
-            IndexError: There is no such row.
+            IndexError: An index is out of range.
             ShardCorruptError: A row group cannot be decoded.
         """
         rows = self._row_numbers(indices)
@@ -114,13 +114,13 @@ class ParquetDataset(Dataset[dict[str, Any]]):
         length = len(self)
         rows = np.asarray(indices) if len(indices) else np.empty(0, np.int64)
         if rows.dtype.kind not in "iu":
-            raise TypeError(f"row numbers are integers, not {indices!r}")
-        # As unsigned numbers the negative ones are the largest: one comparison finds what is outside.
+            raise TypeError(f"row indices must be integers, not {indices!r}")
+        # As unsigned numbers, negative ones are the largest: one comparison finds all that need a closer look.
         if not np.count_nonzero(rows.astype(np.int64, copy=False).view(np.uint64) >= length):
             return rows
         outside = (rows < -length) | (rows >= length)
         if outside.any():
-            raise IndexError(f"row {int(rows[outside][0])} of a dataset of {length} rows")
+            raise IndexError(f"index {int(rows[outside][0])} is out of range of a dataset of {length} rows")
         return np.where(rows < 0, rows + length, rows)
 
     def _parts(
@@ -141,10 +141,10 @@ class ParquetDataset(Dataset[dict[str, Any]]):
 
     def _file(self, file_index: int) -> Any:
         if self._process_id != os.getpid():
-            # A forked child shares its parent's file offsets: it opens its own.
+            # A forked child shares its parent's file offsets, so it opens its own files.
             self._forget_files()
         if file_index not in self._opened:
-            while len(self._opened) >= _MOST_OPEN_FILES:
+            while len(self._opened) >= _MAX_OPEN_FILES:
                 self._opened.popitem(last=False)
             self._opened[file_index] = _open(self.paths[file_index], self.storage_options)
         self._opened.move_to_end(file_index)
@@ -160,7 +160,7 @@ class ParquetDataset(Dataset[dict[str, Any]]):
         while len(self._cache) >= self.row_groups_kept:
             self._cache.popitem(last=False)
         try:
-            # One thread: a worker shares the machine with the trainer.
+            # One thread, because a worker shares the machine with the trainer.
             with _reading(self.paths[group.file_index]):
                 table = file.read_row_group(group.place_in_file, columns=names, use_threads=False)
             self._cache[group_index] = {name: ArrowColumn.of(table.column(name)) for name in names}
@@ -173,26 +173,26 @@ class ParquetDataset(Dataset[dict[str, Any]]):
 
 
 class IterableParquetDataset(IterableDataset[dict[str, Any]]):
-    """Rows of one or more Parquet files in their order, as an iterable dataset.
+    """Rows of one or more Parquet files in order, as an iterable dataset.
 
-    The rows are those of ``ParquetDataset``. One file is open at a time, and of it the compressed columns of one row
-    group and ``rows_at_once`` decoded rows are in memory. In the workers of a DataLoader, worker *w* of *n* reads the
-    row groups *w*, *w + n* and so on, so that each row comes once.
+    The rows are those of ``ParquetDataset``. One file is open at a time, and memory holds the compressed columns of one
+    row group and ``rows_at_once`` decoded rows. In a DataLoader with *n* workers, worker *w* reads the row groups *w*,
+    *w + n* and so on, so that each row comes once.
 
-    Nothing is opened before the first row is asked for. A resume replays an iterable dataset up to its place;
-    ``ParquetDataset`` steps over what was delivered.
+    Files are opened when iteration begins. A resume replays this dataset up to its position, while ``ParquetDataset``
+    skips what was delivered.
 
     Args:
-        paths: A Parquet file or several, in this order: local paths, or URIs of any file system that fsspec opens.
-        columns: The columns to read; all if not given.
-        storage_options: Passed to fsspec, for files that are not local.
-        rows_at_once: How many rows are decoded at a time, at least 1.
+        paths: One or more Parquet files, in this order: local paths, or URIs that fsspec supports.
+        columns: Columns to read; None: all.
+        storage_options: Options for fsspec, for files that are not local.
+        rows_at_once: Number of rows to decode at a time, at least 1.
 
     Raises:
-        ConfigurationError: An argument is none of these. When iterated: a column that a file does not have.
-        ShardNotFoundError: When iterated: a file does not exist.
-        ShardCorruptError: When iterated: a file is no Parquet file, a row group cannot be decoded, or its columns
-            differ in type from those of the first file.
+        ConfigurationError: An argument is invalid; during iteration, if a file lacks a column.
+        ShardNotFoundError: During iteration, if a file does not exist.
+        ShardCorruptError: During iteration, if a file is not a Parquet file, a row group cannot be decoded, or the
+            column types differ from those of the first file.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ def _check_columns(path: str, schema: Any, columns: list[str] | None, types: dic
     present: dict[str, Any] = dict(zip(schema.names, schema.types, strict=True))
     for name in columns or types or present:
         if name not in present:
-            raise ConfigurationError("columns", name, f"columns that {path} has: {', '.join(present)}")
+            raise ConfigurationError("columns", name, f"columns of {path}: {', '.join(present)}")
         expected = types.setdefault(name, present[name])
         if present[name] != expected:
             raise ShardCorruptError(path, f"column {name!r} is {present[name]} here and {expected} in {first_path}")
@@ -277,14 +277,14 @@ def _open(path: str, storage_options: dict[str, Any]) -> Any:
 
 
 def _reading(path: str) -> AbstractContextManager[None]:
-    """Return a context in which a file's pages are read: of one that is not local, the wait is for the store.
+    """Return a context that counts the time of a remote file's reads as time of the store.
 
-    pyarrow reads in a thread of its own, so that this counts its decoding as well, which takes less.
+    pyarrow reads in its own thread, so this also counts the decoding, which takes less time.
     """
     return nullcontext() if local_path(path) is not None else reading()
 
 
 def _is_corruption(error: Exception) -> bool:
-    """Tell bytes that make no sense from bytes that cannot be had: a network's or a disk's error stays itself."""
-    # For some damage pyarrow raises a bare OSError without a number.
+    """Return whether an error means damaged data, instead of a failure of the network or the disk."""
+    # For some damage, pyarrow raises a bare OSError without errno.
     return isinstance(error, _arrow.ArrowException) or (type(error) is OSError and error.errno is None)

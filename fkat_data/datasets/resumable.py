@@ -1,4 +1,4 @@
-"""A sequential sampler that goes on where it stopped."""
+"""A sequential sampler that resumes where it stopped."""
 
 from collections.abc import Iterator, Sized
 from typing import Any
@@ -15,32 +15,31 @@ _STATE_VERSION = 1
 
 
 class ResumableSequentialSampler(Sampler[int]):
-    """The indices of a dataset in their order, from a place on.
+    """The indices of a dataset in order, resumable at any index.
 
-    The first loop begins at ``start_index``. A loop that was left is gone on with by the next one; after one that
-    came to the end, the next has every index. Of several iterators only the newest one lives.
+    The first loop begins at ``start_index``. After a loop that ended early, the next loop continues it; after a full
+    pass, the next loop yields every index. A new iterator ends the older ones.
 
-    The place is that of what was yielded: a DataLoader with workers of its own asks for more than it has delivered.
+    The position counts yielded indices: a DataLoader with workers requests more of them than it has delivered.
 
     Args:
-        data_source: Anything with a length, which may not change.
-        start_index: The first index to yield, from 0 to the length; at the length, the first loop is the whole next
-            epoch, as no epoch is empty.
+        data_source: An object with a fixed length.
+        start_index: First index to yield, from 0 to the length. At the length, the first loop yields every index.
 
     Raises:
-        ConfigurationError: An argument is none of these.
+        ConfigurationError: An argument is invalid.
     """
 
     def __init__(self, data_source: Sized, start_index: int = 0) -> None:
         if not isinstance(data_source, Sized):
-            raise ConfigurationError("data_source", data_source, "something with a length")
+            raise ConfigurationError("data_source", data_source, "an object with a length")
         self._length = len(data_source)
         index = integer("start_index", start_index, minimum=0, maximum=self._length)
         self._index = index if index < self._length else 0
         self._iterator: object = None
 
     def __len__(self) -> int:
-        """Return the length of a whole epoch, as trainers ask once and take it for each."""
+        """Return the length of a full pass, because trainers read it once and use it for every epoch."""
         return self._length
 
     def __iter__(self) -> Iterator[int]:
@@ -50,24 +49,24 @@ class ResumableSequentialSampler(Sampler[int]):
     def _walk(self, iterator: object, start: int) -> Iterator[int]:
         for index in range(start, self._length):
             if self._iterator is not iterator:
-                raise StaleIteratorError("this iterator was replaced by a newer one, or by load_state_dict()")
-            # Before the yield: a state that is saved while the caller has this index in hand counts it as yielded.
+                raise StaleIteratorError("this iterator has ended: a newer iterator or load_state_dict() replaced it")
+            # Before the yield: a state that the caller saves while it processes this index counts it as yielded.
             self._index = index + 1 if index + 1 < self._length else 0
             yield index
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place as plain values: ``version``, ``length`` and ``index``, the next index to yield."""
+        """Return the position as plain values: ``version``, ``length`` and ``index``, the next index to yield."""
         return {"version": _STATE_VERSION, "length": self._length, "index": self._index}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Make the next loop yield what an unstopped one would have yielded next.
+        """Make the next loop continue at a saved position.
 
         Raises:
-            StateMismatchError: The state is of another length, or its index is none of this sampler's.
+            StateMismatchError: The state has another length, or its index is out of range.
         """
         state = checked_state(state_dict, self.state_dict(), "index")
-        index = saved_integer(state, "index", self._index, minimum=0)
+        index = saved_integer(state, "index", minimum=0)
         if index > self._length:
-            raise StateMismatchError("index", index, self._length, "there are fewer indices")
+            raise StateMismatchError("index", index, f"<at most {self._length}>", "there are fewer indices")
         self._index = index if index < self._length else 0
         self._iterator = None

@@ -1,4 +1,4 @@
-"""How many samples each shard has: as given, as remembered in a file, or counted once, several at a time."""
+"""Sizes of shards: passed by the caller, read from a cache file, or counted in parallel."""
 
 import json
 import os
@@ -20,27 +20,28 @@ def size_of(shard_key: str, shard: object) -> int:
     """Return a shard's number of samples.
 
     Raises:
-        ConfigurationError: It has no length.
+        ConfigurationError: The shard is not a map-style dataset.
     """
     if not isinstance(shard, Sized) or not hasattr(shard, "__getitem__"):
         raise ConfigurationError(
-            "dataset_type", shard, f"a dataset with a length and items by index: that of shard {shard_key!r} is none"
+            "dataset_type", shard, f"a dataset with __len__() and __getitem__(index) for shard {shard_key!r}"
         )
     return len(shard)
 
 
 def checked_sizes(shard_keys: list[str], shard_sizes: object) -> dict[str, int]:
-    """Return given sizes, once it is clear that they are those of the shards.
+    """Return the given sizes after checking them.
 
     Raises:
-        ConfigurationError: They are no mapping, a shard has none, or one is no integer of at least 0.
+        ConfigurationError: ``shard_sizes`` is not a mapping with exactly the shards' keys, or a size is negative or not
+            an integer.
     """
     if not isinstance(shard_sizes, Mapping):
         raise ConfigurationError("shard_sizes", shard_sizes, "a mapping from shard keys to numbers of samples")
     sizes = cast("Mapping[str, Any]", shard_sizes)
     if set(sizes) != set(shard_keys):
-        odd = sorted(map(str, set(sizes) ^ set(shard_keys)))
-        raise ConfigurationError("shard_sizes", odd, "the keys of shard_params; these are in one of the two only")
+        unmatched = sorted(map(str, set(sizes) ^ set(shard_keys)))
+        raise ConfigurationError("shard_sizes", unmatched, "the keys of shard_params; these are in only one of the two")
     return {key: integer(f"shard_sizes[{key!r}]", sizes[key], minimum=0) for key in shard_keys}
 
 
@@ -50,17 +51,17 @@ def cached_sizes(
     path: str | os.PathLike[str] | None,
     num_threads: int,
 ) -> dict[str, int]:
-    """Return the shards' sizes; those that the file at ``path`` does not know are counted, and added to it.
+    """Return the shards' sizes. Those missing in the file at ``path`` are counted and added to it.
 
     Args:
-        shard_keys: The shards.
-        load_shard: Opens a shard.
-        path: A JSON file, of these shards alone; None: nothing is remembered. Several ranks may use one.
-        num_threads: Shards that are opened at a time.
+        shard_keys: Keys of the shards.
+        load_shard: Opens a shard by key.
+        path: JSON file for the sizes, which several ranks may share; None: store nothing.
+        num_threads: Number of shards to open at a time.
 
     Raises:
-        ConfigurationError: The file is there and no such file, or a shard has no length.
-        Exception: Whatever opening a shard raises.
+        ConfigurationError: The file is not one that this function wrote, or a shard has no length.
+        Exception: Any exception of ``load_shard``.
     """
 
     def count(key: str) -> int:
@@ -82,18 +83,18 @@ def _read(path: Path) -> dict[str, int]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise ConfigurationError("sizes_cache", str(path), f"a file that this class wrote: {error}") from error
+        raise ConfigurationError("sizes_cache", str(path), f"a JSON file of shard sizes: {error}") from error
     if not isinstance(content, dict) or cast("dict[str, Any]", content).get("version") != _CACHE_VERSION:
-        raise ConfigurationError("sizes_cache", str(path), f"a file of version {_CACHE_VERSION} that this class wrote")
+        raise ConfigurationError("sizes_cache", str(path), f"a file of shard sizes with version {_CACHE_VERSION}")
     sizes = cast("dict[str, Any]", content).get("sizes")
     if not isinstance(sizes, dict):
-        raise ConfigurationError("sizes_cache", str(path), "a file with sizes")
+        raise ConfigurationError("sizes_cache", str(path), "a file of shard sizes with a mapping `sizes`")
     entries = cast("dict[str, Any]", sizes)
     return {key: integer(f"sizes_cache[{key!r}]", size, minimum=0) for key, size in entries.items()}
 
 
 def _write(path: Path, sizes: dict[str, int]) -> None:
-    # Renamed into place: a reader sees the whole file or none.
+    # Renamed into place, so that a reader sees the whole file or none.
     partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
     partial.write_text(json.dumps({"version": _CACHE_VERSION, "sizes": sizes}, indent=1, sort_keys=True), "utf-8")
     partial.replace(path)

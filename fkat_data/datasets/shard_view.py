@@ -1,4 +1,4 @@
-"""A rank's view of a dataset: the items that are its own, by index."""
+"""A rank's view of a dataset: the items that belong to the rank, by index."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -7,7 +7,7 @@ from typing import Any, Self, TypeVar
 from torch.utils.data import Dataset
 
 from fkat_data.arguments import boolean, choice, integer
-from fkat_data.datasets.dataset_state import checked_state, load_state_below, state_below
+from fkat_data.datasets.dataset_state import base_state, checked_state, load_base_state
 from fkat_data.datasets.item_index import counted_from_start, is_map_style, items_at
 from fkat_data.errors import ConfigurationError
 
@@ -18,11 +18,11 @@ _STATE_VERSION = 1
 
 
 class ShardIndexingMode(StrEnum):
-    """Which items a view has.
+    """How items are assigned to views.
 
     Attributes:
-        sequential: In turn: the second of four views has 1, 5, 9, …
-        chunked: A block: the second of four views of 14 items has 4, 5, 6, 7, and the last one 12, 13.
+        sequential: In turn: the second of four views has items 1, 5, 9, …
+        chunked: In blocks: the second of four views of 14 items has items 4, 5, 6, 7, and the last one 12, 13.
     """
 
     sequential = "sequential"
@@ -30,21 +30,21 @@ class ShardIndexingMode(StrEnum):
 
 
 class ShardedDataset(Dataset[_Item_co]):
-    """The part of a dataset that one of several ranks sees.
+    """One rank's view of a dataset.
 
-    With padding, each view has ``ceil(items / total_shards)`` items, and the dataset's last item stands where its own
-    have run out: ranks take equally many steps. Without, the views are disjoint and together have every item once;
-    with fewer items than views, some are empty.
+    With padding, each view has ``ceil(items / total_shards)`` items: missing ones repeat the dataset's last item, so
+    that all ranks take the same number of steps. Without padding, the views are disjoint and together have every item
+    once; with fewer items than views, some views are empty.
 
     Args:
-        dataset: Any dataset with a length; it is asked for it each time, as it may grow.
+        dataset: Any map-style dataset. Its length is read on each access, because it may grow.
         total_shards: Number of views, at least 1: the number of data-parallel ranks.
-        current_shard: This view, from 0 to ``total_shards - 1``.
-        indexing_mode: Which items a view has, as ``ShardIndexingMode`` or as text.
-        pad_to_equal_size_across_shards: Whether all views are equally long.
+        current_shard: Index of this view, from 0 to ``total_shards - 1``.
+        indexing_mode: How items are assigned to views, as ``ShardIndexingMode`` or its name.
+        pad_to_equal_size_across_shards: Whether to give all views the same length.
 
     Raises:
-        ConfigurationError: An argument is none of these.
+        ConfigurationError: An argument is invalid.
     """
 
     def __init__(
@@ -72,26 +72,26 @@ class ShardedDataset(Dataset[_Item_co]):
         indexing_mode: ShardIndexingMode | str = ShardIndexingMode.sequential,
         pad_to_equal_size_across_shards: bool = True,
     ) -> Self:
-        """Return this process's view by its place along one dimension of a ``torch.distributed`` device mesh.
+        """Return this process's view by its rank along one dimension of a ``torch.distributed`` device mesh.
 
         Args:
-            dataset: As in the constructor, and so are the last two.
-            device_mesh: A ``DeviceMesh`` with names.
-            dim: The name of the data-parallel dimension, which may be a flattened one.
-            indexing_mode: See the constructor.
-            pad_to_equal_size_across_shards: See the constructor.
+            dataset: As in the constructor.
+            device_mesh: A ``DeviceMesh`` with named dimensions.
+            dim: Name of the data-parallel dimension, which may be a flattened one.
+            indexing_mode: As in the constructor.
+            pad_to_equal_size_across_shards: As in the constructor.
 
         Raises:
-            ConfigurationError: The mesh has no such dimension, or another argument is wrong.
+            ConfigurationError: The mesh has no such dimension, or another argument is invalid.
         """
         names = getattr(device_mesh, "mesh_dim_names", None)
         if not names:
-            raise ConfigurationError("device_mesh", device_mesh, "a DeviceMesh whose dimensions have names")
+            raise ConfigurationError("device_mesh", device_mesh, "a DeviceMesh with named dimensions")
         try:
             along = device_mesh[dim]
             total_shards, current_shard = int(along.size()), int(along.get_local_rank())
         except (KeyError, RuntimeError, TypeError) as error:
-            raise ConfigurationError("dim", dim, f"a dimension of the mesh, which has {names}: {error}") from error
+            raise ConfigurationError("dim", dim, f"a dimension of the mesh, one of {names}: {error}") from error
         return cls(dataset, total_shards, current_shard, indexing_mode, pad_to_equal_size_across_shards)
 
     def __len__(self) -> int:
@@ -110,34 +110,34 @@ class ShardedDataset(Dataset[_Item_co]):
         """Return the items at ``indices``, in one call of the dataset if it has ``__getitems__``.
 
         Raises:
-            IndexError: There is no such item.
+            IndexError: An index is out of range.
         """
         return items_at(self._dataset, self._indices(indices))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which view this is as plain values, and the dataset's state if it keeps one."""
+        """Return the view's settings as plain values, and the dataset's state if it has one."""
         return {
             "version": _STATE_VERSION,
             "total_shards": self._total_shards,
             "current_shard": self._current_shard,
             "indexing_mode": self._indexing_mode.value,
             "pad_to_equal_size_across_shards": self._is_padded,
-            **state_below(self._dataset),
+            **base_state(self._dataset),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Check that the state is this view's, and set the dataset below to its own.
+        """Check that the state belongs to this view, and restore the dataset's state.
 
         Raises:
-            StateMismatchError: It is another view's.
+            StateMismatchError: The state belongs to another view.
         """
-        load_state_below(self._dataset, checked_state(state_dict, self.state_dict()))
+        load_base_state(self._dataset, checked_state(state_dict, self.state_dict()))
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the dataset below, if it has ``set_epoch``."""
-        tell = getattr(self._dataset, "set_epoch", None)
-        if callable(tell):
-            tell(epoch)
+        """Call ``set_epoch`` of the dataset if it has one."""
+        set_base_epoch = getattr(self._dataset, "set_epoch", None)
+        if callable(set_base_epoch):
+            set_base_epoch(epoch)
 
     def _indices(self, indices: Sequence[int]) -> list[int]:
         own, length = len(self), len(self._dataset)

@@ -1,4 +1,4 @@
-"""Text files, plain, gzip or zstd: their text in pieces, or by offset."""
+"""Read text files, plain, gzip or zstd, in pieces or by offset."""
 
 import gzip
 import os
@@ -17,31 +17,31 @@ __all__ = ["TextFile"]
 
 _CHUNK_BYTES = 1 << 20
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-# What 1 KiB of zstd can grow to is bounded: 128 KiB for every 4 bytes.
+# Feeding zstd 1 KiB at a time bounds the output: 4 bytes can expand to 128 KiB.
 _ZSTD_PIECE_BYTES = 1 << 10
 
 
 class TextFile:
-    """A text in a file of any file system, compressed or not, as its first bytes say.
+    """Decompressed text of a local or remote file; its first bytes tell the compression.
 
     Args:
-        path: A local path, or a URI that fsspec opens.
-        storage_options: Passed to fsspec, for files that are not local.
+        path: A local path, or a URI that fsspec supports.
+        storage_options: Options for fsspec, for files that are not local.
     """
 
     def __init__(self, path: str, storage_options: Mapping[str, Any]) -> None:
         self.path = path
         self._storage_options = storage_options
         self._descriptor: int | None = None
-        self._remote: tuple[int, Any] | None = None  # the process that opened it, and the file
+        self._remote: tuple[int, Any] | None = None  # id of the process that opened the file, and the file
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield the text in pieces; about 1 MiB each, for zstd at most 32.
+        """Yield the text in pieces of about 1 MiB, or at most 32 MiB for zstd.
 
         Raises:
-            ShardNotFoundError: There is no such file.
-            ShardCorruptError: The compressed bytes make no sense, or end too early.
-            ConfigurationError: It is zstd, and zstandard is not installed; or no file system opens it.
+            ShardNotFoundError: The file does not exist.
+            ShardCorruptError: The compressed data is damaged or truncated.
+            ConfigurationError: The file is zstd but zstandard is not installed, or no file system opens the URI.
         """
         with self._open() as file:
             start = file.read(len(_ZSTD))
@@ -56,18 +56,18 @@ class TextFile:
     def read(self, offset: int, size: int) -> bytes:
         """Return ``size`` bytes of the text from ``offset`` on, or fewer at its end.
 
-        A compressed text is written to a temporary file without a name when it is first asked for, uncompressed.
+        The first call decompresses a compressed file to an unnamed temporary file.
 
         Raises:
-            ShardNotFoundError: There is no such file.
-            ShardCorruptError: The compressed bytes make no sense, or end too early.
+            ShardNotFoundError: The file does not exist.
+            ShardCorruptError: The compressed data is damaged or truncated.
         """
         if self._descriptor is None and self._remote is None:
             self._open_for_offsets()
         if self._descriptor is not None:
             return os.pread(self._descriptor, size, offset)
         if self._remote is None or self._remote[0] != os.getpid():
-            # A forked child shares its parent's connections: it opens its own.
+            # A forked child shares its parent's connections, so it opens its own.
             self._remote = (os.getpid(), self._open())
         file = self._remote[1]
         file.seek(offset)
@@ -117,7 +117,7 @@ class TextFile:
     def _of_zstd(self, file: Any) -> Iterator[bytes]:
         zstandard = required("zstandard", "json")
         decompressor = zstandard.ZstdDecompressor()
-        frame: Any = None  # the one under way
+        frame: Any = None  # the current one
         try:
             while chunk := file.read(_CHUNK_BYTES):
                 for place in range(0, len(chunk), _ZSTD_PIECE_BYTES):

@@ -1,4 +1,4 @@
-"""Batches of as many samples as fit a budget of tokens, padding included; equally many on every rank."""
+"""Batches that fill a token budget, padding included, with the same number of batches on every rank."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -20,41 +20,40 @@ _STATE_VERSION = 1
 
 
 class TokenBudgetBatchSampler(Sampler[list[int]]):
-    """Lists of indices, each with as many samples of like length as fit ``max_tokens`` once they are padded.
+    """A batch sampler that groups samples of similar length, as many as fit ``max_tokens`` once padded.
 
-    The epoch's order is cut into windows. Within a window, the samples are sorted by length and cut into batches;
-    each ``world_size`` batches side by side are a step, one batch for each rank, so that ranks work about equally
-    long at each step; the steps are shuffled. Where the number of batches is no multiple of the ranks, the fullest
-    are halved. So every rank has the same number of batches and no sample stands twice; each stands once, except
-    where even batches of one sample do not come out even: then up to ``world_size - 1`` of the window's longest are
-    left out in that epoch.
+    An epoch is cut into windows. Within a window, the samples are sorted by length and cut into batches. Every
+    ``world_size`` neighbouring batches form a step, with one batch for each rank, so that all ranks work for about the
+    same time; the steps are shuffled. If the number of batches is not a multiple of ``world_size``, the fullest ones
+    are halved. So every rank has the same number of batches, and every sample appears once. The only exception is a
+    window with too few samples to halve: up to ``world_size - 1`` of its longest are dropped in that epoch.
 
-    A window's plan is a function of (seed, epoch, window) and the lengths: every rank derives the same one without
-    talking to the others, if ``lengths`` and ``seed`` are the same on each.
+    A window's plan is a function of (seed, epoch, window) and the lengths: every rank computes the same plan without
+    communication if ``lengths`` and ``seed`` are the same on each.
 
-    ``iter()`` yields the current epoch from the current place on; a full pass ends at the start of the next epoch. A
-    loop that was left early is given up: the next one starts the next epoch. Of several iterators only the newest
-    one lives. ``len()`` is the number of this rank's batches in the epoch that comes next; it plans them all.
+    ``iter()`` yields the rest of the current epoch; a full pass ends at the start of the next one. After a loop that
+    ended early, the next loop starts the next epoch. A new iterator ends the older ones. ``len()`` returns the number
+    of this rank's batches in the epoch that the next loop yields, and plans all of them.
 
     Args:
-        lengths: The length of each sample in tokens, as a list, an array or a tensor; or a dataset whose
-            ``sort_key(index)`` is the length.
-        max_tokens: The budget of a batch: the number of its samples times the length of the longest one.
-        window_size: Samples that are planned together, at least ``world_size``; the last ones of an epoch are
-            spread over the others. It should hold many times ``world_size`` batches: larger windows need less
-            padding and are less random.
-        rank: This rank, from 0 to ``world_size - 1``.
+        lengths: Length of each sample in tokens, as a list, an array or a tensor; or a dataset whose
+            ``sort_key(index)`` returns the length.
+        max_tokens: Budget of a batch: its number of samples times the length of its longest one.
+        window_size: Number of samples to plan together, at least ``world_size``; an epoch's remainder is spread over
+            its windows. It should hold many times ``world_size`` batches. Larger windows need less padding but are less
+            random.
+        rank: Index of this rank, from 0 to ``world_size - 1``.
         world_size: Number of ranks.
-        shuffle: Whether each epoch has an order of its own. Else windows are those of the dataset's own order, and
-            steps stand in order of length.
-        seed: Any integer, the same on every rank; None, on one rank: one is drawn from torch's global CPU generator,
+        shuffle: Whether to shuffle in each epoch. If false, windows follow the dataset's order, and steps are in order
+            of length.
+        seed: Any integer, the same on every rank. None, for one rank only: draw one from torch's global CPU generator,
             as in a ``BufferSortedDataset``.
-        pad_to_multiple_of: What the collate function rounds a padded length up to.
-        max_batch_size: Most samples of a batch; None: what the budget allows.
-        too_long: What to do about samples that are longer than ``max_tokens``: "raise", or "skip" them.
+        pad_to_multiple_of: Multiple that the collate function rounds padded lengths up to.
+        max_batch_size: Maximum number of samples in a batch; None: no limit besides ``max_tokens``.
+        too_long: What to do with samples that are longer than ``max_tokens``: "raise" or "skip".
 
     Raises:
-        ConfigurationError: An argument is none of these, a sample is too long, or there are fewer than ranks.
+        ConfigurationError: An argument is invalid, a sample is too long, or there are fewer samples than ranks.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self._max_batch_size = None if max_batch_size is None else integer("max_batch_size", max_batch_size, minimum=1)
         choice("too_long", too_long, ("raise", "skip"))
         found = as_lengths("lengths", lengths)
-        # Padded; an empty sample still takes a row.
+        # Rounded up as by the collate function; an empty sample still takes a row.
         self._lengths = np.maximum(-(-found // multiple) * multiple, 1)
         fitting = np.flatnonzero(self._lengths <= self._max_tokens)
         if len(fitting) < len(found) and too_long == "raise":
@@ -96,14 +95,14 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             "num_samples": len(fitting),
         }
         self.num_skipped: int = len(found) - len(fitting)
-        """Samples that are never served, as they are too long."""
+        """Number of samples that are skipped because they are too long."""
         self._place = (0, 0)  # epoch, batches yielded in it
-        self._iterator: object = None  # what moved the place; None after set_epoch or load_state_dict
+        self._iterator: object = None  # the newest one; None after set_epoch or load_state_dict
         self._count: tuple[tuple[int, int], int] | None = None  # (seed, epoch) -> number of batches
 
     @property
     def seed(self) -> int:
-        """The seed of every epoch's order, given or drawn."""
+        """Seed of every epoch's order, given or drawn."""
         return self._windows.seed
 
     def __len__(self) -> int:
@@ -117,13 +116,13 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
     def set_epoch(self, epoch: int) -> None:
         """Make the next ``iter()`` yield this epoch from its start.
 
-        A place in this very epoch that ``load_state_dict`` has just set is kept: trainers call both on a resume.
+        A position that ``load_state_dict`` has just set in the same epoch is kept: trainers call both on a resume.
 
         Args:
             epoch: The epoch, from 0.
 
         Raises:
-            ConfigurationError: ``epoch`` is no integer of at least 0.
+            ConfigurationError: ``epoch`` is negative or not an integer.
         """
         epoch = integer("epoch", epoch, minimum=0)
         if self._iterator is not None or epoch != self._place[0]:
@@ -131,30 +130,28 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             self._iterator = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place as plain values, and the settings: the same on every rank that is equally far."""
+        """Return position and settings as plain values: the same on all ranks at the same batch."""
         epoch, index = self._place
         return {"version": _STATE_VERSION, "epoch": epoch, "index": index, "seed": self.seed, **self._settings}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Make the next ``iter()`` yield what an unstopped one would have yielded next.
+        """Make the next ``iter()`` continue at a saved position.
 
         Raises:
-            StateMismatchError: The state has other settings, another seed than the one that was given here, or no
-                place among this sampler's batches. The place is then as it was.
+            StateMismatchError: The state has other settings, another seed than ``seed``, or a position past the end of
+                this sampler's batches. The position then stays unchanged.
         """
         state = checked_state(state_dict, self.state_dict(), "epoch", "index", "seed")
-        seed = saved_integer(state, "seed", self.seed)
-        epoch, index = (
-            saved_integer(state, field, present, minimum=0)
-            for field, present in zip(("epoch", "index"), self._place, strict=True)
-        )
+        seed = saved_integer(state, "seed")
+        epoch, index = (saved_integer(state, field, minimum=0) for field in ("epoch", "index"))
         if seed != self.seed and self._windows.is_seed_given:
-            raise StateMismatchError("seed", seed, self.seed, "give seed=None to take the saved one over")
+            raise StateMismatchError("seed", seed, self.seed, "pass seed=None to use the saved seed")
         own_seed, self._windows.seed = self.seed, seed
         num_batches = self._num_batches(epoch)
         if index > num_batches:
             self._windows.seed = own_seed
-            raise StateMismatchError("index", index, num_batches, f"epoch {epoch} has fewer batches: other lengths?")
+            hint = f"epoch {epoch} has fewer batches; check that the lengths are the same"
+            raise StateMismatchError("index", index, f"<at most {num_batches}>", hint)
         self._place = (epoch, index) if index < num_batches else (epoch + 1, 0)
         self._iterator = None
 
@@ -169,9 +166,12 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             is_last_window = window == self._windows.num_windows - 1
             for batch in plan[max(0, index - done) :]:
                 if self._iterator is not iterator:
-                    raise StaleIteratorError(f"this iterator over epoch {epoch} was replaced by a newer place")
+                    raise StaleIteratorError(
+                        f"this iterator over epoch {epoch} has ended: a newer iterator, set_epoch() or "
+                        "load_state_dict() replaced it"
+                    )
                 index += 1
-                # Before the yield: what the caller has in hand counts as yielded.
+                # Before the yield: a state that the caller saves while it processes this batch counts it as yielded.
                 self._place = (epoch + 1, 0) if is_last_window and index == done + len(plan) else (epoch, index)
                 yield batch
             done += len(plan)
@@ -198,12 +198,12 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         batches: list[list[int]] = []
         start = 0
         while start < len(indices):
-            most = len(indices) - start
+            limit = len(indices) - start
             if self._max_batch_size is not None:
-                most = min(most, self._max_batch_size)
-            # What a batch that ends with the sample at a place takes grows with the place.
+                limit = min(limit, self._max_batch_size)
+            # Lengths are sorted, so the tokens of a batch grow with the index of its last sample.
             stop = bisect_right(
-                range(start, start + most),
+                range(start, start + limit),
                 self._max_tokens,
                 key=lambda place, start=start: lengths[place] * (place - start + 1),
             )

@@ -1,4 +1,4 @@
-"""An epoch's order cut into windows, in which work is planned: each window on its own, alike on every rank."""
+"""Cut an epoch's order into windows that every rank plans independently and in the same way."""
 
 import heapq
 from typing import Any
@@ -14,17 +14,17 @@ __all__ = ["Windows", "in_steps", "whole_steps"]
 
 
 class Windows:
-    """An epoch's order of some items, in windows of at least ``window_size`` and fewer than twice as many.
+    """An epoch's order of some items, in windows of at least ``window_size`` and less than twice that.
 
     Args:
-        items: What is put in order: indices of a dataset.
-        window_size: Items of a window; with fewer items in all, there is one window.
-        world_size: Number of ranks; a window has an item for each at least.
-        shuffle: Whether each epoch has an order of its own.
-        seed: Any integer; None, on one rank: one is drawn from torch's global CPU generator.
+        items: Indices of a dataset.
+        window_size: Minimum number of items in a window, at least ``world_size``. Fewer items form one window.
+        world_size: Number of ranks.
+        shuffle: Whether to shuffle the items in each epoch.
+        seed: Any integer. None, for one rank only: draw one from torch's global CPU generator.
 
     Raises:
-        ConfigurationError: An argument is none of these, or there are fewer items than ranks.
+        ConfigurationError: An argument is invalid, or there are fewer items than ranks.
     """
 
     def __init__(
@@ -35,19 +35,17 @@ class Windows:
         self.shuffle = boolean("shuffle", shuffle)
         self.is_seed_given = seed is not None
         if seed is None and self.shuffle and self.world_size > 1:
-            # Each rank would draw one of its own, and have another plan than the others.
-            raise ConfigurationError("seed", seed, "an integer, the same on every rank, as there are several")
+            # Each rank would draw a different seed, and compute a different plan.
+            raise ConfigurationError("seed", seed, f"an integer, the same on all {self.world_size} ranks")
         self.seed = drawn_seed() if seed is None else integer("seed", seed)
         if len(items) < self.world_size:
-            raise ConfigurationError(
-                "world_size", world_size, f"at most as many ranks as there are items: {len(items)}"
-            )
+            raise ConfigurationError("world_size", world_size, f"at most {len(items)}, the number of items")
         self.num_windows = max(1, len(items) // self.window_size)
         self._items = items
         self._last: tuple[tuple[int, int], npt.NDArray[np.int64]] | None = None
 
     def items(self, epoch: int, window: int) -> npt.NDArray[np.int64]:
-        """Return the items of a window in the epoch's order."""
+        """Return the items of a window, in the epoch's order."""
         name = (self.seed, epoch)
         if self._last is None or self._last[0] != name:
             order = self._items
@@ -62,19 +60,19 @@ class Windows:
 
 
 def whole_steps(groups: list[list[int]], world_size: int) -> list[list[int]]:
-    """Return the groups, with as many of them halved, the fullest first, as make their number a multiple of the ranks.
+    """Halve the fullest groups until the number of groups is a multiple of the ranks.
 
-    Where the members are too few for that, up to ``world_size - 1`` groups are left out at the end instead; this can
-    only be where nearly every group has one member.
+    If there are too few members for that, up to ``world_size - 1`` groups at the end are dropped instead. Nearly every
+    group then has one member.
 
     Args:
-        groups: No group is empty; together they have at least ``world_size`` members.
+        groups: Groups with at least one member each, and at least ``world_size`` members together.
         world_size: Number of ranks.
     """
     missing = -len(groups) % world_size
     if sum(map(len, groups)) < len(groups) + missing:
         return groups[: len(groups) - len(groups) % world_size]
-    # Halves stay side by side, so that groups in order of length stay in that order.
+    # Halves stay side by side, so that groups sorted by length stay sorted.
     parts = [[group] for group in groups]
     fullest = [(-len(group), place, 0) for place, group in enumerate(groups)]
     heapq.heapify(fullest)
@@ -92,14 +90,14 @@ def whole_steps(groups: list[list[int]], world_size: int) -> list[list[int]]:
 def in_steps(
     groups: list[list[int]], world_size: int, rank: int, order: npt.NDArray[np.int64] | None
 ) -> list[list[int]]:
-    """Return a rank's groups: one out of each step, which is ``world_size`` groups side by side.
+    """Return one rank's groups: one from each step of ``world_size`` neighbouring groups.
 
     Args:
-        groups: A multiple of ``world_size``.
+        groups: Groups, in a multiple of ``world_size``.
         world_size: Number of ranks.
-        rank: The rank.
-        order: The order of the steps; None: as they are.
+        rank: Index of the rank.
+        order: Order of the steps; None: keep it.
     """
     steps = range(len(groups) // world_size) if order is None else order.tolist()
-    # In turn, so that not the same rank has the longest of each step.
+    # Ranks take turns, so that the longest group of each step goes to a different one.
     return [groups[step * world_size + (rank + step) % world_size] for step in steps]

@@ -92,7 +92,7 @@ def resplit(left: Sequence[Sequence[Piece]], dp_size: int) -> list[list[Piece]]:
 def with_layer(layers: Sequence[Layer], layer: Layer) -> tuple[tuple[Layer, ...], int]:
     """Append a layer. Return the layers that still matter, and the epoch in which the next ranks begin.
 
-    A layer is dropped if nothing of that epoch or a later one had been delivered at it.
+    A layer is dropped if none of its ranks had begun that epoch or a later one.
 
     Args:
         layers: All re-splits so far.

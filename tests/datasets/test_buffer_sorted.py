@@ -120,7 +120,7 @@ def test_a_sort_key_is_asked_once_an_epoch(keys, buffer_size, pack_size):
 
 
 def test_orders_that_are_kept_are_bounded(monkeypatch):
-    monkeypatch.setattr(module, "_MOST_ITEMS_KEPT", 30)
+    monkeypatch.setattr(module, "_MAX_ITEMS_KEPT", 30)
     dataset = BufferSortedDataset(Keyed(range(1000)), 10, 2, 0)
     assert sorted(dataset) == list(range(1000))
     assert sum(map(len, dataset._orders.values())) <= 30
@@ -165,7 +165,7 @@ def test_negative_indices_count_from_the_end():
 def test_keys_that_do_not_compare_are_named_with_their_place(keys):
     dataset = BufferSortedDataset(Keyed([1, 2, *keys]), 2, 1, 0)
     assert sorted(dataset[index] for index in (0, 1)) == [0, 1]
-    with pytest.raises(ConfigurationError, match=r"base_dataset.*those of items 2 to 3 do not"):
+    with pytest.raises(ConfigurationError, match=r"base_dataset.*those of items 2 to 3 cannot"):
         dataset[2]
 
 

@@ -46,7 +46,7 @@ def test_over_makes_the_datasets_of_a_shard():
 
 def test_a_missing_dataset_is_named_beside_those_that_exist():
     dataset = DictDataset({"a": rows("a", 1), "b": rows("b", 1)})
-    with pytest.raises(KeyError, match="no dataset 'c'; there are a, b"):
+    with pytest.raises(KeyError, match="no dataset 'c'; the datasets are a, b"):
         dataset["c", 0]
     with pytest.raises(KeyError, match="no dataset 'c'"):
         dataset.__getitems__(("c", [0]))
@@ -55,9 +55,9 @@ def test_a_missing_dataset_is_named_beside_those_that_exist():
 
 
 def test_a_sample_that_cannot_be_labelled_is_named():
-    with pytest.raises(TypeError, match="dataset 'a' is to be a mapping"):
+    with pytest.raises(TypeError, match="dataset 'a' must be a mapping"):
         DictDataset({"a": [1]})["a", 0]
-    with pytest.raises(ValueError, match="'row' of its own"):
+    with pytest.raises(ValueError, match="already has a field 'row'"):
         DictDataset({"a": rows("a", 1)}, key="row")["a", 0]
 
 

@@ -287,12 +287,12 @@ def test_a_shard_that_has_changed_its_length_is_named(prefetch):
     )
     assert [dataset[index][1] for index in range(3)] == [0, 1, 2]
     for _ in range(2):
-        with pytest.raises(ShardCorruptError, match="it has 5 samples, and had 4 when it was counted"):
+        with pytest.raises(ShardCorruptError, match="it has 5 samples, but had 4 when it was counted"):
             dataset[3]
 
 
 def test_a_shard_without_a_length_is_named():
-    with pytest.raises(ConfigurationError, match=r"^dataset_type = .*'b' is none"):
+    with pytest.raises(ConfigurationError, match=r"^dataset_type = .*for shard 'b'"):
         DistributedShardedDataset(
             lambda items: items, {"a": (([1],), {}), "b": ((iter([1]),), {})}, rank=0, world_size=1
         )

@@ -75,13 +75,13 @@ def test_what_was_written_is_read(compression, lines, is_ascii, has_end, data):
     st.integers(1, 9),
     st.integers(1, 8),
 )
-def test_the_index_is_bounded_and_finds_every_line(lines, chunk_bytes, most_anchors):
+def test_the_index_is_bounded_and_finds_every_line(lines, chunk_bytes, max_anchors):
     text = "\n".join(lines).encode()
     chunks = [text[place : place + chunk_bytes] for place in range(0, len(text), chunk_bytes)]
-    index = LineIndex.of("path", chunks, 100, most_anchors)
+    index = LineIndex.of("path", chunks, 100, max_anchors)
     wanted = [line.encode() for line in lines if line.strip()]
     assert index.num_lines == len(wanted)
-    assert len(index.anchors) <= most_anchors
+    assert len(index.anchors) <= max_anchors
     assert isinstance(index.anchors, array)
     found = []
     for number in range(len(index.anchors)):
@@ -129,7 +129,7 @@ def test_files_follow_one_another(tmp_path, path):
 
 @pytest.mark.parametrize("index", [10, -11, 1 << 40])
 def test_a_sample_outside_is_an_index_error(path, index):
-    with pytest.raises(IndexError, match=f"sample {index} of a dataset of 10 samples"):
+    with pytest.raises(IndexError, match=f"index {index} is out of range of a dataset of 10 samples"):
         JsonDataset(path)[index]
 
 

@@ -77,7 +77,7 @@ def test_rows_come_in_the_order_that_was_asked_for(path, indices):
 
 @pytest.mark.parametrize("index", [10, -11, 1 << 40])
 def test_a_row_outside_is_an_index_error(path, index):
-    with pytest.raises(IndexError, match=f"row {index} of a dataset of 10 rows"):
+    with pytest.raises(IndexError, match=f"index {index} is out of range of a dataset of 10 rows"):
         ParquetDataset(path)[index]
 
 
@@ -234,7 +234,7 @@ def test_a_damaged_row_group_is_named_when_it_is_read(tmp_path):
 
 
 def test_a_missing_column_is_named_beside_those_that_exist(path):
-    with pytest.raises(ConfigurationError, match=r"'token': expected columns that .*: tokens, matrix, label"):
+    with pytest.raises(ConfigurationError, match=r"'token': expected columns of .*: tokens, matrix, label"):
         ParquetDataset(path, ["label", "token"])
 
 
@@ -411,7 +411,7 @@ def test_a_torch_dataloaders_workers_read_each_row_once(path):
 
 
 def test_an_iterable_dataset_names_what_is_wrong(tmp_path, path):
-    with pytest.raises(ConfigurationError, match="'token': expected columns that"):
+    with pytest.raises(ConfigurationError, match="'token': expected columns of"):
         list(IterableParquetDataset(path, ["token"]))
     pq.write_table(pa.table({"label": ["a"]}), tmp_path / "other.parquet")
     with pytest.raises(ShardCorruptError, match="'label' is string here and int64 in"):
