@@ -17,29 +17,29 @@ _SECOND = np.uint64(0x94D049BB133111EB)
 _NUM_ROUNDS = 4
 
 
-def permutation(count: int, purpose: bytes, *place: int) -> npt.NDArray[np.int64]:
+def permutation(count: int, purpose: bytes, *coordinates: int) -> npt.NDArray[np.int64]:
     """Return the numbers from 0 to ``count - 1`` in an order that depends only on the arguments.
 
     Args:
         count: Number of elements.
-        purpose: Up to 16 bytes that separate orders with the same ``place``.
-        place: Integers of any size, such as seed, epoch and buffer.
+        purpose: Up to 16 bytes that separate orders with the same ``coordinates``.
+        coordinates: Integers of any size, such as seed, epoch and buffer.
     """
-    return np.argsort(draws(count, purpose, *place), kind="stable")
+    return np.argsort(draws(count, purpose, *coordinates), kind="stable")
 
 
-def draws(count: int, purpose: bytes, *place: int) -> npt.NDArray[np.uint64]:
-    """Return ``count`` random 64-bit numbers that depend only on ``purpose`` and ``place``, as in ``permutation``.
+def draws(count: int, purpose: bytes, *coordinates: int) -> npt.NDArray[np.uint64]:
+    """Return ``count`` random 64-bit numbers that depend only on ``purpose`` and ``coordinates``, as in ``permutation``.
 
     A shorter result is a prefix of a longer one.
     """
-    return keys_of(np.arange(count), purpose, *place)
+    return keys_of(np.arange(count), purpose, *coordinates)
 
 
-def keys_of(numbers: npt.NDArray[np.int64], purpose: bytes, *place: int) -> npt.NDArray[np.uint64]:
+def keys_of(numbers: npt.NDArray[np.int64], purpose: bytes, *coordinates: int) -> npt.NDArray[np.uint64]:
     """Return the elements of ``draws`` at the indices ``numbers``."""
     # Python limits the digits of a decimal integer, but not of a hexadecimal one.
-    name = "/".join(f"{number:x}" for number in place).encode()
+    name = "/".join(f"{number:x}" for number in coordinates).encode()
     key = np.frombuffer(blake2b(name, digest_size=16, person=purpose).digest(), "<u8").astype(np.uint64)
     return _mixed(_mixed((numbers.astype(np.uint64) + np.uint64(1)) * _GAMMA + key[0]) ^ key[1])
 

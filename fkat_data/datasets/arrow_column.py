@@ -79,8 +79,8 @@ class ArrowColumn:
         values = _values(self.numbers.take(rows, 0), self)
         if self.objects is None:
             return values
-        for place, value in self.objects_at(np.arange(len(rows)), rows):
-            values[place] = value
+        for position, value in self.objects_at(np.arange(len(rows)), rows):
+            values[position] = value
         return values
 
     def _count(self, num_rows: int) -> None:
@@ -92,16 +92,16 @@ class ArrowColumn:
         if self.objects.nbytes <= _SHORT_TEXT_BYTES * length:
             self.texts = self.objects.to_numpy(zero_copy_only=False)
 
-    def objects_at(self, places: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, Any]]:
-        """Yield (place, value) for each of ``rows`` that is not in ``numbers``."""
+    def objects_at(self, positions: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, Any]]:
+        """Yield (position, value) for each of ``rows`` that is not in ``numbers``."""
         if self.objects is None:
             return
         if self.texts is not None:
-            yield from zip(places.tolist(), self.texts.take(rows).tolist(), strict=True)
+            yield from zip(positions.tolist(), self.texts.take(rows).tolist(), strict=True)
             return
         if self.has_null is not None:
-            places, rows = places[self.has_null[rows]], rows[self.has_null[rows]]
-        yield from zip(places.tolist(), self.objects.take(_arrow.array(rows)).to_pylist(), strict=True)
+            positions, rows = positions[self.has_null[rows]], rows[self.has_null[rows]]
+        yield from zip(positions.tolist(), self.objects.take(_arrow.array(rows)).to_pylist(), strict=True)
 
 
 #: Indices of rows in a microbatch, indices of the rows in their columns, and the columns.
@@ -118,7 +118,7 @@ def rows_of(
 
     Args:
         num_rows: Number of rows to return.
-        parts: (places, rows, columns): row ``rows[i]`` of these columns becomes row ``places[i]`` of the result. The
+        parts: (positions, rows, columns): row ``rows[i]`` of these columns becomes row ``positions[i]`` of the result. The
             parts cover every row of the result once, and have the same columns.
     """
     found = list(parts)
@@ -142,20 +142,20 @@ def rows_of(
 
 def _scattered(num_rows: int, parts: list[_Part]) -> dict[str, list[Any]]:
     numbers: dict[str, npt.NDArray[Any]] = {}  # column -> (num_rows, ...)
-    for places, rows, columns in parts:
+    for positions, rows, columns in parts:
         for name, column in columns.items():
             if column.numbers is not None:
                 if name not in numbers:
                     numbers[name] = np.empty((num_rows, *column.numbers.shape[1:]), column.numbers.dtype)
-                numbers[name][places] = column.numbers[rows]
+                numbers[name][positions] = column.numbers[rows]
     values = {
         name: _values(numbers[name], column) if name in numbers else [None] * num_rows
         for name, column in parts[0][2].items()
     }
-    for places, rows, columns in parts:
+    for positions, rows, columns in parts:
         for name, column in columns.items():
-            for place, value in column.objects_at(places, rows):
-                values[name][place] = value
+            for position, value in column.objects_at(positions, rows):
+                values[name][position] = value
     return values
 
 

@@ -162,23 +162,23 @@ class BufferSortedDataset(Dataset[_Item_co]):
         index = operator.index(index)  # a NumPy or torch number would not be found in _orders
         if not 0 <= index < self._length:
             index = counted_from_start(index, self._length)
-        buffer, place = divmod(index, self._buffer_size)
+        buffer, offset = divmod(index, self._buffer_size)
         order = self._orders.get(buffer)
         if order is None:
             order = self._sorted(buffer)
             while self._orders and len(self._orders) * self._buffer_size >= _MAX_ITEMS_KEPT:
                 del self._orders[next(iter(self._orders))]
             self._orders[buffer] = order
-        return buffer * self._buffer_size + order[place]
+        return buffer * self._buffer_size + order[offset]
 
     def _sorted(self, buffer: int) -> "array[int]":
         start = buffer * self._buffer_size
         count = min(self._buffer_size, self._length - start)
         sort_key = self._base.sort_key
         keys = [sort_key(index) for index in range(start, start + count)]
-        place = (self._seed, self._epoch, buffer)
+        coordinates = (self._seed, self._epoch, buffer)
         # Python's sort is stable, so equal keys keep this random order.
-        ties: list[int] = permutation(count, b"fkat_data ties", *place).tolist()
+        ties: list[int] = permutation(count, b"fkat_data ties", *coordinates).tolist()
         try:
             if any(isinstance(key, float) and math.isnan(key) for key in keys):
                 raise ValueError("one of them is NaN")
@@ -193,9 +193,9 @@ class BufferSortedDataset(Dataset[_Item_co]):
 
         num_packs = count // self._pack_size
         packs = ranked[: num_packs * self._pack_size].reshape(num_packs, self._pack_size)
-        random = draws(count, b"fkat_data items", *place)
+        random = draws(count, b"fkat_data items", *coordinates)
         inside = np.argsort(random[: packs.size].reshape(packs.shape), axis=1, kind="stable")
-        shuffled = np.take_along_axis(packs, inside, axis=1)[permutation(num_packs, b"fkat_data packs", *place)]
+        shuffled = np.take_along_axis(packs, inside, axis=1)[permutation(num_packs, b"fkat_data packs", *coordinates)]
         rest = ranked[packs.size :][np.argsort(random[packs.size :], kind="stable")]
         code = "H" if self._buffer_size <= 1 << 16 else "I" if self._buffer_size <= 1 << 32 else "Q"
         return array(code, np.concatenate([shuffled.ravel(), rest]).astype(code).tobytes())

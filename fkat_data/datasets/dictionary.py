@@ -60,8 +60,8 @@ class DictDataset(Dataset[dict[str, Any]]):
         return sum(len(dataset) for dataset in self.datasets.values())
 
     def __getitem__(self, index: tuple[str, Any]) -> dict[str, Any]:
-        name, place = index
-        return self._labelled(name, self._dataset(name)[place])
+        name, sample_index = index
+        return self._labelled(name, self._dataset(name)[sample_index])
 
     def __getitems__(self, indices: tuple[str, Sequence[Any]] | Sequence[tuple[str, Any]]) -> list[dict[str, Any]]:
         """Return the samples at ``indices``, in that order.
@@ -76,10 +76,10 @@ class DictDataset(Dataset[dict[str, Any]]):
         """
         if not indices or not isinstance(indices[0], str):
             return [self[index] for index in cast("Sequence[tuple[str, Any]]", indices)]
-        name, places = cast("tuple[str, Sequence[Any]]", indices)
+        name, sample_indices = cast("tuple[str, Sequence[Any]]", indices)
         dataset = self._dataset(name)
         together = cast("Callable[..., list[Any]] | None", getattr(dataset, "__getitems__", None))
-        samples: list[Any] = together(places) if together else [dataset[place] for place in places]
+        samples: list[Any] = together(sample_indices) if together else [dataset[index] for index in sample_indices]
         return [self._labelled(name, sample) for sample in samples]
 
     def _dataset(self, name: str) -> Any:

@@ -134,8 +134,8 @@ class DistributedShardedDataset(Dataset[_Item_co]):
     def __getitem__(self, rank_index: int) -> _Item_co:
         if not self._first <= rank_index < self._stop or self._num_forks != _num_forks[0]:
             rank_index = self._enter(rank_index)
-        place = rank_index - self._offset
-        return self._shard[place if self._samples is None else self._samples[place]]
+        sample_index = rank_index - self._offset
+        return self._shard[sample_index if self._samples is None else self._samples[sample_index]]
 
     def __getitems__(self, rank_indices: Sequence[int]) -> list[_Item_co]:
         """Return the samples at ``rank_indices``; neighbours in one shard are read in one call of ``__getitems__``.
@@ -149,8 +149,8 @@ class DistributedShardedDataset(Dataset[_Item_co]):
         while len(items) < len(indices):
             self._enter(indices[len(items)])
             run = takewhile(lambda index: self._first <= index < self._stop, islice(indices, len(items), None))
-            places = [index - self._offset for index in run]
-            items += items_at(self._shard, places if self._samples is None else [self._samples[p] for p in places])
+            in_shard = [index - self._offset for index in run]
+            items += items_at(self._shard, in_shard if self._samples is None else [self._samples[i] for i in in_shard])
         return items
 
     def __iter__(self) -> Iterator[_Item_co]:
@@ -158,9 +158,9 @@ class DistributedShardedDataset(Dataset[_Item_co]):
         while index < len(self):
             self._enter(index)
             shard, offset, stop = self._shard, self._offset, self._stop
-            places = range(index - offset, stop - offset)
-            for place in places if self._samples is None else self._samples[places.start : places.stop]:
-                yield shard[place]
+            in_shard = range(index - offset, stop - offset)
+            for sample_index in in_shard if self._samples is None else self._samples[in_shard.start : in_shard.stop]:
+                yield shard[sample_index]
             index = stop
             shard = None  # freed before the next one opens
 
@@ -180,9 +180,9 @@ class DistributedShardedDataset(Dataset[_Item_co]):
         """
         global_index = self.rank_index_to_global_index(rank_index)
         position = bisect_right(self._edges, global_index) - 1
-        place = global_index - self._edges[position]
+        sample_index = global_index - self._edges[position]
         samples = self._samples if position == self._position else self._shuffled(position)
-        return self._order[position], place if samples is None else samples[place]
+        return self._order[position], sample_index if samples is None else samples[sample_index]
 
     def load_shard(self, shard_key: str) -> Any:
         """Open a shard and return its dataset."""
@@ -251,7 +251,7 @@ class DistributedShardedDataset(Dataset[_Item_co]):
         self._order: list[str] = self._keys
         if self.shuffle:
             order = permutation(len(self._keys), b"fkat_data shards", self.seed, epoch)
-            self._order = [self._keys[place] for place in order.tolist()]
+            self._order = [self._keys[index] for index in order.tolist()]
         self._edges = [0, *accumulate(self._sizes[key] for key in self._order)]
         self._leave()
 
@@ -260,8 +260,8 @@ class DistributedShardedDataset(Dataset[_Item_co]):
             return None
         key = self._order[position]
         # Keyed by the index among the sorted keys, so that the samples' order does not depend on the shards' order.
-        place = self._keys.index(key)
-        return permutation(self._sizes[key], b"fkat_data sample", self.seed, self._epoch, place).data
+        key_index = self._keys.index(key)
+        return permutation(self._sizes[key], b"fkat_data sample", self.seed, self._epoch, key_index).data
 
     def _enter(self, rank_index: int) -> int:
         """Open the shard that holds a sample; return the sample's non-negative index."""
@@ -330,7 +330,7 @@ def _is_call(params: object) -> bool:
     parts = cast("Sequence[object]", params)
     if len(parts) != 2:
         return False
-    # A string in place of the arguments would be split into letters.
+    # A string instead of a list of arguments would be split into letters.
     return isinstance(parts[0], Sequence) and not isinstance(parts[0], str) and isinstance(parts[1], Mapping)
 
 

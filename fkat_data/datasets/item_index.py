@@ -16,7 +16,7 @@ def counted_from_start(index: int, length: int) -> int:
     """
     number = operator.index(index)
     if not -length <= number < length:
-        raise IndexError(f"index {number} is out of range of a dataset of {length} items")
+        raise IndexError(f"index {number} is out of range for a dataset of {length} items")
     return number + length if number < 0 else number
 
 

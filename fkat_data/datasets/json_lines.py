@@ -74,11 +74,11 @@ class JsonDataset(Dataset[Any]):
         file_of_sample = np.searchsorted(self._ends, samples, side="right")
         found: list[Any] = [None] * len(samples)
         for file_number in cast("list[int]", np.unique(file_of_sample).tolist()):
-            places = np.flatnonzero(file_of_sample == file_number)
+            positions = np.flatnonzero(file_of_sample == file_number)
             first = int(self._ends[file_number]) - self._indices[file_number].num_lines
-            lines = cast("list[int]", (samples[places] - first).tolist())
-            for place, line in zip(places.tolist(), self._lines(file_number, lines), strict=True):
-                found[place] = line
+            lines = cast("list[int]", (samples[positions] - first).tolist())
+            for position, line in zip(positions.tolist(), self._lines(file_number, lines), strict=True):
+                found[position] = line
         return found
 
     def _sample_numbers(self, indices: Sequence[int]) -> npt.NDArray[np.int64]:
@@ -88,21 +88,21 @@ class JsonDataset(Dataset[Any]):
             raise TypeError(f"sample indices must be integers, not {indices!r}")
         outside = (samples < -length) | (samples >= length)
         if outside.any():
-            raise IndexError(f"index {int(samples[outside][0])} is out of range of a dataset of {length} samples")
+            raise IndexError(f"index {int(samples[outside][0])} is out of range for a dataset of {length} samples")
         return np.where(samples < 0, samples + length, samples)
 
     def _lines(self, file_number: int, lines: list[int]) -> Iterator[Any]:
         file, index = self._files[file_number], self._indices[file_number]
         blocks: dict[int, list[tuple[int, bytes]]] = {}
         for line in lines:
-            number, place = divmod(line, index.stride)
+            number, line_in_block = divmod(line, index.stride)
             if number not in blocks:
                 offset, size = index.block(number)
                 within = lines_of(file.path, [file.read(offset, size)], self.max_line_bytes)
                 blocks[number] = [(offset + begin, text) for begin, text in within]
-            if place >= len(blocks[number]):
+            if line_in_block >= len(blocks[number]):
                 raise ShardCorruptError(file.path, f"line {line} no longer exists: the file has changed")
-            offset, text = blocks[number][place]
+            offset, text = blocks[number][line_in_block]
             yield _parsed(file.path, line, offset, text)
 
 

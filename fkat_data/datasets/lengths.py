@@ -34,6 +34,6 @@ def as_lengths(argument: str, source: object) -> npt.NDArray[np.int64]:
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
         raise ConfigurationError(argument, cast("object", source), "a one-dimensional sequence of integers")
     if len(lengths) and lengths.min() < 0:
-        place = int(lengths.argmin())
-        raise ConfigurationError(f"{argument}[{place}]", int(lengths[place]), "a length of at least 0")
+        index = int(lengths.argmin())
+        raise ConfigurationError(f"{argument}[{index}]", int(lengths[index]), "a length of at least 0")
     return lengths.astype(np.int64)

@@ -229,7 +229,7 @@ class PackedDataset(Dataset[dict[str, torch.Tensor]]):
         if windows.shuffle:
             num_steps = len(bins) // windows.world_size
             order = permutation(num_steps, b"fkat_data packed", self.seed, self._epoch, window)
-        return [[fragments[place] for place in bin_] for bin_ in in_steps(bins, windows.world_size, self._rank, order)]
+        return [[fragments[index] for index in bin_] for bin_ in in_steps(bins, windows.world_size, self._rank, order)]
 
     def _sequence(self, fragments: list[Fragment], items: list[Any]) -> dict[str, torch.Tensor]:
         length = self._sequence_length
@@ -276,7 +276,7 @@ def collate_packed(sequences: Sequence[Mapping[str, torch.Tensor]]) -> dict[str,
         sequences: Items of a ``PackedDataset``.
     """
     length = int(sequences[0]["cu_seqlens"][-1])
-    ends = [sequence["cu_seqlens"][1:] + place * length for place, sequence in enumerate(sequences)]
+    ends = [sequence["cu_seqlens"][1:] + index * length for index, sequence in enumerate(sequences)]
     cu_seqlens = torch.cat([sequences[0]["cu_seqlens"][:1], *ends])
     stacked = {
         name: torch.stack([sequence[name] for sequence in sequences]) for name in sequences[0] if name != _RAGGED

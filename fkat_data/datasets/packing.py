@@ -21,8 +21,8 @@ def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     bins: list[list[int]] = []
     by_room: dict[int, list[int]] = {}
     rooms = 0  # bit n is set if a bin has room for exactly n more
-    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
-        size = sizes[place]
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        size = sizes[index]
         enough = rooms >> size
         if enough:
             room = size + (enough & -enough).bit_length() - 1
@@ -30,10 +30,10 @@ def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
             chosen = candidates.pop()
             if not candidates:
                 rooms ^= 1 << room
-            bins[chosen].append(place)
+            bins[chosen].append(index)
         else:
             room, chosen = capacity, len(bins)
-            bins.append([place])
+            bins.append([index])
         left = room - size
         if left:
             by_room.setdefault(left, []).append(chosen)

@@ -44,9 +44,9 @@ def pad_stack_1d(
     """
     if len(items) == 0:
         raise ConfigurationError("items", items, "at least one tensor")
-    for place, item in enumerate(items):
+    for index, item in enumerate(items):
         if not isinstance(item, torch.Tensor) or item.ndim != 1 or item.dtype != items[0].dtype:
-            raise ConfigurationError(f"items[{place}]", item, "a one-dimensional tensor with the first one's dtype")
+            raise ConfigurationError(f"items[{index}]", item, "a one-dimensional tensor with the first one's dtype")
     side = PaddingSide1D(choice("padding_side", padding_side, list(PaddingSide1D)))
     multiple = 1 if pad_to_multiple_of is None else integer("pad_to_multiple_of", pad_to_multiple_of, minimum=1)
     width = -(-max(len(item) for item in items) // multiple) * multiple

@@ -73,8 +73,8 @@ class ParquetDataset(Dataset[dict[str, Any]]):
             _check_columns(path, file.schema_arrow, self.columns, types, self.paths[0])
             metadata = file.metadata
             self._groups += [
-                _RowGroup(file_index, place, metadata.row_group(place).num_rows)
-                for place in range(metadata.num_row_groups)
+                _RowGroup(file_index, group_index, metadata.row_group(group_index).num_rows)
+                for group_index in range(metadata.num_row_groups)
             ]
         # _ends[g]: rows up to and including row group g.
         self._ends = np.cumsum([group.num_rows for group in self._groups], dtype=np.int64)
@@ -120,7 +120,7 @@ class ParquetDataset(Dataset[dict[str, Any]]):
             return rows
         outside = (rows < -length) | (rows >= length)
         if outside.any():
-            raise IndexError(f"index {int(rows[outside][0])} is out of range of a dataset of {length} rows")
+            raise IndexError(f"index {int(rows[outside][0])} is out of range for a dataset of {length} rows")
         return np.where(rows < 0, rows + length, rows)
 
     def _parts(
@@ -135,9 +135,9 @@ class ParquetDataset(Dataset[dict[str, Any]]):
             yield rows, rows - first_row if first_row else rows, self._decoded(group_index)
             return
         for group_index in cast("list[int]", np.unique(group_of_row).tolist()):
-            places = np.flatnonzero(group_of_row == group_index)
+            positions = np.flatnonzero(group_of_row == group_index)
             first_row = int(self._ends[group_index]) - self._groups[group_index].num_rows
-            yield places, rows[places] - first_row, self._decoded(group_index)
+            yield positions, rows[positions] - first_row, self._decoded(group_index)
 
     def _file(self, file_index: int) -> Any:
         if self._process_id != os.getpid():
@@ -162,13 +162,13 @@ class ParquetDataset(Dataset[dict[str, Any]]):
         try:
             # One thread, because a worker shares the machine with the trainer.
             with _reading(self.paths[group.file_index]):
-                table = file.read_row_group(group.place_in_file, columns=names, use_threads=False)
+                table = file.read_row_group(group.index_in_file, columns=names, use_threads=False)
             self._cache[group_index] = {name: ArrowColumn.of(table.column(name)) for name in names}
         except (_arrow.ArrowException, OSError) as error:
             if not _is_corruption(error):
                 raise
             path = self.paths[group.file_index]
-            raise ShardCorruptError(path, f"row group {group.place_in_file}: {error}") from error
+            raise ShardCorruptError(path, f"row group {group.index_in_file}: {error}") from error
         return self._cache[group_index]
 
 
@@ -217,16 +217,16 @@ class IterableParquetDataset(IterableDataset[dict[str, Any]]):
         for path in self.paths:
             file = _open(path, self.storage_options)
             _check_columns(path, file.schema_arrow, self.columns, types, self.paths[0])
-            for place in range(file.metadata.num_row_groups):
-                if (num_groups + place) % num_workers == worker:
-                    for rows in self._decoded(path, file, place):
+            for group_index in range(file.metadata.num_row_groups):
+                if (num_groups + group_index) % num_workers == worker:
+                    for rows in self._decoded(path, file, group_index):
                         yield from rows
             num_groups += file.metadata.num_row_groups
 
-    def _decoded(self, path: str, file: Any, place: int) -> Iterator[list[dict[str, Any]]]:
+    def _decoded(self, path: str, file: Any, group_index: int) -> Iterator[list[dict[str, Any]]]:
         names: list[str] = self.columns or file.schema_arrow.names
         try:
-            batches = file.iter_batches(self.rows_at_once, row_groups=[place], columns=names, use_threads=False)
+            batches = file.iter_batches(self.rows_at_once, row_groups=[group_index], columns=names, use_threads=False)
             while True:
                 with _reading(path):
                     batch = next(batches, None)
@@ -238,12 +238,12 @@ class IterableParquetDataset(IterableDataset[dict[str, Any]]):
         except (_arrow.ArrowException, OSError) as error:
             if not _is_corruption(error):
                 raise
-            raise ShardCorruptError(path, f"row group {place}: {error}") from error
+            raise ShardCorruptError(path, f"row group {group_index}: {error}") from error
 
 
 class _RowGroup(NamedTuple):
     file_index: int
-    place_in_file: int
+    index_in_file: int
     num_rows: int
 
 

@@ -120,8 +120,8 @@ class TextFile:
         frame: Any = None  # the current one
         try:
             while chunk := file.read(_CHUNK_BYTES):
-                for place in range(0, len(chunk), _ZSTD_PIECE_BYTES):
-                    piece = chunk[place : place + _ZSTD_PIECE_BYTES]
+                for start in range(0, len(chunk), _ZSTD_PIECE_BYTES):
+                    piece = chunk[start : start + _ZSTD_PIECE_BYTES]
                     while piece:
                         frame = frame or decompressor.decompressobj()
                         text = frame.decompress(piece)

@@ -79,9 +79,9 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self._lengths = np.maximum(-(-found // multiple) * multiple, 1)
         fitting = np.flatnonzero(self._lengths <= self._max_tokens)
         if len(fitting) < len(found) and too_long == "raise":
-            place = int(self._lengths.argmax())
+            longest = int(self._lengths.argmax())
             raise ConfigurationError(
-                f"lengths[{place}]", int(found[place]), f"at most max_tokens = {max_tokens}, or too_long='skip'"
+                f"lengths[{longest}]", int(found[longest]), f"at most max_tokens = {max_tokens}, or too_long='skip'"
             )
         self._windows = Windows(fitting, window_size, world_size, shuffle=shuffle, seed=seed)
         self._rank = integer("rank", rank, minimum=0, maximum=self._windows.world_size - 1)
@@ -96,7 +96,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         }
         self.num_skipped: int = len(found) - len(fitting)
         """Number of samples that are skipped because they are too long."""
-        self._place = (0, 0)  # epoch, batches yielded in it
+        self._position = (0, 0)  # epoch, batches yielded in it
         self._iterator: object = None  # the newest one; None after set_epoch or load_state_dict
         self._count: tuple[tuple[int, int], int] | None = None  # (seed, epoch) -> number of batches
 
@@ -109,7 +109,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         return self._num_batches(self._start()[0])
 
     def __iter__(self) -> Iterator[list[int]]:
-        self._place = epoch, index = self._start()
+        self._position = epoch, index = self._start()
         self._iterator = iterator = object()
         return self._walk(iterator, epoch, index)
 
@@ -125,13 +125,13 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             ConfigurationError: ``epoch`` is negative or not an integer.
         """
         epoch = integer("epoch", epoch, minimum=0)
-        if self._iterator is not None or epoch != self._place[0]:
-            self._place = (epoch, 0)
+        if self._iterator is not None or epoch != self._position[0]:
+            self._position = (epoch, 0)
             self._iterator = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return position and settings as plain values: the same on all ranks at the same batch."""
-        epoch, index = self._place
+        epoch, index = self._position
         return {"version": _STATE_VERSION, "epoch": epoch, "index": index, "seed": self.seed, **self._settings}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -152,11 +152,11 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             self._windows.seed = own_seed
             hint = f"epoch {epoch} has fewer batches; check that the lengths are the same"
             raise StateMismatchError("index", index, f"<at most {num_batches}>", hint)
-        self._place = (epoch, index) if index < num_batches else (epoch + 1, 0)
+        self._position = (epoch, index) if index < num_batches else (epoch + 1, 0)
         self._iterator = None
 
     def _start(self) -> tuple[int, int]:
-        epoch, index = self._place
+        epoch, index = self._position
         return (epoch + 1, 0) if self._iterator is not None and index > 0 else (epoch, index)
 
     def _walk(self, iterator: object, epoch: int, index: int) -> Iterator[list[int]]:
@@ -172,7 +172,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
                     )
                 index += 1
                 # Before the yield: a state that the caller saves while it processes this batch counts it as yielded.
-                self._place = (epoch + 1, 0) if is_last_window and index == done + len(plan) else (epoch, index)
+                self._position = (epoch + 1, 0) if is_last_window and index == done + len(plan) else (epoch, index)
                 yield batch
             done += len(plan)
 
@@ -205,7 +205,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             stop = bisect_right(
                 range(start, start + limit),
                 self._max_tokens,
-                key=lambda place, start=start: lengths[place] * (place - start + 1),
+                key=lambda last, start=start: lengths[last] * (last - start + 1),
             )
             batches.append(indices[start : start + stop])
             start += stop

@@ -74,16 +74,16 @@ def whole_steps(groups: list[list[int]], world_size: int) -> list[list[int]]:
         return groups[: len(groups) - len(groups) % world_size]
     # Halves stay side by side, so that groups sorted by length stay sorted.
     parts = [[group] for group in groups]
-    fullest = [(-len(group), place, 0) for place, group in enumerate(groups)]
+    fullest = [(-len(group), group_index, 0) for group_index, group in enumerate(groups)]
     heapq.heapify(fullest)
     for _ in range(missing):
-        _, place, part = heapq.heappop(fullest)
-        group = parts[place][part]
+        _, group_index, part = heapq.heappop(fullest)
+        group = parts[group_index][part]
         half = len(group) // 2
-        parts[place][part] = group[:half]
-        parts[place].append(group[half:])
-        for index in (part, len(parts[place]) - 1):
-            heapq.heappush(fullest, (-len(parts[place][index]), place, index))
+        parts[group_index][part] = group[:half]
+        parts[group_index].append(group[half:])
+        for index in (part, len(parts[group_index]) - 1):
+            heapq.heappush(fullest, (-len(parts[group_index][index]), group_index, index))
     return [group for halves in parts for group in halves]
 
 

@@ -82,8 +82,8 @@ class Weighted(SamplerStrategy):
         _, names, bounds = last
         if not names:
             return None
-        place = f"{self._seed:x}/{epoch:x}/{draw:x}".encode()
-        digest = blake2b(place, digest_size=8, person=b"fkat_data mixing").digest()
+        coordinates = f"{self._seed:x}/{epoch:x}/{draw:x}".encode()
+        digest = blake2b(coordinates, digest_size=8, person=b"fkat_data mixing").digest()
         point = int.from_bytes(digest, "little") / _EVERY_HASH * bounds[-1]
         # The product may round up to the last bound.
         return names[min(bisect_right(bounds, point), len(names) - 1)]
@@ -139,8 +139,8 @@ class Frequency(SamplerStrategy):
         if not _are_names([pair[0] for pair in freq]):
             raise ConfigurationError("freq", freq, "pairs that begin with the name of a source")
         self._freq = [
-            (str(name), arguments.integer(f"freq[{place}]", number, minimum=1))
-            for place, (name, number) in enumerate(freq)
+            (str(name), arguments.integer(f"freq[{index}]", number, minimum=1))
+            for index, (name, number) in enumerate(freq)
         ]
         self._bounds = list(accumulate(number for _, number in self._freq))
 

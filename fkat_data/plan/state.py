@@ -174,7 +174,7 @@ def read(state: Mapping[str, Any]) -> list[RankState]:
         position = _position(
             columns["epochs"][rank], indices[rank], columns["microbatches"][rank], columns["steps"][rank]
         )
-        sampler, skipped = columns["samplers"][rank], _places(columns["skipped"][rank], "all_rank_skipped")
+        sampler, skipped = columns["samplers"][rank], _shard_indices(columns["skipped"][rank], "all_rank_skipped")
         dp_rank = _dp_rank(dp_ranks[rank])
         own = RankState(position, seed, dp_rank, nums_shards[rank], digests[rank], sampler)
         ranks.append(own._replace(dp_size=saved_dp_size, layers=layers, skipped=skipped))
@@ -205,7 +205,7 @@ def read_rank(state: Mapping[str, Any]) -> RankState:
         sampler=sampler,
         dp_size=_dp_size(fingerprint),
         layers=_layers(state),
-        skipped=_places(state.get("skipped", ()), "skipped"),
+        skipped=_shard_indices(state.get("skipped", ()), "skipped"),
     )
 
 
@@ -266,10 +266,10 @@ def _count(value: object, field: str, minimum: int = 0, maximum: int = 2**63 - 1
     return value
 
 
-def _places(value: object, field: str) -> tuple[int, ...]:
+def _shard_indices(value: object, field: str) -> tuple[int, ...]:
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         raise StateMismatchError(field, value, "<a list of shard indices>", _NOT_A_STATE)
-    return tuple(_count(place, field) for place in cast("Sequence[object]", value))
+    return tuple(_count(index, field) for index in cast("Sequence[object]", value))
 
 
 def _resplits(layers: Sequence[Layer]) -> list[dict[str, list[int]]]:
@@ -294,7 +294,7 @@ def _layers(state: Mapping[str, Any]) -> tuple[Layer, ...]:
         if not epochs:
             raise StateMismatchError("resplits", [], "<a position for each rank>", _NOT_A_STATE)
         columns = (_items(resplit, name, len(epochs)) for name in ("indices", "microbatches", "steps"))
-        layers.append(tuple(_position(*place) for place in zip(epochs, *columns, strict=True)))
+        layers.append(tuple(_position(*row) for row in zip(epochs, *columns, strict=True)))
     return tuple(layers)
 
 

@@ -28,7 +28,7 @@ class ShardSampler:
     """
 
     # On the class, for subclasses that never call super().__init__().
-    _place: tuple[int, int] = (0, 0)  # epoch, shards yielded in it
+    _epoch_and_index: tuple[int, int] = (0, 0)  # epoch, shards yielded in it
     _iterator: object | None = None  # the newest one; None after set_epoch or load_state_dict
 
     def shards(self, epoch: int) -> Sequence[Shard]:
@@ -43,20 +43,20 @@ class ShardSampler:
         raise NotImplementedError(f"{type(self).__qualname__} must implement shards(epoch) -> Sequence[Shard]")
 
     def __len__(self) -> int:
-        return len(self.shards(self._place[0]))
+        return len(self.shards(self._epoch_and_index[0]))
 
     def __iter__(self) -> Iterator[Shard]:
-        epoch, index = self._place
+        epoch, index = self._epoch_and_index
         if self._iterator is not None and index > 0:
             epoch, index = epoch + 1, 0
-        self._place = (epoch, index)
+        self._epoch_and_index = (epoch, index)
         self._iterator = iterator = object()
         return self._walk(iterator, epoch, index)
 
     def _walk(self, iterator: object, epoch: int, index: int) -> Iterator[Shard]:
         shards = self.shards(epoch)
         if index >= len(shards):
-            self._place = (epoch + 1, 0)
+            self._epoch_and_index = (epoch + 1, 0)
         for position in range(index, len(shards)):
             if self._iterator is not iterator:
                 raise StaleIteratorError(
@@ -64,7 +64,7 @@ class ShardSampler:
                     "load_state_dict() replaced it"
                 )
             # Before the yield: a state that the caller saves while it processes this shard counts it as yielded.
-            self._place = (epoch, position + 1) if position + 1 < len(shards) else (epoch + 1, 0)
+            self._epoch_and_index = (epoch, position + 1) if position + 1 < len(shards) else (epoch + 1, 0)
             yield shards[position]
 
     def set_epoch(self, epoch: int) -> None:
@@ -80,8 +80,8 @@ class ShardSampler:
             ConfigurationError: ``epoch`` is negative or not an integer.
         """
         epoch = integer("epoch", epoch, minimum=0)
-        if self._iterator is not None or epoch != self._place[0]:
-            self._place = (epoch, 0)
+        if self._iterator is not None or epoch != self._epoch_and_index[0]:
+            self._epoch_and_index = (epoch, 0)
             self._iterator = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class ShardSampler:
 
         After an epoch's last shard, the position is the start of the next epoch.
         """
-        epoch, index = self._place
+        epoch, index = self._epoch_and_index
         return {"version": _STATE_VERSION, "epoch": epoch, "index": index}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -112,13 +112,13 @@ class ShardSampler:
         if index > num_shards:
             hint = f"epoch {epoch} has fewer shards than when the state was saved"
             raise StateMismatchError("index", index, f"<at most {num_shards}>", hint)
-        self._place = (epoch, index) if index < num_shards else (epoch + 1, 0)
+        self._epoch_and_index = (epoch, index) if index < num_shards else (epoch + 1, 0)
         self._iterator = None
 
     def _with(self, **attributes: Any) -> Self:
         """Return a copy at the start of epoch 0, with some attributes replaced; a subclass's own ones stay."""
         other = copy.copy(self)
-        vars(other).update(attributes, _place=(0, 0), _iterator=None)
+        vars(other).update(attributes, _epoch_and_index=(0, 0), _iterator=None)
         return other
 
     def _saved(self, state_dict: Mapping[str, Any], field: str) -> int:

@@ -183,14 +183,14 @@ def _prefix_and_suffix(uri: str, unstripped_root: str) -> tuple[str, str]:
     """
     links = uri.split("::")
     protocol = unstripped_root.partition("://")[0]
-    of_protocol = [place for place, link in enumerate(links) if link.partition("://")[0] == protocol]
-    with_path = [place for place, link in enumerate(links) if "://" in link]
-    place = [*of_protocol, *with_path, len(links) - 1][0]
-    link = links[place]
+    of_protocol = [link_index for link_index, link in enumerate(links) if link.partition("://")[0] == protocol]
+    with_path = [link_index for link_index, link in enumerate(links) if "://" in link]
+    link_index = [*of_protocol, *with_path, len(links) - 1][0]
+    link = links[link_index]
     if link == protocol:
         link += "://"
     with_slash = link if link.endswith("/") else link + "/"
-    return "::".join([*links[:place], with_slash]), "::".join(["", *links[place + 1 :]])
+    return "::".join([*links[:link_index], with_slash]), "::".join(["", *links[link_index + 1 :]])
 
 
 def _plain(value: Any) -> Any:

@@ -129,7 +129,7 @@ def test_files_follow_one_another(tmp_path, path):
 
 @pytest.mark.parametrize("index", [10, -11, 1 << 40])
 def test_a_sample_outside_is_an_index_error(path, index):
-    with pytest.raises(IndexError, match=f"index {index} is out of range of a dataset of 10 samples"):
+    with pytest.raises(IndexError, match=f"index {index} is out of range for a dataset of 10 samples"):
         JsonDataset(path)[index]
 
 

@@ -77,7 +77,7 @@ def test_rows_come_in_the_order_that_was_asked_for(path, indices):
 
 @pytest.mark.parametrize("index", [10, -11, 1 << 40])
 def test_a_row_outside_is_an_index_error(path, index):
-    with pytest.raises(IndexError, match=f"index {index} is out of range of a dataset of 10 rows"):
+    with pytest.raises(IndexError, match=f"index {index} is out of range for a dataset of 10 rows"):
         ParquetDataset(path)[index]
 
 
