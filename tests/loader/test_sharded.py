@@ -44,7 +44,7 @@ BAD = [
     ("shard_sampler", [], "at least one shard"),
     ("shard_sampler", [5], "path or URI"),
     ("shard_sampler", NoShards(), "at least one shard"),
-    ("shard_sampler", {"a", "b"}, "an iterable with an order"),
+    ("shard_sampler", {"a", "b"}, "an ordered iterable"),
     ("dataloader_factory", None, "a callable"),
     ("dataloader_factory", {"_target_": "x"}, "a callable"),
     ("num_shard_prefetches", -1, "at least 0"),
