@@ -1,8 +1,7 @@
-"""The commands that recompute, from a configuration, which sample stood where."""
+"""The commands that compute from a configuration which samples a run reads, and when."""
 
 import os
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,11 +9,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fkat_data.errors import ConfigurationError, FkatDataError
+from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.audit import Coverage
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.tools.cli.composition import loader_maker
-from fkat_data.tools.cli.presentation import say, show_failure
+from fkat_data.tools.cli.presentation import exit_on_failure, say
 
 __all__ = [
     "Config",
@@ -25,41 +24,39 @@ __all__ = [
     "audit_app",
     "coverage_command",
     "explain_command",
-    "failures_shown",
     "streaming_dataset",
 ]
 
-_NOT_EACH_ONCE = 1
-_NOT_DONE = 2
+_INCOMPLETE = 1
 
 audit_app = typer.Typer()
 
-Config = Annotated[Path, typer.Argument(help="A YAML file; its folder is the Hydra configuration tree.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Hydra overrides, as in dataset.shuffle_seed=3.")]
+Config = Annotated[Path, typer.Argument(help="A YAML file in a Hydra configuration folder.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Hydra overrides such as seed=3 or dataset.batch_size=8.")]
 Key = Annotated[str | None, typer.Option(help="The dataset's node. [default: dataset, or the whole file]")]
-Nodes = Annotated[int, typer.Option(help="Nodes of the run.", min=1)]
-Ranks = Annotated[int, typer.Option("--ranks-per-node", help="Ranks of each node.", min=1)]
+Nodes = Annotated[int, typer.Option(help="Number of nodes in the run.", min=1)]
+Ranks = Annotated[int, typer.Option("--ranks-per-node", help="Number of ranks on each node.", min=1)]
 
 
 @audit_app.command("explain")
 def explain_command(
     config: Config,
     overrides: Overrides = None,
-    step: Annotated[int, typer.Option(help="The global batch, counted from 0.", min=0)] = 0,
-    epoch: Annotated[int | None, typer.Option(help="Count it in this epoch. [default: in the whole run]")] = None,
+    step: Annotated[int, typer.Option(help="Global batch, counted from 0.", min=0)] = 0,
+    epoch: Annotated[int | None, typer.Option(help="Count from this epoch's start. [default: the run's start]")] = None,
     nodes: Nodes = 1,
     ranks_per_node: Ranks = 1,
     key: Key = None,
 ) -> None:
-    """Name the stream, shard and row of every sample of a global batch, of all ranks, without any log of the run.
+    """Show the stream, shard and row of every sample of a global batch, on all ranks. It needs no log of the run.
 
-    Exit code 0: done. 2: the configuration does not work, or there is no such batch.
+    Exit code 0: shown. 2: the configuration does not work, or the run has no such batch.
     """
     console = Console()
-    with failures_shown(console, "nothing can be explained"):
+    with exit_on_failure(console, "cannot show the batch"):
         _, dataset = streaming_dataset(config, overrides or [], key, nodes, ranks_per_node)
         records = dataset.samples_of(step, epoch)
-    where = f"epoch {records[0].epoch}, global batch {records[0].step}" if records else "no sample"
+    where = f"epoch {records[0].epoch}, global batch {records[0].step}" if records else "no samples"
     table = Table("rank", "stream", "shard", "row", "sample", "", title=where)
     for record in records:
         row = (record.rank, record.stream, record.shard, record.row, record.sample_id)
@@ -67,41 +64,41 @@ def explain_command(
     console.print(table)
     for stream in sorted({record.stream for record in records}):
         location = dataset.streams[stream].remote or dataset.streams[stream].local
-        say(console, f"stream {stream}: {location}", None)
+        say(console, f"stream {stream}: {location}")
 
 
 @audit_app.command("coverage")
 def coverage_command(
     config: Config,
     overrides: Overrides = None,
-    epoch: Annotated[int, typer.Option(help="The epoch.", min=0)] = 0,
-    steps: Annotated[int | None, typer.Option(help="Global batches that were read. [default: all]", min=0)] = None,
+    epoch: Annotated[int, typer.Option(help="Epoch, counted from 0.", min=0)] = 0,
+    steps: Annotated[int | None, typer.Option(help="Global batches read so far. [default: all]", min=0)] = None,
     nodes: Nodes = 1,
     ranks_per_node: Ranks = 1,
     key: Key = None,
 ) -> None:
-    """Count, sample by sample, what has been seen of an epoch.
+    """Count how often an epoch reads each sample.
 
-    Exit code 0: every sample was read exactly once, or as often as its stream's weight says. 1: not so, or not yet.
-    2: the configuration does not work, so nothing was counted.
+    Exit code 0: it reads every sample exactly once, or as often as the stream's weight says. 1: it does not, or not
+    yet. 2: the configuration does not work, so nothing was counted.
     """
     console = Console()
-    with failures_shown(console, "nothing was counted"):
+    with exit_on_failure(console, "cannot count the samples"):
         _, dataset = streaming_dataset(config, overrides or [], key, nodes, ranks_per_node)
         found = dataset.coverage(epoch, steps)
     _show(console, found)
-    raise typer.Exit(0 if found.is_as_due else _NOT_EACH_ONCE)
+    raise typer.Exit(0 if found.is_as_due else _INCOMPLETE)
 
 
 def _show(console: Console, found: Coverage) -> None:
     table = Table(
         "stream",
         "samples",
-        "due",
+        "expected",
         "seen",
         "delivered",
         "skipped",
-        "each, times",
+        "times each",
         title=f"epoch {found.epoch}, {found.num_steps} of {found.num_batches} global batches",
     )
     for number, stream in enumerate(found.streams):
@@ -110,45 +107,35 @@ def _show(console: Console, found: Coverage) -> None:
         table.add_row(str(number), *(f"{count:,}" for count in counts), times)
     console.print(table)
     if found.num_repeats:
-        say(console, f"{found.num_repeats} samples were read again, so that all ranks have equally many.", None)
+        say(console, f"{found.num_repeats} samples were read again, so that all ranks read the same number.")
     if found.is_each_once:
         say(console, "Every sample was read exactly once.", "green")
     elif found.is_as_due:
         say(console, "Every sample was read as often as its stream's weight says.", "green")
     else:
-        say(console, "Not every sample was read as often as its stream's weight says.", "red")
+        say(console, "Some samples were read less or more often than their stream's weight says.", "red")
 
 
 def streaming_dataset(
     config: Path, overrides: Sequence[str], key: str | None, num_nodes: int, ranks_per_node: int, **replaced: Any
 ) -> tuple[Any, StreamingDataset]:
-    """Return what a configuration makes, and the dataset in it, in the world of a run.
+    """Return the object that a configuration makes and the dataset in it, both for the world size of a run.
 
     Args:
         config: A YAML file.
-        overrides: In Hydra's grammar.
+        overrides: Hydra overrides.
         key: The node of a dataset or a loader.
-        num_nodes: Nodes of the run.
-        ranks_per_node: Ranks of each.
-        **replaced: Arguments of the dataset in place of the configuration's.
+        num_nodes: Number of nodes in the run.
+        ranks_per_node: Number of ranks on each node.
+        **replaced: Arguments of the dataset that replace the configuration's.
 
     Raises:
-        ConfigurationError: The configuration does not work, or is none of a dataset.
+        ConfigurationError: The configuration does not work, or the node is neither a dataset nor a loader of one.
     """
-    # The run's world, and not that of the machine on which one asks.
+    # The run's world size, not that of the process that runs this command.
     os.environ.update(RANK="0", WORLD_SIZE=str(num_nodes * ranks_per_node), LOCAL_WORLD_SIZE=str(ranks_per_node))
     made: Any = loader_maker(config, overrides, key, default_key="dataset")(**replaced)
     dataset = made if isinstance(made, StreamingDataset) else getattr(made, "dataset", None)
     if not isinstance(dataset, StreamingDataset):
         raise ConfigurationError("--key", key, "the node of a StreamingDataset or a StreamingDataLoader")
     return made, dataset
-
-
-@contextmanager
-def failures_shown(console: Console, what: str) -> Generator[None]:
-    """Let the program end with exit code 2 where the context fails, and say why."""
-    try:
-        yield
-    except (FkatDataError, OSError) as error:
-        show_failure(console, what, error)
-        raise typer.Exit(_NOT_DONE) from error

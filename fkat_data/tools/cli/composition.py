@@ -1,4 +1,4 @@
-"""From a configuration file to a function that makes its loader, again and again."""
+"""Turn a configuration file into a function that makes its loader."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -19,22 +19,22 @@ __all__ = ["loader_maker", "target_of"]
 def loader_maker(
     path: Path, overrides: Sequence[str], key: str | None, default_key: str = "loader"
 ) -> Callable[..., Any]:
-    """Return a function that instantiates a new loader, with some of its arguments changed.
+    """Return a function that makes a new loader on each call. Its keywords replace arguments of the configuration.
 
     Args:
-        path: A YAML file; its folder is the tree that its defaults are looked up in.
-        overrides: In Hydra's grammar.
-        key: The loader's node, as in ``data.train.loader``; None: the whole file if it has a ``_target_``, else
+        path: A YAML file. Hydra looks up its defaults in the file's folder.
+        overrides: Hydra overrides.
+        key: The loader's node, such as ``data.train.loader``; None: the whole file if it has a ``_target_``, else
             ``default_key``.
         default_key: See ``key``.
 
     Raises:
-        ConfigurationError: There is no such file or node, or the file does not compose.
+        ConfigurationError: The file or the node does not exist, or Hydra cannot compose the file.
     """
     config, key = _found(path, overrides, key, default_key)
 
     def make_loader(**arguments: Any) -> Any:
-        # A copy of the whole: the node's interpolations lead out of it.
+        # Copy the whole configuration: interpolations in the node point outside it.
         node = _node(copy.deepcopy(config), key)
         with open_dict(node):
             node.update(arguments)
@@ -44,10 +44,10 @@ def loader_maker(
 
 
 def target_of(path: Path, overrides: Sequence[str], key: str | None, default_key: str = "loader") -> str:
-    """Return the name of the class or function that a node instantiates; the arguments are those of ``loader_maker``.
+    """Return the name of the class or function that a node instantiates. It takes the arguments of ``loader_maker``.
 
     Raises:
-        ConfigurationError: There is no such file or node, or the file does not compose.
+        ConfigurationError: The file or the node does not exist, or Hydra cannot compose the file.
     """
     config, key = _found(path, overrides, key, default_key)
     return str(_node(config, key)["_target_"])
@@ -69,7 +69,7 @@ def _composed(path: Path, overrides: Sequence[str]) -> DictConfig:
         with initialize_config_dir(str(path.resolve().parent), version_base="1.3"):
             return compose(path.stem, list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigurationError("CONFIG", str(path), f"a configuration that composes: {error}") from error
+        raise ConfigurationError("CONFIG", str(path), f"a configuration that Hydra can compose: {error}") from error
 
 
 def _node(config: DictConfig, key: str | None) -> DictConfig:

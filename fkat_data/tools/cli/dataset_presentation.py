@@ -1,4 +1,4 @@
-"""What a terminal shows of a dataset."""
+"""What the terminal shows about a dataset."""
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -6,47 +6,40 @@ from pathlib import Path
 from typing import Any, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from fkat_data.streaming.formats.summary import DatasetSummary
 from fkat_data.streaming.formats.verification import DatasetReport
-from fkat_data.tools.cli.presentation import say
+from fkat_data.tools.cli.presentation import progress_bar, say
+from fkat_data.tools.quantities import readable_bytes
 
-__all__ = ["counting", "show_problems", "show_samples", "show_summary"]
+__all__ = ["sample_progress", "show_problems", "show_samples", "show_summary"]
 
 _LONGEST_VALUE = 100
 _MOST_ITEMS = 8
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 @contextmanager
-def counting(console: Console, what: str) -> Generator[Callable[[int, int | None], None]]:
-    """Show a bar while the context lasts, on a terminal; yields the function to tell (samples done, in all)."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:,} samples"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
+def sample_progress(console: Console, activity: str) -> Generator[Callable[[int, int | None], None]]:
+    """Show a progress bar during the context, and yield the function that sets (samples done, total samples)."""
+    with progress_bar(console, "{task.completed:,} samples", TimeRemainingColumn()) as bar:
+        task = bar.add_task(activity, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def show_summary(console: Console, directory: Path, summary: DatasetSummary) -> None:
-    """Print what a dataset consists of."""
+    """Print a dataset's shards, samples, sizes and columns."""
     say(console, str(directory), "bold")
     kinds = f" ({', '.join(summary.formats)})" if summary.formats else ""
     least, most = f"{summary.least_samples:,}", f"{summary.most_samples:,}"
     each = f" of {least if least == most else f'{least} to {most}'} samples" if summary.num_shards else ""
     shards = f"{summary.num_shards:,} shard{'' if summary.num_shards == 1 else 's'}{kinds}{each}"
-    say(console, f"{summary.num_samples:,} samples in {shards}", None)
-    compression = ", ".join(name or "not at all" for name in summary.compressions) or "not at all"
-    stored = f"stored {_size(summary.stored_bytes)}, read {_size(summary.raw_bytes)}; compressed: {compression}"
-    say(console, f"{stored}; hashes: {', '.join(summary.hashes) or 'none'}", None)
+    say(console, f"{summary.num_samples:,} samples in {shards}")
+    compression = ", ".join(name or "none" for name in summary.compressions) or "none"
+    sizes = f"{readable_bytes(summary.stored_bytes)} stored, {readable_bytes(summary.raw_bytes)} decompressed"
+    say(console, f"{sizes}; compression: {compression}; hashes: {', '.join(summary.hashes) or 'none'}")
     for number, columns in enumerate(summary.columns):
         title = (
             None if len(summary.columns) == 1 else f"columns of some shards ({number + 1} of {len(summary.columns)})"
@@ -54,25 +47,26 @@ def show_summary(console: Console, directory: Path, summary: DatasetSummary) -> 
         table = Table("column", "encoding", "bytes", title=title)
         for column in columns:
             size = "variable" if column.size_bytes is None else f"{column.size_bytes:,}"
-            table.add_row(_plain(column.name), _plain(column.encoding), size)
+            table.add_row(Text(column.name), Text(column.encoding), size)
         console.print(table)
 
 
 def show_samples(console: Console, samples: Sequence[dict[str, Any]]) -> None:
-    """Print samples, long values shortened."""
+    """Print samples, with long values cut short."""
     for number, sample in enumerate(samples):
         say(console, f"sample {number}", "bold")
         for name, value in sample.items():
-            say(console, f"  {name}: {_shown(value)}", None)
+            say(console, f"  {name}: {_shown(value)}")
 
 
 def show_problems(console: Console, directory: Path, report: DatasetReport) -> None:
-    """Print what was verified, and what is wrong."""
+    """Print the problems that a verification found, and what it checked."""
     for problem in report.problems:
         say(console, str(problem), "red")
     done = (
-        f"{directory}: {report.num_samples:,} samples decoded, {_size(report.num_bytes)} and {report.num_hashes:,} "
-        f"hashes held against the index, {len(report.problems)} of {report.num_shards:,} shards damaged"
+        f"{directory}: {report.num_samples:,} samples decoded, {readable_bytes(report.num_bytes)} and "
+        f"{report.num_hashes:,} hashes compared with the index, {len(report.problems)} of {report.num_shards:,} "
+        "shards damaged"
     )
     say(console, done, "red" if report.problems else "green")
 
@@ -90,15 +84,3 @@ def _shown(value: Any) -> str:
     else:
         text = repr(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", "\\[")  # brackets are markup to rich
-
-
-def _size(size_bytes: float) -> str:
-    for unit in _UNITS[:-1]:
-        if size_bytes < 1024:
-            return f"{size_bytes:,.0f} {unit}" if unit == "bytes" else f"{size_bytes:,.1f} {unit}"
-        size_bytes /= 1024
-    return f"{size_bytes:,.1f} {_UNITS[-1]}"

@@ -1,39 +1,69 @@
-"""What a terminal shows of a verification."""
+"""What the terminal shows: lines of text, failures, progress and the result of ``verify-resume``."""
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 
+import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fkat_data.tools.resume_check.verify import Progress as Told
-from fkat_data.tools.resume_check.verify import ResumeReport
+from fkat_data.errors import FkatDataError
+from fkat_data.tools.resume_check.verify import ProgressCallback, ResumeReport
 
-__all__ = ["progress_shown", "say", "show_failure", "show_report"]
+__all__ = ["exit_on", "exit_on_failure", "progress_bar", "say", "show_report", "verification_progress"]
+
+_NOT_DONE = 2
+
+
+def say(console: Console, text: str, style: str | None = None) -> None:
+    """Print a text, its first line in a style."""
+    # Users copy paths and values from here, so rich neither wraps lines nor colours their content.
+    first, *rest = text.split("\n")
+    console.print(first, style=style, markup=False, highlight=False, soft_wrap=True)
+    if rest:
+        console.print("\n".join(rest), markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
-def progress_shown(console: Console) -> Generator[Told]:
-    """Show what is being done while the context lasts, on a terminal; yields the function to tell of it."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed} microbatches"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+def exit_on(console: Console, failures: Mapping[type[BaseException], str]) -> Generator[None]:
+    """End the program with exit code 2 if the context raises one of these errors.
+
+    It prints what the failure means, the error, and the error's notes, which say where it happened.
+
+    Args:
+        console: The terminal.
+        failures: What each kind of error means. The first kind that fits an error counts.
+    """
+    try:
+        yield
+    except tuple(failures) as error:
+        say(console, next(f"{text}:" for kind, text in failures.items() if isinstance(error, kind)), "red")
+        say(console, "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]))
+        raise typer.Exit(_NOT_DONE) from error
+
+
+def exit_on_failure(console: Console, meaning: str) -> AbstractContextManager[None]:
+    """End the program with exit code 2 if the context raises one of the package's errors or an ``OSError``."""
+    return exit_on(console, {FkatDataError: meaning, OSError: meaning})
+
+
+def progress_bar(console: Console, count: str, *more: ProgressColumn) -> Progress:
+    """Return a progress bar, which shows nothing where the output is not a terminal."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn(count), TimeElapsedColumn())
+    return Progress(*columns, *more, console=console, transient=True, disable=not console.is_terminal)
+
+
+@contextmanager
+def verification_progress(console: Console) -> Generator[ProgressCallback]:
+    """Show a progress bar during the context, and yield the function that moves it on."""
+    with progress_bar(console, "{task.completed} microbatches") as bar:
         task = bar.add_task("starting", total=None)
-
-        def tell(phase: str, count: int) -> None:
-            bar.update(task, description=phase, advance=count)
-
-        yield tell
+        yield lambda phase, count: bar.update(task, description=phase, advance=count)
 
 
 def show_report(console: Console, report: ResumeReport) -> None:
-    """Print a table of the stops, then what they say."""
+    """Print a table of the stops, then the report."""
     if report.trials:
         table = Table(
             "stopped after",
@@ -49,19 +79,3 @@ def show_report(console: Console, report: ResumeReport) -> None:
             table.add_row(*row, style=None if trial.is_exact else "red")
         console.print(table)
     say(console, str(report), "green" if report.is_exact else "red")
-
-
-def show_failure(console: Console, what: str, error: BaseException) -> None:
-    """Print why nothing was verified: the error with its notes, which name its place."""
-    say(console, f"{what}:", "red")
-    text = f"{type(error).__name__}: {error}"
-    say(console, "\n".join([text, *(str(note) for note in getattr(error, "__notes__", []))]), None)
-
-
-def say(console: Console, text: str, style: str | None) -> None:
-    """Print a text, its first line in a style."""
-    # Not wrapped and not coloured by content: paths and values are copied from here.
-    first, *rest = text.split("\n")
-    console.print(first, style=style, markup=False, highlight=False, soft_wrap=True)
-    if rest:
-        console.print("\n".join(rest), markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Where the program begins; without its extra it says what to install."""
+"""The program's entry point. Without the extra ``cli`` it says what to install."""
 
 import importlib
 
@@ -8,10 +8,10 @@ _OF_THE_EXTRA = {"click", "rich", "typer"}
 
 
 def main() -> None:
-    """Run the command that the command line names.
+    """Run the command given on the command line.
 
     Raises:
-        SystemExit: Always, with the command's exit code.
+        SystemExit: The command ended; it carries the exit code.
     """
     try:
         commands = importlib.import_module("fkat_data.tools.cli.commands")

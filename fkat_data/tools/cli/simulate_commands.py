@@ -1,4 +1,4 @@
-"""The command that plays a streaming run without data."""
+"""The command that simulates a streaming run without data."""
 
 import json
 import math
@@ -13,9 +13,9 @@ from rich.console import Console
 from fkat_data.errors import ConfigurationError
 from fkat_data.sizes import count_of, size_bytes_of
 from fkat_data.streaming.dataset import StreamingDataset
-from fkat_data.tools.cli.audit_commands import Config, Key, Nodes, Overrides, Ranks, failures_shown, streaming_dataset
+from fkat_data.tools.cli.audit_commands import Config, Key, Nodes, Overrides, Ranks, streaming_dataset
 from fkat_data.tools.cli.composition import target_of
-from fkat_data.tools.cli.presentation import say
+from fkat_data.tools.cli.presentation import exit_on_failure, say
 from fkat_data.tools.cli.simulation_page import simulation_page
 from fkat_data.tools.cli.simulation_presentation import show_simulation
 from fkat_data.tools.cli.synthetic_shards import write_synthetic_shards
@@ -30,36 +30,36 @@ simulate_app = typer.Typer()
 def simulate_command(
     config: Config,
     step_time: Annotated[float, typer.Option(help="Seconds of a step, without waiting for data.", min=0)],
-    bandwidth: Annotated[str, typer.Option(help="Bytes a second that a node receives, as in 1gb; inf: any number.")],
+    bandwidth: Annotated[str, typer.Option(help="Bytes a second that a node receives, such as 1gb; inf: unlimited.")],
     overrides: Overrides = None,
     nodes: Nodes = 1,
     ranks_per_node: Ranks = 1,
     workers: Annotated[int | None, typer.Option(help="Workers of each rank. [default: the loader's, or 0]")] = None,
-    worker_start: Annotated[float, typer.Option(help="Seconds that workers take to start, each epoch.", min=0)] = 0.0,
+    worker_start: Annotated[float, typer.Option(help="Seconds to start the workers, in each epoch.", min=0)] = 0.0,
     latency: Annotated[float, typer.Option(help="Seconds from a request to its first byte.", min=0)] = 0.05,
     connection_bandwidth: Annotated[str, typer.Option(help="Bytes a second of one transfer, at most.")] = "inf",
     store_bandwidth: Annotated[str, typer.Option(help="Bytes a second to all nodes together, at most.")] = "inf",
     decompression: Annotated[str, typer.Option(help="Bytes a second that a thread decompresses.")] = "500mb",
     predownload: Annotated[str | None, typer.Option(help="Samples fetched ahead. [default: the dataset's]")] = None,
     cache_limit: Annotated[
-        str | None, typer.Option(help="What shards may take on a node; none: all stay. [default: the dataset's]")
+        str | None, typer.Option(help="Limit of a node's shard cache; none: unlimited. [default: the dataset's]")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="So many steps.", min=1)] = None,
-    epochs: Annotated[int | None, typer.Option(help="So many epochs. [default: 1]", min=1)] = None,
-    shards: Annotated[int | None, typer.Option(help="Invent a dataset of so many shards.", min=1)] = None,
-    samples_per_shard: Annotated[int, typer.Option(help="Samples of an invented shard.", min=1)] = 4096,
-    shard_bytes: Annotated[str, typer.Option(help="Size of an invented shard.")] = "64mb",
-    compressed_bytes: Annotated[str | None, typer.Option(help="What an invented shard is compressed to.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page with plots.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of steps.", min=1)] = None,
+    epochs: Annotated[int | None, typer.Option(help="Number of epochs. [default: 1]", min=1)] = None,
+    shards: Annotated[int | None, typer.Option(help="Simulate a synthetic dataset with N shards.", min=1)] = None,
+    samples_per_shard: Annotated[int, typer.Option(help="Samples in a synthetic shard.", min=1)] = 4096,
+    shard_bytes: Annotated[str, typer.Option(help="Size of a synthetic shard.")] = "64mb",
+    compressed_bytes: Annotated[str | None, typer.Option(help="Compressed size of a synthetic shard.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page with plots to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
     key: Key = None,
 ) -> None:
-    """Play a streaming run without data: what it would wait for, fetch and keep, how well it mixes, what to change.
+    """Simulate a streaming run: what it waits for, fetches and caches, how well it shuffles, and what to change.
 
-    Of the data, only the index is read. Exit code 0: played. 2: the configuration does not work.
+    It reads only the dataset's index, no data. Exit code 0: simulated. 2: the configuration does not work.
     """
     console = Console()
-    with failures_shown(console, "nothing was simulated"), tempfile.TemporaryDirectory() as directory:
+    with exit_on_failure(console, "nothing was simulated"), tempfile.TemporaryDirectory() as directory:
         replaced: dict[str, Any] = {}
         if shards is not None:
             _check_dataset(config, overrides or [], key)
@@ -89,17 +89,17 @@ def simulate_command(
         if html is not None:
             html.write_text(simulation_page(result, words, config.name), encoding="utf-8")
     if as_json:
-        say(Console(soft_wrap=True), json.dumps(result.as_dict() | {"advice": words}, allow_nan=False), None)
+        say(console, json.dumps(result.as_dict() | {"advice": words}, allow_nan=False))
         return
     show_simulation(console, result, words)
     if html is not None:
-        say(console, str(html), None)
+        say(console, str(html))
 
 
 def _check_dataset(config: Path, overrides: Sequence[str], key: str | None) -> None:
     target = target_of(config, overrides, key, default_key="dataset")
     if target.endswith("Loader"):
-        raise ConfigurationError("--key", key, f"with --shards, the node of a dataset, not of a {target}")
+        raise ConfigurationError("--key", key, f"the node of a dataset (with --shards), not of a {target}")
 
 
 def _limit(dataset: StreamingDataset, given: str | None) -> int | None:

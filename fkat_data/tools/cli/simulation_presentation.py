@@ -1,4 +1,4 @@
-"""What a terminal shows of a simulated run."""
+"""What the terminal shows about a simulated run."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,9 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fkat_data.tools.cli.presentation import say
-from fkat_data.tools.report.charts import duration
-from fkat_data.tools.simulation.advice import readable_bytes
-from fkat_data.tools.simulation.remedies import HARDLY
+from fkat_data.tools.quantities import readable_bytes, readable_duration
+from fkat_data.tools.simulation.remedies import NEGLIGIBLE_SHARE
 from fkat_data.tools.simulation.result import Simulation
 
 __all__ = ["node_rows", "numbers", "show_simulation"]
@@ -20,7 +19,7 @@ _MOST_NODES = 16
 
 
 def show_simulation(console: Console, result: Simulation, advice: Sequence[str]) -> None:
-    """Print a simulated run: its numbers, how it goes over time, its nodes, and what to change."""
+    """Print a simulated run: its numbers, its course over time, its nodes, and what to change."""
     table = Table("", "", show_header=False, title=f"{result.num_steps:,} steps, simulated")
     for what, value in numbers(result):
         table.add_row(what, value)
@@ -32,43 +31,41 @@ def show_simulation(console: Console, result: Simulation, advice: Sequence[str])
         table.add_row(*row)
     console.print(table)
     if len(rows) > _MOST_NODES:
-        say(console, f"and {len(rows) - _MOST_NODES} more nodes", None)
+        say(console, f"and {len(rows) - _MOST_NODES} more nodes")
     for number, text in enumerate(advice):
-        style = "green" if number == 0 and result.later_share <= HARDLY else None
+        style = "green" if number == 0 and result.later_share <= NEGLIGIBLE_SHARE else None
         say(console, f"- {text}", style)
 
 
 def numbers(result: Simulation) -> list[tuple[str, str]]:
-    """Return what is told of a run as a whole: what it is, and its value."""
+    """Return the numbers of a whole run: the name of each, and its value."""
     quality = result.quality
+    per_step = f"{quality.shards_per_step:,.4g} ({quality.perfect_shards_per_step:,.4g} with a full shuffle)"
     return [
-        ("of the time waited", f"{result.waited_share:.1%}"),
-        ("of it once an epoch has begun", f"{result.later_share:.1%}"),
-        ("in all", _told(result.duration_s)),
-        ("waited", _told(result.waited_s)),
-        ("to the first batch", _told(result.first_batch_s)),
-        ("warm-up", f"{_told(result.warm_up_s)} ({result.num_warm_up_steps:,} of the steps)"),
+        ("time spent waiting", f"{result.waited_share:.1%}"),
+        ("after each epoch's first step", f"{result.later_share:.1%}"),
+        ("total time", readable_duration(result.duration_s)),
+        ("waited", readable_duration(result.waited_s)),
+        ("time to the first batch", readable_duration(result.first_batch_s)),
+        ("warm-up", f"{readable_duration(result.warm_up_s)} ({result.num_warm_up_steps:,} steps)"),
         ("steps that waited", f"{result.num_waits:,}"),
-        ("of these after the warm-up", f"{result.num_late_waits:,}"),
-        ("epochs begun", f"{result.num_epochs:,}"),
-        ("fetched by a node, at most", readable_bytes(max(node.fetched_bytes for node in result.nodes))),
+        ("of these, after the warm-up", f"{result.num_late_waits:,}"),
+        ("epochs started", f"{result.num_epochs:,}"),
+        ("fetched by one node, at most", readable_bytes(max(node.fetched_bytes for node in result.nodes))),
         ("fetched by all nodes", readable_bytes(sum(node.fetched_bytes for node in result.nodes))),
         ("shards used", f"{result.num_shards:,}"),
-        ("fetched again within an epoch", f"{sum(node.num_fetched_again for node in result.nodes):,}"),
-        ("on a node's disk, at most", readable_bytes(max(node.most_bytes for node in result.nodes))),
-        ("all that a node uses", readable_bytes(result.whole_bytes)),
-        (
-            "shards in a step",
-            f"{quality.shards_per_step:,.4g} ({quality.perfect_shards_per_step:,.4g} if shuffled without shards)",
-        ),
-        ("distance of neighbours", f"{quality.spread:.0%} of that of a shuffle without shards, in bits"),
+        ("repeated fetches in an epoch", f"{sum(node.num_fetched_again for node in result.nodes):,}"),
+        ("on one node's disk, at most", readable_bytes(max(node.most_bytes for node in result.nodes))),
+        ("used by one node, at most", readable_bytes(result.whole_bytes)),
+        ("shards in a step", per_step),
+        ("distance of neighbours", f"{quality.spread:.0%} of a full shuffle's, as entropy"),
     ]
 
 
 def node_rows(result: Simulation) -> list[tuple[str, ...]]:
-    """Return the nodes, a row each, below a row of headings."""
+    """Return a row of headings and a row for each node."""
     rows: list[tuple[str, ...]] = [
-        ("node", "fetched", "shards", "fetches", "again", "found", "awaited", "evicted", "on the disk")
+        ("node", "fetched", "shards", "fetches", "repeated", "cache hits", "shared", "evictions", "most on disk")
     ]
     for number, node in enumerate(result.nodes):
         counts = (
@@ -91,28 +88,20 @@ def node_rows(result: Simulation) -> list[tuple[str, ...]]:
 
 
 def _over_time(result: Simulation) -> Table:
-    table = Table("steps", "waited", "share", "fetched by all", "on a disk, at most", "shards there", title="over time")
+    table = Table("steps", "waited", "share", "fetched by all", "most on a disk", "shards there", title="over time")
     num_pieces = min(_NUM_PIECES, result.num_steps)
     edges = [result.num_steps * piece // num_pieces for piece in range(num_pieces + 1)]
-    steps = [moment.step for moment in result.moments]
+    steps = [snapshot.step for snapshot in result.snapshots]
     for first, stop in pairwise(edges):
         waited_s = float(result.wait_s[first:stop].sum())
         total_s = waited_s + (stop - first) * result.setup.step_s
-        moment = result.moments[max(0, int(np.searchsorted(steps, stop, side="right")) - 1)]
+        snapshot = result.snapshots[max(0, int(np.searchsorted(steps, stop, side="right")) - 1)]
         table.add_row(
             f"{first:,} to {stop:,}",
-            _told(waited_s),
+            readable_duration(waited_s),
             f"{waited_s / total_s if total_s else 0.0:.1%}",
-            readable_bytes(sum(moment.fetched_bytes)),
-            readable_bytes(max(moment.resident_bytes)),
-            f"{max(moment.resident_shards):,}",
+            readable_bytes(sum(snapshot.fetched_bytes)),
+            readable_bytes(max(snapshot.resident_bytes)),
+            f"{max(snapshot.resident_shards):,}",
         )
     return table
-
-
-def _told(seconds: float) -> str:
-    if seconds >= 7200:
-        return f"{seconds / 3600:,.1f} h"
-    if seconds >= 300:
-        return f"{seconds / 60:,.1f} min"
-    return duration(seconds) if seconds else "0 s"

@@ -1,4 +1,4 @@
-"""A dataset that there is not: an index of shards of one size, for a simulation."""
+"""Write the index of a synthetic dataset, so that a run can be simulated before the data exist."""
 
 import json
 from pathlib import Path
@@ -15,25 +15,26 @@ __all__ = ["write_synthetic_shards"]
 def write_synthetic_shards(
     directory: Path, num_shards: int, samples_per_shard: int, shard_bytes: str, compressed_bytes: str | None
 ) -> None:
-    """Write the index of shards that do not exist.
+    """Write an index of equal shards, without the shards.
 
     Args:
-        directory: Where.
-        num_shards: How many.
-        samples_per_shard: Samples of each.
-        shard_bytes: Size of each, as people write it.
-        compressed_bytes: What a shard is compressed to; None: it is not.
+        directory: The folder that gets the index.
+        num_shards: Number of shards.
+        samples_per_shard: Samples in each shard.
+        shard_bytes: Size of each shard, such as ``"64mb"``.
+        compressed_bytes: Compressed size of each shard; None: uncompressed.
 
     Raises:
-        ConfigurationError: A size is none, or too small for so many samples.
+        ConfigurationError: A number or size is invalid, or a shard is too small for its samples.
     """
     arguments.integer("--shards", num_shards, minimum=1)
     arguments.integer("--samples-per-shard", samples_per_shard, minimum=1)
     size_bytes = size_bytes_of("--shard-bytes", shard_bytes)
-    # An MDS shard has an offset of 4 bytes for each sample, and a header.
+    # An MDS shard has a header, and an offset of 4 bytes for each sample.
     least_bytes = 4 * (samples_per_shard + 2) + 1000
     if size_bytes < least_bytes:
-        raise ConfigurationError("--shard-bytes", shard_bytes, f"room for the samples: at least {least_bytes} bytes")
+        expected = f"at least {least_bytes} bytes for {samples_per_shard} samples"
+        raise ConfigurationError("--shard-bytes", shard_bytes, expected)
     shard: dict[str, Any] = {
         "column_encodings": ["bytes"],
         "column_names": ["data"],

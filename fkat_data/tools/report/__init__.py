@@ -1,1 +1,1 @@
-"""A timeline as one page of HTML, with plots and the verdict in words."""
+"""Turn a timeline into an HTML page with plots and a verdict in words."""

@@ -1,17 +1,18 @@
-"""Plots as SVG, drawn with the page's own style: it decides on the colours of light and dark."""
+"""Draw plots as SVG. The page's style sheet chooses the colours, in light and in dark mode."""
 
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
+from fkat_data.tools.quantities import readable_duration
 from fkat_data.tools.report.series import Distribution, columns
 from fkat_data.tools.report.traced_run import Sample, Span, Track
 
-__all__ = ["WIDTH", "duration", "histogram", "lanes", "stacked", "stepped"]
+__all__ = ["WIDTH", "histogram", "lanes", "stacked", "stepped"]
 
 WIDTH = 960
-"""Of every plot, in the SVG's own units; a page may scale it."""
+"""Width of every plot in SVG units; a page may scale it."""
 
 _LEFT, _RIGHT, _BOTTOM, _TOP = 80, 14, 26, 10
 _INNER = WIDTH - _LEFT - _RIGHT
@@ -21,7 +22,7 @@ _NUM_COLUMNS = _INNER // 2
 
 
 class _Frame(NamedTuple):
-    """A plot's inner part: from values to places on the page."""
+    """The inner part of a plot. It converts values to coordinates."""
 
     first: float
     last: float
@@ -40,7 +41,7 @@ class _Frame(NamedTuple):
 
 
 def stacked(edges_s: Sequence[float], shares: Mapping[str, Sequence[float]], title: str) -> str:
-    """Return shares of the time over the time, one upon the other, each in the colour of its name."""
+    """Return a plot of shares of time over time, stacked, each in the colour of its name."""
     frame = _Frame(edges_s[0], edges_s[-1], 130)
     parts = _axes(frame, edges_s[0], edges_s[-1], _share_ticks())
     below = [0.0] * (len(edges_s) - 1)
@@ -64,7 +65,7 @@ def stacked(edges_s: Sequence[float], shares: Mapping[str, Sequence[float]], tit
 
 
 def stepped(samples: Sequence[Sample], key: str, end_s: float, title: str) -> str:
-    """Return a number over the time; it holds until the next sample."""
+    """Return a plot of a number over time. Each value holds until the next sample."""
     frame = _Frame(0.0, end_s, 110)
     largest = _rounded_up(max((sample.values.get(key, 0.0) for sample in samples), default=0.0))
     ticks = [(share, _number(largest * share)) for share in (0.0, 0.5, 1.0)]
@@ -81,31 +82,34 @@ def stepped(samples: Sequence[Sample], key: str, end_s: float, title: str) -> st
 
 
 def histogram(found: Distribution, name: str, title: str) -> str:
-    """Return how durations are distributed, on a scale by factors, with the quantiles as lines."""
+    """Return a histogram of durations on a logarithmic scale, with the quantiles as lines."""
     low, high = math.log10(found.edges_s[0]), math.log10(found.edges_s[-1])
     frame = _Frame(low, high, 120, WIDTH // 2)
     most = max(found.counts)
     ticks = [(0.0, "0"), (1.0, f"{most:,}")]
     parts = [_horizontal(frame, share, text) for share, text in ticks]
     powers = range(math.ceil(low), math.floor(high) + 1)
-    parts += [_vertical(frame, frame.x(power), duration(10.0**power)) for power in powers]
+    parts += [_vertical(frame, frame.x(power), readable_duration(10.0**power)) for power in powers]
     for count, left, right in zip(found.counts, found.edges_s, found.edges_s[1:], strict=False):
         if count:
             x, end = frame.x(math.log10(left)), frame.x(math.log10(right))
             height = max(1.0, frame.height * count / most)
-            hint = f"{count:,} of {duration(left)} to {duration(right)}"
+            hint = f"{count:,}: {readable_duration(left)} to {readable_duration(right)}"
             parts.append(_rectangle(name, x, frame.y(0) - height, end - x - 1, height, hint))
     for label, quantile in zip(("median", "90 %", "99 %"), found.quantiles_s, strict=False):
         x = frame.x(math.log10(quantile))
         parts.append(
             f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{frame.y(0):.1f}">'
-            f"<title>{label}: {duration(quantile)}</title></line>"
+            f"<title>{label}: {readable_duration(quantile)}</title></line>"
         )
     return _svg(parts, frame, title)
 
 
 def lanes(tracks: Sequence[Track], start_s: float, end_s: float, title: str) -> str:
-    """Return what each track did between two times, one lane a track; many spans are drawn as what took most time."""
+    """Return what each track did between two times, in one lane a track.
+
+    Where a track has too many spans to draw, each column shows the name that took most of its time.
+    """
     frame = _Frame(start_s, end_s, _LANE * len(tracks))
     parts = _time_axis(frame, start_s, end_s)
     for number, track in enumerate(tracks):
@@ -125,7 +129,7 @@ def lanes(tracks: Sequence[Track], start_s: float, end_s: float, title: str) -> 
 
 def _span(frame: _Frame, span: Span, y: float, start_s: float, end_s: float) -> str:
     x, right = frame.x(max(span.began_s, start_s)), frame.x(min(span.ended_s, end_s))
-    hint = f"{span.name} {span.about}, {duration(span.duration_s)}, at {span.began_s:.3f} s"
+    hint = f"{span.name} {span.about}, {readable_duration(span.duration_s)}, at {span.began_s:.3f} s"
     return _rectangle(span.name, x, y, max(0.3, right - x), _LANE - 6, hint)
 
 
@@ -174,7 +178,7 @@ def _share_ticks() -> list[tuple[float, str]]:
 
 
 def _thinned(samples: Sequence[Sample], key: str) -> list[Sample]:
-    """Return at most two samples for each of the plot's columns: the smallest and the largest."""
+    """Return at most two samples for each column of the plot: the smallest and the largest."""
     size = math.ceil(len(samples) / _NUM_COLUMNS)
     if size <= 2:
         return list(samples)
@@ -186,7 +190,7 @@ def _thinned(samples: Sequence[Sample], key: str) -> list[Sample]:
 
 
 def _rounded_up(value: float) -> float:
-    """Return the next of 1, 2, 5, 10, 20, 50 and so on, of every power of ten."""
+    """Round up to 1, 2 or 5 times a power of ten."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
@@ -200,11 +204,3 @@ def _number(value: float) -> str:
 def _clock(at_s: float, step_s: float) -> str:
     digits = max(0, -math.floor(math.log10(step_s)))
     return f"{at_s:.{digits}f} s"
-
-
-def duration(value_s: float) -> str:
-    """Return seconds as people say them, to three digits."""
-    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if value_s >= 0.9995 * factor:
-            return f"{value_s / factor:.3g} {unit}"
-    return f"{value_s / 1e-9:.3g} ns"

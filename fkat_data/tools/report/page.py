@@ -1,9 +1,10 @@
-"""The page: everything in one file, nothing fetched from anywhere."""
+"""The report on a run, as one HTML page."""
 
 from html import escape
 
-from fkat_data.tools.report.charts import duration, histogram, lanes, stacked, stepped
-from fkat_data.tools.report.document import document, legend, section, tiles, with_code
+from fkat_data.tools.quantities import readable_duration
+from fkat_data.tools.report.charts import histogram, lanes, stacked, stepped
+from fkat_data.tools.report.document import document, legend, quantiles, section, tiles, with_code
 from fkat_data.tools.report.series import distribution, durations_s, excerpt, shares
 from fkat_data.tools.report.style import MEANINGS
 from fkat_data.tools.report.traced_run import TracedRun
@@ -17,40 +18,40 @@ _WORKER_STAGES = ("produce", "build", "store", "replay", "encode", "blocked", "i
 
 
 def page(run: TracedRun, name: str) -> str:
-    """Return the report on a run as a page of HTML.
+    """Return the report on a run as an HTML page.
 
     Args:
-        run: What its timeline tells.
-        name: The timeline's, for the title.
+        run: The run, as read from its timeline.
+        name: The timeline's name, for the title.
     """
     sections = [
         section(
-            "Who waits for whom",
+            "What waits for what",
             _over_time(run),
-            "Trainer: share of the time that it waited. Workers: what "
-            "their time went into, all of them together; blank where none was running yet.",
+            "Trainer: the share of time that it waited. Workers: how all of them together spent their time; blank "
+            "where no worker was running yet.",
         ),
         section(
             "Microbatches ready",
             _queue(run),
-            "Made, and not yet delivered. Near 0 the trainer waits; where it "
-            "never comes down, the workers could do with less memory.",
+            "Microbatches made and not yet delivered. Near 0, the trainer waits. If the number never falls, the "
+            "workers need less memory.",
         ),
         section(
-            "How long one takes",
+            "Time per microbatch",
             _latencies(run),
-            "Left: for how long <code>next()</code> held the trainer up. "
-            "Right: the making of one microbatch in a worker. Lines: median, 90 %, 99 %.",
+            "Left: the time that the trainer spent in <code>next()</code>. Right: the time that a worker took to make "
+            "a microbatch. Lines: median, 90 %, 99 %.",
         ),
         section(
             "What each process did",
             _timeline(run),
-            "Above: the whole run; below: some microbatches from its "
-            "middle. The pointer tells more. For every detail open the file in ui.perfetto.dev.",
+            "Top: the whole run. Bottom: some microbatches from its middle. Hover over a span for details, or open "
+            "the timeline in ui.perfetto.dev.",
         ),
         section("Numbers", _numbers(run), ""),
     ]
-    if any(moment.verdict for moment in run.moments):
+    if any(mark.verdict for mark in run.marks):
         sections.append(section("Epochs", _epochs(run), ""))
     return document(f"fkat_data: {name}", [_verdict(run), _tiles(run), _legend(run), *sections])
 
@@ -66,20 +67,20 @@ def _tiles(run: TracedRun) -> str:
     per_s = numbers.delivered / numbers.elapsed_s if numbers.elapsed_s else 0.0
     mib_per_s = numbers.delivered_bytes / _MEBIBYTE / numbers.elapsed_s if numbers.elapsed_s else 0.0
     found = [
-        (f"{numbers.waited_share:.1%}", "of the time waited"),
+        (f"{numbers.waited_share:.1%}", "of the time spent waiting"),
         (f"{numbers.delivered:,}", "microbatches delivered"),
-        (f"{per_s:,.4g}", "a second"),
+        (f"{per_s:,.4g}", "microbatches a second"),
         (f"{mib_per_s:,.4g}", "MiB a second"),
-        (duration(numbers.produce_s_per_microbatch), "to make one, in a worker"),
-        (f"{numbers.waited_first_s:.2f} s", "waited for the first of each epoch"),
-        (str(numbers.num_workers), "workers" if numbers.num_workers else "workers: made in process"),
+        (readable_duration(numbers.produce_s_per_microbatch), "to make a microbatch, in a worker"),
+        (f"{numbers.waited_first_s:.2f} s", "waited for each epoch's first microbatch"),
+        (str(numbers.num_workers), "workers" if numbers.num_workers else "workers: data made in process"),
     ]
     return tiles(found)
 
 
 def _legend(run: TracedRun) -> str:
     seen = {span.name for track in run.tracks for span in track.spans}
-    # Of a run that goes on, a stage may be under way that is no span yet.
+    # While a run is going on, a stage may have begun that has no span yet.
     seen |= {stage for stage in _WORKER_STAGES if getattr(run.statistics, f"{stage}_s") > 0}
     return legend({name: text for name, text in MEANINGS.items() if name in seen})
 
@@ -93,9 +94,9 @@ def _over_time(run: TracedRun) -> str:
     workers = {stage: [share / num_workers for share in found[f"{stage}_s"]] for stage in _WORKER_STAGES}
     return (
         "<h3>Trainer</h3>"
-        + stacked(edges_s, trainer, "share of the time that the trainer waited")
+        + stacked(edges_s, trainer, "share of time that the trainer waited")
         + "<h3>Workers</h3>"
-        + stacked(edges_s, workers, "what the workers' time went into")
+        + stacked(edges_s, workers, "how the workers spent their time")
     )
 
 
@@ -108,19 +109,17 @@ def _queue(run: TracedRun) -> str:
 
 def _latencies(run: TracedRun) -> str:
     plots: list[str] = []
-    for title, names in (("next()", ["next"]), ("making one", ["produce"])):
-        found = distribution(durations_s(run.tracks, names))
+    for title, name in (("next()", "next"), ("making a microbatch", "produce")):
+        found = distribution(durations_s(run.tracks, name))
         if found is not None:
-            median, p90, p99, most = (duration(value_s) for value_s in found.quantiles_s)
-            told = f"median {median}, 90 % {p90}, 99 % {p99}, longest {most}"
-            plots.append(f"<figure><h3>{title}</h3>{histogram(found, names[0], title)}<p>{told}</p></figure>")
+            plots.append(f"<figure><h3>{title}</h3>{histogram(found, name, title)}{quantiles(found)}</figure>")
     return f'<div class="pair">{"".join(plots)}</div>'
 
 
 def _timeline(run: TracedRun) -> str:
     tracks = [track for track in run.tracks if track.spans]
     start_s, end_s = excerpt(run, _NUM_IN_EXCERPT)
-    detail = f"<h3>{_NUM_IN_EXCERPT} microbatches, from {start_s:.3f} s on</h3>"
+    detail = f"<h3>{_NUM_IN_EXCERPT} microbatches, starting at {start_s:.3f} s</h3>"
     return lanes(tracks, 0.0, run.duration_s, "the whole run") + detail + lanes(tracks, start_s, end_s, "an excerpt")
 
 
@@ -139,8 +138,8 @@ def _number(value: float) -> str:
 
 def _epochs(run: TracedRun) -> str:
     rows = [
-        f"<tr><th>{escape(moment.name)}</th><th>{moment.at_s:.1f} s</th><td>{with_code(moment.verdict)}</td></tr>"
-        for moment in run.moments
-        if moment.verdict
+        f"<tr><th>{escape(mark.name)}</th><th>{mark.at_s:.1f} s</th><td>{with_code(mark.verdict)}</td></tr>"
+        for mark in run.marks
+        if mark.verdict
     ]
     return f"<table>{''.join(rows)}</table>"

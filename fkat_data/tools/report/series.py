@@ -1,4 +1,4 @@
-"""Numbers to plot: shares over time, and how durations are distributed. Functions of what a run tells."""
+"""Compute what the plots show from a traced run: shares over time, and distributions of durations."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,9 +16,9 @@ class Distribution(NamedTuple):
     """How durations are distributed.
 
     Attributes:
-        edges_s: Bounds of the bars, growing by one factor.
-        counts: How many durations each bar has.
-        quantiles_s: The median, the 90th and 99th of a hundred, and the largest.
+        edges_s: Bounds of the bars, evenly spaced on a logarithmic scale.
+        counts: The number of durations in each bar.
+        quantiles_s: The median, the 90th and 99th percentiles, and the largest.
     """
 
     edges_s: list[float]
@@ -27,12 +27,12 @@ class Distribution(NamedTuple):
 
 
 def shares(samples: Sequence[Sample], names: Sequence[str], edges_s: Sequence[float]) -> dict[str, list[float]]:
-    """Return which share of each piece of time went into what is counted under a name; several workers add up.
+    """Return for each name its share of each interval of time. Several workers add up, so a share can exceed 1.
 
     Args:
         samples: Seconds spent so far, in the order of time.
-        names: What to look at.
-        edges_s: Bounds of the pieces of time.
+        names: The counters to return.
+        edges_s: Bounds of the intervals.
     """
     if not samples:
         return {name: [0.0] * (len(edges_s) - 1) for name in names}
@@ -45,19 +45,19 @@ def shares(samples: Sequence[Sample], names: Sequence[str], edges_s: Sequence[fl
     return found
 
 
-def durations_s(tracks: Sequence[Track], names: Sequence[str]) -> list[float]:
-    """Return how long everything of these names lasted."""
-    return [span.duration_s for track in tracks for span in track.spans if span.name in names]
+def durations_s(tracks: Sequence[Track], name: str) -> list[float]:
+    """Return the durations of all spans with this name."""
+    return [span.duration_s for track in tracks for span in track.spans if span.name == name]
 
 
 def distribution(values_s: Sequence[float]) -> Distribution | None:
-    """Return how durations are distributed, over a scale by factors; None where there are none."""
+    """Return the distribution of durations on a logarithmic scale, or None if there are none."""
     if not values_s:
         return None
     values = np.maximum(np.asarray(values_s), 1e-7)
     low, high = np.log10(values.min()), np.log10(values.max())
     middle = (low + high) / 2
-    # At least a decade: durations that are all alike are one bar, not a wall of noise.
+    # At least a decade wide, so that nearly equal durations form one bar, not a wall of noise.
     half = max((high - low) / 2, 0.5) * 1.0001
     edges = [10.0 ** float(middle - half + 2 * half * number / _NUM_BARS) for number in range(_NUM_BARS + 1)]
     counts, _ = np.histogram(values, edges)
@@ -67,9 +67,9 @@ def distribution(values_s: Sequence[float]) -> Distribution | None:
 
 
 def columns(spans: Sequence[Span], end_s: float, num_columns: int) -> list[tuple[str, int, int]]:
-    """Return what most of each column's time went into, as runs of columns: (name, first, number).
+    """Return the name that took most time in each column, as runs of columns: (name, first column, num columns).
 
-    Of spans that contain others, the inner ones count. A column in which nothing lasted has the name "".
+    Of nested spans, the inner ones count. A column without spans has the name "".
     """
     names = sorted({span.name for span in spans})
     if not names or end_s <= 0:
@@ -98,10 +98,10 @@ def columns(spans: Sequence[Span], end_s: float, num_columns: int) -> list[tuple
 
 
 def excerpt(run: TracedRun, num_microbatches: int) -> tuple[float, float]:
-    """Return a piece of time, about the run's middle, in which so many microbatches are delivered."""
-    given_s = [span.ended_s for track in run.tracks if track.is_trainer for span in track.spans if span.name == "next"]
-    if len(given_s) < 2:
+    """Return the bounds of an interval near the run's middle that delivers ``num_microbatches``."""
+    ends_s = [span.ended_s for track in run.tracks if track.is_trainer for span in track.spans if span.name == "next"]
+    if len(ends_s) < 2:
         return 0.0, run.duration_s
-    first = max(0, (len(given_s) - num_microbatches) // 2)
-    last = min(len(given_s) - 1, first + num_microbatches)
-    return given_s[first], given_s[last]
+    first = max(0, (len(ends_s) - num_microbatches) // 2)
+    last = min(len(ends_s) - 1, first + num_microbatches)
+    return ends_s[first], ends_s[last]

@@ -1,24 +1,24 @@
-"""How the page looks, in light and in dark."""
+"""The page's colours and style sheet, for light and dark mode."""
 
 __all__ = ["MEANINGS", "STYLE"]
 
 MEANINGS = {
     "wait": "the trainer waits",
-    "step": "the trainer does its own work",
-    "next": "the loader at work in the trainer",
-    "move": "a copy to the device is issued",
+    "step": "the trainer computes",
+    "next": "the loader works in the trainer",
+    "move": "the trainer issues a copy to the device",
     "copy": "the device copies",
-    "produce": "a microbatch is made",
+    "produce": "a worker makes a microbatch",
     "build": "the factory opens a shard",
-    "store": "stored bytes are waited for",
-    "replay": "a microbatch from before a resume is made again",
-    "encode": "a microbatch is written to shared memory",
-    "blocked": "a worker waits for room, or for leave",
+    "store": "a worker waits for bytes from storage",
+    "replay": "a worker remakes a microbatch from before a resume",
+    "encode": "a worker writes a microbatch to shared memory",
+    "blocked": "a worker waits for free memory or for permission",
     "idle": "a worker has no shard",
 }
-"""What each colour stands for; the names are those of a timeline's spans."""
+"""The meaning of each colour. The names are those of a timeline's spans."""
 
-# Colours that people with any colour vision tell apart (after Okabe and Ito), for fills on light and on dark.
+# Distinct for any colour vision (after Okabe and Ito), as fills on light and on dark backgrounds.
 _COLOURS = {
     "wait": "#d55e00",
     "step": "#009e73",
@@ -51,7 +51,7 @@ ul{list-style:none;padding:0;margin:0}
 .tiles b{display:block;font-size:20px;color:var(--ink)}
 .legend{display:flex;flex-wrap:wrap;gap:4px 18px;font-size:13px}
 .legend i{display:inline-block;width:12px;height:12px;border-radius:2px;margin-right:6px;vertical-align:-1px}
-.told,figure p{color:var(--faint);font-size:13.5px;margin:0 0 6px}
+.note,figure p{color:var(--faint);font-size:13.5px;margin:0 0 6px}
 svg{display:block;width:100%;height:auto}
 .pair{display:grid;grid-template-columns:1fr 1fr;gap:24px}figure{margin:0}
 @media (max-width:760px){.pair{grid-template-columns:1fr}}

@@ -1,4 +1,4 @@
-"""What a timeline tells of a run, read back from its file."""
+"""Read a run back from its timeline file."""
 
 import dataclasses
 import json
@@ -17,13 +17,13 @@ _FIELDS = {field.name for field in dataclasses.fields(LoaderStatistics)}
 
 
 class Span(NamedTuple):
-    """Something that lasted.
+    """An activity with a duration.
 
     Attributes:
-        name: What it was.
-        began_s: When it began, in seconds from the run's begin.
+        name: The activity.
+        began_s: When it began, in seconds from the start of the run.
         duration_s: How long it lasted.
-        about: What it was about, in words; may be empty.
+        about: The shard or microbatch, in words; may be empty.
     """
 
     name: str
@@ -41,9 +41,9 @@ class Track(NamedTuple):
     """What one thread did.
 
     Attributes:
-        name: The process, and where it has several tracks the thread.
-        is_trainer: Whether it is the training loop's.
-        spans: In the order of their begin.
+        name: The process, and the thread if the process has several tracks.
+        is_trainer: Whether this is the training loop's thread.
+        spans: The spans, in the order in which they began.
     """
 
     name: str
@@ -52,20 +52,20 @@ class Track(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """How numbers stood at a time, in seconds from the run's begin."""
+    """Values of counters at a time, in seconds from the start of the run."""
 
     at_s: float
     values: Mapping[str, float]
 
 
 class EpochMark(NamedTuple):
-    """Something that happened, with the statistics of that time.
+    """An event, with the statistics of that time.
 
     Attributes:
         name: What happened.
-        at_s: In seconds from the run's begin.
-        statistics: Since the loader was made.
-        verdict: On the epoch that ended then; otherwise empty.
+        at_s: When it happened, in seconds from the start of the run.
+        statistics: The statistics since the loader was made.
+        verdict: The verdict on the epoch that ended then, or "".
     """
 
     name: str
@@ -79,43 +79,42 @@ class TracedRun:
     """A run.
 
     Attributes:
-        tracks: The trainer's first, then the workers' in their order.
-        ready: Microbatches that were made and not delivered.
-        held: MiB of shared memory whose microbatches were alive.
-        seconds: What had been spent on each of ``timeline.TOTALS``.
-        moments: Begins and ends of epochs, and statistics in between.
-        duration_s: From the first event to the end of the last.
+        tracks: The trainer's tracks, then the workers' in their order.
+        ready: Microbatches that were made and not yet delivered.
+        held: Shared memory that live microbatches held, in MiB.
+        seconds: Seconds spent so far on each of ``timeline.TOTALS``.
+        marks: Starts and ends of epochs, and statistics in between.
+        duration_s: Seconds from the first event to the end of the last.
     """
 
     tracks: list[Track]
     ready: list[Sample]
     held: list[Sample]
     seconds: list[Sample]
-    moments: list[EpochMark]
+    marks: list[EpochMark]
     duration_s: float
 
     @property
     def statistics(self) -> LoaderStatistics:
         """The run's last statistics."""
-        return self.moments[-1].statistics if self.moments else LoaderStatistics()
+        return self.marks[-1].statistics if self.marks else LoaderStatistics()
 
 
 def read_run(path: Path) -> TracedRun:
     """Read a timeline.
 
     Raises:
-        ConfigurationError: There is no such file, or it is no timeline of a loader.
+        ConfigurationError: The file cannot be read, or is not a loader's timeline.
     """
+    expected = "a file that a loader's `trace` wrote"
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            "TIMELINE", str(path), f"a file that a loader's `trace` has written ({error})"
-        ) from error
+        raise ConfigurationError("TIMELINE", str(path), f"{expected} ({error})") from error
     events = [event for event in _events(text) if isinstance(event.get("name"), str)]
     timed = [event for event in events if isinstance(event.get("ts"), (int, float))]
     if not any(event.get("ph") == "M" for event in events) or not timed:
-        raise ConfigurationError("TIMELINE", str(path), "a file that a loader's `trace` has written")
+        raise ConfigurationError("TIMELINE", str(path), expected)
     start_us = min(event["ts"] for event in timed)
     end_us = max(event["ts"] + event.get("dur", 0) for event in timed)
     for event in timed:
@@ -125,7 +124,7 @@ def read_run(path: Path) -> TracedRun:
         ready=_samples(timed, READY),
         held=_samples(timed, HELD),
         seconds=_samples(timed, SECONDS),
-        moments=[_moment(event) for event in timed if event.get("ph") == "i"],
+        marks=[_mark(event) for event in timed if event.get("ph") == "i"],
         duration_s=1e-6 * (end_us - start_us),
     )
 
@@ -133,7 +132,7 @@ def read_run(path: Path) -> TracedRun:
 def _events(text: str) -> Iterable[dict[str, Any]]:
     try:
         found = json.loads(text)
-    except ValueError:  # cut off by a full disk, say: whatever lines are whole
+    except ValueError:  # the file was cut off, for example by a full disk: read the lines that are whole
         found = [event for line in text.splitlines() if (event := _event(line)) is not None]
     if not isinstance(found, list):
         return []
@@ -152,18 +151,18 @@ def _tracks(events: list[dict[str, Any]]) -> list[Track]:
     threads = {
         (event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"
     }
-    spans: dict[tuple[int, int], list[Span]] = {place: [] for place in threads}
+    spans_of: dict[tuple[int, int], list[Span]] = {place: [] for place in threads}
     for event in events:
         if event.get("ph") == "X":
             place = event["pid"], event["tid"]
             span = Span(event["name"], event["at_s"], 1e-6 * event["dur"], _about(event.get("args", {})))
-            spans.setdefault(place, []).append(span)
+            spans_of.setdefault(place, []).append(span)
     tracks: list[Track] = []
-    for place, those in spans.items():
+    for place, spans in spans_of.items():
         process, thread = str(processes.get(place[0], f"process {place[0]}")), threads.get(place, "")
         is_trainer = thread == "training loop"
         is_inline = not is_trainer and process.startswith("trainer")
-        tracks.append(Track(f"{process}: {thread}" if is_inline else process, is_trainer, sorted(those, key=_began)))
+        tracks.append(Track(f"{process}: {thread}" if is_inline else process, is_trainer, sorted(spans, key=_began)))
     return sorted(tracks, key=lambda track: (not track.is_trainer, _natural(track.name)))
 
 
@@ -187,7 +186,7 @@ def _samples(events: list[dict[str, Any]], name: str) -> list[Sample]:
     return sorted(found, key=lambda sample: sample.at_s)
 
 
-def _moment(event: dict[str, Any]) -> EpochMark:
+def _mark(event: dict[str, Any]) -> EpochMark:
     arguments = event.get("args", {})
     numbers = {name: value for name, value in arguments.items() if name in _FIELDS}
     return EpochMark(event["name"], event["at_s"], LoaderStatistics(**numbers), str(arguments.get("verdict", "")))

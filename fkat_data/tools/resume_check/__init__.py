@@ -1,1 +1,1 @@
-"""Proof that a loader resumes exactly, and the cause where it does not."""
+"""Check that a loader resumes exactly, and find the cause if it does not."""

@@ -1,11 +1,11 @@
-"""One run of a loader as a record: what it delivered, digest by digest, and the states on the way."""
+"""Record a run of a loader: the digest of every microbatch, and the loader's states along the way."""
 
 import contextlib
 import copy
 import io
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from time import monotonic  # by name: an experiment may replace the module's function, and the deadline must stay
+from time import monotonic  # by name: an experiment may pin the module's function, but not the deadline's clock
 from typing import Any, NamedTuple
 
 import torch
@@ -16,19 +16,19 @@ from fkat_data.testing.content_digest import Difference, digest, first_differenc
 from fkat_data.transport.codec import encode
 from fkat_data.types import Microbatch
 
-__all__ = ["Copy", "Delivered", "Parting", "RecordedPlace", "RecordedRun", "RunRecorder", "Setting"]
+__all__ = ["Copy", "Delivered", "Divergence", "RecordedPlace", "RecordedRun", "RunRecorder", "Setting"]
 
 _DEFAULT_NUM_MICROBATCHES = 200
 _MOST_COPIED_BYTES = 256 << 20
 
 
 class Setting(NamedTuple):
-    """How a loader runs, as far as that must not matter.
+    """How a loader runs. None of this may change the data.
 
     Attributes:
-        multiprocessing: In worker processes; False: in process.
-        num_shard_prefetches: Shards ahead; None leaves the loader's own.
-        num_microbatch_prefetches: Microbatches ahead; None leaves the loader's own.
+        multiprocessing: True: in worker processes; False: in process.
+        num_shard_prefetches: Shards to prefetch; None: the loader's own number.
+        num_microbatch_prefetches: Microbatches to prefetch; None: the loader's own number.
     """
 
     multiprocessing: bool
@@ -36,7 +36,7 @@ class Setting(NamedTuple):
     num_microbatch_prefetches: int | None = None
 
     def overrides(self) -> dict[str, Any]:
-        """Return the arguments of the loader that it stands for."""
+        """Return the arguments to override when the loader is made."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
     def __str__(self) -> str:
@@ -47,12 +47,12 @@ class Setting(NamedTuple):
 
 
 class RecordedPlace(NamedTuple):
-    """Where a microbatch stands in the order; all from 0.
+    """A microbatch's position in the order. All numbers count from 0.
 
     Attributes:
-        epoch: Its epoch.
-        shard: Its shard's place in the epoch's order of this rank.
-        microbatch: Its place in the shard.
+        epoch: The epoch.
+        shard: The shard's position in this rank's order of the epoch.
+        microbatch: The microbatch's position in the shard.
     """
 
     epoch: int
@@ -67,9 +67,9 @@ class Delivered(NamedTuple):
     """One microbatch of a run.
 
     Attributes:
-        place: Where it stands.
-        digest: Names its content.
-        copy: A copy of the microbatch; None where none is kept.
+        place: Its position.
+        digest: The digest of its content.
+        copy: A copy of the microbatch, or None if none was kept.
     """
 
     place: RecordedPlace
@@ -82,7 +82,7 @@ class Copy(NamedTuple):
 
     Attributes:
         microbatch: The copy.
-        size_bytes: Roughly what it takes.
+        size_bytes: Its approximate size.
     """
 
     microbatch: Microbatch
@@ -90,14 +90,14 @@ class Copy(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class Divergence:
     """The first microbatch in which two runs differ.
 
     Attributes:
-        index: How many microbatches came before it since the start of the first epoch.
-        expected_place: Where the first run has it.
-        found_place: Where the second run has it; None: that run has no more microbatches.
-        difference: Where in it they part; None where no copy of the first run's was kept.
+        index: The number of microbatches before it since the start of the first epoch.
+        expected_place: Its position in the first run.
+        found_place: Its position in the second run; None: that run has no more microbatches.
+        difference: The first difference within it; None if no copy of the first run's microbatch was kept.
     """
 
     index: int
@@ -108,10 +108,10 @@ class Parting:
     def __str__(self) -> str:
         text = f"microbatch {self.index} of the run ({self.expected_place})"
         if self.found_place is None:
-            return f"{text}: there is none"
+            return f"{text}: missing"
         if self.found_place != self.expected_place:
-            text += f", delivered as that of {self.found_place}"
-        return f"{text}: {self.difference or 'it has another digest'}"
+            text += f", delivered as {self.found_place}"
+        return f"{text}: {self.difference or 'different digest'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,26 +119,27 @@ class RecordedRun:
     """What one loader delivered.
 
     Attributes:
-        setting: How it ran.
-        first: Microbatches that came before its first.
-        microbatches: What it delivered.
-        states: The loader's state as ``torch.save`` wrote it, by the microbatches before it; empty if not asked for.
-        parting: Where it first differed from the run that it was compared with.
-        is_cut: Whether the time ended before it did.
-        shards: Names the order of the first epoch's shards; None where that is not known beforehand.
+        setting: How the loader ran.
+        first: The number of microbatches before the run's first.
+        microbatches: The delivered microbatches.
+        states: The loader's states as written by ``torch.save``, by the number of microbatches before each; only a
+            base run has them.
+        divergence: The first difference from the run that it was compared with.
+        is_cut: Whether the deadline ended the run early.
+        shards: A digest of the first epoch's shards in their order; None if the order is not known beforehand.
     """
 
     setting: Setting
     first: int
     microbatches: tuple[Delivered, ...]
     states: Mapping[int, bytes] = field(default_factory=dict[int, bytes], repr=False)
-    parting: Parting | None = None
+    divergence: Divergence | None = None
     is_cut: bool = False
     shards: str | None = None
 
     @property
     def end(self) -> int:
-        """Microbatches before it and in it."""
+        """The number of microbatches before its end."""
         return self.first + len(self.microbatches)
 
 
@@ -146,9 +147,9 @@ class RunRecorder:
     """Makes loaders and records what they deliver.
 
     Args:
-        make_loader: Returns a new ``ShardedDataLoader``; takes some of its arguments as keywords.
-        deadline_s: When recording ends, by ``time.monotonic``; None: not before it is done.
-        progress: Called with the number of microbatches recorded since the last call.
+        make_loader: Returns a new ``ShardedDataLoader``. Takes some of the loader's arguments as keywords.
+        deadline_s: When recording ends early, by ``time.monotonic``; None: never.
+        progress: The recorder calls it with the number of microbatches recorded since the last call.
     """
 
     def __init__(
@@ -163,47 +164,45 @@ class RunRecorder:
         """Whether the deadline has passed."""
         return self.deadline_s is not None and monotonic() > self.deadline_s
 
-    def base(self, setting: Setting, count: int | None, share: float) -> RecordedRun:
+    def record_base(self, setting: Setting, count: int | None, share: float) -> RecordedRun:
         """Record a run from the start, with its states and copies of its microbatches.
 
         Args:
-            setting: How it runs.
-            count: How many microbatches; None: one epoch and a quarter, but at most 200.
-            share: The part of what is left of the time that it may take.
+            setting: How the loader runs.
+            count: The number of microbatches; None: one epoch and a quarter, but at most 200.
+            share: The share of the remaining time that the run may take.
 
         Raises:
-            ConfigurationError: The loader delivers nothing.
-            Exception: What the dataset raises.
+            ConfigurationError: The loader delivers fewer than two microbatches.
+            Exception: The dataset raised it.
         """
         deadline_s = None if self.deadline_s is None else monotonic() + share * (self.deadline_s - monotonic())
         run = self._record(setting, count, deadline_s=deadline_s, is_base=True)
         if len(run.microbatches) < 2 and not run.is_cut:
-            raise ConfigurationError("loader", len(run.microbatches), "one that delivers two microbatches at least")
+            raise ConfigurationError("loader", len(run.microbatches), "at least two microbatches")
         return run
 
-    def compared(
-        self, setting: Setting, reference: RecordedRun, count: int | None = None, *, is_base: bool = False
-    ) -> RecordedRun:
-        """Record a run from the start, and compare it with another as far as that goes or ``count`` says.
+    def record_compared(self, setting: Setting, reference: RecordedRun, *, is_base: bool = False) -> RecordedRun:
+        """Record a run from the start, and compare it with a run of the same length.
 
         Raises:
-            Exception: What the dataset raises.
+            Exception: The dataset raised it.
         """
-        count = len(reference.microbatches) if count is None else count
+        count = len(reference.microbatches)
         return self._record(setting, count, reference=reference, deadline_s=self.deadline_s, is_base=is_base)
 
-    def resumed(self, setting: Setting, state: bytes, stop: int, reference: RecordedRun) -> RecordedRun:
-        """Record what a fresh loader delivers after a state, and compare it with the rest of a run.
+    def record_resumed(self, setting: Setting, state: bytes, stop: int, reference: RecordedRun) -> RecordedRun:
+        """Record what a new loader delivers from a state on, and compare it with the rest of a run.
 
         Args:
-            setting: How it runs.
-            state: What ``torch.save`` wrote.
-            stop: Microbatches before the state.
-            reference: The run that it has to go on like.
+            setting: How the loader runs.
+            state: The state as written by ``torch.save``.
+            stop: The number of microbatches before the state.
+            reference: The run to compare with.
 
         Raises:
-            StateMismatchError: The fresh loader does not take the state.
-            Exception: What the dataset raises.
+            StateMismatchError: The new loader rejects the state.
+            Exception: The dataset raised it.
         """
         count = len(reference.microbatches) - stop
         return self._record(setting, count, first=stop, state=state, reference=reference, deadline_s=self.deadline_s)
@@ -221,7 +220,7 @@ class RunRecorder:
     ) -> RecordedRun:
         microbatches: list[Delivered] = []
         states: dict[int, bytes] = {}
-        parting: Parting | None = None
+        divergence: Divergence | None = None
         left_bytes = 0 if reference is not None else _MOST_COPIED_BYTES
         is_cut = False
         with self._loader(setting) as loader:
@@ -231,9 +230,9 @@ class RunRecorder:
             for place, microbatch in _endless(loader):
                 found = Delivered(place, digest(microbatch), _copied(microbatch, left_bytes))
                 left_bytes -= found.copy.size_bytes if found.copy else 0
-                if reference is not None and parting is None:
+                if reference is not None and divergence is None:
                     index = first + len(microbatches)
-                    parting = _parting(index, reference.microbatches[index], found, microbatch)
+                    divergence = _divergence(index, reference.microbatches[index], found, microbatch)
                 microbatches.append(found)
                 if is_base:
                     states[len(microbatches)] = _saved(loader)
@@ -242,10 +241,11 @@ class RunRecorder:
                 is_cut = deadline_s is not None and monotonic() > deadline_s
                 if is_cut or _is_enough(microbatches, count):
                     break
-        if reference is not None and parting is None and count is not None and len(microbatches) < count and not is_cut:
+        is_short = count is not None and len(microbatches) < count and not is_cut
+        if reference is not None and divergence is None and is_short:
             index = first + len(microbatches)
-            parting = Parting(index, reference.microbatches[index].place, None, None)
-        return RecordedRun(setting, first, tuple(microbatches), states, parting, is_cut, shards)
+            divergence = Divergence(index, reference.microbatches[index].place, None, None)
+        return RecordedRun(setting, first, tuple(microbatches), states, divergence, is_cut, shards)
 
     def _loader(self, setting: Setting) -> ShardedDataLoader:
         loader = self._make_loader(**setting.overrides())
@@ -255,12 +255,12 @@ class RunRecorder:
 
 
 def _endless(loader: ShardedDataLoader) -> Iterator[tuple[RecordedPlace, Microbatch]]:
-    """Yield the microbatches of epoch after epoch, until an epoch has none."""
+    """Yield the microbatches of one epoch after another, until an epoch has none."""
     while True:
         before, num_before = _place(loader), loader.statistics().delivered
         for microbatch in loader:
             after = _place(loader)
-            # After a shard's last microbatch the loader stands in the next shard, or in the next epoch.
+            # After a shard's last microbatch, the loader's state points to the next shard or the next epoch.
             yield (after._replace(microbatch=after.microbatch - 1) if after.microbatch else before), microbatch
             before = after
         if loader.statistics().delivered == num_before:
@@ -289,15 +289,15 @@ def _saved(loader: ShardedDataLoader) -> bytes:
 def _copied(microbatch: Microbatch, most_bytes: int) -> Copy | None:
     if most_bytes <= 0:
         return None
-    with contextlib.suppress(Exception):  # in process, a microbatch need not pickle
+    with contextlib.suppress(Exception):  # a microbatch made in process may be impossible to pickle
         encoded = encode(microbatch)
         size_bytes = encoded.size_bytes + len(encoded.envelope)
         return Copy(copy.deepcopy(microbatch), size_bytes) if size_bytes <= most_bytes else None
     return None
 
 
-def _parting(index: int, expected: Delivered, found: Delivered, microbatch: Microbatch) -> Parting | None:
+def _divergence(index: int, expected: Delivered, found: Delivered, microbatch: Microbatch) -> Divergence | None:
     if expected.digest == found.digest:
         return None
     difference = None if expected.copy is None else first_difference(expected.copy.microbatch, microbatch)
-    return Parting(index, expected.place, found.place, difference)
+    return Divergence(index, expected.place, found.place, difference)

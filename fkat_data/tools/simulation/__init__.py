@@ -1,1 +1,1 @@
-"""A streaming run played without data: what it would wait for, fetch and keep. Functions of values alone."""
+"""Simulate a streaming run without data: what it waits for, fetches and caches, and what to change."""

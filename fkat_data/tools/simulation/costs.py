@@ -1,4 +1,4 @@
-"""What each shard costs: bytes on the line, bytes on the disk, requests."""
+"""What each shard costs: bytes to fetch, bytes on disk, requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ __all__ = ["ShardCosts", "costs_of"]
 
 @dataclass(frozen=True)
 class ShardCosts:
-    """One shard's costs.
+    """The costs of one shard.
 
     Attributes:
-        fetched_bytes: What comes over the line.
-        raw_bytes: What is read.
-        is_compressed: Whether what comes is decompressed.
-        keeps_zip: Whether what comes stays after that.
-        num_requests: Requests that it takes: one a file.
+        fetched_bytes: Bytes to fetch.
+        raw_bytes: Bytes after decompression.
+        is_compressed: Whether the fetched files are compressed.
+        keeps_zip: Whether the compressed files stay on disk after decompression.
+        num_requests: Number of requests, one for each file.
     """
 
     fetched_bytes: int
@@ -28,21 +28,21 @@ class ShardCosts:
 
     @property
     def making_bytes(self) -> int:
-        """What it takes on the disk while it is made ready."""
+        """Bytes on disk during the fetch and the decompression."""
         return self.raw_bytes + self.fetched_bytes if self.is_compressed else self.raw_bytes
 
     @property
     def kept_bytes(self) -> int:
-        """What it takes on the disk afterwards."""
+        """Bytes on disk afterwards."""
         return self.making_bytes if self.keeps_zip else self.raw_bytes
 
 
 def costs_of(entries: Sequence[ShardEntry], keeps_zip: Sequence[bool]) -> list[ShardCosts]:
-    """Return what the shards of an index cost.
+    """Return the costs of the shards in an index.
 
     Args:
-        entries: What the index says.
-        keeps_zip: For each, whether its compressed files stay once they are decompressed.
+        entries: The shards' entries in the index.
+        keeps_zip: For each shard, whether its compressed files stay on disk after decompression.
     """
     return [
         ShardCosts(entry.stored_bytes, entry.raw_bytes, entry.compression is not None, keep, len(entry.files))

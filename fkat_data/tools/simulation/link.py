@@ -1,4 +1,4 @@
-"""Transfers of one node, side by side: each gets an equal part of the line."""
+"""The concurrent transfers of a node, which share its bandwidth equally."""
 
 import heapq
 import math
@@ -8,13 +8,13 @@ __all__ = ["Link", "fair_rates"]
 
 
 class Link:
-    """Bytes on their way to a node.
+    """The transfers to one node.
 
-    All transfers go at one rate, so it is enough to know how many bytes each of them has had since the beginning of
-    time: a transfer ends when that count has grown by its size.
+    All transfers have the same rate. So one counter is enough: the bytes that a transfer would have received since
+    the start of the run. A transfer ends when that counter has grown by its size.
 
     Attributes:
-        num_moving: Transfers under way.
+        num_moving: The number of active transfers.
     """
 
     def __init__(self) -> None:
@@ -25,18 +25,18 @@ class Link:
         self._ends: list[tuple[float, int]] = []
 
     def add(self, at_s: float, key: int, num_bytes: int) -> None:
-        """Begin a transfer; the rate has to be set afterwards."""
+        """Begin a transfer. The caller must set the rate afterwards."""
         self._move_to(at_s)
         heapq.heappush(self._ends, (self._served + num_bytes, key))
         self.num_moving += 1
 
     def set_rate(self, at_s: float, bytes_per_s: float) -> None:
-        """Let each transfer go so fast from now on."""
+        """Set the rate of each transfer from now on."""
         self._move_to(at_s)
         self._rate = bytes_per_s
 
     def next_s(self) -> float:
-        """Return when the next transfer ends if nothing changes; infinite if there is none."""
+        """Return when the next transfer ends if nothing changes, or infinity if there is none."""
         if not self._ends:
             return math.inf
         missing = self._ends[0][0] - self._served
@@ -45,10 +45,10 @@ class Link:
         return self._at_s + missing / self._rate if self._rate > 0 else math.inf
 
     def pop(self, at_s: float) -> int:
-        """Return the key of the transfer that ends now; the rate has to be set afterwards."""
+        """End the next transfer and return its key. The caller must set the rate afterwards."""
         self._move_to(at_s)
         end, key = heapq.heappop(self._ends)
-        # Not a rounding error later than this one ended.
+        # A rounding error must not leave the counter short of the end of this transfer.
         self._served = max(self._served, end) if not math.isinf(self._rate) else self._served
         self.num_moving -= 1
         return key
@@ -60,18 +60,18 @@ class Link:
 
 
 def fair_rates(num_moving: Sequence[int], node: float, connection: float, store: float) -> list[float]:
-    """Return the rate of each transfer, by node: as even as the limits of nodes, transfers and the store let them be.
+    """Return the rate of a transfer on each node: as equal as the limits of nodes, transfers and the store allow.
 
     Args:
-        num_moving: Transfers of each node.
-        node: What a node receives, in bytes a second.
-        connection: What a transfer receives at the most.
-        store: What all transfers receive together.
+        num_moving: The number of transfers on each node.
+        node: The limit of a node, in bytes a second.
+        connection: The limit of a transfer.
+        store: The limit of all transfers together.
     """
     alone = [min(node / count, connection) if count else 0.0 for count in num_moving]
     if math.isinf(store) or sum(rate * count for rate, count in zip(alone, num_moving, strict=True)) <= store:
         return alone
-    # Whoever cannot take an even part leaves the rest to the others.
+    # A transfer that cannot use an equal share leaves the rest to the others.
     left, num_left = store, sum(num_moving)
     rates = list(alone)
     for rate, index in sorted((rate, index) for index, rate in enumerate(alone) if num_moving[index]):

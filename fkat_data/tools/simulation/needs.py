@@ -1,4 +1,4 @@
-"""Which rank reads which shard when: the order of a configuration, without its samples."""
+"""Compute which rank reads which shard when, from the order of a configuration."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ __all__ = ["EpochNeeds", "StepGroup", "needs_of"]
 
 _Integers = npt.NDArray[np.int64]
 
-#: Samples that are planned together: where that is cheap, and where each time costs a walk through the epoch.
+#: Samples to plan at once. A plan that is not cheap walks through the whole epoch each time, so it gets more.
 _CHUNK = 1 << 19
 _LARGE_CHUNK = 1 << 24
 
 
 class StepGroup(NamedTuple):
-    """Steps whose samples each rank reads at once.
+    """Steps whose samples each rank reads together.
 
     Attributes:
-        num_steps: How many.
-        num_samples: What each rank reads.
+        num_steps: The number of steps.
+        num_samples: The number of samples that each rank reads.
         shards: For each rank, the shards that it reads, in the order of its samples.
     """
 
@@ -39,11 +39,11 @@ class StepGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class EpochNeeds:
-    """What an epoch needs.
+    """The shards that an epoch needs.
 
     Attributes:
         epoch: The epoch.
-        parts: What is read, one part after the other.
+        parts: The groups of steps, in their order.
     """
 
     epoch: int
@@ -51,17 +51,17 @@ class EpochNeeds:
 
     @property
     def num_steps(self) -> int:
-        """Steps of all parts."""
+        """The number of steps in all parts."""
         return sum(part.num_steps for part in self.parts)
 
 
 def needs_of(epochs: Epochs, spanner: Spanner, skips: SampleSkips, setup: Setup) -> list[EpochNeeds]:
-    """Return what the ranks of a run need, epoch by epoch. Ranks are those of the order: replicated ones are one.
+    """Return the shards that the ranks of a run need, epoch by epoch. Replicated ranks count as one.
 
     Args:
-        epochs: What the configuration says of the order.
+        epochs: The configuration of the order.
         spanner: Where the shards begin.
-        skips: What is not delivered.
+        skips: The samples and batches that are not delivered.
         setup: The run.
 
     Raises:
@@ -82,14 +82,14 @@ def needs_of(epochs: Epochs, spanner: Spanner, skips: SampleSkips, setup: Setup)
 
 
 def _rows(plan: Plan, epoch: int, skips: SampleSkips, setup: Setup, num_wanted: int | None) -> Iterator[_Integers]:
-    """Yield what is delivered: sample ids by step, rank and sample; a multiple of what is read at once, or the end."""
+    """Yield the ids of the delivered samples by step, rank and sample, in chunks that end between groups of steps."""
     num_batches = plan.batching.num_even_batches
     samples = _CHUNK if plan.is_cheap else _LARGE_CHUNK
     unit = setup.batches_per_chunk or setup.batches_together
     size = max(1, samples // (plan.grid.global_batch_size * unit)) * unit
     if num_wanted is not None and not skips:
         num_batches = min(num_batches, num_wanted)
-    num_given = 0
+    num_yielded = 0
     for start in range(0, num_batches, size):
         indices = np.arange(start, min(start + size, num_batches))
         indices = indices[~skips.is_skipped(epoch, indices)]
@@ -98,11 +98,11 @@ def _rows(plan: Plan, epoch: int, skips: SampleSkips, setup: Setup, num_wanted: 
             ids = skips.without(ids)
             ids = ids[(ids >= 0).sum(axis=2).min(axis=1, initial=1) > 0]
         if num_wanted is not None:
-            ids = ids[: num_wanted - num_given]
-        num_given += len(ids)
+            ids = ids[: num_wanted - num_yielded]
+        num_yielded += len(ids)
         if len(ids):
             yield ids
-        if num_given == num_wanted:
+        if num_yielded == num_wanted:
             return
 
 
@@ -128,7 +128,7 @@ def _parts(ids: _Integers, spanner: Spanner, lengths: "_Lengths") -> Iterator[St
 
 
 class _Lengths:
-    """How many steps are read at once: few at first, then more and more, and none over the end of a chunk."""
+    """The numbers of steps that are read together: one at first, then twice as many each time, within a chunk."""
 
     def __init__(self, setup: Setup) -> None:
         self._most = setup.batches_together
@@ -136,7 +136,7 @@ class _Lengths:
         self._next = 1
 
     def of(self, num_steps: int) -> list[int]:
-        """Return the lengths of the next parts, which make up so many steps and begin with a chunk."""
+        """Return the lengths of the next parts. They start at the start of a chunk and add up to ``num_steps``."""
         found: list[int] = []
         for start in range(0, num_steps, self._chunk or num_steps):
             left = min(self._chunk or num_steps, num_steps - start)

@@ -1,4 +1,4 @@
-"""How well an order mixes: how far apart neighbours are in the dataset, and of how many shards a step has samples."""
+"""Measure how well an order mixes: the distance of neighbours in the dataset, and the number of shards in a step."""
 
 import math
 from dataclasses import dataclass
@@ -12,23 +12,23 @@ __all__ = ["Quality", "entropy_bits", "quality_of"]
 
 _Integers = npt.NDArray[np.int64]
 
-#: Distances are sorted into so many classes at the most, so that a part of an epoch is enough to tell how they spread.
+#: The number of classes of distances, at most: few enough that part of an epoch shows how the distances spread.
 _MOST_CLASSES = 4096
 _LEAST_PER_CLASS = 16
 
 
 @dataclass(frozen=True)
 class Quality:
-    """What is measured of the beginning of an epoch, beside what an order would have that knows no shards.
+    """Measurements of the beginning of an epoch, and their values for a full shuffle (every sample can be anywhere).
 
     Attributes:
-        num_samples: Samples that were looked at.
-        sample_bits: Entropy of the distance, in the dataset, of samples that a rank reads one after the other.
-        perfect_sample_bits: The same of an order in which every sample may stand anywhere.
-        shard_bits: Entropy of the distance of their shards.
-        perfect_shard_bits: The same of an order in which every sample may stand anywhere.
-        shards_per_step: Shards that a step has samples of, on all ranks together, on average.
-        perfect_shards_per_step: The same of an order in which every sample may stand anywhere.
+        num_samples: The number of samples measured.
+        sample_bits: Entropy of the distance in the dataset between samples that a rank reads consecutively.
+        perfect_sample_bits: The same for a full shuffle.
+        shard_bits: Entropy of the distance between their shards.
+        perfect_shard_bits: The same for a full shuffle.
+        shards_per_step: The average number of shards that a step reads, on all ranks together.
+        perfect_shards_per_step: The same for a full shuffle.
     """
 
     num_samples: int
@@ -41,12 +41,12 @@ class Quality:
 
     @property
     def spread(self) -> float:
-        """How far neighbours are apart: 0: side by side, 1: anywhere."""
+        """The distance between neighbours: 0: side by side, 1: as in a full shuffle."""
         return _share(self.sample_bits, self.perfect_sample_bits)
 
     @property
     def mixture(self) -> float:
-        """Of how many shards a step has samples, in relation to an order in which every sample may stand anywhere."""
+        """The number of shards in a step, as a share of that in a full shuffle."""
         return _share(self.shards_per_step, self.perfect_shards_per_step)
 
 
@@ -54,7 +54,7 @@ def quality_of(ids: _Integers, spanner: Spanner) -> Quality:
     """Measure an order.
 
     Args:
-        ids: Samples by step, rank and sample; -1 where none is.
+        ids: Sample ids by step, rank and sample; -1 for no sample.
         spanner: Where the shards begin.
     """
     flat = ids[ids >= 0]
@@ -66,7 +66,7 @@ def quality_of(ids: _Integers, spanner: Spanner) -> Quality:
     per_step = len(np.unique(steps * num_shards + shards)) / max(1, len(ids))
     shares = np.diff(np.append(spanner.starts, spanner.size)) / spanner.size
     mean_size = len(flat) / max(1, len(ids))
-    # Without putting back: the part of a step that misses a shard.
+    # The probability that a step misses each shard, drawing samples without replacement.
     missed = np.clip(1 - mean_size / spanner.size, 0, 1) ** (shares * spanner.size)
     return Quality(
         num_samples=len(flat),
@@ -80,7 +80,7 @@ def quality_of(ids: _Integers, spanner: Spanner) -> Quality:
 
 
 def entropy_bits(values: _Integers) -> float:
-    """Return the entropy of numbers from 0 on."""
+    """Return the entropy of the distribution of non-negative integers."""
     if not len(values):
         return 0.0
     counts = np.bincount(values)
@@ -89,7 +89,7 @@ def entropy_bits(values: _Integers) -> float:
 
 
 def _triangle_bits(num_places: int) -> float:
-    """Return the entropy of the distance of two places of which each may be any."""
+    """Return the entropy of the distance between two independent, uniformly drawn places."""
     distances = np.arange(num_places)
     parts = 2.0 * (num_places - distances) / num_places**2
     parts[0] = 1 / num_places

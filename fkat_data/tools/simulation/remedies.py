@@ -1,4 +1,4 @@
-"""What would do: found by playing the run again, with one number changed."""
+"""Find what would remove the waits, by playing the run again with one number changed."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,12 +10,12 @@ from fkat_data.tools.simulation.play import Played, play
 from fkat_data.tools.simulation.result import Remedies, later_share
 from fkat_data.tools.simulation.setup import Setup
 
-__all__ = ["HARDLY", "remedies_of"]
+__all__ = ["NEGLIGIBLE_SHARE", "remedies_of"]
 
-#: A run that waits for less than this part of the time, but for the first step of each epoch, hardly waits.
-HARDLY = 0.01
+#: Waiting less than this share of the time, not counting the first step of each epoch, is negligible.
+NEGLIGIBLE_SHARE = 0.01
 
-#: Visits of shards that are played again at the most: a longer run is judged by its beginning.
+#: The number of shard visits to play again, at most. A longer run is judged by its beginning.
 _MOST_VISITS = 200_000
 _MOST_DOUBLINGS = 7
 _PRECISION = 1.05
@@ -24,22 +24,22 @@ _PRECISION = 1.05
 def remedies_of(
     needs: Sequence[EpochNeeds], costs: Sequence[ShardCosts], setup: Setup, num_ranks: int, played: Played
 ) -> Remedies:
-    """Return what would do for a run.
+    """Return what would remove the waits of a run.
 
     Args:
-        needs: What the ranks read.
-        costs: What each shard costs.
+        needs: The shards that the ranks need.
+        costs: The costs of each shard.
         setup: The run.
-        num_ranks: Ranks of the needs.
-        played: The run as it is.
+        num_ranks: The number of ranks in ``needs``.
+        played: The run, played with this setup.
     """
     shortened = _shortened(needs)
     cache_limit = _cache_limit(shortened, costs, setup, num_ranks) if _is_fetched_again(played) else None
     if cache_limit is not None:
-        # A line that brings shards again and again is not to blame.
+        # First fix the cache: the bandwidth is not to blame for repeated fetches.
         setup = replace(setup, cache_limit_bytes=cache_limit)
         played = play(shortened, costs, setup, num_ranks)
-    if _share(played, setup) <= HARDLY:
+    if _share(played, setup) <= NEGLIGIBLE_SHARE:
         return Remedies(cache_limit_bytes=cache_limit)
 
     def share(**changes: float) -> float:
@@ -47,23 +47,23 @@ def remedies_of(
 
     unbounded = share(bandwidth_bytes_per_s=math.inf)
     bandwidth = None
-    if unbounded <= HARDLY:
-        bandwidth = _least_bandwidth(lambda value: share(bandwidth_bytes_per_s=value) <= HARDLY, setup)
+    if unbounded <= NEGLIGIBLE_SHARE:
+        bandwidth = _least_bandwidth(lambda value: share(bandwidth_bytes_per_s=value) <= NEGLIGIBLE_SHARE, setup)
     return Remedies(bandwidth, _least_predownload(share, setup), unbounded, cache_limit)
 
 
-def _least_bandwidth(does: Callable[[float], bool], setup: Setup) -> float | None:
+def _least_bandwidth(is_enough: Callable[[float], bool], setup: Setup) -> float | None:
     low, high = setup.bandwidth_bytes_per_s, setup.bandwidth_bytes_per_s
     for _ in range(4 * _MOST_DOUBLINGS):
         high *= 2
-        if does(high):
+        if is_enough(high):
             break
         low = high
     else:
         return None
     while high > low * _PRECISION:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if does(middle) else (middle, high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
 
 
@@ -71,7 +71,7 @@ def _least_predownload(share: Callable[..., float], setup: Setup) -> int | None:
     predownload = max(1, setup.predownload)
     for _ in range(_MOST_DOUBLINGS):
         predownload *= 2
-        if share(predownload=predownload) <= HARDLY:
+        if share(predownload=predownload) <= NEGLIGIBLE_SHARE:
             return predownload
     return None
 
@@ -81,12 +81,12 @@ def _cache_limit(needs: Sequence[EpochNeeds], costs: Sequence[ShardCosts], setup
     low = setup.cache_limit_bytes or 1
     high = max(low, *(node.cache.most_bytes for node in unlimited.nodes))
 
-    def does(limit_bytes: int) -> bool:
+    def is_enough(limit_bytes: int) -> bool:
         return not _is_fetched_again(play(needs, costs, replace(setup, cache_limit_bytes=limit_bytes), num_ranks))
 
     while high > low * _PRECISION:
         middle = int(math.sqrt(low * high))
-        low, high = (low, middle) if does(middle) else (middle, high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
 
 

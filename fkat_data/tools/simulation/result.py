@@ -1,4 +1,4 @@
-"""What a simulated run comes to."""
+"""The result of a simulated run."""
 
 import math
 from collections.abc import Sequence
@@ -12,22 +12,22 @@ from fkat_data.tools.simulation.play import Played, StepSnapshot
 from fkat_data.tools.simulation.quality import Quality
 from fkat_data.tools.simulation.setup import Setup
 
-__all__ = ["NodeTotals", "Remedies", "Simulation", "later_share", "num_warm_up_steps", "summed"]
+__all__ = ["NodeTotals", "Remedies", "Simulation", "later_share", "num_warm_up_steps", "totals_of"]
 
 
 @dataclass(frozen=True)
 class NodeTotals:
-    """A node at the end of the run.
+    """A node's totals at the end of the run.
 
     Attributes:
-        fetched_bytes: What came over its line.
-        num_shards: Shards that it has fetched at least once.
-        num_fetches: Shards that it has fetched, again and again counted.
-        num_fetched_again: Of these, shards that it had fetched in the same epoch already.
+        fetched_bytes: Bytes fetched.
+        num_shards: The number of different shards fetched.
+        num_fetches: The number of fetches.
+        num_fetched_again: The number of fetches of a shard that the node had already fetched in the same epoch.
         num_hits: Times that a rank found a shard in the cache.
         num_shared: Times that a rank waited for a shard that another rank was fetching.
-        num_evictions: Shards that made room for others.
-        most_bytes: The most that shards took on its disk.
+        num_evictions: The number of evictions.
+        most_bytes: The most bytes that shards took on its disk.
     """
 
     fetched_bytes: int
@@ -42,15 +42,16 @@ class NodeTotals:
 
 @dataclass(frozen=True)
 class Remedies:
-    """What would do, found by playing the run again; None: not looked for, or not found.
+    """Changes that remove the waits, found by playing the run again. None: not needed, or not found.
 
-    Where the cache is too small, the others hold for one that is not.
+    If the cache is too small, the other numbers hold for a cache of ``cache_limit_bytes``. The first step of each
+    epoch does not count.
 
     Attributes:
-        bandwidth_bytes_per_s: The least bandwidth of a node with which the run hardly waits once an epoch has begun.
-        predownload: The least read-ahead with which it hardly waits, as often doubled as it takes.
-        unbounded_share: The part of the time that it waits once an epoch has begun, had a node any bandwidth.
-        cache_limit_bytes: The least limit with which no shard is fetched twice within an epoch.
+        bandwidth_bytes_per_s: The least bandwidth of a node at which the run hardly waits.
+        predownload: The least read-ahead at which it hardly waits, found by doubling.
+        unbounded_share: The share of time that it waits with unlimited bandwidth.
+        cache_limit_bytes: The least limit at which no shard is fetched twice within an epoch.
     """
 
     bandwidth_bytes_per_s: float | None = None
@@ -61,20 +62,20 @@ class Remedies:
 
 @dataclass(frozen=True)
 class Simulation:
-    """A run that was played without data.
+    """A simulated run.
 
     Attributes:
-        setup: What was played.
-        wait_s: How long each step was waited for.
+        setup: The simulated setup.
+        wait_s: How long each step waited.
         epoch_starts: The first step of each epoch.
         duration_s: How long the run took.
-        num_warm_up_steps: Steps after which it waits no more than later on.
-        moments: How things stood, from time to time.
-        nodes: One a node.
-        num_shards: Shards that some node has fetched.
-        whole_bytes: What all shards take that the node with the most of them has used.
+        num_warm_up_steps: The number of steps after which the run waits no more than later on.
+        snapshots: The state of the nodes over time.
+        nodes: The totals of each node.
+        num_shards: The number of shards that any node fetched.
+        whole_bytes: The size on disk of all shards that a node used, for the node where it is largest.
         quality: How well the order mixes.
-        remedies: What would do.
+        remedies: What would remove the waits.
     """
 
     setup: Setup
@@ -82,7 +83,7 @@ class Simulation:
     epoch_starts: tuple[int, ...]
     duration_s: float
     num_warm_up_steps: int
-    moments: tuple[StepSnapshot, ...]
+    snapshots: tuple[StepSnapshot, ...]
     nodes: tuple[NodeTotals, ...]
     num_shards: int
     whole_bytes: int
@@ -91,22 +92,22 @@ class Simulation:
 
     @property
     def num_steps(self) -> int:
-        """Steps of the run."""
+        """The number of steps in the run."""
         return len(self.wait_s)
 
     @property
     def first_batch_s(self) -> float:
-        """How long the first step was waited for."""
+        """How long the first step waited."""
         return float(self.wait_s[0]) if self.num_steps else 0.0
 
     @property
     def waited_s(self) -> float:
-        """How long the run waited."""
+        """How long the run waited in total."""
         return float(self.wait_s.sum())
 
     @property
     def waited_share(self) -> float:
-        """The part of the time that the run waited."""
+        """The share of time that the run waited."""
         return self.waited_s / self.duration_s if self.duration_s else 0.0
 
     @property
@@ -117,27 +118,27 @@ class Simulation:
 
     @property
     def num_epochs(self) -> int:
-        """Epochs that it began."""
+        """The number of epochs that the run started."""
         return len(self.epoch_starts)
 
     @property
     def later_share(self) -> float:
-        """The part of the time that the run waited, but for the first step of each epoch."""
+        """The share of time that the run waited, not counting the first step of each epoch."""
         return later_share(self.wait_s, self.epoch_starts, self.setup.step_s)
 
     @property
     def num_waits(self) -> int:
-        """Steps that were waited for at all."""
+        """The number of steps that waited."""
         return int(np.count_nonzero(self.wait_s > 0))
 
     @property
     def num_late_waits(self) -> int:
-        """Steps that were waited for after the warm-up."""
+        """The number of steps that waited after the warm-up."""
         return int(np.count_nonzero(self.wait_s[self.num_warm_up_steps :] > 0))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the numbers as plain values that JSON has; without the waits of single steps."""
-        told = {
+        """Return the numbers as JSON values, without the waits of single steps. Infinity becomes None."""
+        numbers = {
             "setup": asdict(self.setup),
             "num_steps": self.num_steps,
             "num_epochs": self.num_epochs,
@@ -156,11 +157,11 @@ class Simulation:
             "quality": asdict(self.quality) | {"spread": self.quality.spread, "mixture": self.quality.mixture},
             "remedies": asdict(self.remedies),
         }
-        return {name: _plain(value) for name, value in told.items()}
+        return {name: _plain(value) for name, value in numbers.items()}
 
 
-def summed(played: Played) -> tuple[NodeTotals, ...]:
-    """Return the nodes of a run in numbers."""
+def totals_of(played: Played) -> tuple[NodeTotals, ...]:
+    """Return the totals of each node of a run."""
     return tuple(
         NodeTotals(
             fetched_bytes=node.fetched_bytes,
@@ -177,7 +178,7 @@ def summed(played: Played) -> tuple[NodeTotals, ...]:
 
 
 def later_share(wait_s: npt.NDArray[np.float64], epoch_starts: Sequence[int], step_s: float) -> float:
-    """Return the part of the time that is waited, but for the first step of each epoch."""
+    """Return the share of time that a run waits, not counting the first step of each epoch."""
     is_later = np.ones(len(wait_s), bool)
     is_later[list(epoch_starts)] = False
     waited_s = float(wait_s[is_later].sum())
@@ -186,9 +187,9 @@ def later_share(wait_s: npt.NDArray[np.float64], epoch_starts: Sequence[int], st
 
 
 def num_warm_up_steps(wait_s: npt.NDArray[np.float64], step_s: float) -> int:
-    """Return after how many steps a run waits no more than later on.
+    """Return the number of steps after which a run waits no more than in its second half.
 
-    Later on is its second half, in which a tenth more waiting, or a thousandth of the time, is nothing.
+    A tenth more waiting, or a thousandth of the time, does not count as more.
     """
     if not len(wait_s):
         return 0
@@ -203,5 +204,4 @@ def _plain(value: Any) -> Any:
         return {key: _plain(item) for key, item in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):
         return [_plain(item) for item in cast("list[Any]", value)]
-    # JSON has no infinity.
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""What is simulated: who reads, how fast, and over which line."""
+"""The setup of a simulated run: its ranks, its speed, and its bandwidth."""
 
 import math
 from dataclasses import dataclass
@@ -8,40 +8,40 @@ from fkat_data.errors import ConfigurationError
 
 __all__ = ["Setup"]
 
-#: A zstd stream on one core of a server.
+#: The speed of zstd on one core of a server.
 _DECOMPRESS_BYTES_PER_S = 500e6
-#: Batches that torch's DataLoader lets each worker make ahead.
+#: The default of torch's DataLoader.
 _PREFETCH_FACTOR = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A run's numbers. All bandwidths are in bytes a second, and may be infinite.
+    """The numbers that describe a run. All bandwidths are in bytes a second, and may be infinite.
 
     Attributes:
-        num_nodes: Number of nodes.
-        ranks_per_node: Ranks of each node.
-        workers_per_rank: Processes of a DataLoader that read for a rank; 0: the rank reads for itself.
-        prefetch_factor: Batches that each of these makes ahead.
-        worker_start_s: Seconds that these take to start, at the beginning of each epoch; shards are fetched meanwhile.
-        step_s: Seconds of a step, without any waiting for data.
-        bandwidth_bytes_per_s: What a node receives, shared evenly by its transfers.
-        connection_bytes_per_s: What a single transfer receives at the most.
-        store_bytes_per_s: What the store sends at the most, to all nodes together.
+        num_nodes: The number of nodes.
+        ranks_per_node: The number of ranks on each node.
+        workers_per_rank: The number of DataLoader workers that read for a rank; 0: the rank reads for itself.
+        prefetch_factor: The number of batches that each worker makes ahead.
+        worker_start_s: Seconds that the workers take to start, in each epoch; shards are fetched meanwhile.
+        step_s: Seconds of a step, without waiting for data.
+        bandwidth_bytes_per_s: The bandwidth of a node, which its transfers share equally.
+        connection_bytes_per_s: The bandwidth of a single transfer, at most.
+        store_bytes_per_s: The bandwidth of the store to all nodes together, at most.
         latency_s: Seconds from a request to its first byte.
-        decompress_bytes_per_s: How fast a thread decompresses, in decompressed bytes.
-        num_threads: Shards that a rank makes ready at a time.
-        predownload: Samples of a rank that are fetched beyond those that are being read.
-        batches_together: Batches that a rank reads at once, at the most: the shards of all of them are waited for. An
-            epoch begins with a single one, then two, then four, ...
-        batches_per_chunk: Batches after which what is read at once begins anew; None: the end of the epoch.
-        most_open: Shards that a rank has open at the most.
-        cache_limit_bytes: What the shards on a node may take; None: all stay.
-        num_steps: So many steps, over as many epochs as it takes; None: ``num_epochs`` says.
-        num_epochs: So many epochs; None: ``num_steps`` says.
+        decompress_bytes_per_s: The speed at which a thread decompresses, in decompressed bytes.
+        num_threads: The number of shards that a rank fetches and decompresses at a time.
+        predownload: The number of samples that a rank fetches ahead of those that it reads.
+        batches_together: The number of batches that a rank reads at once, at most; it waits for the shards of all of
+            them. An epoch begins with one, then two, then four, ...
+        batches_per_chunk: Batches of different chunks are never read at once; None: the epoch is one chunk.
+        most_open: The number of shards that a rank keeps open, at most.
+        cache_limit_bytes: The limit of a node's cache; None: unlimited.
+        num_steps: The number of steps, over as many epochs as needed; None: ``num_epochs`` decides.
+        num_epochs: The number of epochs; None: ``num_steps`` decides.
 
     Raises:
-        ConfigurationError: A number is none of these, or not one of ``num_steps`` and ``num_epochs`` is given.
+        ConfigurationError: A number is invalid, or both or neither of ``num_steps`` and ``num_epochs`` are given.
     """
 
     num_nodes: int = 1
@@ -94,16 +94,16 @@ class Setup:
                 raise ConfigurationError(name, value, "bytes a second, more than 0")
         if (self.num_steps is None) == (self.num_epochs is None):
             given = {"num_steps": self.num_steps, "num_epochs": self.num_epochs}
-            raise ConfigurationError("duration", given, "one of num_steps and num_epochs")
+            raise ConfigurationError("duration", given, "either num_steps or num_epochs")
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks over all nodes."""
+        """The number of ranks on all nodes."""
         return self.num_nodes * self.ranks_per_node
 
     @property
     def batches_made_ahead(self) -> int:
-        """Batches that a rank's workers make before the one that the trainer asks for is delivered."""
+        """The number of batches that a rank's workers make before they deliver the first."""
         return self.workers_per_rank * self.prefetch_factor
 
 

@@ -1,4 +1,4 @@
-"""Plays a configuration's run, from its order to its result."""
+"""Simulate a run, from the configuration's order to the result."""
 
 from collections.abc import Sequence
 
@@ -14,37 +14,40 @@ from fkat_data.tools.simulation.needs import needs_of
 from fkat_data.tools.simulation.play import play
 from fkat_data.tools.simulation.quality import Quality, quality_of
 from fkat_data.tools.simulation.remedies import remedies_of
-from fkat_data.tools.simulation.result import Simulation, num_warm_up_steps, summed
+from fkat_data.tools.simulation.result import Simulation, num_warm_up_steps, totals_of
 from fkat_data.tools.simulation.setup import Setup
 
 __all__ = ["simulate"]
 
-#: Samples of which the order's quality is measured.
+#: The number of samples on which to measure the order's quality.
 _NUM_MEASURED = 1 << 20
 
 
 def simulate(
     epochs: Epochs, spanner: Spanner, costs: Sequence[ShardCosts], skips: SampleSkips, setup: Setup
 ) -> Simulation:
-    """Return what a run would wait for, fetch and keep. It has no clock, and touches no file and no network.
+    """Return what a run would wait for, fetch and cache. It reads no clock, no files and no network.
 
     Args:
-        epochs: What the configuration says of the order; its world is that of the run.
+        epochs: The configuration of the order, for the run's world size.
         spanner: Where the shards begin.
-        costs: What each shard costs.
-        skips: What is not delivered.
+        costs: The costs of each shard.
+        skips: The samples and batches that are not delivered.
         setup: The run.
 
     Raises:
-        ConfigurationError: The epochs cannot be planned, are empty, or are those of another world; or the cache is
-            too small for a shard.
+        ConfigurationError: The epochs cannot be planned, are empty, or have another world size; or a shard does not
+            fit into the cache.
     """
     num_ranks = epochs.grid().num_ranks
-    if setup.num_ranks != num_ranks * (epochs.replication or 1):
-        raise ConfigurationError("num_nodes", setup.num_nodes, f"the world of the epochs, of {num_ranks} ranks")
+    world_size = num_ranks * (epochs.replication or 1)
+    if setup.num_ranks != world_size:
+        expected = f"nodes with {world_size} ranks in total, the world size of the dataset"
+        raise ConfigurationError("num_nodes", setup.num_nodes, expected)
     largest = max(cost.making_bytes for cost in costs)
     if setup.cache_limit_bytes is not None and setup.cache_limit_bytes < largest:
-        raise ConfigurationError("cache_limit", setup.cache_limit_bytes, f"room for a shard: at least {largest} bytes")
+        expected = f"at least {largest} bytes, the size of the largest shard"
+        raise ConfigurationError("cache_limit", setup.cache_limit_bytes, expected)
     needs = needs_of(epochs, spanner, skips, setup)
     if not sum(epoch.num_steps for epoch in needs):
         raise ConfigurationError("batch_size", epochs.batch_size, "an epoch with at least one global batch")
@@ -55,8 +58,8 @@ def simulate(
         epoch_starts=played.epoch_starts,
         duration_s=played.duration_s,
         num_warm_up_steps=num_warm_up_steps(played.wait_s, setup.step_s),
-        moments=played.moments,
-        nodes=summed(played),
+        snapshots=played.snapshots,
+        nodes=totals_of(played),
         num_shards=len(set[int]().union(*(node.fetched for node in played.nodes))),
         whole_bytes=max(sum(costs[shard].kept_bytes for shard in node.fetched) for node in played.nodes),
         quality=_quality(epochs, spanner),

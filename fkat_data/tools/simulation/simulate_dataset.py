@@ -1,4 +1,4 @@
-"""From a dataset to its simulation: what it says of itself, and what only its user knows."""
+"""Simulate training on a dataset: take from the dataset what it knows, and the rest from the caller."""
 
 from typing import Any
 
@@ -16,17 +16,17 @@ __all__ = ["advice_for", "simulate_dataset"]
 
 
 def simulate_dataset(dataset: StreamingDataset, *, workers_per_rank: int = 0, **numbers: Any) -> Simulation:
-    """Return what training on a dataset would wait for, fetch and keep. Of the data, only the index is looked at.
+    """Return what training on a dataset would wait for, fetch and cache. It reads only the dataset's index.
 
     Args:
-        dataset: The dataset; its ``world`` is that of the run.
-        workers_per_rank: Workers of each rank's ``StreamingDataLoader``.
-        **numbers: Of ``Setup``; what the dataset says, ``predownload`` and ``cache_limit_bytes`` among it, need not
-            be given. Without ``num_steps`` it is one epoch.
+        dataset: The dataset, with the ``world`` of the run.
+        workers_per_rank: The number of workers of each rank's ``StreamingDataLoader``.
+        **numbers: Arguments of ``Setup``. The dataset provides the defaults of ``predownload`` and
+            ``cache_limit_bytes``, and the batch arguments. Default of ``num_epochs`` without ``num_steps``: 1.
 
     Raises:
-        ConfigurationError: A number is none that a run can have, the dataset has no ``batch_size``, or its world is
-            another one.
+        ConfigurationError: A number is invalid, the dataset has no ``batch_size``, or its ``world`` has a different
+            number of ranks.
     """
     batch_size = dataset.batch_size
     if batch_size is None:
@@ -45,7 +45,7 @@ def simulate_dataset(dataset: StreamingDataset, *, workers_per_rank: int = 0, **
 
 
 def advice_for(dataset: StreamingDataset, result: Simulation) -> list[str]:
-    """Return what to change of a dataset or its run, the most important first; options stand in backquotes."""
+    """Return what to change about a dataset or its run, the most important first. Options are in backquotes."""
     entries = dataset.catalog.entries
     shard_bytes = sum(entry.stored_bytes for entry in entries) / max(1, len(entries))
     nodes = dataset.num_canonical_nodes or dataset.epochs.settings.canonical_nodes(result.setup.num_nodes)

@@ -1,4 +1,4 @@
-"""A node: its ranks fetch shards into one cache, over one line."""
+"""A node: its ranks fetch shards into one cache and share its bandwidth."""
 
 import heapq
 import math
@@ -13,55 +13,55 @@ from fkat_data.tools.simulation.setup import Setup
 from fkat_data.tools.simulation.simulated_cache import SimulatedCache
 from fkat_data.tools.simulation.simulated_rank import SimulatedRank
 
-__all__ = ["SimulatedNode", "next_look_s"]
+__all__ = ["SimulatedNode", "next_poll_s"]
 
 
-#: So long, on average, a shard is ready before a rank that has left it to another looks again.
-_LEFT_S = 0.01
-#: Whoever cannot go on without a shard that another makes ready looks after this time, then after twice that, ...
-_FIRST_LOOK_S = 0.001
-#: ... and at last as often as this.
-_LOOK_S = 0.05
+#: The average time from the end of a fetch until the ranks that left it to another look again.
+_DELEGATED_POLL_S = 0.01
+#: A rank that waits for a shard that another rank is fetching polls after this time, then doubles it each time ...
+_FIRST_POLL_S = 0.001
+#: ... up to this.
+_POLL_S = 0.05
 
 
-class _Work(NamedTuple):
-    """A shard that is being made ready.
+class _Fetch(NamedTuple):
+    """A shard that is being fetched and decompressed.
 
     Attributes:
-        rank: Who does it.
-        is_ahead: Whether it is one of its threads that reads ahead; else it cannot go on without the shard.
-        left: Ranks that have left it to this one.
-        waiting: Ranks that cannot go on without it, and since when they look for it.
+        rank: The rank that fetches it.
+        is_ahead: Whether one of the rank's threads reads ahead; else the rank waits for the shard.
+        delegating: Ranks that left the shard to this one.
+        waiting: Ranks that wait for the shard, and since when.
     """
 
     rank: SimulatedRank
     is_ahead: bool
-    left: list[SimulatedRank]
+    delegating: list[SimulatedRank]
     waiting: list[tuple[SimulatedRank, float]]
 
 
 class SimulatedNode:
     """A node, as a queue of events.
 
-    A rank's threads take what it wants in the order of need. What is in the cache is ready; what another rank is
-    making ready is left to it, and looked at again when that is done; anything else is fetched: a request for each
-    file, the transfer, the decompression. Whoever reads a part opens its shards one after the other, and fetches for
-    itself what is neither ready nor begun.
+    A rank's threads take the shards that it needs, in the order of need. A shard in the cache is ready. A shard that
+    another rank is fetching is left to that rank, and looked at again afterwards. Any other shard is fetched: a
+    request for each file, the transfer, the decompression. A reader opens the shards of a part one after the other,
+    and fetches a shard itself if it is neither ready nor being fetched.
 
     Args:
-        num_ranks: Its ranks.
-        costs: What each shard costs.
+        num_ranks: The number of its ranks.
+        costs: The costs of each shard.
         setup: The run.
 
     Attributes:
         link: Its transfers.
         cache: Its shards.
-        fetched_bytes: What has come, of files that are whole.
-        fetched: Shards that have been begun at least once.
-        num_fetches: Shards that were begun, again and again counted.
-        num_fetched_again: Of these, shards that had been begun in the same epoch.
+        fetched_bytes: Bytes of the finished transfers.
+        fetched: Shards fetched at least once.
+        num_fetches: The number of fetches begun.
+        num_fetched_again: The number of fetches of a shard that was already fetched in the same epoch.
         num_hits: Times that a rank found a shard in the cache.
-        num_shared: Times that a rank waited for a shard that another was making ready.
+        num_shared: Times that a rank waited for a shard that another rank was fetching.
     """
 
     def __init__(self, num_ranks: int, costs: Sequence[ShardCosts], setup: Setup) -> None:
@@ -74,14 +74,14 @@ class SimulatedNode:
         self._costs = costs
         self._raw_bytes = [cost.raw_bytes for cost in costs]
         self._setup = setup
-        self._works: dict[int, _Work] = {}
-        # What happens by itself: (when, which was planned first, what).
+        self._fetches: dict[int, _Fetch] = {}
+        # Events: (time, number in the order of scheduling, action).
         self._timed: list[tuple[float, int, Callable[[float], None]]] = []
         self._num_timed = self._num_reading = 0
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a rank lacks a shard of the part that it is reading."""
+        """Whether a rank waits for a shard of the part that it is reading."""
         return self._num_reading > 0
 
     def begin_epoch(self) -> None:
@@ -90,31 +90,37 @@ class SimulatedNode:
         for rank in self._ranks:
             rank.begin_epoch()
 
-    def ask(
-        self, at_s: float, place: int, rank_of_order: int, parts: Sequence[StepGroup], num_wanted: int, num_asked: int
+    def request(
+        self,
+        at_s: float,
+        place: int,
+        rank_of_order: int,
+        parts: Sequence[StepGroup],
+        num_wanted: int,
+        num_requested: int,
     ) -> int:
-        """Let a rank ask for its next parts: those that follow are read ahead.
+        """Let a rank request its next parts, and queue the shards of those that it reads ahead.
 
         Args:
-            at_s: When.
+            at_s: The time.
             place: The rank's place in the node.
-            rank_of_order: Its number in the order.
-            parts: Those of the epoch.
-            num_wanted: How many of them it has looked at.
-            num_asked: How many of them it asks for.
+            rank_of_order: The rank's number in the order.
+            parts: The parts of the epoch.
+            num_wanted: The number of parts whose shards are already queued.
+            num_requested: The number of parts that the rank requests.
 
         Returns:
-            How many it has looked at now.
+            The new number of parts whose shards are queued.
         """
         rank = self._ranks[place]
-        while num_wanted < len(parts) and rank.is_missing_ahead(num_asked):
+        while num_wanted < len(parts) and rank.needs_more(num_requested):
             part = parts[num_wanted]
             rank.want(at_s, part.shards[rank_of_order].tolist(), part.num_samples, self._raw_bytes)
             num_wanted += 1
         return num_wanted
 
-    def begin(self, at_s: float) -> None:
-        """Let the ranks' idle threads begin what they want, in turn: they all ask at the same time."""
+    def begin_fetches(self, at_s: float) -> None:
+        """Let the ranks' idle threads take shards from their queues, in turn, because all ranks start together."""
         begun = list(self._ranks)
         while begun:
             begun = [rank for rank in begun if self._scan(at_s, rank, 1)]
@@ -126,11 +132,11 @@ class SimulatedNode:
         self._read_on(at_s, self._ranks[place])
 
     def next_s(self) -> float:
-        """Return when something happens next, if nothing changes; infinite if nothing is under way."""
+        """Return the time of the next event if nothing changes, or infinity if there is none."""
         return min(self._timed[0][0] if self._timed else math.inf, self.link.next_s())
 
-    def happen(self, at_s: float) -> None:
-        """Let happen what happens next."""
+    def handle_event(self, at_s: float) -> None:
+        """Handle the next event."""
         if self._timed and self._timed[0][0] <= self.link.next_s():
             heapq.heappop(self._timed)[2](at_s)
             return
@@ -138,12 +144,12 @@ class SimulatedNode:
         cost = self._costs[shard]
         self.fetched_bytes += cost.fetched_bytes
         if cost.is_compressed:
-            self._later(at_s + cost.raw_bytes / self._setup.decompress_bytes_per_s, partial(self._finish, shard))
+            self._schedule(at_s + cost.raw_bytes / self._setup.decompress_bytes_per_s, partial(self._finish, shard))
         else:
             self._finish(shard, at_s)
 
     def _scan(self, at_s: float, rank: SimulatedRank, most: int | None = None) -> bool:
-        """Let a rank's idle threads look at what it wants, at so many shards at most; return whether it was as many."""
+        """Let a rank's idle threads take shards from its queue, ``most`` at most; return whether they took that many."""
         num_seen = 0
         while rank.queue and rank.num_busy < self._setup.num_threads and num_seen != most:
             shard = next(iter(rank.queue))
@@ -154,18 +160,18 @@ class SimulatedNode:
             if shard in self.cache:
                 self.num_hits += 1
                 self.cache.touch(shard)
-                rank.settle(shard)
-            elif shard in self._works:
+                rank.mark_ready(shard)
+            elif shard in self._fetches:
                 self.num_shared += 1
-                rank.left.add(shard)
-                self._works[shard].left.append(rank)
+                rank.delegated.add(shard)
+                self._fetches[shard].delegating.append(rank)
             else:
-                rank.in_work.add(shard)
+                rank.fetching.add(shard)
                 self._begin(at_s, shard, rank, is_ahead=True)
         return num_seen == most
 
     def _read_on(self, at_s: float, rank: SimulatedRank) -> None:
-        """Let a rank open what it reads, until it has to wait."""
+        """Let a rank open the shards of its part, until it has to wait."""
         reader = rank.reader
         while rank.unread:
             shard = rank.unread[-1]
@@ -174,22 +180,22 @@ class SimulatedNode:
             elif shard in rank.ready:
                 rank.ready.remove(shard)
                 reader.open(at_s, shard)
-            elif (shard in rank.in_work and rank.is_opened_ahead) or not self._is_opened(at_s, at_s, shard, rank):
+            elif (shard in rank.fetching and rank.is_opened_ahead) or not self._try_open(at_s, at_s, shard, rank):
                 return
             rank.unread.pop()
         self._num_reading -= 1
 
-    def _is_opened(self, at_s: float, since_s: float, shard: int, rank: SimulatedRank) -> bool:
-        """Open a shard if it is there; else begin it, or wait for whoever has begun it."""
-        rank.forgo(shard)
+    def _try_open(self, at_s: float, since_s: float, shard: int, rank: SimulatedRank) -> bool:
+        """Open a shard if it is in the cache. Otherwise fetch it, or wait for the rank that is fetching it."""
+        rank.dequeue(shard)
         if shard in self.cache:
             self.num_hits += 1
             self.cache.touch(shard)
             rank.reader.open(at_s, shard)
             return True
-        if shard in self._works:
+        if shard in self._fetches:
             self.num_shared += since_s == at_s
-            self._works[shard].waiting.append((rank, since_s))
+            self._fetches[shard].waiting.append((rank, since_s))
         else:
             self._begin(at_s, shard, rank, is_ahead=False)
         return False
@@ -201,9 +207,9 @@ class SimulatedNode:
         self.num_fetched_again += shard in self._fetched_in_epoch
         self.fetched.add(shard)
         self._fetched_in_epoch.add(shard)
-        self._works[shard] = _Work(rank, is_ahead, [], [])
+        self._fetches[shard] = _Fetch(rank, is_ahead, [], [])
         self.cache.reserve(cost.making_bytes)
-        self._later(at_s + cost.num_requests * self._setup.latency_s, partial(self._transfer, shard))
+        self._schedule(at_s + cost.num_requests * self._setup.latency_s, partial(self._transfer, shard))
 
     def _transfer(self, shard: int, at_s: float) -> None:
         self.link.add(at_s, shard, self._costs[shard].fetched_bytes)
@@ -211,15 +217,15 @@ class SimulatedNode:
     def _finish(self, shard: int, at_s: float) -> None:
         cost = self._costs[shard]
         self.cache.keep(shard, cost.making_bytes, cost.kept_bytes)
-        work = self._works.pop(shard)
-        for rank, since_s in work.waiting:
-            self._later(next_look_s(since_s, at_s), partial(self._look, shard, rank, since_s))
-        for rank in work.left:
-            self._later(at_s + _LEFT_S, partial(self._look_ahead, shard, rank))
-        rank = work.rank
-        if work.is_ahead:
+        fetch = self._fetches.pop(shard)
+        for rank, since_s in fetch.waiting:
+            self._schedule(next_poll_s(since_s, at_s), partial(self._poll, shard, rank, since_s))
+        for rank in fetch.delegating:
+            self._schedule(at_s + _DELEGATED_POLL_S, partial(self._poll_ahead, shard, rank))
+        rank = fetch.rank
+        if fetch.is_ahead:
             rank.num_busy -= 1
-            rank.settle(shard)
+            rank.mark_ready(shard)
             if rank.unread and rank.unread[-1] == shard and shard in rank.ready:
                 self._read_on(at_s, rank)
             self._scan(at_s, rank)
@@ -228,35 +234,35 @@ class SimulatedNode:
             rank.unread.pop()
             self._read_on(at_s, rank)
 
-    def _look(self, shard: int, rank: SimulatedRank, since_s: float, at_s: float) -> None:
-        """Let a rank that waits look for a shard that was ready: it may have been evicted since."""
-        if self._is_opened(at_s, since_s, shard, rank):
+    def _poll(self, shard: int, rank: SimulatedRank, since_s: float, at_s: float) -> None:
+        """Let a waiting rank try to open a shard after its fetch. It may have been evicted again."""
+        if self._try_open(at_s, since_s, shard, rank):
             rank.unread.pop()
             self._read_on(at_s, rank)
 
-    def _look_ahead(self, shard: int, rank: SimulatedRank, at_s: float) -> None:
-        """Let a rank look again at a shard that it had left to another."""
-        if shard in rank.left:
-            rank.left.remove(shard)
+    def _poll_ahead(self, shard: int, rank: SimulatedRank, at_s: float) -> None:
+        """Let a rank look again at a shard that it left to another rank."""
+        if shard in rank.delegated:
+            rank.delegated.remove(shard)
             rank.queue.setdefault(shard)
             self._scan(at_s, rank)
 
-    def _later(self, at_s: float, event: Callable[[float], None]) -> None:
+    def _schedule(self, at_s: float, event: Callable[[float], None]) -> None:
         self._num_timed += 1
         heapq.heappush(self._timed, (at_s, self._num_timed, event))
 
 
-def next_look_s(since_s: float, at_s: float) -> float:
-    """Return when whoever waits for a shard looks for it next.
+def next_poll_s(since_s: float, at_s: float) -> float:
+    """Return when a rank that waits for a shard polls next.
 
     Args:
-        since_s: Since when it waits.
-        at_s: What time it is.
+        since_s: When it began to wait.
+        at_s: The time.
     """
-    look_s, pause_s = since_s, _FIRST_LOOK_S
-    while look_s < at_s:
-        if pause_s >= _LOOK_S:
-            return look_s + math.ceil((at_s - look_s) / _LOOK_S) * _LOOK_S
-        look_s += pause_s
-        pause_s = min(2 * pause_s, _LOOK_S)
-    return look_s
+    poll_s, pause_s = since_s, _FIRST_POLL_S
+    while poll_s < at_s:
+        if pause_s >= _POLL_S:
+            return poll_s + math.ceil((at_s - poll_s) / _POLL_S) * _POLL_S
+        poll_s += pause_s
+        pause_s = min(2 * pause_s, _POLL_S)
+    return poll_s

@@ -1,4 +1,4 @@
-"""A rank: what it reads, what it reads ahead of that, and what it has open."""
+"""A rank: what it reads, what it reads ahead, and which shards it has open."""
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from fkat_data.tools.simulation.simulated_cache import SimulatedCache
 
 __all__ = ["SimulatedRank", "SimulatedReader"]
 
-#: A shard in use counts as used again after so long.
+#: A shard in use is marked as used at most this often.
 _TOUCH_S = 1.0
 
 
 class SimulatedReader:
-    """A process that reads, with the shards that it has open. One that was evicted is closed when the next one opens.
+    """A process that reads, and its open shards. It closes evicted shards when it opens the next one.
 
     Args:
         setup: The run.
@@ -41,43 +41,43 @@ class SimulatedReader:
         """Open a shard."""
         self._touched_s[shard] = at_s
         if self._is_limited:
-            gone = self._cache.gone
-            while self._num_seen < len(gone):
-                other = gone[self._num_seen]
+            evicted = self._cache.evicted
+            while self._num_seen < len(evicted):
+                other = evicted[self._num_seen]
                 self._num_seen += 1
                 if other not in self._cache and other != shard:
                     self._touched_s.pop(other, None)
             if shard not in self._cache:
-                # It was evicted before it was opened: the next one that opens closes it.
-                gone.append(shard)
+                # It was evicted before it was opened, so the next shard to open closes it.
+                evicted.append(shard)
         if len(self._touched_s) > self._most_open:
             self._touched_s.popitem(last=False)
 
 
 class SimulatedRank:
-    """What a rank is at.
+    """The state of a rank.
 
     Args:
         setup: The run.
         cache: The node's shards.
 
     Attributes:
-        queue: Shards that it wants and its threads have not looked at, in the order of need.
-        left: Shards that its threads have left to another rank, which makes them ready.
-        in_work: Shards that its threads make ready.
-        ready: Shards that are ready for it, and not open yet.
-        num_busy: Its threads that make a shard ready.
-        unread: What is left of the part that it is reading, last one first.
-        reader: Who reads this part.
-        is_opened_ahead: Whether what is ready is open: the rank reads for itself, without workers.
+        queue: Shards that it needs and its threads have not looked at, in the order of need.
+        delegated: Shards that its threads left to another rank, which is fetching them.
+        fetching: Shards that its threads are fetching.
+        ready: Shards that its threads fetched, and that it has not opened yet.
+        num_busy: The number of its threads that are fetching.
+        unread: The remaining shards of the part that it is reading, in reverse order.
+        reader: The reader of this part.
+        is_opened_ahead: Whether a shard is opened as soon as it is ready, because the rank reads without workers.
     """
 
     def __init__(self, setup: Setup, cache: SimulatedCache) -> None:
         self.queue: dict[int, None] = {}
-        self.left: set[int] = set()
+        self.delegated: set[int] = set()
         self._first: set[int] = set()
         self._has_wanted = False
-        self.in_work: set[int] = set()
+        self.fetching: set[int] = set()
         self.ready: set[int] = set()
         self.num_busy = 0
         self.unread: list[int] = []
@@ -91,20 +91,20 @@ class SimulatedRank:
         self._queued_weight = self._num_yielded = 0
 
     def begin_epoch(self) -> None:
-        """Begin an epoch: nothing of the one before is wanted any more, but what is in work goes on."""
+        """Begin an epoch: drop the needs of the previous one, but let its fetches continue."""
         self.queue.clear()
-        self.left.clear()
+        self.delegated.clear()
         self._first.clear()
         self._has_wanted = False
         self.ready.clear()
         self._weights.clear()
         self._queued_weight = self._num_yielded = 0
         if not self.is_opened_ahead:
-            # A DataLoader starts its workers anew.
+            # A DataLoader starts new workers.
             self._readers = [SimulatedReader(self._setup, self._cache) for _ in self._readers]
 
-    def is_missing_ahead(self, num_parts: int) -> bool:
-        """Return whether so many parts cannot be handed out before another part is wanted."""
+    def needs_more(self, num_parts: int) -> bool:
+        """Return whether the rank must look at another part before it can read ``num_parts``."""
         setup = self._setup
         while self._num_yielded < num_parts:
             weights = self._weights
@@ -115,7 +115,7 @@ class SimulatedRank:
         return False
 
     def want(self, at_s: float, shards: Sequence[int], num_samples: int, sizes_bytes: Sequence[int]) -> None:
-        """Want the shards of the next part."""
+        """Queue the shards of the next part."""
         if self.is_opened_ahead:
             wanted = [shard for shard in shards if shard not in self.reader]
         else:
@@ -127,33 +127,33 @@ class SimulatedRank:
         weight = num_samples
         limit_bytes = self._setup.cache_limit_bytes
         if limit_bytes is not None:
-            # Half of the cache is for what is being read.
+            # Half of the cache is for the shards being read.
             most_bytes = max(1, limit_bytes // (2 * self._setup.ranks_per_node))
             wanted_bytes = sum(sizes_bytes[shard] for shard in wanted)
             weight = max(weight, self._setup.predownload * wanted_bytes // most_bytes)
         self._weights.append(weight)
         self._queued_weight += weight
         for shard in wanted:
-            if shard not in self.in_work and shard not in self.ready and shard not in self.left:
+            if shard not in self.fetching and shard not in self.ready and shard not in self.delegated:
                 self.queue.setdefault(shard)
 
     def begin_part(self, number: int, shards: Sequence[int]) -> None:
         """Begin to read a part."""
         self.reader = self._readers[number % len(self._readers)]
-        # Shard by shard, in the order of their numbers.
+        # One shard after the other, in the order of their numbers.
         self.unread = sorted(shards, reverse=True)
 
     def may_begin(self, shard: int) -> bool:
-        """Return whether a thread may begin a shard: nothing shares the line with what an epoch begins with."""
-        return shard in self._first or self._first.isdisjoint(self.in_work)
+        """Return whether a thread may begin a shard. The first shards of an epoch share the bandwidth with no others."""
+        return shard in self._first or self._first.isdisjoint(self.fetching)
 
-    def forgo(self, shard: int) -> None:
-        """Let no thread look at a shard: it is asked for here and now."""
+    def dequeue(self, shard: int) -> None:
+        """Remove a shard from what the threads look at, because the reader needs it now."""
         self.queue.pop(shard, None)
-        self.left.discard(shard)
+        self.delegated.discard(shard)
 
-    def settle(self, shard: int) -> None:
-        """Take note that a shard is ready that a thread has looked at."""
-        self.in_work.discard(shard)
+    def mark_ready(self, shard: int) -> None:
+        """Record that a shard that a thread looked at is ready."""
+        self.fetching.discard(shard)
         if self.is_opened_ahead:
             self.ready.add(shard)

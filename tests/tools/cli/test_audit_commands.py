@@ -83,7 +83,7 @@ def test_coverage_is_proved(config):
 def test_what_cannot_be_explained_is_said(config, arguments):
     code, output = run("explain", config, *arguments)
     assert code == 2, output
-    assert "nothing can be explained" in output
+    assert "cannot show the batch" in output
 
 
 def test_a_node_that_is_no_dataset_is_refused(config):

@@ -24,6 +24,6 @@ def test_the_page_lies_beside_the_timeline_and_the_verdict_is_printed(tmp_path):
 def test_without_a_timeline_there_is_no_report(tmp_path):
     code, output = report(tmp_path / "run.json")
     assert code == 2
-    assert "there is no report" in output
+    assert "cannot write the report" in output
     assert "run.json" in output
     assert list(tmp_path.iterdir()) == []

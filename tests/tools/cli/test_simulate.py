@@ -102,7 +102,7 @@ def test_what_the_configuration_says_can_be_said_otherwise(config):
 def test_the_terminal_shows_numbers_time_nodes_and_advice(config):
     code, output = run(config, *INVENTED, "--step-time", 0.01, "--bandwidth", "1mb", "--nodes", 2, "--epochs", 2)
     assert code == 0, output
-    for words in ("800 steps, simulated", "to the first batch", "over time", "nodes", "a node needs about"):
+    for words in ("800 steps, simulated", "to the first batch", "over time", "nodes", "and needs about"):
         assert words in output
 
 

@@ -130,7 +130,7 @@ def test_a_file_that_is_not_there_is_told_as_such():
 def test_data_that_fail_are_told_with_their_place(verify):
     code, output = verify(loader_config(dataset_config("Failing")), "--mode=in-process")
     assert code == 2
-    assert output.startswith("the data fail without a stop, so nothing was verified:\nOSError: the disk is on fire\n")
+    assert output.startswith("the data fail even without a stop, so nothing was verified:\nOSError: the disk is on fire\n")
     assert "of shard '2' (epoch 0" in output
 
 
@@ -138,7 +138,7 @@ def test_data_that_fail_are_told_with_their_place(verify):
 def test_a_loader_that_hangs_is_ended(verify, mode):
     code, output = verify(loader_config(dataset_config("Hanging")), "--timeout-s", "0.5", "--mode", mode)
     assert code == 2
-    assert output.startswith("the loader hangs, so nothing was verified:\nOverdueError: ")
+    assert output.startswith("the loader hangs, so nothing was verified:\nHangError: ")
 
 
 def test_time_that_is_over_before_a_stop_proves_nothing(verify):

@@ -45,7 +45,7 @@ def test_no_durations_have_no_distribution():
 
 def test_durations_are_looked_up_by_name():
     track = Track("worker 0", False, [Span("produce", 0.0, 1.0, ""), Span("encode", 1.0, 0.5, "")])
-    assert durations_s([track], ["encode"]) == [0.5]
+    assert durations_s([track], "encode") == [0.5]
 
 
 def test_a_column_has_the_name_of_what_took_most_of_it():

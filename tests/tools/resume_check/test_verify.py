@@ -12,7 +12,7 @@ from verify_examples import maker
 from fkat_data import ConfigurationError, ShardedDataLoader
 from fkat_data.tools import verify_resume
 from fkat_data.tools.resume_check.diagnose import InexactCause
-from fkat_data.tools.resume_check.suspects import Suspect, held_still
+from fkat_data.tools.resume_check.nondeterminism import NondeterminismSource, pinned
 
 #: With it no trial starts more than one worker process.
 SHALLOW = 22
@@ -27,7 +27,7 @@ def test_exact_data_are_found_exact_in_both_modes_and_crossed():
     pairs = {(trial.saved.multiprocessing, trial.resumed.multiprocessing) for trial in report.trials}
     assert pairs == {(True, True), (True, False), (False, True), (False, False)}
     assert all(trial.num_compared == report.num_microbatches - trial.stop for trial in report.trials)
-    assert report.parting is report.diagnosis is None
+    assert report.divergence is report.diagnosis is None
     assert str(report) == "exact: 4 stops over 15 microbatches, 4 shards, 2 epochs, each resumed bit for bit"
 
 
@@ -57,9 +57,9 @@ def test_data_that_are_no_function_of_the_position_part_without_a_stop(dataset, 
     assert not report.is_exact
     assert report.diagnosis.cause is cause
     assert report.trials == ()
-    assert report.parting.expected_place == report.parting.found_place == (0, 0, 0)
-    assert report.parting.difference.path == "['draw']"
-    assert report.parting.difference.element == (0, 3)
+    assert report.divergence.expected_place == report.divergence.found_place == (0, 0, 0)
+    assert report.divergence.difference.path == "['draw']"
+    assert report.divergence.difference.element == (0, 3)
     assert cause in str(report)
     assert "microbatch 0 of the run (epoch 0, shard 0, microbatch 0): ['draw'], element [0, 3]" in str(report)
 
@@ -76,12 +76,12 @@ def test_data_that_are_no_function_of_the_position_part_without_a_stop(dataset, 
 def test_data_that_keep_state_part_after_a_stop_alone(factory, cause):
     report = in_process(factory, num_trials=6)
     assert not report.is_exact
-    assert report.parting is None
+    assert report.divergence is None
     assert report.diagnosis.cause is cause
     wrong = [trial for trial in report.trials if not trial.is_exact]
     assert wrong
     # The first microbatch after the stop: the state was lost there.
-    assert any(trial.parting.index == trial.stop for trial in wrong)
+    assert any(trial.divergence.index == trial.stop for trial in wrong)
     assert f"stopped after {wrong[0].stop} (in process; resumed: in process, " in str(report)
 
 
@@ -129,7 +129,7 @@ def test_shards_in_another_order_each_time_are_told_from_data_that_differ():
         return ShardedDataLoader(7, [str(shard) for shard in shards], examples.Factory(examples.Exact), **overrides)
 
     report = verify_resume(make_loader, multiprocessing=False)
-    assert report.parting is not None
+    assert report.divergence is not None
     assert report.diagnosis.cause is InexactCause.SHARDS_CHANGE
 
 
@@ -150,9 +150,9 @@ def test_the_same_microbatches_in_another_order_are_told_as_such():
         return ShardedDataLoader(7, Shuffled(draws), lambda shard: [shard], **overrides)
 
     report = verify_resume(make_loader, num_microbatches=12, multiprocessing=False)
-    assert report.parting is not None
+    assert report.divergence is not None
     assert report.diagnosis.cause is InexactCause.ORDER
-    assert "the microbatches of epoch 0, in any order: the same" in str(report)
+    assert "the microbatches of epoch 0, in any order: same" in str(report)
 
 
 def test_a_resume_that_raises_is_no_failure_of_the_data():
@@ -179,7 +179,7 @@ def test_a_time_limit_proves_less_and_says_so():
     assert report.is_exact
     assert report.is_cut
     assert 0 < len(report.trials) < 1000
-    assert f"the time was over after {len(report.trials)} of 1000 stops" in str(report)
+    assert f"the time ran out after {len(report.trials)} of 1000 stops" in str(report)
     assert {phase for phase, _ in ticks} == {"recording", "stopping and resuming"}
 
 
@@ -218,34 +218,34 @@ def test_the_same_seed_makes_the_same_trials():
     assert reports[0].trials != reports[2].trials
 
 
-def draws(suspect):
+def draws(source):
     return {
-        Suspect.OWN_GENERATOR: lambda: (
+        NondeterminismSource.OWN_GENERATOR: lambda: (
             np.random.default_rng().random(),
             np.random.RandomState().rand(),
             random.Random().random(),
         ),
-        Suspect.CLOCK: lambda: (time.time(), time.time_ns(), time.perf_counter(), time.monotonic_ns()),
-        Suspect.SYSTEM_ENTROPY: lambda: (uuid.uuid4(), random.SystemRandom().random()),
-    }[suspect]()
+        NondeterminismSource.CLOCK: lambda: (time.time(), time.time_ns(), time.perf_counter(), time.monotonic_ns()),
+        NondeterminismSource.SYSTEM_ENTROPY: lambda: (uuid.uuid4(), random.SystemRandom().random()),
+    }[source]()
 
 
-@pytest.mark.parametrize("suspect", list(Suspect))
-def test_what_is_held_still_gives_the_same_again_and_is_put_back(suspect):
+@pytest.mark.parametrize("source", list(NondeterminismSource))
+def test_a_pinned_source_returns_the_same_again_and_is_restored(source):
     before = [vars(module).copy() for module in (np.random, random, time)]
     seen = []
     for _ in range(2):
-        with held_still(suspect):
-            seen.append((draws(suspect), draws(suspect)))
+        with pinned(source):
+            seen.append((draws(source), draws(source)))
     assert seen[0] == seen[1]
     assert seen[0][0] != seen[0][1]
     assert [vars(module) for module in (np.random, random, time)] == before
-    assert draws(suspect) != draws(suspect)
+    assert draws(source) != draws(source)
 
 
-def test_what_is_seeded_stays_as_it_is_while_generators_are_held_still():
+def test_seeded_generators_are_unchanged_while_generators_are_pinned():
     expected = [np.random.default_rng(3).random(), random.Random(3).random(), np.random.RandomState(3).rand()]
-    with held_still(Suspect.OWN_GENERATOR):
+    with pinned(NondeterminismSource.OWN_GENERATOR):
         assert [np.random.default_rng(3).random(), random.Random(3).random(), np.random.RandomState(3).rand()] == (
             expected
         )

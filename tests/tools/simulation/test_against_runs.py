@@ -74,11 +74,11 @@ def test_the_model_has_the_numbers_of_what_it_models():
     assert Setup.num_threads == open_shards._NUM_THREADS
     assert Setup.most_open == open_shards._MOST_OPEN
     assert simulated_rank._TOUCH_S == open_shards._TOUCH_S
-    assert simulated_node._LEFT_S == read_ahead._BUSY_S / 2
+    assert simulated_node._DELEGATED_POLL_S == read_ahead._BUSY_S / 2
     looks_s = list(itertools.accumulate(itertools.islice(locks.pauses(), 12), initial=3.0))
     found_s = [3.0]
     while len(found_s) < len(looks_s):
-        found_s.append(simulated_node.next_look_s(3.0, found_s[-1] + 1e-6))
+        found_s.append(simulated_node.next_poll_s(3.0, found_s[-1] + 1e-6))
     assert found_s == pytest.approx(looks_s)
 
 

@@ -16,8 +16,8 @@ from fkat_data.tools.simulation.play import play
 def _looks_at_once():
     """Let ranks look for one another's shards at once, as the slow model does and as one reckons by hand."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(node_module, "_LEFT_S", 0.0)
-        patch.setattr(node_module, "next_look_s", lambda since_s, at_s: at_s)
+        patch.setattr(node_module, "_DELEGATED_POLL_S", 0.0)
+        patch.setattr(node_module, "next_poll_s", lambda since_s, at_s: at_s)
         yield
 
 
@@ -106,13 +106,13 @@ def test_epochs_are_read_ahead_one_by_one():
     assert waits_s(epochs, (100, 200), predownload=100) == pytest.approx([1.0, 2.0])
 
 
-def test_moments_tell_how_things_stood():
+def test_snapshots_show_the_state_of_the_nodes():
     epoch = needs([[0]], [[1]], [[0]])
     found = play([epoch], costs(100, 300), setup(num_threads=1), 1)
-    assert [moment.step for moment in found.moments] == [0, 1, 2, 3]
-    assert [moment.fetched_bytes for moment in found.moments] == [(100,), (400,), (400,), (400,)]
-    assert [moment.resident_shards for moment in found.moments] == [(1,), (2,), (2,), (2,)]
-    assert found.moments[-1].at_s == found.duration_s == pytest.approx(1 + 1 + 2 + 1 + 1)
+    assert [snapshot.step for snapshot in found.snapshots] == [0, 1, 2, 3]
+    assert [snapshot.fetched_bytes for snapshot in found.snapshots] == [(100,), (400,), (400,), (400,)]
+    assert [snapshot.resident_shards for snapshot in found.snapshots] == [(1,), (2,), (2,), (2,)]
+    assert found.snapshots[-1].at_s == found.duration_s == pytest.approx(1 + 1 + 2 + 1 + 1)
 
 
 @st.composite

@@ -22,15 +22,15 @@ def test_whoever_was_not_used_for_the_longest_time_makes_room(actions, limit_byt
             cache.keep(shard, 10, 10)
             kept.append(shard)
         assert [shard for shard in range(7) if shard in cache] == sorted(kept)
-        assert (cache.used_bytes, len(cache), cache.gone) == (10 * len(kept), len(kept), evicted)
+        assert (cache.used_bytes, len(cache), cache.evicted) == (10 * len(kept), len(kept), evicted)
 
 
 def test_what_is_being_made_counts_and_cannot_go():
     cache = SimulatedCache(25)
     cache.reserve(20)
     cache.reserve(20)
-    assert (cache.used_bytes, cache.most_bytes, cache.gone) == (40, 40, [])
+    assert (cache.used_bytes, cache.most_bytes, cache.evicted) == (40, 40, [])
     cache.keep(0, 20, 5)
     assert cache.used_bytes == 25
     cache.reserve(1)
-    assert cache.gone == [0]
+    assert cache.evicted == [0]

@@ -1,4 +1,4 @@
-"""An end to what hangs: the program's main thread is interrupted by a timer."""
+"""A time limit that also ends code that hangs: a timer interrupts the main thread."""
 
 import signal
 import time
@@ -6,27 +6,27 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["OverdueError", "overdue_after"]
+__all__ = ["HangError", "hang_guard"]
 
 
-class OverdueError(BaseException):
-    """The time is over, and it was not looked at. No ``Exception``: a dataset's own handlers must not catch it."""
+class HangError(BaseException):
+    """The context did not end in time. It is no ``Exception``, so that a dataset's own handlers do not catch it."""
 
 
 @contextmanager
-def overdue_after(timeout_s: float) -> Generator[None]:
-    """Raise in the main thread, wherever it is, if the context lasts longer; called in the main thread.
+def hang_guard(timeout_s: float) -> Generator[None]:
+    """Interrupt the main thread if the context lasts longer than ``timeout_s``. Only the main thread may enter it.
 
     Raises:
-        OverdueError: The time is over.
+        HangError: The time is over.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         del number, frame
-        raise OverdueError(f"the next microbatch did not come, and {timeout_s:g} s are over")
+        raise HangError(f"the loader delivered no microbatch before the time limit ({timeout_s:g} s)")
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    # There is one such timer in a process: another's goes on afterwards.
+    # A process has one such timer, so a timer that was already running is started again afterwards.
     began_s = time.monotonic()
     others_s, interval_s = signal.setitimer(signal.ITIMER_REAL, timeout_s)
     try:

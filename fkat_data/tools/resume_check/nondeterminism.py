@@ -1,7 +1,7 @@
-"""What makes data differ from run to run, and a way to hold it still: an experiment tells which one it is.
+"""Pin sources of nondeterminism, to find out which of them makes data differ from run to run.
 
-Each is replaced for the length of a run in this process. Two runs that differ, and agree while one of them is held
-still, have named their cause. What a module took by name before (``from time import time``) is out of reach.
+If two runs differ, but agree while one source is pinned, that source is the cause. Pinning replaces functions of
+modules in this process, so it cannot reach a function that a module imported by name (``from time import time``).
 """
 
 import hashlib
@@ -16,23 +16,23 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["Suspect", "held_still"]
+__all__ = ["NondeterminismSource", "pinned"]
 
 
-class Suspect(StrEnum):
+class NondeterminismSource(StrEnum):
     """What a dataset may draw from besides the generators that the loader seeds."""
 
-    OWN_GENERATOR = "generators that are made without a seed: np.random.default_rng(), random.Random()"
-    CLOCK = "the clock: time.time() and its like"
-    SYSTEM_ENTROPY = "the system's random bytes: os.urandom(), uuid.uuid4(), secrets"
+    OWN_GENERATOR = "generators made without a seed (np.random.default_rng(), random.Random())"
+    CLOCK = "the clock (time.time() and similar)"
+    SYSTEM_ENTROPY = "the system's random bytes (os.urandom(), uuid.uuid4(), secrets)"
 
 
 @contextmanager
-def held_still(suspect: Suspect) -> Generator[None]:
-    """Make what is suspected give the same in each run, while the context lasts; this thread's process only."""
+def pinned(source: NondeterminismSource) -> Generator[None]:
+    """Make a source return the same values in every run during the context, in this process only."""
     replaced: list[tuple[Any, str, Any]] = []
     try:
-        for owner, name, replacement in _REPLACEMENTS[suspect]():
+        for owner, name, replacement in _REPLACEMENTS[source]():
             replaced.append((owner, name, getattr(owner, name)))
             setattr(owner, name, replacement)
         yield
@@ -64,7 +64,7 @@ def _seeded_generators() -> list[tuple[Any, str, Any]]:
 
 
 def _counting_clocks() -> list[tuple[Any, str, Any]]:
-    # They count their calls, and do not stand: code that waits for a time to come must not hang.
+    # The clocks advance with each call, so that code that waits for a time does not hang.
     names = ("time", "perf_counter", "monotonic", "process_time")
     clocks = [(time, name, _clock(count(1))) for name in names]
     return clocks + [(time, f"{name}_ns", _clock_ns(count(1))) for name in names]
@@ -87,8 +87,8 @@ def _counted_bytes() -> list[tuple[Any, str, Any]]:
     return [(os, "urandom", urandom), (random, "_urandom", urandom)]
 
 
-_REPLACEMENTS: Final[dict[Suspect, Callable[[], list[tuple[Any, str, Any]]]]] = {
-    Suspect.OWN_GENERATOR: _seeded_generators,
-    Suspect.CLOCK: _counting_clocks,
-    Suspect.SYSTEM_ENTROPY: _counted_bytes,
+_REPLACEMENTS: Final[dict[NondeterminismSource, Callable[[], list[tuple[Any, str, Any]]]]] = {
+    NondeterminismSource.OWN_GENERATOR: _seeded_generators,
+    NondeterminismSource.CLOCK: _counting_clocks,
+    NondeterminismSource.SYSTEM_ENTROPY: _counted_bytes,
 }
