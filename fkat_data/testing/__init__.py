@@ -1,6 +1,6 @@
-"""What ships for users' own tests: digests of microbatches, and the first difference between two of them.
+"""Helpers for users' own tests: digests of microbatches, and the first difference between two of them.
 
-Proof that a loader resumes exactly is ``fkat_data.tools.verify_resume``.
+``fkat_data.tools.verify_resume`` checks that a loader resumes exactly.
 """
 
 from fkat_data.testing.content_digest import digest, first_difference

@@ -1,8 +1,9 @@
-"""Whether two microbatches are the same, bit for bit, and where they are not.
+"""Compare two microbatches bit for bit, and find the first difference.
 
-Looks into dicts and other mappings, lists, tuples, sets, dataclasses, tensors, arrays, and any other object that
-pickles. Two values have one digest if their structure, types, dtypes, shapes and bytes are equal: a dict's order
-counts, ``-0.0`` is not ``0.0``, a NaN equals one of the same bits. A tensor's strides and device do not count.
+The comparison looks into mappings, lists, tuples, sets, dataclasses, tensors, arrays, and any other object that can be
+pickled. Two values have the same digest if their structure, types, dtypes, shapes and bytes are equal: the order of a
+dict counts, ``-0.0`` differs from ``0.0``, and a NaN equals a NaN with the same bits. A tensor's strides and device do
+not count.
 """
 
 import copyreg
@@ -25,13 +26,13 @@ _DIGEST_BYTES = 16
 
 
 class Difference(NamedTuple):
-    """Where two values part.
+    """The first difference between two values.
 
     Attributes:
-        path: The place in the tree, as in ``['tokens'][3]``; "" for the value itself.
-        element: The index of the first element that differs, in a tensor or an array; None elsewhere.
-        first: What the first value has there, shown.
-        second: What the second value has there, shown.
+        path: The place in the tree, such as ``['tokens'][3]``; "" for the value itself.
+        element: The index of the first different element of a tensor or an array; else None.
+        first: The first value's content there, as text.
+        second: The second value's content there, as text.
     """
 
     path: str
@@ -47,10 +48,10 @@ class Difference(NamedTuple):
 
 
 def digest(value: Any) -> str:
-    """Return 32 hexadecimal digits that name the value: equal for equal values, in any process.
+    """Return a digest of 32 hexadecimal digits, the same for equal values in any process.
 
     Raises:
-        Exception: An object in it cannot be pickled.
+        Exception: An object in the value cannot be pickled.
     """
     total = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for node in _walk(value, "", ()):
@@ -63,10 +64,10 @@ def digest(value: Any) -> str:
 
 
 def first_difference(first: Any, second: Any) -> Difference | None:
-    """Return the first place, in the order of the tree, where two values differ; None if they are equal.
+    """Return the first difference between two values, in the order of the tree, or None if they are equal.
 
     Raises:
-        Exception: An object in them cannot be pickled.
+        Exception: An object in the values cannot be pickled.
     """
     for one, other in zip_longest(_walk(first, "", ()), _walk(second, "", ())):
         if one is None:
@@ -74,7 +75,7 @@ def first_difference(first: Any, second: Any) -> Difference | None:
         if other is None:
             return Difference(one.path, None, one.shown(), "nothing")
         if one.path != other.path:
-            # Their containers are of one kind and one size: what differs is a key.
+            # The containers have the same kind and size, so the keys differ.
             return Difference(one.path, None, one.path, other.path)
         if one.kind != other.kind:
             return Difference(one.path, None, one.kind, other.kind)
@@ -107,13 +108,13 @@ def _within(one: _Node, other: _Node) -> Difference:
     return Difference(one.path, index, *(f"{text[:_LONGEST_TEXT]} ({one.kind})" for text in shown))
 
 
-# Each visitor yields a node for the value, then those of what it holds. ``above`` are the ids of what holds it.
+# Each visitor yields a node for the value, then nodes for its content. ``above`` has the ids of its containers.
 _Nodes = Iterator[_Node]
 
 
 def _walk(value: Any, path: str, above: tuple[int, ...]) -> _Nodes:
     if id(value) in above:
-        yield _Node(path, f"<what is {len(above) - above.index(id(value))} levels above>", b"")
+        yield _Node(path, f"<the object {len(above) - above.index(id(value))} levels up>", b"")
         return
     plain = _plain(value)
     if plain is not None:
@@ -194,7 +195,7 @@ def _walk_array(value: Any, path: str, above: tuple[int, ...]) -> _Nodes:
     array: np.ndarray[Any, Any] = np.asarray(value)
     scalar = "" if isinstance(value, np.ndarray) else " scalar"
     kind = f"{_name(value)} {array.dtype.str}{scalar} {[*array.shape]}"
-    if array.dtype.names:  # between its fields there may be bytes that mean nothing
+    if array.dtype.names:  # there may be meaningless padding between its fields
         yield _Node(path, kind, repr(array.dtype.names).encode())
         for name in array.dtype.names:
             yield from _walk(array[name], f"{path}[{name!r}]", above)
@@ -235,7 +236,7 @@ def _walk_sequence(items: list[Any] | tuple[Any, ...], path: str, above: tuple[i
 
 def _walk_set(items: Iterable[Any], path: str, above: tuple[int, ...]) -> _Nodes:
     digests = sorted(digest(item) for item in items)
-    del above  # what can be in a set cannot hold it
+    del above  # an element of a set cannot contain the set
     yield _Node(path, f"{_name(items)} of {len(digests)}", "".join(digests).encode())
 
 
@@ -247,7 +248,7 @@ def _walk_dataclass(instance: Any, path: str, above: tuple[int, ...]) -> _Nodes:
 
 
 def _walk_object(value: Any, path: str, above: tuple[int, ...]) -> _Nodes:
-    # What pickle would write. Not its bytes: they say as well which parts are one object in memory.
+    # Compare what pickle would store, but not its bytes: they also encode which parts are the same object in memory.
     reduce = copyreg.dispatch_table.get(cast("type[Any]", type(value)))
     reduced: Any = reduce(value) if reduce else value.__reduce_ex__(4)
     if isinstance(reduced, str):

@@ -1,6 +1,6 @@
-"""What no training job imports: the command line, simulation, conversion, reports, proofs of resume.
+"""Tools for use outside a training job: the command line, conversion, simulation, reports, checks of a resume.
 
-Nothing else in the package imports this one. Each name is imported when it is first asked for.
+Nothing else in the package imports this one. Each name is imported on its first use.
 
 ::
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ResumeReport", "advice_for", "convert", "simulate_dataset", "verify_resume"]
 
-#: name -> the module below this package that has it
+#: name -> the module below this package that defines it
 _MODULES = {
     "ResumeReport": "resume_check.verify",
     "advice_for": "simulation.simulate_dataset",

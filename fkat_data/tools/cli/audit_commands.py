@@ -48,7 +48,9 @@ def explain_command(
     ranks_per_node: Ranks = 1,
     key: Key = None,
 ) -> None:
-    """Show the stream, shard and row of every sample of a global batch, on all ranks. It needs no log of the run.
+    """Show which samples a global batch has.
+
+    It shows the stream, shard and row of every sample on all ranks, and needs no log of the run.
 
     Exit code 0: shown. 2: the configuration does not work, or the run has no such batch.
     """

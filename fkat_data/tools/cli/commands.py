@@ -66,7 +66,9 @@ def verify_resume_command(
     mode: Annotated[Mode, typer.Option(help="Where the loader makes the data.")] = Mode.BOTH,
     timeout_s: Annotated[float, typer.Option(help="Time limit in seconds.")] = 600.0,
 ) -> None:
-    """Stop and resume a configuration's loader at random places, and compare it with an uninterrupted run.
+    """Check that a loader resumes exactly.
+
+    It stops and resumes a configuration's loader at random places, and compares it with an uninterrupted run.
 
     Exit code 0: every resume was exact, bit for bit. 1: some were not; the output names the place and the likely
     cause. 2: the configuration or the data do not work, so nothing was verified.
@@ -99,7 +101,9 @@ def report_command(
     timeline: Annotated[Path, typer.Argument(help="A file that a loader's `trace` wrote, or is still writing.")],
     output: Annotated[Path | None, typer.Option(help="The HTML file. [default: TIMELINE with .html]")] = None,
 ) -> None:
-    """Turn a timeline into an HTML page that shows what waits for what, how long each stage takes and what to change.
+    """Turn a timeline into an HTML report.
+
+    The page shows what waits for what, how long each stage takes and what to change.
 
     Exit code 0: the page was written. 2: the timeline cannot be read, or the page cannot be written.
     """

@@ -34,7 +34,7 @@ def inspect_command(
     samples: Annotated[int, typer.Option(help="Number of samples to show.", min=0)] = 3,
     allow_unsafe_types: Unsafe = False,
 ) -> None:
-    """Show a dataset's shards, samples, sizes, columns and first samples.
+    """Show a dataset's sizes, columns and first samples.
 
     Exit code 0: shown. 2: the dataset does not exist or is invalid.
     """
@@ -50,7 +50,9 @@ def verify_command(
     directory: Directory,
     allow_unsafe_types: Unsafe = False,
 ) -> None:
-    """Compare every file of a dataset with its index (sizes, hashes), and decode every sample.
+    """Find damaged shards in a dataset.
+
+    It compares every file with the index (sizes, hashes) and decodes every sample.
 
     Exit code 0: everything is intact. 1: some shards are damaged; the output names each one's first fault. 2: the
     dataset does not exist or cannot be read, so nothing was verified.
@@ -114,7 +116,7 @@ def merge_index_command(
     ],
     natural_order: Annotated[bool, typer.Option(help="If no parts are named, sort 2/ before 10/, or as text.")] = True,
 ) -> None:
-    """Merge the datasets below a directory into one, by writing one index for all of them.
+    """Merge datasets by writing one index for all of them.
 
     Exit code 0: written. 2: failed; an existing index is unchanged.
     """

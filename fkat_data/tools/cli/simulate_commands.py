@@ -46,7 +46,7 @@ def simulate_command(
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Number of steps.", min=1)] = None,
     epochs: Annotated[int | None, typer.Option(help="Number of epochs. [default: 1]", min=1)] = None,
-    shards: Annotated[int | None, typer.Option(help="Simulate a synthetic dataset with N shards.", min=1)] = None,
+    shards: Annotated[int | None, typer.Option(help="Simulate a synthetic dataset of this many shards.", min=1)] = None,
     samples_per_shard: Annotated[int, typer.Option(help="Samples in a synthetic shard.", min=1)] = 4096,
     shard_bytes: Annotated[str, typer.Option(help="Size of a synthetic shard.")] = "64mb",
     compressed_bytes: Annotated[str | None, typer.Option(help="Compressed size of a synthetic shard.")] = None,
@@ -54,9 +54,12 @@ def simulate_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
     key: Key = None,
 ) -> None:
-    """Simulate a streaming run: what it waits for, fetches and caches, how well it shuffles, and what to change.
+    """Simulate a streaming run without data.
 
-    It reads only the dataset's index, no data. Exit code 0: simulated. 2: the configuration does not work.
+    It shows what the run waits for, fetches and caches, how well it shuffles, and what to change. It reads only the
+    dataset's index.
+
+    Exit code 0: simulated. 2: the configuration does not work.
     """
     console = Console()
     with exit_on_failure(console, "nothing was simulated"), tempfile.TemporaryDirectory() as directory:

@@ -43,7 +43,7 @@ def numbers(result: Simulation) -> list[tuple[str, str]]:
     per_step = f"{quality.shards_per_step:,.4g} ({quality.perfect_shards_per_step:,.4g} with a full shuffle)"
     return [
         ("time spent waiting", f"{result.waited_share:.1%}"),
-        ("after each epoch's first step", f"{result.later_share:.1%}"),
+        ("waiting, excluding first steps", f"{result.later_share:.1%}"),
         ("total time", readable_duration(result.duration_s)),
         ("waited", readable_duration(result.waited_s)),
         ("time to the first batch", readable_duration(result.first_batch_s)),
@@ -88,7 +88,7 @@ def node_rows(result: Simulation) -> list[tuple[str, ...]]:
 
 
 def _over_time(result: Simulation) -> Table:
-    table = Table("steps", "waited", "share", "fetched by all", "most on a disk", "shards there", title="over time")
+    table = Table("steps", "waited", "share", "fetched by all", "most on one disk", "shards on disk", title="over time")
     num_pieces = min(_NUM_PIECES, result.num_steps)
     edges = [result.num_steps * piece // num_pieces for piece in range(num_pieces + 1)]
     steps = [snapshot.step for snapshot in result.snapshots]

@@ -1,1 +1,1 @@
-"""Other people's files to shards: JSON lines, separated values, Parquet, Arrow, folders."""
+"""Convert JSON lines, separated values, Parquet, Arrow and folders to datasets of shards."""

@@ -1,4 +1,4 @@
-"""Parquet files, and Arrow files as Hugging Face datasets keep them."""
+"""Read Parquet files, and Arrow files as Hugging Face datasets write them."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +18,7 @@ _DTYPES = {
     "float": "float32",
     "double": "float64",
 }
-#: Of the struct in which Hugging Face datasets keep an image.
+#: The fields of the struct in which Hugging Face datasets store an image.
 _IMAGE_FIELDS = ["bytes", "path"]
 
 
@@ -29,7 +29,7 @@ class TableSource(RowSource):
         self.name = path
 
     def columns(self) -> dict[str, str]:
-        """Return encodings by the file's schema."""
+        """Return the encodings that follow from the file's schema."""
         arrow = required("pyarrow", "parquet")
         try:
             return {field.name: _encoding_of(arrow.types, field.type) for field in self._schema()}
@@ -39,7 +39,7 @@ class TableSource(RowSource):
             raise ShardCorruptError(self.name, str(error)) from error
 
     def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """Yield the rows; lists of numbers come as arrays, images as their files, times as text."""
+        """Yield the rows, with lists of numbers as arrays, images as the bytes of their files, and times as text."""
         arrow = required("pyarrow", "parquet")
         try:
             for batch in self._batches():
@@ -121,7 +121,7 @@ def _encoding_of_numbers(types: Any, kind: Any) -> str:
 
 
 def _peeled(types: Any, kind: Any) -> tuple[list[int], Any]:
-    """Return the shape that lists of fixed size within one another have, and what is in them."""
+    """Return the shape of nested lists of fixed size, and the type of their elements."""
     shape: list[int] = []
     while types.is_fixed_size_list(kind):
         shape.append(kind.list_size)
@@ -134,7 +134,7 @@ def _dtype(leaf: Any) -> str:
 
 
 def _values(types: Any, column: Any, encoding: str) -> list[Any]:
-    """Return a column's rows as a writer takes them."""
+    """Return the values of a column in the form that a writer takes."""
     kind = column.type
     if encoding.startswith("ndarray") and not column.null_count:
         shape, leaf = _peeled(types, kind)

@@ -1,4 +1,4 @@
-"""Converting files to a dataset of MDS shards."""
+"""Convert files to a dataset of MDS shards."""
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ _SUFFIXES = {
     ".arrow": "arrow",
 }
 _COMPRESSED = (".gz", ".zst", ".zstd")
-#: What can be converted.
+#: The kinds of input.
 KINDS = ("jsonl", "csv", "tsv", "parquet", "arrow", "folder")
 _PARTS_FOR_EACH_WORKER = 4
 _ROWS_BETWEEN_CALLS = 100
@@ -46,28 +46,28 @@ def convert(
     progress: Callable[[int], None] | None = None,
     **settings: Unpack[WriterSettings],
 ) -> int:
-    """Write the rows of files, in the order in which the files are given, as one MDS dataset.
+    """Write the rows of files as one MDS dataset, in the order of ``paths``.
 
     Args:
-        paths: Files, or directories: of one that has files of a kind of table, these are taken in natural order;
-            otherwise every file below it is a sample.
-        out: As writers take it.
-        kind: One of ``KINDS``; None: by the files' names.
-        columns: Encodings of columns, for those that should not have the one that the data suggest.
-        only: The columns to take; empty: all of them.
-        num_workers: Processes; more than 1 make a directory of shards for each file, and one index.
-        progress: Called with the number of rows so far, now and then; not with several processes.
+        paths: Files or directories. If a directory has tables (JSON lines, CSV, ...), they are converted in natural
+            order. Otherwise every file below it is a sample.
+        out: The dataset's place, as for ``MDSWriter``.
+        kind: One of ``KINDS``; None: by file name.
+        columns: Encodings that replace those inferred from the data.
+        only: The columns to keep; empty: all of them.
+        num_workers: The number of processes. More than 1 write a directory of shards for each file, and one index.
+        progress: Called with the number of rows so far, from time to time. Not used with several processes.
         settings: The other arguments of ``MDSWriter``.
 
     Returns:
-        Number of samples.
+        The number of samples.
 
     Raises:
-        ConfigurationError: An argument cannot work, or a file's kind is not known.
+        ConfigurationError: An argument is invalid, or a file's kind is unknown.
         FileExistsError: ``out`` is not empty.
         ShardNotFoundError: A file does not exist.
-        ShardCorruptError: A file makes no sense.
-        SampleError: A row does not fit its columns' encodings.
+        ShardCorruptError: A file is invalid.
+        SampleError: A row does not fit the encodings of its columns.
     """
     num_workers = arguments.integer("num_workers", num_workers, minimum=1)
     sources = [source for path in paths for source in sources_of(path, kind, num_workers)]
@@ -94,15 +94,15 @@ def convert(
 
 
 def sources_of(path: str | Path, kind: str | None = None, num_workers: int = 1) -> list[RowSource]:
-    """Return what there is to convert at a path.
+    """Return the sources to convert at a path.
 
     Args:
         path: A file or a directory.
-        kind: One of ``KINDS``; None: by the files' names.
-        num_workers: Into how many parts a folder of samples should at least be divided.
+        kind: One of ``KINDS``; None: by file name.
+        num_workers: The number of processes, which decides into how many parts a folder of samples is divided.
 
     Raises:
-        ConfigurationError: The kind is not known.
+        ConfigurationError: The kind is unknown.
         ShardNotFoundError: A folder has no files.
     """
     if kind is not None:

@@ -1,4 +1,4 @@
-"""A folder whose files are samples."""
+"""Read a folder that has one sample per file."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -12,11 +12,11 @@ __all__ = ["FolderSource"]
 
 
 class FolderSource(RowSource):
-    """Files of a folder and of those below it, in the order of their names: columns ``content`` and ``path``.
+    """The files below a folder, sorted by path, with the columns ``content`` and ``path``.
 
     Args:
         root: The folder.
-        names: Paths of the files relative to it.
+        names: The files' paths relative to the folder.
     """
 
     def __init__(self, root: str, names: list[str]) -> None:
@@ -25,10 +25,10 @@ class FolderSource(RowSource):
 
     @classmethod
     def parts_of(cls, root: str, num_parts: int) -> list[Self]:
-        """Return a folder in so many parts, at least one; hidden files are left out.
+        """Return the folder divided into at most ``num_parts`` parts, without hidden files.
 
         Raises:
-            ShardNotFoundError: It has no files.
+            ShardNotFoundError: The folder has no files.
         """
         names = sorted(
             Path(directory, file).relative_to(root).as_posix()
@@ -37,16 +37,16 @@ class FolderSource(RowSource):
             if not file.startswith(".")
         )
         if not names:
-            raise ShardNotFoundError(root, "there is no file in it")
+            raise ShardNotFoundError(root, "the folder has no files")
         size = -(-len(names) // num_parts)
         return [cls(root, names[begin : begin + size]) for begin in range(0, len(names), size)]
 
     def columns(self) -> dict[str, str]:
-        """Return what every folder has: bytes, and a text."""
+        """Return the columns of every folder."""
         return {"content": "bytes", "path": "str"}
 
     def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """Yield the files."""
+        """Yield a sample for each file."""
         for name in self._names:
             sample: dict[str, Any] = {"path": name}
             if "content" in columns:

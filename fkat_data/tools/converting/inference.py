@@ -1,4 +1,4 @@
-"""Encodings that values suggest."""
+"""Infer encodings from values."""
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
@@ -11,9 +11,9 @@ _INT64 = range(-(1 << 63), 1 << 63)
 
 
 def columns_of_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return an encoding for each column of some rows, by the first 1,000 of them.
+    """Return an encoding for each column, inferred from the first 1,000 rows.
 
-    A column that a row lacks, or that holds null, can only be ``json``.
+    A column that is missing or null in one of them is ``json``.
     """
     first = list(islice(rows, _ROWS))
     names = dict.fromkeys(name for row in first for name in row)
@@ -21,7 +21,7 @@ def columns_of_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def encoding_of_values(values: list[Any]) -> str:
-    """Return the narrowest encoding that holds all of some values without changing one."""
+    """Return the narrowest encoding that stores all values unchanged."""
     kinds: set[Any] = {type(value) for value in values}
     if kinds == {int}:
         return "int" if all(value in _INT64 for value in values) else "str_int"

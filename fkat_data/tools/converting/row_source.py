@@ -1,4 +1,4 @@
-"""What is converted: something with rows, which knows how they can be encoded."""
+"""The interface of an input to convert: it has rows, and knows how to encode them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -8,20 +8,20 @@ __all__ = ["RowSource"]
 
 
 class RowSource(ABC):
-    """Rows of a file, or of a part of a folder. It is picklable, and may be read in another process.
+    """The rows of a file, or of part of a folder. It can be pickled and read in another process.
 
     Attributes:
-        name: What it is called in messages.
+        name: The name to use in messages.
     """
 
     name: str
 
     @abstractmethod
     def columns(self) -> dict[str, str]:
-        """Return an encoding for each column, as the file's schema or its first rows suggest.
+        """Return an encoding for each column, inferred from the file's schema or its first rows.
 
         Raises:
-            ShardCorruptError: The file makes no sense.
+            ShardCorruptError: The file is invalid.
         """
 
     @abstractmethod
@@ -29,5 +29,5 @@ class RowSource(ABC):
         """Yield the rows as samples for a writer of these columns.
 
         Raises:
-            ShardCorruptError: The file makes no sense; the message names the line or the row.
+            ShardCorruptError: The file is invalid. The message names the line or the row.
         """

@@ -1,4 +1,4 @@
-"""Text files, plain or compressed, with errors that name them."""
+"""Open text files, plain or compressed, with errors that name the file."""
 
 import gzip
 import io
@@ -18,12 +18,12 @@ _ZSTD_SUFFIXES = (".zst", ".zstd")
 
 @contextmanager
 def opened(path: str) -> Generator[BinaryIO]:
-    """Open a file for reading bytes; by its suffix it is gzip (``.gz``), zstd (``.zst``, ``.zstd``) or plain.
+    """Open a file for reading bytes. Its suffix says whether it is gzip (``.gz``), zstd (``.zst``, ``.zstd``) or plain.
 
     Raises:
-        ShardNotFoundError: There is no such file.
-        ShardCorruptError: While the context lasts: the compressed bytes make no sense, or a text is no UTF-8.
-        ConfigurationError: It is zstd, and zstandard is not installed.
+        ShardNotFoundError: The file does not exist.
+        ShardCorruptError: During the context, the compressed bytes turned out to be invalid, or the text is not UTF-8.
+        ConfigurationError: The file is zstd, and zstandard is not installed.
     """
     zstandard: Any = required("zstandard", "streaming") if path.endswith(_ZSTD_SUFFIXES) else None
     broken: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError)
@@ -46,6 +46,6 @@ def opened(path: str) -> Generator[BinaryIO]:
 
 @contextmanager
 def opened_as_text(path: str) -> Generator[io.TextIOBase]:
-    """Open a file as ``opened`` does, for reading UTF-8 with its line ends as they are."""
+    """Open a file as ``opened`` does, for reading UTF-8 with unchanged line ends."""
     with opened(path) as file:
         yield io.TextIOWrapper(file, encoding="utf-8-sig", newline="")

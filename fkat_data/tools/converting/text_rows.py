@@ -1,4 +1,4 @@
-"""Files of JSON lines, and of separated values as spreadsheets write them."""
+"""Read JSON lines, and separated values as spreadsheets write them."""
 
 import csv
 import json
@@ -18,18 +18,18 @@ _ROWS = 1_000
 
 
 class JsonLinesSource(RowSource):
-    """A file of JSON lines, plain, gzip (``.gz``) or zstd (``.zst``, ``.zstd``); blank lines do not count."""
+    """A file of JSON lines, plain, gzip (``.gz``) or zstd (``.zst``, ``.zstd``). Blank lines are ignored."""
 
     def __init__(self, path: str) -> None:
         self.name = path
 
     def columns(self) -> dict[str, str]:
-        """Return encodings by the first 1,000 rows."""
+        """Return encodings inferred from the first 1,000 rows."""
         with closing(self._objects()) as objects:
             return columns_of_rows(objects)
 
     def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """Yield the lines' objects; a key that is missing in a ``json`` column is null."""
+        """Yield the objects. A missing key of a ``json`` column is null."""
         absent = {name: None for name, encoding in columns.items() if encoding == "json"}
         for row in self._objects():
             yield {**absent, **row}
@@ -53,7 +53,7 @@ class SeparatedSource(RowSource):
 
     Args:
         path: The file, plain, gzip or zstd.
-        separator: What stands between values.
+        separator: The character between values.
     """
 
     def __init__(self, path: str, separator: str) -> None:
@@ -61,7 +61,7 @@ class SeparatedSource(RowSource):
         self._separator = separator
 
     def columns(self) -> dict[str, str]:
-        """Return ``int``, ``float64`` or ``str`` by the first 1,000 rows."""
+        """Return ``int``, ``float64`` or ``str`` for each column, inferred from the first 1,000 rows."""
         texts: dict[str, list[str]] = {}
         with closing(self._texts()) as rows:
             for row, _ in zip(rows, range(_ROWS), strict=False):
@@ -70,13 +70,13 @@ class SeparatedSource(RowSource):
         return {name: _encoding_of_texts(found) for name, found in texts.items()}
 
     def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """Yield the rows, each text turned into what its column's encoding takes."""
+        """Yield the rows, with each text parsed for its column's encoding."""
         parsers = {name: _parser_of(encoding) for name, encoding in columns.items()}
         for number, row in enumerate(self._texts(), start=1):
             values: dict[str, Any] = {}
             for name, parse in parsers.items():
                 if name not in row:
-                    continue  # the writer says that it is missing
+                    continue  # the writer reports the missing column
                 try:
                     values[name] = parse(row[name])
                 except ValueError as error:
@@ -91,9 +91,7 @@ class SeparatedSource(RowSource):
                 for row in csv.DictReader(file, delimiter=self._separator, strict=True):
                     found = cast("dict[str | None, str | None]", row)
                     if None in found or None in found.values():
-                        raise ShardCorruptError(
-                            self.name, f"row {found} has not as many values as the header has names"
-                        )
+                        raise ShardCorruptError(self.name, f"row {found} has fewer or more values than the header")
                     yield cast("dict[str, str]", found)
             except csv.Error as error:
                 raise ShardCorruptError(self.name, str(error)) from error

@@ -212,7 +212,7 @@ BAD_FILES = [
     ("rows.jsonl", b'{"a": 1}\n[1]\n', ShardCorruptError, "line 2 is [1]: expected a JSON object"),
     ("rows.jsonl.gz", b"nonsense", ShardCorruptError, "rows.jsonl.gz': "),
     ("rows.jsonl.zst", b"nonsense", ShardCorruptError, "rows.jsonl.zst': "),
-    ("rows.csv", b"a,b\n1\n", ShardCorruptError, "not as many values as the header has names"),
+    ("rows.csv", b"a,b\n1\n", ShardCorruptError, "fewer or more values than the header"),
     ("rows.csv", b"a\n1\n\xff\n", ShardCorruptError, "rows.csv': "),
     (
         "rows.csv",
@@ -257,6 +257,6 @@ def test_arguments_are_checked(tmp_path):
     for paths, arguments, text in wrong:
         with pytest.raises(ConfigurationError, match=re.escape(text)):
             convert(*paths, tmp_path / "out", **arguments)
-    with pytest.raises(ShardNotFoundError, match="there is no file in it"):
+    with pytest.raises(ShardNotFoundError, match="the folder has no files"):
         convert([tmp_path / "empty"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
