@@ -1,9 +1,9 @@
-"""How much of a microbatch is padding, with lengths sorted in buffers and without? Prints it, and draws it.
+"""Print and plot how much of a microbatch is padding, with and without sorting by length in buffers.
 
     python scripts/plot_padding.py [--output docs/images/padding.svg] [--source FOLDER] [--batch-size N ...]
 
-The samples are the lines of Python source, by default of the standard library of the Python that runs this. The plot
-needs matplotlib.
+The samples are the lines of Python source files, by default those of this Python's standard library. The plot needs
+matplotlib.
 """
 
 import argparse
@@ -23,7 +23,7 @@ BUFFER_SIZES = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768]
 
 
 class Lengths:
-    """A dataset of nothing but lengths."""
+    """A dataset whose samples are their own lengths."""
 
     def __init__(self, lengths: npt.NDArray[np.int64]) -> None:
         self.lengths: list[int] = lengths.tolist()
@@ -39,8 +39,8 @@ class Lengths:
 
 
 def measured(lengths: npt.NDArray[np.int64], batch_sizes: list[int]) -> dict[int, dict[str, Any]]:
-    """Return for each batch size the share of padding in batches of random samples, and by size of buffer."""
-    # Lines of one file are alike: a training run would not read them in the order of the text.
+    """Return for each batch size the share of padding: in batches of random samples, and for each buffer size."""
+    # Shuffle, as a training run does: lines of one file have similar lengths.
     shuffled = np.random.default_rng(0).permutation(lengths)
     found: dict[int, dict[str, Any]] = {}
     for batch_size in batch_sizes:
@@ -60,16 +60,16 @@ def padding(lengths: npt.NDArray[np.int64], batch_size: int) -> float:
 
 
 def budget_padding(lengths: npt.NDArray[np.int64], max_tokens: int) -> float:
-    """Return the share of padding in batches by a budget of tokens."""
+    """Return the share of padding in batches with a budget of tokens."""
     batches = list(TokenBudgetBatchSampler(lengths, max_tokens, seed=0))
     return 1 - float(lengths.sum() / sum(len(batch) * lengths[batch].max() for batch in batches))
 
 
 def draw(found: dict[int, dict[str, Any]], output: Path) -> None:
-    from matplotlib import rcParams  # noqa: PLC0415 - the figures are printed without it as well
+    from matplotlib import rcParams  # noqa: PLC0415 - printing the numbers does not need it
     from matplotlib.figure import Figure  # noqa: PLC0415  see above
 
-    rcParams["svg.hashsalt"] = "padding"  # the same figures give the same file
+    rcParams["svg.hashsalt"] = "padding"  # the same numbers give the same file
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for batch_size, row in found.items():
@@ -93,7 +93,7 @@ def draw(found: dict[int, dict[str, Any]], output: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="write the plot here, as .svg or .png; default: print only")
+    parser.add_argument("--output", type=Path, help="write the plot to this .svg or .png file; default: print only")
     parser.add_argument("--source", type=Path, default=Path(sysconfig.get_path("stdlib")), help="default: %(default)s")
     parser.add_argument("--batch-size", type=int, nargs="+", default=[16, 32, 64], help="default: %(default)s")
     options = parser.parse_args()
@@ -101,7 +101,9 @@ def main() -> None:
     starts, stops = edges_of_lines(np.frombuffer(text, np.uint8), LONGEST)
     lengths = stops - starts
     found = measured(lengths, options.batch_size)
-    print(f"{len(lengths):,} lines of {num_files:,} files; {lengths.mean():.1f} bytes each, {lengths.max()} at most\n")
+    print(
+        f"{len(lengths):,} lines of {num_files:,} files; {lengths.mean():.1f} bytes on average, at most {lengths.max()}\n"
+    )
     print("| batch_size | random | " + " | ".join(f"buffer {size}" for size in BUFFER_SIZES) + " |")
     print("|" + "---|" * (len(BUFFER_SIZES) + 2))
     for batch_size, row in found.items():

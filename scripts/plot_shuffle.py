@@ -1,9 +1,9 @@
-"""How well do the shuffles mix, and how many shards do they keep open? Prints it, and draws it.
+"""Print and plot how well the shuffles mix, and how many shards they keep open.
 
     python scripts/plot_shuffle.py [--output docs/images/shuffle.svg] [--epochs N]
 
-Neighbours in a good order are far apart in the dataset, and at any distance: the entropy of the distance is high. The
-plot needs matplotlib.
+In a good order, the distance in the dataset between neighbours can be anything, so its entropy is high. The plot needs
+matplotlib.
 """
 
 import argparse
@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from fkat_data.streaming.order.block import BlockShuffle
 from fkat_data.streaming.order.shuffle import ReferenceShuffle
-from fkat_data.tools.simulation.quality import entropy_bits
+from fkat_data.tools import entropy_bits
 
 ALGORITHMS = ("block", "py1e", "py1br", "py1b", "py1s")
-#: Samples of a shard, number of shards, shuffle_block_size.
+#: Samples in a shard, number of shards, shuffle_block_size.
 SET_UPS = ((4096, 400, 262_144), (4096, 500, 65_536), (1000, 1000, 8192))
 _SAMPLES_TOGETHER = 64
 
@@ -27,13 +27,13 @@ _Integers = npt.NDArray[np.int64]
 
 
 class Quality(NamedTuple):
-    """What is measured of an order.
+    """Measurements of an order.
 
     Attributes:
-        sample_bits: Entropy of the distance of neighbours in samples, in steps of 64.
-        shard_bits: Entropy of the distance of neighbours in shards.
-        mean_open: Shards that are open at a time: begun, and not ended.
-        most_open: The most of them.
+        sample_bits: Entropy of the distance between neighbours in samples, in steps of 64.
+        shard_bits: Entropy of the distance between neighbours in shards.
+        mean_open: The average number of open shards: started and not finished.
+        most_open: The largest number of open shards.
     """
 
     sample_bits: float
@@ -64,7 +64,7 @@ def quality_of(order: _Integers, shard_size: int) -> Quality:
 
 
 def _open(shards: _Integers) -> _Integers:
-    """Return how many shards are open at each place."""
+    """Return the number of open shards at each place."""
     places = np.arange(len(shards))
     last = np.zeros(int(shards.max()) + 1, np.int64)
     first = last.copy()
@@ -75,7 +75,7 @@ def _open(shards: _Integers) -> _Integers:
 
 
 def measured(set_up: tuple[int, int, int], num_epochs: int) -> Iterator[tuple[str, Quality, _Integers]]:
-    """Yield each algorithm, the mean of what was measured, and one of its orders."""
+    """Yield each algorithm, its mean quality, and one of its orders."""
     shard_size, num_shards, block_size = set_up
     for algorithm in ALGORITHMS:
         found: list[Quality] = []
@@ -87,10 +87,10 @@ def measured(set_up: tuple[int, int, int], num_epochs: int) -> Iterator[tuple[st
 
 
 def draw(drawn: dict[str, tuple[_Integers, int]], output: Path) -> None:
-    from matplotlib import rcParams  # noqa: PLC0415 - the figures are printed without it as well
+    from matplotlib import rcParams  # noqa: PLC0415 - printing the numbers does not need it
     from matplotlib.figure import Figure  # noqa: PLC0415  see above
 
-    rcParams["svg.hashsalt"] = "shuffle"  # the same figures give the same file
+    rcParams["svg.hashsalt"] = "shuffle"  # the same numbers give the same file
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     distances, opened = figure.subplots(1, 2)
     for algorithm, (order, shard_size) in drawn.items():
@@ -99,11 +99,11 @@ def draw(drawn: dict[str, tuple[_Integers, int]], output: Path) -> None:
         distances.plot(counts / len(order), label=algorithm)
         num_open = _open(shards)[:: max(1, len(order) // 1000)]
         opened.plot(np.linspace(0, 100, len(num_open)), num_open, label=algorithm)
-    distances.set_xlabel("distance of neighbours in the dataset, shards")
-    distances.set_ylabel("part of all neighbours")
+    distances.set_xlabel("distance between neighbours in the dataset, shards")
+    distances.set_ylabel("share of all neighbours")
     distances.set_yscale("log")
     opened.set_xlabel("% of the epoch")
-    opened.set_ylabel("shards that are open")
+    opened.set_ylabel("open shards")
     opened.set_ylim(bottom=0)
     opened.legend(fontsize="small")
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -112,8 +112,8 @@ def draw(drawn: dict[str, tuple[_Integers, int]], output: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="write the plot here, as .svg or .png; default: print only")
-    parser.add_argument("--epochs", type=int, default=5, help="orders of each kind (default 5)")
+    parser.add_argument("--output", type=Path, help="write the plot to this .svg or .png file; default: print only")
+    parser.add_argument("--epochs", type=int, default=5, help="epochs to average over (default 5)")
     options = parser.parse_args()
     drawn: dict[str, Any] = {}
     print("| shards, block | shuffle | samples, bits | shards, bits | open, mean | open, most |")

@@ -1,12 +1,12 @@
 """Cut source code into Parquet shards of byte-level token sequences.
 
-The default source is the standard library of the Python that runs this: real text on every machine, about 30 MB of
-it, and nothing to download. A row is ``sequence_length + 1`` bytes: a model reads all but the last of them and is
-to predict all but the first. Every shard gets the same number of rows, so that every rank of a distributed run has
-as many microbatches as the others.
+The default source is the standard library of the Python that runs this: about 30 MB of real text on every machine,
+without a download. A row has ``sequence_length + 1`` bytes: a model reads all but the last and predicts all but the
+first. Every shard has the same number of rows, so that all ranks of a distributed run have the same number of
+microbatches.
 
-The manifest is written last: where it is, the shards are whole. With the same source and the same settings, the
-shards that are there stay.
+The manifest is written last, so if it exists, the shards are complete. If the source and the settings are unchanged,
+existing shards are kept.
 """
 
 import argparse
@@ -26,9 +26,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-SEPARATOR = b"\0"  # Python source may not contain it, so it marks where a file ends
+SEPARATOR = b"\0"  # Python source cannot contain it, so it marks the end of a file
 MANIFEST = "manifest.json"
-LAYOUT_VERSION = 1  # of the shards: raise it when the same source would give other bytes
+LAYOUT_VERSION = 1  # of the shards: raise it when the same source gives different bytes
 NOT_SOURCE = {"__pycache__", "site-packages", "dist-packages"}
 
 
@@ -40,14 +40,14 @@ def prepare(
     num_shards: int = 8,
     row_group_rows: int = 4096,
 ) -> dict[str, Any]:
-    """Make sure that ``destination`` holds the shards, and return their manifest.
+    """Write the shards to ``destination`` unless they are there, and return their manifest.
 
     Args:
         destination: The folder for the shards.
-        source: The folder whose ``*.py`` files are the text; the standard library's if not given.
-        sequence_length: Bytes that a model reads at once.
-        num_shards: Number of shards, each with an equal number of rows.
-        row_group_rows: Rows of a row group, the piece in which a shard is read.
+        source: The folder whose ``*.py`` files are the text; None: the standard library.
+        sequence_length: The number of bytes that a model reads at once.
+        num_shards: The number of shards.
+        row_group_rows: The number of rows in a row group, the unit in which a shard is read.
     """
     for name, value in (
         ("sequence_length", sequence_length),
@@ -71,7 +71,7 @@ def prepare(
         }
         manifest = whole_manifest(destination)
         if manifest is not None and manifest["settings"] == settings:
-            tqdm.write(f"data: {_summary(manifest)} are ready in {destination}")
+            tqdm.write(f"data: found {_summary(manifest)} in {destination}")
             return manifest
         rows = cut_into_rows(text, sequence_length + 1, num_shards)
         manifest = {"settings": settings, "shards": _write_shards(rows, destination, num_shards, row_group_rows)}
@@ -81,7 +81,7 @@ def prepare(
 
 
 def read_text(source: Path) -> tuple[bytes, int]:
-    """Return all ``*.py`` files under ``source``, joined in the order of their names, and how many they are."""
+    """Return the text of all ``*.py`` files under ``source``, sorted by path, and their number."""
     paths = sorted(
         path for path in source.rglob("*.py") if not NOT_SOURCE & set(path.relative_to(source).parts) and path.is_file()
     )
@@ -91,15 +91,17 @@ def read_text(source: Path) -> tuple[bytes, int]:
 
 
 def cut_into_rows(text: bytes, row_length: int, num_shards: int) -> npt.NDArray[np.uint8]:
-    """Cut ``text`` into rows, without the end that would not fill one row of each shard."""
+    """Cut ``text`` into rows, dropping the end that does not fill a row in every shard."""
     num_rows = len(text) // row_length // num_shards * num_shards
     if num_rows == 0:
-        raise SystemExit(f"{len(text):,} bytes do not fill {num_shards} shards with a row of {row_length} bytes each")
+        raise SystemExit(
+            f"{len(text):,} bytes are too few for {num_shards} shards with a row of {row_length} bytes each"
+        )
     return np.frombuffer(text, np.uint8, num_rows * row_length).reshape(num_rows, row_length)
 
 
 def whole_manifest(destination: Path) -> dict[str, Any] | None:
-    """Return the manifest in ``destination`` if it is there and the shards are as it says, else None."""
+    """Return the manifest in ``destination`` if the shards exist in the sizes that it names, else None."""
     try:
         manifest: dict[str, Any] = json.loads((destination / MANIFEST).read_bytes())
         sizes = {shard["name"]: shard["bytes"] for shard in manifest["shards"]}
@@ -112,12 +114,12 @@ def whole_manifest(destination: Path) -> dict[str, Any] | None:
 def _write_shards(
     rows: npt.NDArray[np.uint8], destination: Path, num_shards: int, row_group_rows: int
 ) -> list[dict[str, Any]]:
-    # The manifest goes before the first shard changes, as it must never stand beside shards of two kinds.
+    # Remove the manifest first: it must never describe a mixture of old and new shards.
     for stale in (destination / MANIFEST, *destination.glob("shard-*.parquet"), *destination.glob(".*.partial")):
         stale.unlink(missing_ok=True)
     shards: list[dict[str, Any]] = []
     for index in tqdm(range(num_shards), "writing", unit=" shards", leave=False):
-        # Every n-th row: each shard is a sample of the whole text, and not one subject of it.
+        # Take every n-th row, so that each shard is a sample of the whole text.
         mine = rows[index::num_shards]
         tokens = pa.FixedSizeListArray.from_arrays(pa.array(mine.reshape(-1)), mine.shape[1])
         file = pa.BufferOutputStream()
@@ -146,7 +148,7 @@ def _write_atomically(path: Path, content: Any) -> None:
 
 @contextmanager
 def _only_one(destination: Path) -> Iterator[None]:
-    """Keep a second preparation waiting until this one ends, in whatever way it ends."""
+    """Make a second preparation wait until this one ends, even if it crashes."""
     with (destination / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

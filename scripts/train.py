@@ -3,12 +3,12 @@
 ::
 
     python scripts/prepare_data.py
-    python scripts/train.py                                    # configs/train.yaml says what there is to set
-    python scripts/train.py resume=true                        # goes on after the latest checkpoint
+    python scripts/train.py                                    # configs/train.yaml lists the settings
+    python scripts/train.py resume=true                        # continue after the latest checkpoint
     torchrun --nproc_per_node=2 scripts/train.py               # two ranks, each with its own shards
 
-A resumed run's losses equal those of one that was never stopped, bit for bit: the loader goes on at the very next
-microbatch, what is random in a step depends on (seed, rank, step) alone, and sums are added in one order, as the
+A resumed run has the same losses as an uninterrupted one, bit for bit. The loader resumes at the next microbatch, the
+randomness of a step depends only on (seed, rank, step), and sums are always added in the same order, because the
 number of threads is fixed and the algorithms are deterministic.
 """
 
@@ -54,12 +54,12 @@ def main(config: DictConfig) -> None:
     except (ConfigurationError, StateMismatchError) as error:
         raise SystemExit("\n".join([f"{error}", *getattr(error, "__notes__", [])])) from error
     except KeyboardInterrupt:
-        raise SystemExit("stopped; resume=true goes on after the latest checkpoint") from None
+        raise SystemExit("stopped; continue after the latest checkpoint with resume=true") from None
 
 
 def train(config: DictConfig, loader: ShardedDataLoader) -> str:
-    """Train up to step ``config.steps``, and return what was done."""
-    # While the model is built, the workers are on their way.
+    """Train up to step ``config.steps``, and return a summary."""
+    # The workers start while the model is built.
     torch.manual_seed(config.seed)
     model: nn.Module = instantiate(config.model)
     optimizer: Optimizer = instantiate(config.optimizer)(model.parameters())
@@ -89,7 +89,7 @@ def train(config: DictConfig, loader: ShardedDataLoader) -> str:
         if losses is not None:
             losses.append(step, loss)
         if step % config.checkpoint.every_steps == 0 or step == config.steps:
-            # Collective: every rank takes part, and one writes.
+            # A collective call: every rank takes part, but only one writes.
             loader_state = loader.state_dict()
             if losses is not None:
                 losses.sync()
@@ -111,7 +111,7 @@ def take_step(model: nn.Module, optimizer: Optimizer, microbatches: Sequence[Ten
     total = torch.zeros(())
     for index, tokens in enumerate(microbatches):
         is_last = index == len(microbatches) - 1
-        # The gradients of the ranks are added up once, with the last microbatch.
+        # The ranks add up their gradients once, with the last microbatch.
         alone = nullcontext() if is_last or not isinstance(model, DistributedDataParallel) else model.no_sync()
         with alone:
             loss = next_byte_loss(model, tokens) / len(microbatches)
@@ -124,19 +124,19 @@ def take_step(model: nn.Module, optimizer: Optimizer, microbatches: Sequence[Ten
 
 
 def in_step_with_other_ranks(model: nn.Module) -> nn.Module:
-    """Return the model as one of several replicas that average their gradients, if there are several ranks."""
+    """Return the model, wrapped if there are several ranks, so that they average their gradients."""
     if world_size() == 1:
         return model
     replica = DistributedDataParallel(model)
-    # After its first backward pass DDP lays the gradients out anew, and on three ranks or more the order of a sum
-    # depends on the layout. Let that pass be none of the run's steps, or a resumed run differs in the last bits.
+    # After its first backward pass, DDP changes the layout of the gradients, and on three or more ranks the order of a
+    # sum depends on that layout. Do this pass before the run's first step, or a resumed run differs in the last bits.
     next_byte_loss(replica, torch.zeros(1, 2, dtype=torch.uint8)).backward()
     model.zero_grad()
     return replica
 
 
 def begin(checkpoints: Checkpoints, *, resume: bool) -> dict[str, Any] | None:
-    """Return the checkpoint to go on from; or None, after clearing the place of an earlier run."""
+    """Return the checkpoint to resume from, or None. Without ``resume``, discard the checkpoints of an earlier run."""
     latest = checkpoints.latest()
     if resume and latest is not None:
         say(f"resuming after {latest}")
@@ -144,35 +144,35 @@ def begin(checkpoints: Checkpoints, *, resume: bool) -> dict[str, Any] | None:
     if resume:
         say(f"no checkpoint in {checkpoints.folder}: starting at the first step")
     if rank() == 0:
-        # They must go: a later resume would take the earlier run's checkpoint for this one's.
+        # A later resume must not mistake an earlier run's checkpoint for this run's.
         num_discarded = checkpoints.discard()
         if num_discarded:
-            say(f"discarded {num_discarded} checkpoints of an earlier run (resume=true would have gone on)")
+            say(f"discarded {num_discarded} checkpoints of an earlier run (resume=true continues a run instead)")
     return None
 
 
 def endless(loader: ShardedDataLoader) -> Iterator[Any]:
-    """Yield the microbatches of epoch after epoch."""
+    """Yield the microbatches of one epoch after another."""
     while True:
         before = loader.statistics().delivered
-        is_rest = loader.step > 0  # of an epoch that other ranks began: nothing may be left for this one
+        is_rest = loader.step > 0  # the rest of an epoch may be empty on this rank
         yield from loader
         if loader.statistics().delivered == before and not is_rest:
-            raise SystemExit("an epoch without a microbatch: data.factory.batch_size is more than a shard's rows")
+            raise SystemExit("an epoch has no microbatches: data.factory.batch_size exceeds the rows of a shard")
 
 
 def step_seed(seed: int, step: int) -> int:
-    """Return the seed of what is random in a step, so that a resume needs no generator's state."""
+    """Return the seed of a step, so that a resume does not need the state of a random generator."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{rank()}/{step}".encode(), digest_size=4).digest(), "big")
 
 
 def check_data(data: DictConfig) -> None:
-    """Stop with a hint where the data are not there as the configuration has them."""
+    """Exit with a hint if the data are missing or do not match the configuration."""
     if data.get("manifest") is None:
-        return  # data of another kind say for themselves what is missing
+        return  # other kinds of data raise their own errors
     manifest = Path(data.manifest)
     if not manifest.is_file():
-        raise SystemExit(f"no whole data in {data.uri}: run `python scripts/prepare_data.py` first")
+        raise SystemExit(f"no complete data in {data.uri}: run `python scripts/prepare_data.py` first")
     length = json.loads(manifest.read_text())["settings"]["sequence_length"]
     if length != data.sequence_length:
         raise SystemExit(
@@ -183,7 +183,7 @@ def check_data(data: DictConfig) -> None:
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """Join the other ranks, if torchrun has started any."""
+    """Join the other ranks, if torchrun started any."""
     if world_size() == 1:
         yield
         return
@@ -195,7 +195,7 @@ def process_group() -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Print a line, once for all ranks, and beside the progress bar."""
+    """Print a line on one rank, above the progress bar."""
     if rank() == 0:
         tqdm.write(text)
 

@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fkat_data.tools.converting.convert import convert
     from fkat_data.tools.resume_check.verify import ResumeReport, verify_resume
+    from fkat_data.tools.simulation.quality import entropy_bits
     from fkat_data.tools.simulation.simulate_dataset import advice_for, simulate_dataset
 
-__all__ = ["ResumeReport", "advice_for", "convert", "simulate_dataset", "verify_resume"]
+__all__ = ["ResumeReport", "advice_for", "convert", "entropy_bits", "simulate_dataset", "verify_resume"]
 
 #: name -> the module below this package that defines it
 _MODULES = {
     "ResumeReport": "resume_check.verify",
     "advice_for": "simulation.simulate_dataset",
     "convert": "converting.convert",
+    "entropy_bits": "simulation.quality",
     "simulate_dataset": "simulation.simulate_dataset",
     "verify_resume": "resume_check.verify",
 }

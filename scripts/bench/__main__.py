@@ -1,8 +1,8 @@
-"""Is the loader as fast and as small as it should be? Runs every benchmark and prints docs/benchmarks.md's tables.
+"""Run the benchmarks and print the tables of docs/benchmarks.md.
 
     python scripts/bench [--json PATH] [--only NAME ...] [--repeats N] [--scale FACTOR]
 
-Peers are measured as well once scripts/bench/peers has made their environment.
+To measure peers too, make their environment first with scripts/bench/peers.
 """
 
 import argparse
@@ -73,13 +73,13 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write every trial's numbers to this file")
+    parser.add_argument("--json", type=Path, help="write the numbers of every trial to this file")
     parser.add_argument("--only", nargs="+", choices=list(BENCHMARKS), default=list(BENCHMARKS), help="benchmarks")
-    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=[], help="only these microbatches")
-    parser.add_argument("--contestants", nargs="+", choices=[*CONTESTANTS, "memcpy"], default=[], help="only these")
+    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=[], help="kinds of microbatches")
+    parser.add_argument("--contestants", nargs="+", choices=[*CONTESTANTS, "memcpy"], default=[], help="contestants")
     parser.add_argument("--repeats", type=int, default=5, help="trials of each contestant, in turn (default 5)")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of microbatches (default 1)")
-    parser.add_argument("--together", action="store_true", help="all trials in one process: quick, memory is void")
+    parser.add_argument("--together", action="store_true", help="run all trials in one process: quick, no valid memory")
     return parser.parse_args()
 
 

@@ -1,6 +1,6 @@
-"""Who is measured: each opens a loader with one worker over a workload, and ends it.
+"""The contestants: each opens a loader with one worker over a workload, and closes it.
 
-A contestant imports its library when it is opened, not before: the peers' environment and ours hold different ones.
+A contestant imports its library only when it is opened, because the peers' environment and ours have different ones.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 __all__ = ["CONTESTANTS", "OURS", "PEERS", "PREFETCHED"]
 
-# The same for everybody who has such a setting.
+# The same for every contestant with such a setting.
 PREFETCHED = 8
 
 
@@ -70,7 +70,7 @@ def _fkat(workload: str) -> Generator[Iterable[Any]]:
         num_shard_prefetches=1,
         num_microbatch_prefetches=PREFETCHED,
     )
-    # Its own end waits for that of a shard, and these have none: whoever started this process kills it.
+    # Its destructor waits for the end of a shard, and these are endless. Keep it alive until this process is killed.
     _not_ended.append(loader)
     try:
         yield loader

@@ -1,7 +1,7 @@
-"""What does a microbatch cost in system calls and page faults, in the trainer and in the worker?
+"""Count the system calls and page faults of a microbatch, in the trainer and in the worker.
 
-System calls are counted by strace, where it is installed, attached to a loader under way. It slows the processes
-down, so how often they wait for each other is not quite what it is without.
+If strace is installed, it is attached to a running loader to count system calls. It slows the processes down, which
+slightly changes how often they wait for each other.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _ATTACH_S = 10.0
 def trial(contestant: str, workload: str, count: int, traced: int) -> dict[str, Any]:
     with CONTESTANTS[contestant](workload) as loader:
         microbatches = iter(loader)
-        # Until segments and allocators have what they need.
+        # Warm up, until segments and allocators are filled.
         for _ in range(1 + count // 4):
             next(microbatches)
         before = Usage.now()
@@ -37,9 +37,9 @@ def trial(contestant: str, workload: str, count: int, traced: int) -> dict[str, 
         measured = measure.used_between(before, Usage.now(), count)
         if shutil.which("strace"):
             with contextlib.ExitStack() as stack:
-                # The trainer's last to begin and first to end: a tracer's own start and end are system calls as well.
+                # Trace the trainer last and stop it first, because starting and stopping a tracer makes system calls.
                 pids = {"worker": [worker.pid for worker in measure.workers()], "trainer": [os.getpid()]}
-                tracers = {who: stack.enter_context(_Tracer(those)) for who, those in pids.items()}
+                tracers = {who: stack.enter_context(_Tracer(group)) for who, group in pids.items()}
                 for _ in range(traced):
                     next(microbatches)
                 for who, tracer in reversed(tracers.items()):
@@ -74,14 +74,14 @@ def run(settings: Settings) -> Result:
         "worker faults",
         "trainer system calls",
         "worker system calls",
-        "the most frequent, trainer",
-        "the most frequent, worker",
+        "most frequent, trainer",
+        "most frequent, worker",
     ]
     return Result([Table("Page faults and system calls per microbatch", headers, rows)], trials)
 
 
 class _Tracer:
-    """Counts the system calls of processes and of all their threads."""
+    """Counts the system calls of processes, in all their threads."""
 
     def __init__(self, pids: list[int]) -> None:
         self._folder = tempfile.TemporaryDirectory()

@@ -1,9 +1,9 @@
-"""What do the datasets around datasets cost: time an item, and pauses at the edges of shards?
+"""Measure what the wrapping datasets cost: the time of an item, and pauses at the edges of shards.
 
 ``BufferSortedDataset`` is visited in order, over a base whose items and sort keys are entries of a list.
-``DistributedShardedDataset`` reads shards that are whole files, loaded into memory as they are opened: once as fast
-as it goes, against the same shards opened and visited one after another, and against the visits alone; and once by a
-consumer that computes longer on a shard than the next one takes to load.
+``DistributedShardedDataset`` reads shards that load a whole file into memory when they are opened. The first case reads
+at full speed, and compares that with opening and visiting the same shards one after another, and with the visits alone.
+In the second case, the consumer computes on a shard for longer than the next one takes to load.
 """
 
 import tempfile
@@ -60,7 +60,7 @@ def run(settings: Settings) -> Result:
         ),
         Table(
             "DistributedShardedDataset, samples a second",
-            ["ours", "opened one after another", "ratio", "target (at least)", "visits alone", "ratio to these"],
+            ["ours", "opened one after another", "ratio", "target (at least)", "visits alone", "ratio to visits"],
             [
                 [
                     *(f"{of_shards(name):,.0f}" for name in ("ours_per_s", "one_after_another_per_s")),
@@ -134,7 +134,7 @@ def _shards(num_shards: int, rows: int, width: int) -> dict[str, Any]:
         def ours() -> None:
             deque(_dataset(paths, rows, prefetch=True), maxlen=0)
 
-        one_after_another()  # so that the files are in the page cache
+        one_after_another()  # to bring the files into the page cache
         ours()
         times: list[tuple[float, ...]] = [
             (_timed(ours), _timed(one_after_another), sum(_visited_s(_File(path)) for path in paths))
@@ -183,7 +183,7 @@ def _written(folder: str, num_shards: int, rows: int, width: int) -> list[str]:
 
 
 def _visited_s(dataset: Any) -> float:
-    # Nothing is kept: rows that live on would keep their shards in memory.
+    # Keep no rows, because they would keep their shards in memory.
     return _timed(lambda: deque(map(dataset.__getitem__, range(len(dataset))), maxlen=0))
 
 

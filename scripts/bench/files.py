@@ -1,8 +1,8 @@
-"""How long does a microbatch of rows from a Parquet file take, and how long the usual way, row by row?
+"""Measure how long a microbatch of rows from a Parquet file takes, compared with the usual way, row by row.
 
-Rows of tokens, a label and a text, in one row group that is decoded already: what is measured is the way from a decoded
-row group to samples. The usual way is pandas' ``frame.iloc[indices]``, and of that ``iloc[index].to_dict()`` for each row; without pandas, pyarrow's
-``table.slice(index, 1).to_pylist()``.
+The rows have tokens, a label and a text, in one row group that is decoded already, so only the way from a decoded row
+group to samples is measured. The usual way is ``frame.iloc[indices]`` in pandas, then ``iloc[index].to_dict()`` for each
+row; without pandas, ``table.slice(index, 1).to_pylist()`` in pyarrow.
 """
 
 import importlib.util
@@ -67,7 +67,7 @@ def _ours(path: str) -> Any:
 
 
 def _pandas(path: str) -> Any:
-    import pandas as pd  # noqa: PLC0415 - no dependency of this project: a peer, measured where it is there
+    import pandas as pd  # noqa: PLC0415 - not a dependency of this project: a peer, measured only if it is installed
 
     frame = pd.read_parquet(path)
 

@@ -1,8 +1,8 @@
-"""Does either process grow over 10,000 microbatches: memory, descriptors, mappings?
+"""Measure whether either process grows over 10,000 microbatches: its memory, descriptors and mappings.
 
-Measured when the worker is as far ahead as it can get, and after 1,000, 5,500 and 10,000 taken at full speed, over
-microbatches of one size and of 64 sizes. What a page counts for is its proportional share (PSS), so shared memory is
-in it once.
+They are measured when the worker is as far ahead as it can get, and after 1,000, 5,500 and 10,000 microbatches taken at
+full speed, with microbatches of one size and of 64 sizes. Each page counts with its proportional share (PSS), so shared
+memory counts once.
 """
 
 import time
@@ -45,11 +45,11 @@ def run(settings: Settings) -> Result:
         for workload in settings.wanted_workloads(_WORKLOADS)
         for contestant in settings.wanted_contestants(("ours", "ours, 8 ahead"))
     }
-    # Growth is no matter of noise: one trial tells, and the sampling itself would disturb a clock.
+    # Growth has little noise, so one trial is enough.
     found = measure.in_turn(settings._replace(repeats=1), variants)
     rows = [_row(name, trials[0]["snapshots"]) for name, trials in found.items()]
     numbers = ", ".join(f"{mark:,}" for mark in marks)
-    title = f"Growth: with the worker as far ahead as it gets, then after {numbers} microbatches"
+    title = f"Growth: with the worker as far ahead as it can get, then after {numbers} microbatches"
     headers = [
         "microbatch",
         "trainer PSS MiB",

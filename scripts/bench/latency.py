@@ -1,8 +1,8 @@
-"""How long does ``next()`` take when the data are ready?
+"""Measure how long ``next()`` takes when the data are ready.
 
-``next()`` is timed, and once more together with the death of the microbatch before, as in a ``for`` loop. The caller
-comes in bursts, for which enough is ready; or between two calls it computes, or sleeps, for longer than the worker
-needs for a microbatch. After a sleep everything that ``next()`` touches has gone cold, the CPU itself among it.
+``next()`` is timed alone, and together with the release of the previous microbatch, as in a ``for`` loop. The caller
+either comes in bursts, for which enough data are ready, or it computes or sleeps between two calls for longer than the
+worker needs for a microbatch. After a sleep, everything that ``next()`` touches is cold, including the CPU.
 """
 
 import time
@@ -33,7 +33,7 @@ def trial(contestant: str, workload: str, pause: str, count: int) -> dict[str, A
             began_s = time.perf_counter()
             following = next(microbatches)
             called_us.append(1e6 * (time.perf_counter() - began_s))
-            # As in a `for` loop: the one before dies when the next takes its name, and gives its memory back.
+            # As in a `for` loop, assigning the next microbatch releases the previous one and its memory.
             microbatch = following
             step_us.append(1e6 * (time.perf_counter() - began_s))
     del microbatch
@@ -67,7 +67,7 @@ def run(settings: Settings) -> Result:
         "median µs",
         "p90 µs",
         "max µs",
-        "and letting go of the one before, median µs",
+        "with the release of the previous one, median µs",
         "target (median)",
     ]
     title = "next() with data ready"
@@ -81,7 +81,7 @@ def _compute(duration_s: float) -> None:
 
 
 def _burst(duration_s: float) -> None:
-    """Pause before every 40th call only: the calls after it find their data ready and nothing gone cold."""
+    """Pause before every 40th call only, so that the other calls find their data ready and everything warm."""
     if next(_calls) % 40 == 0:
         time.sleep(5 * duration_s)
 

@@ -1,4 +1,4 @@
-"""How is it measured: trials in processes of their own, in turn; clocks, CPU seconds, page faults and memory."""
+"""Run trials in separate processes, in turn, and measure time, CPU seconds, page faults and memory."""
 
 import contextlib
 import importlib
@@ -38,14 +38,14 @@ _MEBIBYTE = 1 << 20
 
 
 class Settings(NamedTuple):
-    """What one run of the benchmarks is asked for.
+    """The options of a run of the benchmarks.
 
     Attributes:
-        repeats: Trials of each contestant, after one that warms up and is not counted.
-        scale: Factor on every count.
-        is_together: Trials run in this very process: quick, and memory means nothing.
-        workloads: Limits the workloads where a benchmark has several; empty: all.
-        contestants: Limits the contestants where a benchmark can do without some; empty: all.
+        repeats: The number of trials of each contestant, after a warm-up that does not count.
+        scale: A factor on every count.
+        is_together: Whether trials run in this process: quick, but memory is not valid.
+        workloads: The workloads to run, if a benchmark has several; empty: all.
+        contestants: The contestants to run, if a benchmark can omit some; empty: all.
         peers: The Python of the peers' environment, or None.
     """
 
@@ -79,14 +79,14 @@ class Table(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a benchmark has to say: tables for people, every trial for programs."""
+    """The result of a benchmark: tables for people, and every trial for programs."""
 
     tables: list[Table]
     trials: list[dict[str, Any]]
 
 
 class Usage(NamedTuple):
-    """What a trainer and its workers have used up so far."""
+    """The resources that a trainer and its workers used so far."""
 
     wall_s: float
     trainer_cpu_s: float
@@ -108,7 +108,7 @@ class Usage(NamedTuple):
 
 
 def used_between(before: Usage, after: Usage, count: int) -> dict[str, float]:
-    """Return what ``count`` microbatches took, each."""
+    """Return the resources used between two times, in total and for each of ``count`` microbatches."""
     wall_s = after.wall_s - before.wall_s
     return {
         "count": count,
@@ -124,15 +124,15 @@ def used_between(before: Usage, after: Usage, count: int) -> dict[str, float]:
 
 
 def workers() -> list[psutil.Process]:
-    """Return every process that this one has started, and theirs: workers, and whatever helps them."""
+    """Return all descendants of this process: workers and their helpers."""
     return psutil.Process().children(recursive=True)
 
 
 def memory() -> dict[str, float]:
-    """Return the memory of trainer and workers.
+    """Return the memory of the trainer and the workers.
 
-    A page that n processes map counts for each with 1/n in the proportional set size (PSS), so that its sum over
-    all processes is what they take together, shared memory included.
+    In the proportional set size (PSS), a page that n processes map counts 1/n for each. So the sum over all processes
+    is what they take together, including shared memory.
     """
     trainer, others = psutil.Process(), workers()
     own = _memory_of(trainer)
@@ -145,7 +145,7 @@ def memory() -> dict[str, float]:
 
 
 def counts(pid: int) -> dict[str, int]:
-    """Return a process's open descriptors and its mappings."""
+    """Return the numbers of a process's open descriptors and mappings."""
     return {
         "fds": sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir()),
         "maps": len(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines()),
@@ -158,12 +158,12 @@ def in_turn(
     *,
     pythons: Mapping[str, Path] | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
-    """Run each variant ``repeats`` times, A B C A B C, so that what slows the machine meets all of them alike.
+    """Run each variant ``repeats`` times in turn, A B C A B C, so that other load on the machine affects all equally.
 
     Args:
-        settings: Repeats, and where trials run.
-        variants: A name for each, its module and the arguments of that module's ``trial``.
-        pythons: The Python of a variant that needs another than ours.
+        settings: The number of repeats, and whether trials run in this process.
+        variants: By name: the module, and the arguments of its ``trial``.
+        pythons: By name: the Python of a variant that needs a different one.
     """
     run = _here if settings.is_together else _apart
     trials: dict[str, list[dict[str, Any]]] = {name: [] for name in variants}
@@ -188,7 +188,7 @@ def _here(python: str, module: str, arguments: dict[str, Any]) -> dict[str, Any]
 
 
 def _apart(python: str, module: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Run a trial in a process of its own, so that none meets the memory or the threads of the one before."""
+    """Run a trial in its own process, so that the memory and threads of an earlier trial do not affect it."""
     command = [python, str(_FOLDER / "trial.py"), module, json.dumps(arguments)]
     with tempfile.TemporaryFile("w+") as complaints:
         process = subprocess.Popen(
@@ -197,7 +197,7 @@ def _apart(python: str, module: str, arguments: dict[str, Any]) -> dict[str, Any
         alarm = threading.Timer(_TIMEOUT_S, _kill, (process.pid,))
         alarm.start()
         try:
-            # What a process has to say is one line. Some peers do not end after it, and leave workers behind.
+            # A trial prints one line. Some peers do not exit after it, or leave workers behind.
             output = process.stdout.readline() if process.stdout else ""
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_GRACE_S)
@@ -236,7 +236,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def _minor_faults(pid: int) -> int:
-    # The name, in parentheses, may hold anything; the tenth field counts from the process id.
+    # The second field, the name in parentheses, can contain spaces; `minflt` is the eighth field after it.
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return int(fields[7])
 

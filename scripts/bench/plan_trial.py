@@ -1,4 +1,4 @@
-"""One trial of planning an epoch: from the shards' sizes to a rank's first batch, its time and the memory it took."""
+"""Run one trial of planning an epoch, and measure its time and memory from the shards' sizes to a rank's first batch."""
 
 import importlib
 import time
@@ -22,7 +22,7 @@ def trial(contestant: str, algorithm: str, count: int, resumed_at: float, rank: 
     global_batch_size = _NODES * _RANKS * _BATCH_SIZE
     drop = int(count * resumed_at) // global_batch_size * global_batch_size
     plan = _planner(contestant)
-    before = _peak_kib(begin_anew=True)
+    before = _peak_kib(reset=True)
     start = time.perf_counter()
     first = plan(algorithm, sizes, drop, rank)
     wall_s = time.perf_counter() - start
@@ -31,25 +31,24 @@ def trial(contestant: str, algorithm: str, count: int, resumed_at: float, rank: 
 
 def _planner(contestant: str) -> Any:
     if contestant == "ours":
-        return _ours(importlib.import_module("fkat_data.streaming.order.epoch_order"))
+        return _ours()
     stand_in("streaming")
     partition = importlib.import_module("streaming.base.partition")
     return _theirs(partition, importlib.import_module("streaming.base.shuffle"))
 
 
-def _ours(order: Any) -> Any:
-    weights = importlib.import_module("fkat_data.streaming.order.weights")
-    grids = importlib.import_module("fkat_data.streaming.order.partition")
-    batches = importlib.import_module("fkat_data.streaming.epoch.rank_batches")
-    skips = importlib.import_module("fkat_data.streaming.epoch.skips").SampleSkips()
-    resume_point = importlib.import_module("fkat_data.streaming.epoch.resume_point")
+def _ours() -> Any:
+    from fkat_data.streaming.epoch import rank_batches, resume_point, skips  # noqa: PLC0415 - the peers' environment
+    from fkat_data.streaming.order import epoch_order, partition, weights  # noqa: PLC0415 - does not have them
 
     def plan(algorithm: str, sizes: Any, drop: int, rank: int) -> list[int]:
-        settings = order.OrderSettings((sizes,), shuffle=True, shuffle_algo=algorithm)
+        settings = epoch_order.OrderSettings((sizes,), shuffle=True, shuffle_algo=algorithm)
         shares = weights.shares_of([weights.StreamWeight()], [int(sizes.sum())], None, _SEED)
-        grid = grids.Grid(_NODES, _RANKS, _BATCH_SIZE)
-        planned = order.plan_epoch(settings, shares, order.EpochStart(0, drop, _SEED, _NODES, _NODES), grid)
-        chunks = batches.RankBatches(planned, resume_point.ResumePoint(0, drop), rank, skips).chunks()
+        grid = partition.Grid(_NODES, _RANKS, _BATCH_SIZE)
+        place = epoch_order.EpochStart(0, drop, _SEED, _NODES, _NODES)
+        planned = epoch_order.plan_epoch(settings, shares, place, grid)
+        point = resume_point.ResumePoint(0, drop)
+        chunks = rank_batches.RankBatches(planned, point, rank, skips.SampleSkips()).chunks()
         return next(chunks)[1][0].tolist()
 
     return plan
@@ -57,7 +56,7 @@ def _ours(order: Any) -> Any:
 
 def _theirs(partition: Any, shuffles: Any) -> Any:
     def plan(algorithm: str, sizes: Any, drop: int, rank: int) -> list[int]:
-        # As the leader of each node does for the whole epoch; every rank then has its part.
+        # As the leader of each node does for the whole epoch. Every rank then takes its part.
         count = int(sizes.sum())
         tensor = partition.get_partitions("relaxed", count, _NODES, _NODES, _RANKS, 1, _BATCH_SIZE, drop)
         order = shuffles.get_shuffle(algorithm, sizes, _NODES, _SEED, 0, 500_000)
@@ -67,9 +66,9 @@ def _theirs(partition: Any, shuffles: Any) -> Any:
     return plan
 
 
-def _peak_kib(*, begin_anew: bool = False) -> int:
-    """Return the most memory since the peak was last begun anew."""
-    if begin_anew:
+def _peak_kib(*, reset: bool = False) -> int:
+    """Return the peak memory since the last reset."""
+    if reset:
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))

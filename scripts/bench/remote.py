@@ -1,4 +1,4 @@
-"""How fast does a cold cache fill: ours and MosaicML's streaming in turn, over S3 from one slow store on loopback?"""
+"""Measure how fast a cold cache fills: ours and MosaicML's streaming in turn, over S3, from a slow store on loopback."""
 
 import tempfile
 from typing import Any
@@ -9,12 +9,12 @@ __all__ = ["run"]
 
 _COUNT = 40_000
 _PEER = "mosaicml-streaming"
-#: Bytes a second of all connections together, and seconds before each answer.
+#: Bytes a second for all connections together, and seconds before each response.
 _STORES = {"100 MB/s": (100e6, 0.0), "100 MB/s, 50 ms": (100e6, 0.05), "20 MB/s": (20e6, 0.0)}
 
 
 def run(settings: Settings) -> Result:
-    """Read two epochs from each store, the first of them with nothing kept."""
+    """Read two epochs from each store, the first with an empty cache."""
     contestants = settings.wanted_contestants(["ours", *([_PEER] if settings.peers else [])]) or ["ours"]
     rows: list[list[str]] = []
     trials: list[dict[str, Any]] = []
@@ -43,5 +43,5 @@ def run(settings: Settings) -> Result:
                     ]
                 )
             trials += [trial for done in found.values() for trial in done]
-    headers = ["store", "library", "first batch, ms", "cold epoch, s", "of the transfer's time", "warm, samples/s"]
+    headers = ["store", "library", "first batch, ms", "cold epoch, s", "relative to the transfer", "warm, samples/s"]
     return Result([Table(f"{_COUNT:,} samples in shards of 4 MiB, shuffled (py1e), no workers", headers, rows)], trials)

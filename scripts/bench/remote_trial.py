@@ -1,4 +1,4 @@
-"""One trial of streaming from a store: a cold epoch, then a warm one, from the making of the dataset on."""
+"""Run one trial of streaming from a store: a cold epoch, starting with the construction of the dataset, and a warm one."""
 
 import contextlib
 import importlib
@@ -27,7 +27,7 @@ def trial(folder: str, count: int, contestant: str, bytes_per_s: float, latency_
     with _served(data, bytes_per_s, latency_s) as port, tempfile.TemporaryDirectory(dir=folder) as local:
         os.environ |= {
             "S3_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-            "AWS_ACCESS_KEY_ID": "nobody",
+            "AWS_ACCESS_KEY_ID": "anyone",
             "AWS_SECRET_ACCESS_KEY": "nothing",
             "AWS_REGION": "us-east-1",
             "AWS_DEFAULT_REGION": "us-east-1",
@@ -58,7 +58,7 @@ def _imported(contestant: str) -> Any:
 
 
 def _loader(library: Any, contestant: str, local: str) -> Any:
-    # The same order: both read the same shards in the same sequence.
+    # The same order, so that both read the same shards in the same sequence.
     options = {"remote": "s3://bucket", "local": local, "shuffle": True, "shuffle_algo": "py1e"}
     if contestant == "ours":
         options["validate_hash"] = None

@@ -1,6 +1,6 @@
-"""Empty modules in the place of libraries that a peer imports and does not need here: cloud SDKs, model zoos.
+"""Replace libraries that a peer imports but does not need here (cloud SDKs, model zoos) by empty modules.
 
-What is installed is imported as ever.
+Installed libraries are still imported.
 """
 
 import sys
@@ -11,22 +11,22 @@ from typing import Any, ClassVar
 
 __all__ = ["stand_in"]
 
-#: By what imports them.
-_NEEDLESS = {
+#: By the library that imports them.
+_UNNEEDED = {
     "streaming": {"boto3", "botocore", "pandas", "snappy", "torchvision", "transformers", "zstd"},
-    # S3's own libraries are needed, and look for modules that are not there.
+    # S3 needs its own libraries.
     "streaming over S3": {"pandas", "snappy", "torchvision", "transformers", "zstd"},
     "litdata": {"boto3", "botocore", "tifffile"},
 }
 
 
 def stand_in(library: str) -> None:
-    """Let a library be imported without what it does not need here."""
-    sys.meta_path.append(_Finder(_NEEDLESS[library]))
+    """Make a library importable without the modules that it does not need here."""
+    sys.meta_path.append(_Finder(_UNNEEDED[library]))
 
 
 class _StandIn(ModuleType):
-    """A module in which every name is a class of nothing."""
+    """A module in which every name is an empty class."""
 
     __path__: ClassVar[list[str]] = []
 
@@ -39,7 +39,7 @@ class _StandIn(ModuleType):
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Comes last: finds what nothing else has found."""
+    """Finds the modules that no other finder found, because it comes last."""
 
     def __init__(self, names: set[str]) -> None:
         self._names = names

@@ -1,7 +1,6 @@
-"""How long is it from construction to the first microbatch?
+"""Measure the time from construction to the first microbatch.
 
-A fresh process each time, in which both libraries are imported before the clock starts, as a training script has
-them imported.
+Each trial is a new process that imports both libraries before the clock starts, as a training script does.
 """
 
 import importlib
@@ -39,6 +38,6 @@ def run(settings: Settings) -> Result:
         str(_TARGET),
         f"{1e3 * ours('constructed_s'):.0f} / {1e3 * other('constructed_s'):.0f}",
     ]
-    headers = ["ours s", "torch s", "ratio", "target (at most)", "of it until iter() returned, ms, ours / torch"]
+    headers = ["ours s", "torch s", "ratio", "target (at most)", "until iter() returned, ms, ours / torch"]
     title = "From construction to the first microbatch"
     return Result([Table(title, headers, [row])], [trial for trials in found.values() for trial in trials])

@@ -1,7 +1,7 @@
-"""What does it cost to ask a loader for its place, and for its numbers?
+"""Measure what a loader's state and statistics cost.
 
-``local_state_dict()`` and ``statistics()`` are called after each of many microbatches, at the beginning of an epoch and
-after another number of ranks has resumed it.
+``local_state_dict()`` and ``statistics()`` are called after each of many microbatches: at the beginning of an epoch, and
+after a resume with a different number of ranks.
 """
 
 import time
@@ -22,7 +22,7 @@ _TARGET_US = 50
 _CASES = {
     "10 shards": {"num_shards": 10},
     "10,000 shards": {"num_shards": 10_000},
-    "10,000 shards, dealt out anew": {"num_shards": 10_000, "saved_by": 2},
+    "10,000 shards, redistributed": {"num_shards": 10_000, "saved_by": 2},
 }
 
 
@@ -41,7 +41,7 @@ def trial(num_shards: int, count: int, saved_by: int = 0) -> dict[str, Any]:
             loader.load_state_dict(loader.merge_state_dicts([rank.local_state_dict() for rank in ranks]))
         microbatches = iter(loader)
         next(microbatches)
-        loader.local_state_dict()  # the first one of an epoch looks at all of its shards
+        loader.local_state_dict()  # the first call in an epoch looks at all of its shards
         return {
             "state_us": median(_timed(loader.local_state_dict, microbatches, count)),
             "statistics_us": median(_timed(loader.statistics, microbatches, count)),
@@ -52,11 +52,11 @@ def _many(shard: str) -> list[str]:
     return [shard] * 100_000
 
 
-def _timed(ask: Callable[[], object], microbatches: Any, count: int) -> list[float]:
+def _timed(call: Callable[[], object], microbatches: Any, count: int) -> list[float]:
     times_us: list[float] = []
     for _ in islice(microbatches, count):
         began_s = time.perf_counter()
-        ask()
+        call()
         times_us.append(1e6 * (time.perf_counter() - began_s))
     return times_us
 
@@ -71,4 +71,4 @@ def run(settings: Settings) -> Result:
     ]
     headers = ["an epoch of", "local_state_dict() µs", "target (at most)", "statistics() µs"]
     trials = [trial for trials in found.values() for trial in trials]
-    return Result([Table("The place and the numbers of a loader, medians", headers, rows)], trials)
+    return Result([Table("A loader's state and statistics, medians", headers, rows)], trials)

@@ -1,9 +1,9 @@
-"""A store on loopback, as slow as one is told to be: S3's GET and HEAD of whole objects and ranges, nothing signed.
+"""A throttled store on loopback: S3's unsigned GET and HEAD, of whole objects and ranges.
 
     python scripts/bench/store_server.py DIRECTORY BYTES_PER_S LATENCY_S
 
-It prints its port. All connections together get so many bytes a second; each request waits for so long before it is
-answered. The bucket is any first part of the path.
+It prints its port. All connections together get BYTES_PER_S, and each response starts after LATENCY_S. The first part of
+the path is the bucket, and can be anything.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ _PIECE_BYTES = 64 << 10
 
 
 class Link:
-    """What all connections share: each piece is sent when the link has come to it."""
+    """The bandwidth that all connections share. Each piece waits for its turn."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
@@ -55,12 +55,12 @@ def handler_of(directory: Path, link: Link, latency_s: float) -> type[BaseHTTPRe
                 self.end_headers()
                 return
             content = path.read_bytes()
-            asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+            requested = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
             first, last = 0, len(content) - 1
-            if asked:
-                first, last = int(asked[1]), min(int(asked[2] or last), last)
-            self.send_response(206 if asked else 200)
-            if asked:
+            if requested:
+                first, last = int(requested[1]), min(int(requested[2] or last), last)
+            self.send_response(206 if requested else 200)
+            if requested:
                 self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
             self.send_header("Content-Length", str(last - first + 1))
             self.send_header("Accept-Ranges", "bytes")

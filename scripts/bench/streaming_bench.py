@@ -1,4 +1,4 @@
-"""How fast are shards read, and an epoch planned: ours, MosaicML's streaming and litdata in turn, in one process tree."""
+"""Measure how fast ours, MosaicML's streaming and litdata read shards and plan an epoch, in turn."""
 
 import tempfile
 from pathlib import Path
@@ -12,7 +12,7 @@ _COUNT = 40_000
 _PEERS = ("mosaicml-streaming", "litdata")
 _WORKERS = {0: "in the trainer's process", 1: "through one worker"}
 
-#: What is planned: who, algorithm, samples, where the epoch is resumed, rank of 64.
+#: What to plan: contestant, algorithm, samples, share of the epoch before the resume, rank of 64.
 _PLANS: dict[str, tuple[str, str, int, float, int]] = {
     "block, 10^8 samples": ("ours", "block", 10**8, 0.0, 63),
     "block, 10^8, resumed at 90 %": ("ours", "block", 10**8, 0.9, 63),
@@ -23,7 +23,7 @@ _PLANS: dict[str, tuple[str, str, int, float, int]] = {
 
 
 def run(settings: Settings) -> Result:
-    """Read both kinds of samples with and without a worker, then plan epochs."""
+    """Read both kinds of samples, with and without a worker, then plan epochs."""
     contestants = ["ours", *(_PEERS if settings.peers else ())]
     contestants = settings.wanted_contestants(contestants) or contestants
     trials: list[dict[str, Any]] = []
@@ -39,7 +39,7 @@ def run(settings: Settings) -> Result:
                     first = f"{1000 * medians(found[name])('first_s'):.0f}"
                     rows.append([f"{workload}, {where}", name, f"{rate:,.0f}", ratio, first])
                 trials += [trial for done in found.values() for trial in done]
-    headers = ["work", "library", "samples/s", "ours is so many times as fast", "first batch, ms"]
+    headers = ["work", "library", "samples/s", "ours / library", "first batch, ms"]
     tables = [Table(f"{_COUNT:,} samples, shuffled, batches of 32", headers, rows)]
     planned, plans = _planned(settings)
     return Result([*tables, planned], [*trials, *plans])

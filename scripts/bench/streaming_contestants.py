@@ -1,4 +1,4 @@
-"""Who reads shards: ours, and the peers on the same files or on their own copy of the data."""
+"""The contestants that read shards: ours, and the peers on the same files or on their own copy of the data."""
 
 import contextlib
 import importlib
@@ -25,14 +25,14 @@ def sample(workload: str, number: int) -> dict[str, Any]:
 
 
 def prepared(folder: str, workload: str, count: int, contestant: str) -> None:
-    """Write the data, unless they are there."""
+    """Write the data, unless they exist."""
     path = Path(folder) / f"{workload}-{count}-{'litdata' if contestant == 'litdata' else 'mds'}"
     if path.is_dir():
         return
     if contestant == "litdata":
         stand_in("litdata")
         litdata = importlib.import_module("litdata")
-        # What a trial prints is its result. Processes that are forked have the stand-ins as well.
+        # A trial prints only its result. Forked processes inherit the stand-ins.
         with contextlib.redirect_stdout(sys.stderr):
             litdata.optimize(
                 fn=_Maker(workload),
@@ -69,7 +69,7 @@ def opened(folder: str, workload: str, count: int, contestant: str, num_workers:
     library = importlib.import_module(name)
     if contestant == "litdata":
         dataset = library.StreamingDataset(path, shuffle=True)
-        # It calls what NumPy gives as tensors without asking.
+        # It returns NumPy arrays as tensors by itself.
         yield library.StreamingDataLoader(dataset, batch_size=BATCH_SIZE, num_workers=num_workers)
         return
     library.base.util.clean_stale_shared_memory()
@@ -84,7 +84,7 @@ def _ours(path: str) -> Any:
 
 
 class _Maker:
-    """What litdata calls in its own processes."""
+    """The function that litdata calls in its own processes."""
 
     def __init__(self, workload: str) -> None:
         self._workload = workload

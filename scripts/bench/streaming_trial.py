@@ -1,4 +1,4 @@
-"""One trial of reading shards: an epoch, counted from its first batch on."""
+"""Run one trial of reading an epoch from shards. The clock starts after the first batches."""
 
 import time
 import warnings
@@ -20,7 +20,7 @@ def trial(folder: str, workload: str, count: int, contestant: str, num_workers: 
         batches = iter(loader)
         first = next(batches)
         first_s = time.perf_counter() - begun
-        # Files that are opened, and pages that come into memory, count as the start.
+        # Opening files and loading pages into memory count as the start.
         num_samples = sum(_size(batch) for batch in [first, *islice(batches, _FIRST_BATCHES - 1)])
         start, seen = time.perf_counter(), num_samples
         for batch in batches:

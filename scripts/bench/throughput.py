@@ -1,6 +1,6 @@
-"""How many microbatches per second does one worker deliver, at what cost, against torch, against memcpy?
+"""Measure how many microbatches a second one worker delivers, and at what cost, compared with torch and memcpy.
 
-The time from after the first microbatch to the last: start-up is another question (start.py).
+The clock runs from the end of the first microbatch to the end of the last. start.py measures the start.
 """
 
 import mmap
@@ -17,7 +17,7 @@ from measure import Result, Settings, Table, Usage, medians
 
 __all__ = ["peers", "run", "trial"]
 
-# Microbatches of ours in a second and more, then of anybody else.
+# The number of microbatches: for ours, which takes a second or more, then for the other contestants.
 _COUNTS = {
     "tiny": (60_000, 2_000),
     "tokens": (30_000, 2_000),
@@ -63,7 +63,7 @@ def run(settings: Settings) -> Result:
 
 
 def peers(settings: Settings) -> Result:
-    """Run the same for the peers that the benchmark's own environment holds, in turn with ours and torch."""
+    """Run the same for the peers in the peers' environment, in turn with ours and torch."""
     python = settings.peers
     if python is None:
         return Result([], [])
@@ -94,8 +94,8 @@ def _headers(other: str) -> list[str]:
         f"trainer CPU µs, ours / {other}",
         f"worker CPU µs, ours / {other}",
         f"memory MiB (PSS of both processes), ours / {other}",
-        "of it shared memory, trainer's view",
-        "peak RSS MiB of both, what they share twice",
+        "shared memory in the trainer",
+        "peak RSS MiB of both, with shared memory twice",
     ]
 
 
@@ -139,7 +139,7 @@ def _against_memcpy(workload: str, ours: list[dict[str, Any]], memcpy: list[dict
 
 
 def _memcpy(workload: str, count: int) -> dict[str, Any]:
-    """Copy a microbatch's bytes into memory that is mapped, over and over, in one thread."""
+    """Copy a microbatch's bytes into mapped memory repeatedly, in one thread."""
     microbatch = next(workloads.WORKLOADS[workload]())
     sources = [tensor.numpy().reshape(-1).view(np.uint8) for tensor in microbatch]
     torch.set_num_threads(1)

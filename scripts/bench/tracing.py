@@ -1,6 +1,6 @@
-"""What does a timeline cost? The same loop with and without `trace`, in turn: a loop of 5 ms steps, and no step at all.
+"""Measure what a timeline costs: the same loop with and without `trace`, in turn, with steps of 5 ms and without steps.
 
-The second is the most that it can cost: every microbatch is taken as soon as it is there.
+Without steps it costs most, because the loop takes every microbatch as soon as it is ready.
 """
 
 import gc

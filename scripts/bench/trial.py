@@ -1,6 +1,6 @@
-"""Runs one trial in a process of its own: ``trial.py MODULE JSON`` calls that module's ``trial`` and prints JSON.
+"""Run one trial: ``trial.py MODULE JSON`` calls that module's ``trial`` and prints the result as JSON.
 
-Light at its top: torch's spawned workers import it again.
+It imports little at the top, because torch's spawned workers import it again.
 """
 
 import importlib

@@ -1,6 +1,6 @@
-"""What is produced: endless streams of microbatches, and the datasets and factories that give them.
+"""Endless streams of microbatches, and the datasets and factories that yield them.
 
-A module of its own, so that spawned workers can import it without the benchmark around it. Endless, so that no
+They are a separate module so that spawned workers can import it without the benchmarks. They are endless so that no
 measurement contains the end of an epoch.
 """
 
@@ -38,7 +38,7 @@ def same_images() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def varying() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Token microbatches of 64 lengths in a fixed order that is no simple cycle: 4 to 512 KiB together."""
+    """Yield token microbatches of 64 lengths, 4 to 512 KiB each, in a fixed order that is not a simple cycle."""
     for count in itertools.count():
         length = 32 * (1 + count * 37 * (1 + count // 64) % 128)
         yield torch.full((8, length), count), torch.full((8, length), count + 1)
@@ -54,14 +54,14 @@ WORKLOADS: dict[str, Callable[[], Iterator[Any]]] = {
 
 
 def num_bytes(workload: str) -> int:
-    """Return the bytes of the tensors in a workload's first microbatch."""
+    """Return the size of the tensors in a workload's first microbatch."""
     microbatch = next(WORKLOADS[workload]())
     tensors = (microbatch,) if isinstance(microbatch, torch.Tensor) else microbatch
     return sum(tensor.nbytes for tensor in tensors)
 
 
 class Stream(IterableDataset[Any]):
-    """A workload as torch's DataLoader takes it."""
+    """A workload as a dataset for torch's DataLoader."""
 
     def __init__(self, workload: str) -> None:
         self._workload = workload
@@ -71,7 +71,7 @@ class Stream(IterableDataset[Any]):
 
 
 class Factory:
-    """A workload as ShardedDataLoader takes it: a plain generator for a shard."""
+    """A workload as a factory for ShardedDataLoader, with a generator for each shard."""
 
     def __init__(self, workload: str) -> None:
         self._workload = workload

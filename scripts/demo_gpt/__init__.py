@@ -1,1 +1,1 @@
-"""The parts of the demonstration that are not about data."""
+"""The parts of the demo that are not about loading data."""

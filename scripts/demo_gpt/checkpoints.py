@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there, whenever the process dies."""
+"""Checkpoints that are either complete or absent, whenever the process dies."""
 
 import os
 import re
@@ -11,12 +11,12 @@ import torch
 class Checkpoints:
     """The checkpoints of a run: files ``step-000100.pt`` in a folder.
 
-    A file is written under another name, brought to the disk, and only then gets its own name, at once. So a name
-    that matches is a whole checkpoint, and a kill in between leaves those before it as they were.
+    A file is written under a temporary name, synced to disk, and then renamed atomically. So a file with a matching
+    name is a complete checkpoint, and a kill while writing leaves the earlier checkpoints unchanged.
 
     Args:
-        folder: Where they are.
-        keep: How many of the latest stay, at least 1.
+        folder: The folder of the checkpoints.
+        keep: The number of latest checkpoints to keep, at least 1.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
@@ -24,7 +24,7 @@ class Checkpoints:
         self.keep = keep
 
     def save(self, step: int, content: dict[str, Any]) -> Path:
-        """Write a checkpoint, then remove those that are older than the latest ``keep``."""
+        """Write a checkpoint, then remove all but the latest ``keep``."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"step-{step:06d}.pt"
         partial = self.folder / f".{path.name}.partial"
@@ -39,16 +39,16 @@ class Checkpoints:
         return path
 
     def latest(self) -> Path | None:
-        """Return the latest whole checkpoint, or None."""
+        """Return the latest complete checkpoint, or None."""
         whole = self._whole()
         return whole[-1] if whole else None
 
     def load(self, path: Path) -> dict[str, Any]:
-        """Return a checkpoint's content: tensors and plain values only, as nothing else is let in."""
+        """Return a checkpoint's content, which may only be tensors and plain values."""
         return torch.load(path, weights_only=True)
 
     def discard(self) -> int:
-        """Remove all checkpoints, those half written included, and return how many were whole."""
+        """Remove all checkpoints, including incomplete ones, and return the number of complete ones."""
         whole = self._whole()
         for path in (*whole, *self.folder.glob(".step-*.partial")):
             path.unlink()
@@ -61,7 +61,7 @@ class Checkpoints:
 
 
 def _sync_folder(folder: Path) -> None:
-    # The new name is the folder's content: it too has to reach the disk.
+    # The new name is part of the folder, so the folder must be synced too.
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The lines of the demonstration's text: documents of different lengths."""
+"""The lines of the demo's text, as documents of different lengths."""
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +12,11 @@ _NEWLINE = 10
 class SourceLines:
     """The lines in shards that ``scripts/prepare_data.py`` wrote, as a map-style dataset with sort keys.
 
-    Blank lines are left out; a line that goes from one row to the next is two lines here, and so is a longer one than
-    ``longest``.
+    Blank lines are dropped. A line longer than ``longest``, or one that continues in the next row, is split.
 
     Args:
-        shard: A Parquet file or several.
-        longest: Bytes of the longest line.
+        shard: One Parquet file or several.
+        longest: The maximum length of a line in bytes.
     """
 
     def __init__(self, shard: str | list[str], longest: int) -> None:
@@ -36,7 +35,7 @@ class SourceLines:
 
 
 def edges_of_lines(text: npt.NDArray[np.uint8], longest: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return where lines of 2 to ``longest`` bytes begin, and where they end, the newline included."""
+    """Return the starts and ends of lines of 2 to ``longest`` bytes, including the newline."""
     ends = np.append(np.flatnonzero(text == _NEWLINE) + 1, len(text))
     starts: list[npt.NDArray[np.int64]] = []
     stops: list[npt.NDArray[np.int64]] = []

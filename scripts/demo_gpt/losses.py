@@ -1,4 +1,4 @@
-"""The losses of a run, a line of JSON a step: what two runs are compared by."""
+"""The log of a run's losses, by which two runs can be compared."""
 
 import json
 import os
@@ -6,13 +6,13 @@ from pathlib import Path
 
 
 class LossLog:
-    """Appends each step's loss to a file; a float's text in JSON is exact, so equal lines mean equal bits.
+    """Append each step's loss to a file as a line of JSON. JSON stores floats exactly, so equal lines mean equal bits.
 
-    A line is one write, so a kill leaves whole lines, or at worst a piece of the last one.
+    Each line is a single write, so a kill leaves complete lines, except perhaps the last.
 
     Args:
-        path: The file. What it holds beyond ``step`` is cut off: a resumed run writes those steps again.
-        step: The steps that the run has behind it.
+        path: The file. Lines after ``step`` are removed, because a resumed run writes these steps again.
+        step: The number of finished steps.
     """
 
     def __init__(self, path: Path, step: int) -> None:
@@ -25,7 +25,7 @@ class LossLog:
         self._file.write(json.dumps({"step": step, "loss": loss}).encode() + b"\n")
 
     def sync(self) -> None:
-        """Bring the lines to the disk: before a checkpoint that counts on them."""
+        """Sync the lines to disk, before a checkpoint that depends on them."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:

@@ -7,14 +7,14 @@ VOCABULARY = 256
 
 
 class ByteGPT(nn.Module):
-    """Predicts the next byte at every place of a sequence.
+    """Predicts the next byte at every position of a sequence.
 
     Args:
-        context: The longest sequence.
-        num_layers: Number of blocks.
-        num_heads: Heads of attention; divides ``width``.
-        width: Length of the vector that stands for a byte.
-        dropout: Share of values dropped in training, 0 to 1.
+        context: The maximum length of a sequence.
+        num_layers: The number of blocks.
+        num_heads: The number of attention heads; it must divide ``width``.
+        width: The embedding dimension.
+        dropout: The dropout probability.
     """
 
     def __init__(self, context: int, num_layers: int, num_heads: int, width: int, dropout: float = 0.0) -> None:
@@ -27,7 +27,7 @@ class ByteGPT(nn.Module):
         self.blocks = nn.Sequential(*(Block(width, num_heads, dropout) for _ in range(num_layers)))
         self.norm = nn.LayerNorm(width)
         self.apply(_initialise)
-        # Each block adds twice to the residual stream: scaled so, the stream starts as wide as it is at the input.
+        # Each block adds to the residual stream twice. This scale keeps the stream's variance at that of the input.
         for name, parameter in self.named_parameters():
             if name.endswith("to_residual.weight"):
                 nn.init.normal_(parameter, std=0.02 / (2 * num_layers) ** 0.5)
@@ -61,7 +61,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         heads = self.to_query_key_value(self.norm(x)).unflatten(-1, (3, self.num_heads, -1))
-        # (batch, length, 3, heads, width of a head) -> 3 of (batch, heads, length, width of a head)
+        # (batch, length, 3, heads, head width) -> 3 x (batch, heads, length, head width)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.dropout(self.to_residual(mixed.transpose(1, 2).flatten(-2)))
@@ -80,10 +80,10 @@ class Perceptron(nn.Module):
 
 
 def next_byte_loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Return the mean cross-entropy, in nats, of each byte after the first given those before it.
+    """Return the mean cross-entropy in nats of each byte after the first, given the bytes before it.
 
     Args:
-        model: A ``ByteGPT``, or what wraps one.
+        model: A ``ByteGPT``, or a wrapper around one.
         tokens: uint8, (batch, length + 1).
     """
     tokens = tokens.long()

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a progress bar, and a last line."""
+"""Show a run's progress: a progress bar, and a summary at the end."""
 
 import time
 from pathlib import Path
@@ -9,13 +9,13 @@ from fkat_data import ShardedDataLoader
 
 
 class Report:
-    """Shows how a run goes: its loss, its speed, and the share of the time that it waited for data.
+    """Show a run's loss, its speed, and the share of time that it waited for data.
 
     Args:
-        loader: The loader that is waited for.
-        step: Steps that the run has behind it.
-        steps: The step where it ends.
-        is_shown: False on all ranks but one.
+        loader: The loader that delivers the data.
+        step: The number of finished steps.
+        steps: The number of steps at the end of the run.
+        is_shown: Whether to show the bar; True on one rank only.
     """
 
     def __init__(self, loader: ShardedDataLoader, step: int, steps: int, *, is_shown: bool) -> None:
@@ -34,7 +34,7 @@ class Report:
 
         Args:
             loss: The mean over the ranks.
-            num_tokens: Tokens of the step, over all ranks.
+            num_tokens: The number of tokens in the step, on all ranks.
         """
         self._num_tokens += num_tokens
         self._loss = loss
@@ -44,7 +44,7 @@ class Report:
         self._bar.update()
 
     def summary(self, step: int, checkpoint: Path | None) -> str:
-        """End the bar, and return what this process has done.
+        """Close the bar, and return a summary of what this process did.
 
         Args:
             step: The last step.
@@ -53,12 +53,12 @@ class Report:
         speed = self._speed()
         self._bar.close()
         if self._first_wait_s is None:
-            return f"nothing to do: the run has its {step} steps, checkpoint {checkpoint}"
+            return f"nothing to do: all {step} steps are done, checkpoint {checkpoint}"
         waited_s = self._loader.statistics().waited_s
         return (
             f"done: steps {self._first_step} to {step}, now {self._loader.step} microbatches into epoch "
             f"{self._loader.epoch}, {self._num_tokens:,} tokens, loss {self._loss:.3f}, {speed} ({waited_s:.2f} s, "
-            f"{self._first_wait_s:.2f} s of it for the first microbatch), checkpoint {checkpoint}"
+            f"of which {self._first_wait_s:.2f} s for the first microbatch), checkpoint {checkpoint}"
         )
 
     def _speed(self) -> str:

@@ -1,4 +1,4 @@
-"""What the configurations make of a sample before it is batched."""
+"""Transforms of a sample, named by the configurations."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ __all__ = ["backwards", "tokens_of_line"]
 
 
 def tokens_of_line(line: dict[str, Any]) -> dict[str, Any]:
-    """Return a JSON line's tokens, a list of bytes, as a tensor."""
+    """Return the tokens of a JSON line, a list of bytes, as a tensor."""
     return {"tokens": torch.tensor(line["tokens"], dtype=torch.uint8)}
 
 
 def backwards(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with its tokens the other way round."""
+    """Return a row with its tokens reversed."""
     return {**row, "tokens": row["tokens"].flip(0)}

@@ -1,4 +1,4 @@
-"""The checks that need a CUDA device: see scripts/gpu_check."""
+"""Run the checks that need a CUDA device. See scripts/gpu_check."""
 
 import argparse
 import faulthandler
@@ -19,7 +19,7 @@ from machine import described
 
 _ROOT = Path(__file__).resolve().parents[2]
 _TESTS_TIMEOUT_S = 240
-# Of everything: what was measured until then is in the file.
+# For everything. Measurements until then are in the JSON file.
 _TIMEOUT_S = 470
 _BENCHMARKS = {"copies": copies.run, "steps": steps.run, "delivery": delivery.run}
 
@@ -35,7 +35,7 @@ def main() -> None:
         if options.json:
             options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
 
-    if "tests" in options.only:  # first: a device may be lent to one process at a time
+    if "tests" in options.only:  # first, because only one process at a time may use some devices
         report["tests"] = _tests()
         keep()
     report["machine"] = described()
@@ -48,14 +48,14 @@ def main() -> None:
                 print(f"\n{table}", flush=True)
                 keep()
     else:
-        print("no CUDA device: the tests skip, and there is nothing to measure")
+        print("no CUDA device: tests are skipped, nothing is measured")
     keep()
     print(json.dumps(report))
     raise SystemExit(_exit_code(report))
 
 
 def _exit_code(report: dict[str, Any]) -> int:
-    """Return 0 where all passed; 1 where a test failed, or none ran on a device; 3 where there is no device."""
+    """Return 0 if all passed, 1 if a test failed or none ran on the device, 3 without a device."""
     tests = report.get("tests")
     if tests is not None and (tests["exit_code"] or (torch.cuda.is_available() and not tests["passed"])):
         return 1
@@ -65,27 +65,26 @@ def _exit_code(report: dict[str, Any]) -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     names = ["tests", *_BENCHMARKS]
-    parser.add_argument("--json", type=Path, help="write the figures to this file as well, part by part")
-    parser.add_argument("--only", nargs="+", choices=names, default=names, help="parts")
-    parser.add_argument("--workers", type=int, default=8, help="worker processes of every loader (default 8)")
-    parser.add_argument("--repeats", type=int, default=3, help="turns of every contestant (default 3)")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file, after each part")
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="parts to run")
+    parser.add_argument("--workers", type=int, default=8, help="worker processes of each loader (default 8)")
+    parser.add_argument("--repeats", type=int, default=3, help="trials of each contestant, in turn (default 3)")
     return parser.parse_args()
 
 
 def _tests() -> dict[str, int]:
-    """Run the tests; return pytest's exit code, and how many passed, failed and were skipped."""
+    """Run the tests, and return pytest's exit code and the numbers of passed, failed and skipped tests."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "tests.xml"
-        # One file alone: the others of its folder need more packages than a lent machine has.
+        # Only one file: the others in its folder need more packages than a GPU machine may have.
         command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/device/test_cuda.py", "-q"]
         command += ["-p", "no:cacheprovider", f"--junitxml={found}"]
         try:
             code = subprocess.run(command, cwd=_ROOT, timeout=_TESTS_TIMEOUT_S, check=False).returncode
         except subprocess.TimeoutExpired:
-            print(f"the tests did not end within {_TESTS_TIMEOUT_S} s")
+            print(f"the tests did not finish within {_TESTS_TIMEOUT_S} s")
             return {"exit_code": 1, "passed": 0, "failed": 0, "skipped": 0}
-        # Written by the process above.
-        suite = ET.parse(found).getroot()[0] if found.exists() else None  # noqa: S314
+        suite = ET.parse(found).getroot()[0] if found.exists() else None  # noqa: S314 - our own pytest wrote it
     counts = {
         name: 0 if suite is None else int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")
     }

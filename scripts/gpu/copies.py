@@ -1,4 +1,4 @@
-"""How fast are the copies out of segments, against a plain copy of page-locked memory?"""
+"""Measure how fast segments are copied to the device, compared with a plain copy of page-locked memory."""
 
 import mmap
 import time
@@ -21,7 +21,7 @@ _TARGET_RATIO = 0.9
 
 
 def run(num_workers: int, repeats: int) -> tuple[str, dict[str, Any]]:
-    """Return a table and the figures: GiB a second for microbatches of 16 MiB."""
+    """Return a table and the numbers: GiB a second for microbatches of 16 MiB."""
     del num_workers
     plain_source = torch.full((num_bytes("blocks"),), 1, dtype=torch.uint8).pin_memory()
     side = torch.cuda.Stream()
@@ -42,7 +42,7 @@ def run(num_workers: int, repeats: int) -> tuple[str, dict[str, Any]]:
         for _ in range(repeats):
             found["plain, pinned"].append(_rate(plain))
             found["ours"].append(_rate(ours))
-        # 1 where every segment's lock was granted.
+        # 1 for each segment that was locked.
         page_locked = [int(is_locked) for is_locked in page_lock._locked.values()]  # noqa: SLF001
     ratio = median(found["ours"]) / median(found["plain, pinned"])
     lines = [
@@ -54,13 +54,13 @@ def run(num_workers: int, repeats: int) -> tuple[str, dict[str, Any]]:
     ]
     lines += [
         "",
-        f"Page locks: {page_locked}; for 16 MiB, ms to lock and to unlock while it computes for 20: {locks_ms}",
+        f"Page locks: {page_locked}. For 16 MiB, ms to lock and to unlock while the device computes for 20 ms: {locks_ms}",
     ]
     return "\n".join(lines), {"gib_per_s": found, "ratio": ratio, "page_locked": page_locked, "locks_ms": locks_ms}
 
 
 def _locks_ms() -> list[tuple[float, float]]:
-    """Return how long it takes to lock and to unlock memory while the device computes for 20 ms."""
+    """Return the times to lock and to unlock memory while the device computes for 20 ms."""
     times = []
     for _ in range(5):
         memory = mmap.mmap(-1, num_bytes("blocks"))

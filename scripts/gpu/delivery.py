@@ -1,4 +1,4 @@
-"""How many bytes a second arrive on the device, when nothing but the loader limits that?"""
+"""Measure how many bytes a second arrive on the device if only the loader limits that."""
 
 import time
 from collections.abc import Iterator
@@ -18,11 +18,11 @@ _TARGET_RATIO = 2.0
 
 
 def run(num_workers: int, repeats: int) -> tuple[str, dict[str, Any]]:
-    """Return a table and the figures: GiB a second, by workload and feed."""
+    """Return a table and the numbers: GiB a second, by workload and feed."""
     lines = [
         f"**Delivered to the device, GiB/s, medians of {repeats}, {num_workers} workers**",
         "",
-        "| microbatch | feed | GiB/s | ours to it | target |",
+        "| microbatch | feed | GiB/s | ours / feed | target |",
         "|---|---|---|---|---|",
     ]
     numbers: dict[str, Any] = {}
@@ -30,7 +30,7 @@ def run(num_workers: int, repeats: int) -> tuple[str, dict[str, Any]]:
     for workload in ("tokens", "images", "blocks"):
         found: dict[str, list[float]] = {name: [] for name in names}
         with opened(names, workload, num_workers) as feeds:
-            for microbatches in feeds.values():  # every worker has started
+            for microbatches in feeds.values():  # wait until every worker has started
                 next(microbatches)
             for _ in range(repeats):
                 for name, microbatches in feeds.items():
@@ -44,7 +44,7 @@ def run(num_workers: int, repeats: int) -> tuple[str, dict[str, Any]]:
 
 
 def _rate(microbatches: Iterator[Any]) -> float:
-    """Return microbatches a second, what was prefetched while others had their turn not among them."""
+    """Return microbatches a second, not counting those prefetched during the turns of the other feeds."""
     _take_for(microbatches, _WARM_UP_S)
     began_s = time.perf_counter()
     count = _take_for(microbatches, _SECONDS)
@@ -57,9 +57,9 @@ def _take_for(microbatches: Iterator[Any], duration_s: float) -> int:
     count = 0
     while time.perf_counter() < end_s:
         for tensor in next(microbatches).values():
-            total += tensor.flatten()[0]  # the copy must have been waited for
+            total += tensor.flatten()[0]  # forces a wait for the copy
         count += 1
-        if count % 16 == 0:  # a device that lags far behind would only pile them up
+        if count % 16 == 0:  # so that microbatches do not pile up in front of a slow device
             torch.cuda.synchronize()
     torch.cuda.synchronize()
     return count

@@ -1,4 +1,4 @@
-"""Who feeds the device: each opens with a number of workers and yields microbatches on it, for ever."""
+"""The feeds: each opens a loader with a number of workers, and yields microbatches on the device without end."""
 
 import contextlib
 import importlib
@@ -21,7 +21,7 @@ Feed = Callable[[str, int], AbstractContextManager[Iterator[Any]]]
 
 @contextmanager
 def _on_device(workload: str, num_workers: int) -> Generator[Iterator[Any]]:
-    """(a): nothing is loaded."""
+    """(a): no loading; the microbatch is on the device already."""
     del num_workers
     made = workloads.WORKLOADS[workload](0)
     yield itertools.repeat({name: tensor.cuda() for name, tensor in made.items()})
@@ -43,7 +43,7 @@ def _torch(workload: str, num_workers: int) -> Generator[Iterator[Any]]:
 
 @contextmanager
 def _original(workload: str, num_workers: int) -> Generator[Iterator[Any]]:
-    """(c): the system whose names this one keeps."""
+    """(c): fkat, whose public names this project keeps."""
     module = importlib.import_module("fkat.data.sharded")
     sampler = module.ShardSampler()
     sampler.shards = [str(index) for index in range(4096)]
@@ -58,7 +58,7 @@ def _original(workload: str, num_workers: int) -> Generator[Iterator[Any]]:
     before = set(psutil.Process().children(recursive=True))
     try:
         yield _epochs(loader)
-    finally:  # its own end waits for that of every shard
+    finally:  # kill its workers: its own shutdown waits for the end of every shard
         for worker in set(psutil.Process().children(recursive=True)) - before:
             with contextlib.suppress(psutil.NoSuchProcess):
                 worker.kill()
@@ -84,7 +84,7 @@ def _epochs(loader: Any) -> Iterator[Any]:
 
 
 FEEDS: dict[str, Feed] = {"on the device": _on_device, "torch, pinned": _torch, "ours": _ours}
-"""By name; the original is among them where it is installed."""
+"""By name. fkat is among them if it is installed."""
 
 if importlib.util.find_spec("fkat") is not None:
     FEEDS["fkat"] = _original
@@ -92,6 +92,6 @@ if importlib.util.find_spec("fkat") is not None:
 
 @contextmanager
 def opened(names: list[str], workload: str, num_workers: int) -> Generator[dict[str, Iterator[Any]]]:
-    """Open several feeds side by side; they take turns."""
+    """Open several feeds at once, so that they can take turns."""
     with contextlib.ExitStack() as stack:
         yield {name: stack.enter_context(FEEDS[name](workload, num_workers)) for name in names}

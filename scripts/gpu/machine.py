@@ -1,4 +1,4 @@
-"""What it is measured on."""
+"""Describe the machine."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ __all__ = ["described"]
 
 
 def described() -> dict[str, Any]:
-    """Return date, device and versions."""
+    """Return the date, the device, its software's versions and the size of shared memory."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return {
         "date": time.strftime("%Y-%m-%d"),

@@ -1,6 +1,6 @@
-"""What does a training step of 5 ms lose to its data? Against the same steps on tensors that are on the device already.
+"""Measure the time that a training step of 5 ms loses to its data, compared with tensors that are on the device already.
 
-The step is a row of matrix products whose input depends on the microbatch, so that no copy can be left out.
+The step is a series of matrix products. It also reads the microbatch, so that no copy can be skipped.
 """
 
 import time
@@ -21,12 +21,12 @@ _TARGET_PERCENT = 1.0
 
 
 def run(num_workers: int, repeats: int) -> tuple[str, dict[str, Any]]:
-    """Return a table and the figures: seconds of a step, by workload and feed."""
+    """Return a table and the numbers: seconds of a step, by workload and feed."""
     step = _calibrated_step()
     lines = [
-        f"**Steps of at least 5 ms: share of time lost to (a), medians of {repeats}, {num_workers} workers**",
+        f"**Steps of at least 5 ms: time lost compared with (a), medians of {repeats}, {num_workers} workers**",
         "",
-        "| microbatch | feed | ms a step | lost %, of each turn | target (ours, median under) |",
+        "| microbatch | feed | ms a step | lost %, median (each turn) | target (ours, median under) |",
         "|---|---|---|---|---|",
     ]
     numbers: dict[str, Any] = {}
@@ -34,7 +34,7 @@ def run(num_workers: int, repeats: int) -> tuple[str, dict[str, Any]]:
         found: dict[str, list[float]] = {name: [] for name in FEEDS}
         with opened(list(FEEDS), workload, num_workers) as feeds:
             for turn in range(repeats):
-                # Who comes first changes: clocks drift while a device warms up.
+                # Rotate the order, because the device's clock drifts while it warms up.
                 for name in list(feeds)[turn % len(feeds) :] + list(feeds)[: turn % len(feeds)]:
                     found[name].append(_timed(feeds[name], step))
         for name, times_s in found.items():

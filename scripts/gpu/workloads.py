@@ -1,4 +1,4 @@
-"""What is loaded: endless microbatches, made freshly each time. Imported by every worker process."""
+"""Endless streams of new microbatches. Every worker process imports this module."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,12 +29,12 @@ _SHARD = 64
 
 
 def num_bytes(workload: str) -> int:
-    """Return the bytes of a microbatch."""
+    """Return the size of a microbatch."""
     return sum(tensor.nbytes for tensor in WORKLOADS[workload](0).values())
 
 
 class Shards:
-    """A factory for ShardedDataLoader: some microbatches for each shard."""
+    """A factory for ShardedDataLoader, with 64 microbatches for each shard."""
 
     def __init__(self, workload: str) -> None:
         self._workload = workload
@@ -45,7 +45,7 @@ class Shards:
 
 
 class Stream(IterableDataset[Any]):
-    """The same for torch's DataLoader."""
+    """A dataset with the same microbatches for torch's DataLoader."""
 
     def __init__(self, workload: str) -> None:
         self._workload = workload

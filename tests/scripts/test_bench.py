@@ -39,7 +39,7 @@ def test_the_datasets_are_measured(tmp_path):
 
 def test_the_cost_of_a_state_is_measured(tmp_path):
     trials = run(tmp_path, "--only", "state")["trials"]["state"]
-    assert [trial["variant"] for trial in trials] == ["10 shards", "10,000 shards", "10,000 shards, dealt out anew"]
+    assert [trial["variant"] for trial in trials] == ["10 shards", "10,000 shards", "10,000 shards, redistributed"]
     assert all(trial["state_us"] > 0 and trial["statistics_us"] > 0 for trial in trials)
 
 

@@ -139,7 +139,7 @@ def test_other_files_in_the_folder_stay(prepare_data, source, tmp_path):
     [
         ({"sequence_length": 0}, "sequence_length = 0: expected at least 1"),
         ({"num_shards": 0}, "num_shards = 0: expected at least 1"),
-        ({"sequence_length": 200, "num_shards": 50}, "do not fill 50 shards"),
+        ({"sequence_length": 200, "num_shards": 50}, "too few for 50 shards"),
         ({"source": "nowhere"}, "no .*py files under"),
     ],
 )

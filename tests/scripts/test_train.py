@@ -200,7 +200,7 @@ def test_a_new_run_takes_nothing_from_an_earlier_one(folder, uninterrupted):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["data.uri=nowhere"], "no whole data in nowhere: run `python scripts/prepare_data.py` first"),
+        (["data.uri=nowhere"], "no complete data in nowhere: run `python scripts/prepare_data.py` first"),
         (["checkpoint.every_steps=0"], "checkpoint.every_steps = 0: expected an integer of at least 1"),
         (
             ["+loader.num_shard_prefetch=1"],
@@ -237,7 +237,7 @@ def test_an_epoch_without_microbatches_ends_the_run(scripts):
 
     with (
         ShardedDataLoader(0, ["empty"], lambda _shard: [], multiprocessing=False) as loader,
-        pytest.raises(SystemExit, match="an epoch without a microbatch"),
+        pytest.raises(SystemExit, match="an epoch has no microbatches"),
     ):
         next(endless(loader))
 
