@@ -113,7 +113,7 @@ def test_a_file_that_is_a_loader_itself_needs_no_key(tmp_path):
         (["--timeout-s", "0"], "timeout_s = 0"),
     ],
 )
-def test_a_configuration_that_does_not_work_is_told_as_such(verify, arguments, text):
+def test_a_configuration_that_does_not_work_is_reported(verify, arguments, text):
     code, output = verify(loader_config(dataset_config("Exact")), *arguments)
     assert code == 2
     assert output.startswith("the configuration does not work, so nothing was verified:\nConfigurationError: ")
@@ -121,16 +121,18 @@ def test_a_configuration_that_does_not_work_is_told_as_such(verify, arguments, t
     assert "cause" not in output
 
 
-def test_a_file_that_is_not_there_is_told_as_such():
+def test_a_missing_file_is_reported():
     done = CliRunner().invoke(app, ["verify-resume", "nowhere.yaml"])
     assert done.exit_code == 2
     assert "CONFIG = 'nowhere.yaml': expected a YAML file that exists" in done.output
 
 
-def test_data_that_fail_are_told_with_their_place(verify):
+def test_failing_data_are_reported_with_their_place(verify):
     code, output = verify(loader_config(dataset_config("Failing")), "--mode=in-process")
     assert code == 2
-    assert output.startswith("the data fail even without a stop, so nothing was verified:\nOSError: the disk is on fire\n")
+    assert output.startswith(
+        "the data fail even without a stop, so nothing was verified:\nOSError: the disk is on fire\n"
+    )
     assert "of shard '2' (epoch 0" in output
 
 

@@ -46,7 +46,7 @@ def simulated(num_nodes=1, ranks_per_node=1, *, size=1000, order=None, **options
     return simulate(epochs, SPANNER, costs(*[size] * 60), SampleSkips(None), setup)
 
 
-def told(result, num_canonical_nodes=1, shard_bytes=1000):
+def advice_text(result, num_canonical_nodes=1, shard_bytes=1000):
     return " ".join(advice(result, shard_bytes, num_canonical_nodes))
 
 
@@ -55,7 +55,7 @@ def test_a_fast_line_is_said_to_keep_up():
     assert found.num_steps == 600
     assert found.later_share < 0.01
     assert found.remedies.bandwidth_bytes_per_s is None
-    assert "keep up" in told(found)
+    assert "keep up" in advice_text(found)
     assert found.first_batch_s > 0
     assert found.num_shards == 60
     assert found.whole_bytes == 60_000
@@ -70,7 +70,7 @@ def test_a_slow_line_is_told_how_fast_it_would_have_to_be_and_that_is_enough():
     assert 90 <= needed <= 250
     assert simulated(bandwidth_bytes_per_s=needed).later_share <= 0.01
     assert simulated(bandwidth_bytes_per_s=needed / 1.2).later_share > 0.01
-    assert "and needs about" in told(found)
+    assert "and needs about" in advice_text(found)
 
 
 def test_a_short_read_ahead_is_told_how_long_it_should_be():
@@ -81,8 +81,8 @@ def test_a_short_read_ahead_is_told_how_long_it_should_be():
     assert (
         simulated(predownload=found.remedies.predownload, latency_s=3.0, bandwidth_bytes_per_s=1e6).later_share <= 0.01
     )
-    assert "`predownload` =" in told(found)
-    assert "write larger shards" in told(found)
+    assert "`predownload` =" in advice_text(found)
+    assert "write larger shards" in advice_text(found)
 
 
 def test_a_small_cache_is_told_how_large_it_should_be_and_that_is_enough():
@@ -93,41 +93,41 @@ def test_a_small_cache_is_told_how_large_it_should_be_and_that_is_enough():
     assert needed is not None
     again = simulated(1, 2, order=order, cache_limit_bytes=needed, bandwidth_bytes_per_s=1e6)
     assert again.nodes[0].num_fetched_again == 0
-    assert "The cache is too small" in told(found)
-    assert readable_bytes(needed) in told(found)
+    assert "The cache is too small" in advice_text(found)
+    assert readable_bytes(needed) in advice_text(found)
 
 
-def test_epochs_that_fetch_anew_are_told_what_would_keep_everything():
+def test_epochs_that_fetch_again_name_the_cache_that_keeps_everything():
     found = simulated(num_epochs=2, cache_limit_bytes=40_000)
     assert found.num_epochs == 2
-    assert "Every epoch fetches shards again" in told(found)
+    assert "Every epoch fetches shards again" in advice_text(found)
     kept = simulated(num_epochs=2)
     assert kept.nodes[0].num_fetches == 60
-    assert "Every epoch" not in told(kept)
+    assert "Every epoch" not in advice_text(kept)
 
 
-def test_nodes_that_fetch_the_same_are_told_of_canonical_nodes():
+def test_nodes_that_fetch_the_same_name_canonical_nodes():
     found = simulated(2, 1, order={"num_canonical_nodes": 1})
     assert sum(node.num_shards for node in found.nodes) > 100
-    assert "num_canonical_nodes" in told(found)
+    assert "num_canonical_nodes" in advice_text(found)
     apart = simulated(2, 1)
     assert sum(node.num_shards for node in apart.nodes) <= 61
-    assert "fetched by" not in told(apart, 2)
+    assert "fetched by" not in advice_text(apart, 2)
 
 
-def test_an_order_that_is_not_shuffled_is_told_so():
-    assert "hardly shuffled" in told(simulated(order={"shuffle": False}))
+def test_an_order_that_is_not_shuffled_is_named():
+    assert "hardly shuffled" in advice_text(simulated(order={"shuffle": False}))
 
 
 def test_a_store_that_is_too_slow_is_named():
     found = simulated(2, 1, store_bytes_per_s=40.0, bandwidth_bytes_per_s=1e6)
-    assert "the store sends" in told(found)
+    assert "the store sends" in advice_text(found)
 
 
 def test_a_long_start_is_said():
     found = simulated(size=100_000, bandwidth_bytes_per_s=2000.0)
     assert found.first_batch_s > 60
-    assert "The first step waits" in told(found)
+    assert "The first step waits" in advice_text(found)
 
 
 def test_replicated_ranks_fetch_once_a_node():
