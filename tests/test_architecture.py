@@ -18,6 +18,7 @@ FLOORS = {
     "errors": 0,
     "types": 0,
     "arguments": 1,
+    "background": 1,
     "position": 1,
     "requirement": 1,
     "seeding": 1,

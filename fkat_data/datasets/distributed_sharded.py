@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar, cast
 from torch.utils.data import Dataset
 
 from fkat_data.arguments import boolean, function, integer
-from fkat_data.datasets.background import BackgroundCall
+from fkat_data.background import BackgroundCall
 from fkat_data.datasets.dataset_state import checked_state, saved_integer
 from fkat_data.datasets.item_index import counted_from_start, items_at
 from fkat_data.datasets.shard_sizes import cached_sizes, checked_sizes, size_of

@@ -8,6 +8,7 @@ from hashlib import blake2s
 from pathlib import Path
 from typing import BinaryIO
 
+from fkat_data.background import BackgroundCall
 from fkat_data.errors import DownloadError, ShardCorruptError, ShardError, ShardNotFoundError
 from fkat_data.streaming.cache.cache import Cache
 from fkat_data.streaming.cache.cache_budget import CacheBudget
@@ -15,7 +16,6 @@ from fkat_data.streaming.cache.dataset_version import DatasetVersion
 from fkat_data.streaming.formats.compression import decompress_into
 from fkat_data.streaming.formats.entry import FileInfo, ShardEntry
 from fkat_data.streaming.formats.index import INDEX_NAME, parse_index, read_index
-from fkat_data.streaming.store.bounded import begun_in_thread
 from fkat_data.streaming.store.store import Store
 
 __all__ = ["CachedSource", "Evictable", "names_of"]
@@ -207,10 +207,10 @@ class CachedSource:
         read = partial(self._store.read, INDEX_NAME, _LARGEST_INDEX_BYTES)
         for _ in range(_MOST_FETCHES):
             # Not in a pool: a store that does not answer must not keep the process from ending.
-            second, version = begun_in_thread(read), begun_in_thread(self._timed_version)
+            second, version = BackgroundCall(read), BackgroundCall(self._timed_version)
             first = read()
-            if first == second.result() and version.result().startswith(first[1]):
-                return first[0], version.result()
+            if first == second.result() and (timed_version := version.result()).startswith(first[1]):
+                return first[0], timed_version
         raise ShardCorruptError(f"{self._store.url}/{INDEX_NAME}", f"read {2 * _MOST_FETCHES} times, never twice alike")
 
     def _timed_version(self) -> str:

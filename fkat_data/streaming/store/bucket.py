@@ -6,8 +6,8 @@ from typing import Any
 
 import fsspec
 
+from fkat_data.background import in_loop
 from fkat_data.requirement import required
-from fkat_data.streaming.store.bounded import in_loop
 from fkat_data.streaming.store.client import ChangedError
 from fkat_data.streaming.store.pace import LONGEST_SILENCE_S
 from fkat_data.streaming.store.ranges import content_range

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
+from fkat_data.background import in_thread
 from fkat_data.streaming.formats.files import file_size
-from fkat_data.streaming.store.bounded import in_thread
 
 __all__ = ["DirectoryClient"]
 

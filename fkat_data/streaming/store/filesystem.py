@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import fsspec.core
 
-from fkat_data.streaming.store.bounded import in_thread
+from fkat_data.background import in_thread
 from fkat_data.streaming.store.client import ChangedError, ContentError
 from fkat_data.streaming.store.timed import joined_version
 

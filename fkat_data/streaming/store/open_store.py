@@ -38,7 +38,7 @@ def open_store(
     location = _location(url)
     options = _options(storage_options)
     redaction = Redaction(location, options)
-    make_client = _client_of(location, options, redaction, timeout_s)
+    make_client = _client_of(location, options, redaction)
     return Store(
         location,
         make_client,
@@ -71,7 +71,7 @@ def _options(storage_options: Any) -> dict[str, Any]:
     raise ConfigurationError("storage_options", shown, "a dict of options of an fsspec file system, or None")
 
 
-def _client_of(location: str, options: dict[str, Any], redaction: Redaction, timeout_s: float) -> Callable[[], Client]:
+def _client_of(location: str, options: dict[str, Any], redaction: Redaction) -> Callable[[], Client]:
     if "://" not in location:
         return partial(DirectoryClient, Path(location).absolute())
     parts = urlsplit(location)
@@ -84,4 +84,4 @@ def _client_of(location: str, options: dict[str, Any], redaction: Redaction, tim
         return partial(DirectoryClient, Path(unquote(parts.path)).absolute())
     # Where data are local, it is not needed, and takes its time.
     remote = importlib.import_module("fkat_data.streaming.store.remote")
-    return remote.remote_client(scheme, location, options, redaction, timeout_s)
+    return remote.remote_client(scheme, location, options, redaction)

@@ -12,7 +12,6 @@ from fsspec.registry import known_implementations
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.store.bucket import BucketClient
 from fkat_data.streaming.store.client import Client
-from fkat_data.streaming.store.fast_bucket import FastBucketClient, fast_configuration
 from fkat_data.streaming.store.filesystem import FilesystemClient
 from fkat_data.streaming.store.redaction import Redaction
 from fkat_data.streaming.store.web import WebClient
@@ -34,9 +33,7 @@ _REFERENCE_ENDPOINT = "S3_ENDPOINT_URL"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", _REFERENCE_ENDPOINT)
 
 
-def remote_client(
-    scheme: str, location: str, options: dict[str, Any], redaction: Redaction, timeout_s: float
-) -> Callable[[], Client]:
+def remote_client(scheme: str, location: str, options: dict[str, Any], redaction: Redaction) -> Callable[[], Client]:
     """Return what makes a process's client of a URL's store.
 
     Args:
@@ -44,7 +41,6 @@ def remote_client(
         location: The URL.
         options: Those of fsspec's file system.
         redaction: What messages must not show.
-        timeout_s: Seconds that an attempt may take for each 64 MiB.
 
     Raises:
         ConfigurationError: There is no such scheme, a package for it is missing, or the URL has no bucket.
@@ -54,7 +50,7 @@ def remote_client(
         if scheme in ("http", "https"):
             return partial(WebClient, location, options)
         if scheme in ("s3", "s3a"):
-            return partial(_bucket_client, *_bucket_and_prefix(location, redaction), options, timeout_s)
+            return partial(_bucket_client, *_bucket_and_prefix(location, redaction), options)
     return partial(FilesystemClient, location, options)
 
 
@@ -81,13 +77,10 @@ def _bucket_and_prefix(location: str, redaction: Redaction) -> tuple[str, str]:
     return bucket, f"{prefix}/" if prefix else ""
 
 
-def _bucket_client(bucket: str, prefix: str, options: dict[str, Any], timeout_s: float) -> Client:
+def _bucket_client(bucket: str, prefix: str, options: dict[str, Any]) -> Client:
     given = dict(options)
     if not given.get("endpoint_url") and not (given.get("client_kwargs") or {}).get("endpoint_url"):
         endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), None)
         if endpoint:
             given["endpoint_url"] = endpoint
-    configuration = fast_configuration(prefix, given)
-    if configuration is not None:
-        return FastBucketClient(bucket, prefix, configuration, timeout_s)
     return BucketClient(bucket, prefix, given)

@@ -27,7 +27,7 @@ def write_into(directory):
 
 
 #: Ways to the same files: the client, and the server at its other end.
-WAYS = ("web-directory", "web-nginx", "s3fs-moto", "s3fs-s3rver", "obstore-moto", "obstore-s3rver")
+WAYS = ("web-directory", "web-nginx", "s3-moto", "s3-s3rver")
 
 
 def fetch(store, path, name="shard.00000.mds", algorithm="sha256", info=None):

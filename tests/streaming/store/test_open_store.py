@@ -8,8 +8,6 @@ from stored_files import CONTENTS, fetch, info_of, write_into
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
 from fkat_data.streaming.formats.entry import FileInfo
-from fkat_data.streaming.store.bucket import BucketClient
-from fkat_data.streaming.store.fast_bucket import fast_configuration
 from fkat_data.streaming.store.open_store import open_store
 
 NAME = "shard.00000.mds"
@@ -130,7 +128,7 @@ def test_a_store_pickles_without_its_connections(through, tmp_path):
     copy.close()
 
 
-@pytest.mark.parametrize("way", ["web-directory", "s3fs-moto", "obstore-moto"])
+@pytest.mark.parametrize("way", ["web-directory", "s3-moto"])
 def test_a_process_that_was_forked_opens_connections_of_its_own(through, tmp_path, way):
     store, _ = through(way, timeout_s=20.0)
     assert store.has(NAME)
@@ -144,39 +142,6 @@ def test_a_process_that_was_forked_opens_connections_of_its_own(through, tmp_pat
     assert fetch(store, tmp_path / "out") == CONTENTS[NAME]
 
 
-KEYS = {"key": "k1234", "secret": "s1234"}
-FAST_KEYS = {"access_key_id": "k1234", "secret_access_key": "s1234"}
-
-
-@pytest.mark.parametrize(
-    ("options", "environment", "expected"),
-    [
-        ({**KEYS, "endpoint_url": "http://x"}, {}, {**FAST_KEYS, "endpoint": "http://x", "region": "us-east-1"}),
-        ({**KEYS, "client_kwargs": {"region_name": "r"}}, {}, {**FAST_KEYS, "region": "r"}),
-        ({**KEYS, "token": "t"}, {"AWS_REGION": "r"}, {**FAST_KEYS, "session_token": "t", "region": "r"}),
-        ({"anon": True}, {"AWS_DEFAULT_REGION": "r"}, {"skip_signature": "true", "region": "r"}),
-        (
-            {},
-            {"AWS_ACCESS_KEY_ID": "k1234", "AWS_SECRET_ACCESS_KEY": "s1234", "AWS_REGION": "r"},
-            {**FAST_KEYS, "region": "r"},
-        ),
-        (KEYS, {}, None),  # no region
-        ({}, {"AWS_REGION": "r"}, None),  # no credentials
-        ({"profile": "x"}, {"AWS_REGION": "r"}, None),
-        ({**KEYS, "requester_pays": True}, {"AWS_REGION": "r"}, None),
-        ({**KEYS, "client_kwargs": {"verify": False, "region_name": "r"}}, {}, None),
-        (KEYS, {"AWS_REGION": "r", "AWS_SESSION_TOKEN": "of another key"}, None),
-    ],
-)
-def test_options_mean_the_same_to_obstore_or_it_is_not_used(options, environment, expected, monkeypatch):
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert fast_configuration("train/", options) == expected
-    assert fast_configuration("a%20b/", options) is None
-
-
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "S3_ENDPOINT_URL"])
 def test_an_endpoint_may_come_from_the_environment(moto_server, monkeypatch, tmp_path, name):
     monkeypatch.setenv(name, moto_server.endpoint_url)
@@ -185,10 +150,16 @@ def test_an_endpoint_may_come_from_the_environment(moto_server, monkeypatch, tmp
     store.close()
 
 
-def test_s3fs_is_used_where_obstore_does_not_know_an_option(moto_server, tmp_path):
-    store = opened("s3://bucket/train", {**moto_server.options(), "config_kwargs": {}})
-    assert isinstance(store._client(), BucketClient)
-    store.close()
+def test_every_option_of_s3fs_reaches_the_requests(through, moto_server):
+    asked = []
+    store, _ = through(
+        "s3-moto", timeout_s=20.0, more={"requester_pays": True, "s3_additional_kwargs": {"ACL": "private"}}
+    )
+    client = store._client()
+    client._s3.meta.events.register("before-send.s3", lambda request, **_: asked.append(dict(request.headers)))
+    assert store.read(NAME, 1 << 20)[0] == CONTENTS[NAME]
+    assert asked[0]["x-amz-request-payer"] == b"requester"
+    assert "x-amz-acl" not in asked[0]
 
 
 def test_missing_credentials_are_final_and_the_message_says_so(moto_server, monkeypatch, tmp_path):

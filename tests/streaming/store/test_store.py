@@ -40,7 +40,7 @@ def test_two_hundred_files_arrive_though_every_third_answer_is_broken(tmp_path, 
     assert 250 < num_requests < 400
 
 
-@pytest.mark.parametrize("way", ["web-directory", "s3fs-moto", "obstore-moto"])
+@pytest.mark.parametrize("way", ["web-directory", "s3-moto"])
 def test_threads_share_a_store(through, tmp_path, way):
     store, faulty = through(way, timeout_s=30.0)
     with ThreadPoolExecutor(16) as threads:
@@ -61,7 +61,7 @@ def test_an_object_that_is_replaced_while_it_is_read_is_one_or_the_other(through
     assert faulty.ranges[name][1] is not None
 
 
-@pytest.mark.parametrize("way", ["web-directory", "s3fs-moto", "obstore-moto"])
+@pytest.mark.parametrize("way", ["web-directory", "s3-moto"])
 def test_a_store_that_is_down_for_a_while_is_waited_for(through, tmp_path, way):
     store, faulty = through(way, num_retries=30, timeout_s=10.0)
     faulty.down()
@@ -77,7 +77,7 @@ def test_a_version_that_does_not_come_is_given_up(through):
         store.version(NAME)
 
 
-@pytest.mark.parametrize("way", ["web-directory", "s3fs-moto", "obstore-moto"])
+@pytest.mark.parametrize("way", ["web-directory", "s3-moto"])
 def test_nothing_that_was_given_up_stays_open(through, tmp_path, way):
     process = psutil.Process()
     plan = {NAME: [fault("stall_first"), fault("stall"), fault("reset"), fault("status")]}

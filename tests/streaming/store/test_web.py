@@ -28,7 +28,7 @@ def test_a_server_without_head_is_asked_by_get(through, status):
     assert faulty.ranges[NAME] == ["bytes=0-0", None]
 
 
-@pytest.mark.parametrize("way", ["web-directory", "s3fs-moto", "obstore-moto"])
+@pytest.mark.parametrize("way", ["web-directory", "s3-moto"])
 def test_a_version_is_asked_for_again_too(through, way):
     plan = {f"HEAD {NAME}": [fault("status"), fault("reset_first")]}
     store, faulty = through(way, plan, timeout_s=20.0)

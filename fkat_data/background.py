@@ -1,0 +1,100 @@
+"""Calls in the background: their outcome is fetched later, or within a time limit."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
+
+__all__ = ["BackgroundCall", "in_loop", "in_thread"]
+
+_Result = TypeVar("_Result")
+
+
+class BackgroundCall(Generic[_Result]):
+    """Calls a function in a thread of its own, which does not keep the process from ending.
+
+    Args:
+        function: What to call.
+        after: Another call, which must be over first; its outcome is dropped.
+    """
+
+    def __init__(self, function: Callable[[], _Result], after: "BackgroundCall[_Result] | None" = None) -> None:
+        self._function = function
+        self._after = after
+        self._results: list[_Result] = []
+        self._error: BaseException | None = None
+        self._is_dropped = False
+        self._thread = threading.Thread(target=self._run, name="fkat_data background", daemon=True)
+        self._thread.start()
+
+    def result(self, timeout_s: float | None = None) -> _Result:
+        """Wait for the call and return what the function returned, once.
+
+        The thread of a call that takes too long goes on until the function returns: a thread cannot be stopped.
+
+        Args:
+            timeout_s: Seconds to wait at most; None: as long as it takes.
+
+        Raises:
+            TimeoutError: The call takes longer.
+            BaseException: Whatever the function raised.
+        """
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise TimeoutError
+        error, self._error = self._error, None
+        if error is None:
+            return self._results.pop()
+        try:
+            raise error
+        finally:
+            # Its traceback has this frame: the two would keep each other, and what they refer to, alive.
+            del error
+
+    def drop(self) -> None:
+        """Release the outcome, now or as soon as it is there, without waiting for it."""
+        self._is_dropped = True
+        self._results.clear()
+
+    def wait(self) -> None:
+        """Wait until the call is over."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        if self._after is not None:
+            self._after.wait()
+            self._after = None
+        if self._is_dropped:
+            return
+        try:
+            self._results.append(self._function())
+        except BaseException as error:  # noqa: BLE001 - raised where the outcome is fetched
+            self._error = error
+        if self._is_dropped:
+            self._results.clear()
+
+
+def in_thread(function: Callable[[], _Result], timeout_s: float) -> _Result:
+    """Return a function's result, computed in a thread that is left behind if it takes too long.
+
+    Raises:
+        TimeoutError: The function did not return within ``timeout_s``.
+        BaseException: Whatever it raised.
+    """
+    return BackgroundCall(function).result(timeout_s)
+
+
+def in_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, _Result], timeout_s: float) -> _Result:
+    """Return a coroutine's result from an event loop that another thread runs.
+
+    A coroutine that takes too long is cancelled, which closes its connection.
+
+    Raises:
+        TimeoutError: There was no result within ``timeout_s``.
+        Exception: Whatever the coroutine raised.
+    """
+    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    try:
+        return future.result(timeout_s)
+    finally:
+        future.cancel()
