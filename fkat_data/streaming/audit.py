@@ -1,4 +1,4 @@
-"""Which sample stood where, and what has been seen: recomputed from the order, without any log."""
+"""Recompute from the order, without a log, which samples a global batch had and what an epoch has shown."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ __all__ = ["Coverage", "SampleRecord", "StreamCoverage", "coverage_of", "records
 
 _Integers = npt.NDArray[np.int64]
 
-#: Samples that are planned together.
+#: The number of samples that are planned together.
 _CHUNK = 1 << 18
 
 
@@ -28,12 +28,12 @@ class SampleRecord:
     Attributes:
         epoch: The epoch.
         step: The global batch of the epoch.
-        rank: The rank that reads it; replicated ranks count as one.
-        stream: Index of its stream.
-        shard: Name of its shard's file, as the index has it.
+        rank: The rank that reads the sample; replicated ranks count as one.
+        stream: The index of its stream.
+        shard: The name of its shard's file in the index.
         row: Its row in the shard.
         sample_id: Its number in the dataset.
-        is_skipped: Whether it is not delivered.
+        is_skipped: Whether ``skip`` leaves it out.
     """
 
     epoch: int
@@ -48,17 +48,17 @@ class SampleRecord:
 
 @dataclass(frozen=True)
 class StreamCoverage:
-    """What has been seen of a stream.
+    """What an epoch has shown of a stream.
 
     Attributes:
-        num_samples: Samples that the stream holds.
-        num_due: Times that a whole epoch shows one of them.
-        fewest_due: Times that a whole epoch shows each of them at least.
-        num_seen: Samples that have been seen at least once.
-        num_delivered: Times that one has been delivered.
-        num_skipped: Times that one was left out by ``skip``.
-        fewest: How often the samples that an epoch shows the least have been delivered or left out.
-        most: How often those that it shows the most have.
+        num_samples: Samples in the stream.
+        num_due: Samples that a whole epoch shows, repetitions included.
+        fewest_due: How often a whole epoch shows each sample at least.
+        num_seen: Different samples that were delivered.
+        num_delivered: Samples that were delivered, repetitions included.
+        num_skipped: Samples that ``skip`` left out, repetitions included.
+        fewest: How often the rarest sample was delivered or left out.
+        most: How often the most frequent sample was.
     """
 
     num_samples: int
@@ -73,14 +73,14 @@ class StreamCoverage:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What has been seen of an epoch.
+    """What an epoch has shown.
 
     Attributes:
         epoch: The epoch.
         num_steps: Global batches that were counted.
         num_batches: Global batches of the whole epoch.
-        num_repeats: Samples that were read again to fill up the last batches, so that ranks read equally many.
-        streams: One a stream.
+        num_repeats: Samples that fill up the last batches a second time, so that all ranks read the same number.
+        streams: The coverage of each stream.
     """
 
     epoch: int
@@ -91,7 +91,7 @@ class Coverage:
 
     @property
     def is_as_due(self) -> bool:
-        """Whether every sample was read as often as its stream's weight says, but for the repeats at the end."""
+        """Whether every sample was read as often as its stream's weight says, except for the repeats at the end."""
         extra = 0
         for stream in self.streams:
             extra += stream.num_delivered + stream.num_skipped - stream.num_due
@@ -101,7 +101,7 @@ class Coverage:
 
     @property
     def is_each_once(self) -> bool:
-        """Whether every sample was read exactly once, but for the repeats that fill up the end."""
+        """Whether every sample was read exactly once, except for the repeats at the end."""
         extra = sum(stream.num_delivered + stream.num_skipped - stream.num_samples for stream in self.streams)
         return all(stream.fewest == 1 for stream in self.streams) and extra == self.num_repeats
 
@@ -109,17 +109,17 @@ class Coverage:
 def records_of(
     epochs: Epochs, catalog: Catalog, skips: SampleSkips, step: int, epoch: int | None
 ) -> list[SampleRecord]:
-    """Return every sample of a global batch, of all ranks in turn.
+    """Return every sample of a global batch, rank by rank.
 
     Args:
-        epochs: What the configuration says.
+        epochs: The order's settings.
         catalog: The shards.
         skips: What is not delivered.
-        step: The global batch: of the epoch, or of the whole run where no epoch is given.
+        step: The global batch of the epoch; or of the whole run, if no epoch is given.
         epoch: The epoch.
 
     Raises:
-        ConfigurationError: There is no such global batch.
+        ConfigurationError: The global batch does not exist.
     """
     arguments.integer("step", step, minimum=0)
     place = ResumePoint(0 if epoch is None else arguments.integer("epoch", epoch, minimum=0))
@@ -129,7 +129,7 @@ def records_of(
         place = ResumePoint(place.epoch + 1)
         num_batches = epochs.batching(place).num_even_batches
     if step >= num_batches:
-        raise ConfigurationError("step", step, f"a global batch of epoch {place.epoch}: fewer than {num_batches}")
+        raise ConfigurationError("step", step, f"a global batch of epoch {place.epoch}, less than {num_batches}")
     steps = np.array([step])
     ids = epochs.plan(place).global_batches(steps)[0]
     is_left_out = bool(skips.is_skipped(place.epoch, steps)[0])
@@ -143,12 +143,12 @@ def records_of(
 
 
 def coverage_of(epochs: Epochs, catalog: Catalog, skips: SampleSkips, epoch: int, num_steps: int | None) -> Coverage:
-    """Return what has been seen of an epoch after some steps.
+    """Return what an epoch has shown after some steps.
 
-    It counts every sample, so it takes 4 bytes of memory for each.
+    Counting takes 4 bytes of memory for each sample.
 
     Args:
-        epochs: What the configuration says.
+        epochs: The order's settings.
         catalog: The shards.
         skips: What is not delivered.
         epoch: The epoch.
@@ -188,7 +188,7 @@ def _stream_coverage(
     return StreamCoverage(
         num_samples=len(total),
         num_due=sum(due_in_phases),
-        # Each phase shows every sample before it shows one again.
+        # Each phase shows every sample once before it repeats one.
         fewest_due=sum(count // max(len(total), 1) for count in due_in_phases),
         num_seen=int(np.count_nonzero(delivered)),
         num_delivered=int(delivered.sum()),

@@ -1,4 +1,4 @@
-"""A DataLoader over a streaming dataset: it makes the order's own batches, and knows how far the trainer is."""
+"""A DataLoader for a streaming dataset, which makes the order's batches and tracks the trainer's position."""
 
 import traceback
 from collections import deque
@@ -19,26 +19,26 @@ __all__ = ["StreamingDataLoader", "batches_together"]
 
 _Integers = npt.NDArray[np.int64]
 
-#: As much is read together as makes a shard worth its visit, and is no burden to memory.
+#: Enough samples to make the visit of a shard worthwhile, and few enough bytes to spare memory.
 _READ_TOGETHER = 1024
 _READ_TOGETHER_BYTES = 4 << 20
 
 
 class StreamingDataLoader(DataLoader[Any]):
-    """Batches of a ``StreamingDataset``, with the trainer's place as state.
+    """Batches of a ``StreamingDataset``, with the trainer's position as state.
 
-    The order is planned here, in the trainer's process; workers are told which samples to read, and know no place.
-    With torch's default collate a batch is gathered column by column, with the same result. Over any other dataset
-    this is torch's DataLoader, and has no state.
+    The trainer's process plans the order; workers receive the numbers of the samples to read, and keep no position.
+    With torch's default collate a batch is gathered column by column, with the same result. For any other dataset this
+    is torch's DataLoader and has no state.
 
     Args:
         dataset: The dataset.
-        batch_size: Samples of a rank's batch; the dataset's own where that has one, and then it need not be given.
-        **options: Those of torch's DataLoader.
+        batch_size: Samples of a rank's batch; not needed if the dataset has a batch size.
+        **options: The options of torch's DataLoader.
 
     Raises:
         ConfigurationError: The dataset has another batch size, or none is given.
-        ValueError: An option is one that torch refuses.
+        ValueError: torch refuses an option.
 
     Attributes:
         num_samples_yielded: Samples of this rank that the present iteration has delivered.
@@ -57,38 +57,38 @@ class StreamingDataLoader(DataLoader[Any]):
         self._sample_in_epoch: int | None = None
 
     def __len__(self) -> int:
-        """Return how many batches a whole epoch has on this rank."""
+        """Return the number of batches of a whole epoch on this rank."""
         if not isinstance(self.dataset, StreamingDataset):
             return super().__len__()
         whole, rest = divmod(len(self.dataset), cast("int", self.batch_size))
         return whole + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Any:
-        """Begin the next epoch, or go on with the one that a loaded state says.
+        """Begin the next epoch, or continue the one of a loaded state.
 
         Raises:
-            StaleIteratorError: From an iterator that a later one has replaced.
+            StaleIteratorError: A later iterator has replaced this one.
         """
         if not isinstance(self.dataset, StreamingDataset):
             return super().__iter__()
         return self._begin(self.dataset, 0)
 
-    def skip(self, count: int) -> "_Later":
-        """Return the batches of the next epoch without the first ``count``, which are not read.
+    def skip(self, count: int) -> "_RestOfEpoch":
+        """Return the batches of the next epoch after the first ``count``, which are not read.
 
-        With this a ``ShardedDataLoader`` whose factory returns this loader resumes exactly.
+        A ``ShardedDataLoader`` whose factory returns this loader uses it to resume exactly.
 
         Raises:
-            ConfigurationError: The dataset is no ``StreamingDataset``, or ``count`` no number of batches.
+            ConfigurationError: The dataset is no ``StreamingDataset``, or ``count`` is negative.
         """
         if not isinstance(self.dataset, StreamingDataset):
             raise ConfigurationError("dataset", self.dataset, "a StreamingDataset")
-        return _Later(self._begin, self.dataset, integer("count", count, minimum=0))
+        return _RestOfEpoch(self._begin, self.dataset, integer("count", count, minimum=0))
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return how far the trainer is; None over a dataset that is no ``StreamingDataset``.
+        """Return the trainer's position; None for a dataset that is no ``StreamingDataset``.
 
-        What has been prefetched does not count. Every rank's state is the same.
+        Prefetched batches do not count. All ranks return the same state.
         """
         if not isinstance(self.dataset, StreamingDataset):
             return None
@@ -97,11 +97,11 @@ class StreamingDataLoader(DataLoader[Any]):
         return self.dataset.state_dict(self._sample_in_epoch, True)
 
     def load_state_dict(self, obj: dict[str, Any]) -> None:
-        """Let the next iteration go on where a state was taken, in this world or another.
+        """Continue with the next iteration where a state was taken, in this world or another.
 
         Raises:
             StateMismatchError: It is no such state, or another configuration wrote it.
-            ConfigurationError: The place does not fit this world.
+            ConfigurationError: Its position does not fit this world.
         """
         if isinstance(self.dataset, StreamingDataset):
             self.dataset.load_state_dict(obj)
@@ -140,7 +140,7 @@ class StreamingDataLoader(DataLoader[Any]):
     ) -> Iterator[tuple[int, int, Any]]:
         together = batches_together(dataset, cast("int", self.batch_size))
         make = _maker(dataset, self._collate)
-        # The first batch must not wait for all that is read with it, where shards come from far away.
+        # If shards come from a store, the first batch must not wait for those of the batches after it.
         first = together if dataset.catalog.is_immediate else 1
         for numbers, part in dataset.follow(_cut(wanted, first, together), _ids_of):
             for number, ids, batch in zip(numbers, part, make(part), strict=True):
@@ -158,16 +158,16 @@ class StreamingDataLoader(DataLoader[Any]):
                 collate_fn=_unchanged,
                 **kept,
             )
-        # Workers share this node's cache: what is fetched from here is there when they look.
+        # Workers share this node's cache and find there what this process fetches.
         handed_out = self._tasks.begin(dataset.follow(_cut(wanted, 1, 1), _ids_of, is_opened=False))
         for batch in self._workers:
-            if isinstance(batch, _Failure):
+            if isinstance(batch, _FailedBatch):
                 raise batch.error
             yield *handed_out.popleft(), batch
 
 
-class _Later:
-    """An epoch's batches from one of them on."""
+class _RestOfEpoch:
+    """The batches of an epoch from one of them on."""
 
     def __init__(
         self, begin: Callable[[StreamingDataset, int], Iterator[Any]], dataset: StreamingDataset, first: int
@@ -181,14 +181,14 @@ class _Later:
 
 
 class _Tasks(Sampler[Any]):
-    """What torch's DataLoader hands to its workers: the sample ids of one batch after the other."""
+    """The sample ids of one batch after another, which torch's DataLoader hands to its workers."""
 
     def __init__(self) -> None:
         self._wanted: Iterator[tuple[list[int], list[_Integers]]] = iter(())
         self._handed_out: deque[tuple[int, int]] = deque()
 
     def begin(self, wanted: Iterator[tuple[list[int], list[_Integers]]]) -> deque[tuple[int, int]]:
-        """Hand out other batches from now on; return where the number and the size of each will stand."""
+        """Hand out these batches from now on; return the queue of their numbers and sizes."""
         self._wanted = wanted
         self._handed_out = deque()
         return self._handed_out
@@ -205,7 +205,7 @@ class _Tasks(Sampler[Any]):
 
 
 class _Batches(Dataset[Any]):
-    """A worker's side: from sample ids to their batch."""
+    """The worker's side: makes a batch from sample ids."""
 
     def __init__(self, dataset: StreamingDataset, collate: Callable[[list[Any]], Any]) -> None:
         self._dataset = dataset
@@ -215,13 +215,13 @@ class _Batches(Dataset[Any]):
         try:
             return next(iter(_maker(self._dataset, self._collate)([sample_ids])))
         except FkatDataError as error:
-            # torch would make a RuntimeError of it, since it is not made of a message alone.
+            # torch cannot rebuild an error with several arguments, and would raise a RuntimeError instead.
             error.add_note(f"In a worker of the DataLoader:\n{traceback.format_exc()}")
-            return _Failure(error)
+            return _FailedBatch(error)
 
 
-class _Failure(NamedTuple):
-    """What went wrong in a worker, in the place of its batch."""
+class _FailedBatch(NamedTuple):
+    """The error of a worker, delivered instead of its batch."""
 
     error: FkatDataError
 
@@ -235,7 +235,7 @@ def _maker(
 
 
 class _Collated(Sequence[Any]):
-    """Batches that a user's function makes of samples, each when it is asked for."""
+    """Batches that a user's function makes from samples, one when it is indexed."""
 
     def __init__(
         self, dataset: StreamingDataset, collate: Callable[[list[Any]], Any], batches: Sequence[_Integers]
@@ -252,14 +252,14 @@ class _Collated(Sequence[Any]):
 
 
 def batches_together(dataset: StreamingDataset, batch_size: int) -> int:
-    """Return how many batches of a dataset are read at once, where no worker reads them."""
+    """Return the number of batches that are read together without workers."""
     return max(1, min(_READ_TOGETHER, dataset.samples_in(_READ_TOGETHER_BYTES)) // batch_size)
 
 
 def _cut(
     wanted: Iterable[tuple[list[int], list[_Integers]]], first: int, most: int
 ) -> Iterator[tuple[list[int], list[_Integers]]]:
-    """Yield the same batches, so many at a time at first, then more and more."""
+    """Yield the same batches in groups: ``first`` of them, then twice as many each time, up to ``most``."""
     together = first
     for numbers, chunk in wanted:
         start = 0
@@ -279,11 +279,11 @@ def _unchanged(batch: Any) -> Any:
 
 def _agreed(dataset: StreamingDataset, batch_size: int | None) -> int:
     if batch_size is None and dataset.batch_size is None:
-        raise ConfigurationError("batch_size", None, "a number of samples, here or in the dataset")
+        raise ConfigurationError("batch_size", None, "a number of samples, in the loader or in the dataset")
     if dataset.batch_size is None:
         dataset.batch_size = batch_size
     if batch_size not in (None, dataset.batch_size):
         raise ConfigurationError(
-            "batch_size", batch_size, f"the dataset's, {dataset.batch_size}: its order is made of such batches"
+            "batch_size", batch_size, f"{dataset.batch_size}, the batch size of the dataset, which its order depends on"
         )
     return cast("int", dataset.batch_size)

@@ -1,4 +1,4 @@
-"""The streaming dataset: samples of shards in an order that is arithmetic, from any place on."""
+"""The streaming dataset: samples of shards in an order that is computed, from any place on."""
 
 import logging
 import math
@@ -14,7 +14,6 @@ from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, StaleIteratorError
 from fkat_data.sizes import count_of, size_bytes_of
 from fkat_data.streaming.audit import Coverage, SampleRecord, coverage_of, records_of
-from fkat_data.streaming.cache_control import CacheControl
 from fkat_data.streaming.epoch.epoch_state import check_fingerprint, resume_point_of, state_of
 from fkat_data.streaming.epoch.epochs import Epochs
 from fkat_data.streaming.epoch.rank_batches import RankBatches
@@ -22,11 +21,11 @@ from fkat_data.streaming.epoch.resume_point import ResumePoint, SharedResumePoin
 from fkat_data.streaming.epoch.skips import SampleSkips
 from fkat_data.streaming.epoch.weight_schedule import WeightSchedule
 from fkat_data.streaming.epoch.world import World
-from fkat_data.streaming.names import DatasetNames
 from fkat_data.streaming.order.batching import BATCHING_METHODS
 from fkat_data.streaming.order.epoch_order import SHUFFLES, OrderSettings
 from fkat_data.streaming.order.partition import PARTITIONS
 from fkat_data.streaming.order.weights import StreamWeight
+from fkat_data.streaming.properties import DatasetProperties
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.index_tree import index_tree
 from fkat_data.streaming.reading.open_shards import OpenShards
@@ -36,70 +35,71 @@ __all__ = ["StreamingDataset"]
 
 _logger = logging.getLogger(__name__)
 
-#: Samples that a bare loop reads together.
+#: The number of samples that iterating the dataset itself reads together.
 _READ_TOGETHER = 64
-#: What is fetched ahead, if nothing is said.
+#: The default of what is fetched ahead.
 _READ_AHEAD_BYTES = 128 << 20
 
 _Part = TypeVar("_Part")
 
 
-class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any]]):
-    """Samples of one or several streams of shards, in an order that is the same for any number of ranks and workers.
+class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
+    """Samples of one or more streams of shards, in an order that is the same for any number of ranks and workers.
 
-    Each ``iter`` is the next epoch, or the rest of one after ``load_state_dict``. A rank gets its part by RANK,
-    WORLD_SIZE and LOCAL_WORLD_SIZE, a DataLoader's worker its part of that. Samples are dicts from column to value.
-    Use ``StreamingDataLoader`` to make batches: it knows where the trainer is. No process group is made or used.
+    Each ``iter`` begins the next epoch, or continues one after ``load_state_dict``. RANK, WORLD_SIZE and
+    LOCAL_WORLD_SIZE determine a rank's part, and each worker of a DataLoader reads its part of that. Samples are dicts
+    from column to value. Use ``StreamingDataLoader`` to make batches: it tracks the trainer's position. The dataset
+    uses no process group.
 
     Args:
-        streams: The streams; or else ``remote`` and ``local`` say where the only one is.
-        remote: The directory that shards come from: a path, or a URL of any store that fsspec opens.
-        local: The directory of this node that they are kept and read in; without ``remote``, where they are.
+        streams: The streams; for a single one, ``remote`` and ``local`` suffice.
+        remote: The directory of the shards: a path, or a URL of any store that fsspec opens.
+        local: The directory of this node that caches the shards; without ``remote``, the directory of the shards.
         split: A directory within both.
-        download_retry: How often a failed download is tried again; a copy from a directory of this machine is not.
+        download_retry: How often a failed download is retried; a copy from a directory of this machine is not.
         download_timeout: Seconds that an attempt may take for each 64 MiB; a copy from a directory of this machine
-            takes what it takes.
-        validate_hash: A hash of the index that files are compared with; None: none, but their sizes always.
-        keep_zip: Whether compressed files stay once they are decompressed.
-        epoch_size: Samples of an epoch, a number or a text such as ``"2m"``; None: as many as the streams give.
-        predownload: Samples whose shards are fetched ahead of those that are read, by each rank; None: as many as 128
-            MiB hold, and 8 batches at least. With a ``cache_limit`` it is less where the cache is small.
-        cache_limit: Bytes, a number or a text such as ``"10gb"``, that all streams' files on this node may take; the
-            shards that were not used for the longest time go first. Data that are read where they are do not count.
-        sampling_method: ``"balanced"``: each epoch takes other samples of a stream that gives a part of itself;
-            ``"fixed"``: all take the same.
+            has no limit.
+        validate_hash: The hash of the index to compare files with; None: compare their sizes alone.
+        keep_zip: Whether compressed files stay after they are decompressed.
+        epoch_size: Samples of an epoch, a number or a text such as ``"2m"``; None: determined by the streams.
+        predownload: Samples whose shards each rank fetches ahead; None: those of 128 MiB, and at least 8 batches. A
+            small ``cache_limit`` reduces it.
+        cache_limit: Bytes, a number or a text such as ``"10gb"``, that the files of all streams on this node may take.
+            The least recently used shards go first. Data that are read in place do not count.
+        sampling_method: ``"balanced"``: each epoch takes other samples of a stream that is shown in part; ``"fixed"``:
+            all take the same.
         sampling_granularity: Samples of a shard that are taken together.
-        partition_algo: ``"relaxed"``, or ``"orig"``, which asks that canonical and physical nodes divide.
-        num_canonical_nodes: Parts that the order is made of, each with shards of its own; None: the number of nodes,
-            and 64 times that for ``py1s`` and ``py2s``.
+        partition_algo: ``"relaxed"``; or ``"orig"``, which requires that canonical and physical nodes divide.
+        num_canonical_nodes: Parts of the order, each with its own shards; None: the number of nodes, times 64 for
+            ``py1s`` and ``py2s``.
         batch_size: Samples of a rank's batch; the order depends on it.
         shuffle: Whether samples are shuffled.
         shuffle_algo: ``"block"`` (recommended), or the reference's ``"py1e"``, ``"py1br"``, ``"py1b"``, ``"py1s"``,
             ``"py2s"`` and ``"naive"``, number for number.
-        shuffle_seed: Decides on every random order.
-        shuffle_block_size: Over how many samples a shard is spread; None: 4 million divided by the canonical nodes,
-            and 262,144 at least.
+        shuffle_seed: The seed of every random order.
+        shuffle_block_size: The number of samples that a shard is spread over; None: 4 million divided by the canonical
+            nodes, at least 262,144.
         batching_method: ``"random"``: streams are mixed sample by sample; ``"stratified"``: each global batch has
-            every stream's share; ``"device_stratified"``: the same global batches, dealt so that each rank's batch has
-            it too; ``"per_stream"``: each global batch is of one stream; ``"device_per_stream"``: each rank's batch is.
+            every stream's share; ``"device_stratified"``: so has each rank's batch, in the same global batches;
+            ``"per_stream"``: each global batch comes from one stream; ``"device_per_stream"``: each rank's batch does.
         allow_unsafe_types: Whether columns of pickles may be read, which runs code of the files' author.
-        replication: So many consecutive ranks get the same samples.
-        stream_name: The kind of stream that ``stream_config`` makes; there is ``"stream"``.
-        stream_config: Arguments of the only stream, in place of ``streams``, ``remote`` and ``local``.
+        replication: The number of consecutive ranks that get the same samples.
+        stream_name: The kind of stream that ``stream_config`` makes: ``"stream"``.
+        stream_config: Arguments of the only stream, instead of ``streams``, ``remote`` and ``local``.
         arrays: Whether ``ndarray`` columns give NumPy arrays or torch tensors.
         writable: Whether arrays belong to the caller; otherwise they are read-only views of the shard.
         skip: What must not be delivered: a list of ``{"epoch": 0, "batches": [100, 120]}``, global batches of an
             epoch, and ``{"samples": [17, 4]}``. Every other sample keeps its place.
-        weight_schedule: Proportions of the streams that change as training goes on: a list of
+        weight_schedule: Proportions of the streams that change during training: a list of
             ``{"from_sample": 0, "weights": [3, 1]}``.
-        storage_options: What fsspec's file systems of the streams' remotes take, where they do not say it themselves.
-        world: Who this process is; None: the environment says.
+        storage_options: The options of fsspec's file systems for streams that give none.
+        world: The rank and world of this process; None: read them from the environment.
 
     Raises:
-        ConfigurationError: An argument is none of these, or they do not go together.
+        ConfigurationError: An argument is invalid, or arguments contradict each other.
         ShardNotFoundError: A stream has no index.
-        ShardCorruptError: An index makes no sense, or a stream has no samples.
-        DownloadError: A store does not hand over its index.
+        ShardCorruptError: An index is malformed, or a stream has no samples.
+        DownloadError: A store does not deliver its index.
     """
 
     def __init__(
@@ -137,7 +137,6 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
         storage_options: Mapping[str, Any] | None = None,
         world: World | None = None,
     ) -> None:
-        super().__init__()
         self.predownload = None if predownload is None else arguments.integer("predownload", predownload, minimum=0)
         self.cache_limit = size_bytes_of("cache_limit", cache_limit) if cache_limit else None
         self._skips = SampleSkips(skip)
@@ -153,7 +152,7 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
         )
         arguments.choice("arrays", arrays, ("numpy", "torch"))
         arguments.boolean("writable", writable)
-        self.streams = [
+        filled = [
             stream.filled(
                 split=split,
                 download_retry=arguments.integer("download_retry", download_retry, minimum=0),
@@ -164,21 +163,21 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
             )
             for stream in given_streams(streams, remote, local, stream_name, stream_config)
         ]
-        self.catalog = Catalog(
-            self.streams,
+        catalog = Catalog(
+            filled,
             allow_unsafe_types=arguments.boolean("allow_unsafe_types", allow_unsafe_types),
             cache_limit=self.cache_limit,
         )
-        if self.cache_limit is not None and self.catalog.room is None:
-            _logger.warning("cache_limit has no effect: all data are read where they are")
-        self._shards = OpenShards(self.catalog, allow_unsafe_types=allow_unsafe_types, arrays=arrays, writable=writable)
-        self._skips.check(self.num_samples)
-        weights = [stream.weight for stream in self.streams]
+        if self.cache_limit is not None and catalog.cache_budget is None:
+            _logger.warning("cache_limit has no effect: all data are read in place")
+        self._shards = OpenShards(catalog, allow_unsafe_types=allow_unsafe_types, arrays=arrays, writable=writable)
+        self._skips.check(catalog.num_samples)
+        weights = [stream.weight for stream in filled]
         size = arguments.integer("epoch_size", count_of("epoch_size", epoch_size), minimum=0) if epoch_size else 0
-        self.epochs = Epochs(
-            settings=replace(settings, shard_sizes=self.catalog.shard_sizes),
+        epochs = Epochs(
+            settings=replace(settings, shard_sizes=catalog.shard_sizes),
             weights=weights,
-            schedule=_schedule(weight_schedule, weights, size or self.catalog.num_samples),
+            schedule=_schedule(weight_schedule, weights, size or catalog.num_samples),
             epoch_size=size or None,
             shuffle_seed=arguments.integer("shuffle_seed", shuffle_seed, minimum=0),
             num_canonical_nodes=_number("num_canonical_nodes", num_canonical_nodes or None),
@@ -186,19 +185,20 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
             replication=replication,
             fixed_world=world,
         )
-        self.epochs.check()
+        epochs.check()
+        super().__init__(filled, catalog, epochs)
         self._place = SharedResumePoint()
         self._iteration = 0
         self._round = (0, 0)
 
     @property
     def skips(self) -> SampleSkips:
-        """What is not delivered, what a loaded state said included."""
+        """What is not delivered, including the ``skip`` of a loaded state."""
         return self._skips
 
     @property
     def next_epoch(self) -> int:
-        """The epoch that the next ``iter`` begins or goes on with. Setting it lets that begin at its start."""
+        """The epoch that the next ``iter`` begins or continues. After it is set, that epoch begins at its start."""
         return self._place.next().epoch
 
     @next_epoch.setter
@@ -208,7 +208,7 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of a rank's batch; it may be set where there is none."""
+        """Samples of a rank's batch."""
         return self.epochs.batch_size
 
     @batch_size.setter
@@ -219,23 +219,23 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
 
     @property
     def num_ahead(self) -> int:
-        """Samples, at least, whose shards are fetched ahead of those that are read."""
+        """The least number of samples whose shards are fetched ahead."""
         if self.predownload is not None:
             return self.predownload
         return max(8 * (self.batch_size or 8), self.samples_in(_READ_AHEAD_BYTES))
 
     def __len__(self) -> int:
-        """Return how many samples a rank gets of a whole epoch."""
+        """Return the number of samples that a rank gets in a whole epoch."""
         if self.batch_size is None:
             return math.ceil(self.epoch_size / self.epochs.world().num_ranks)
         batching = self.epochs.batching(ResumePoint())
         return batching.num_rank_samples(batching.num_even_batches)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Begin the next epoch; yields this worker's samples of it.
+        """Begin the next epoch and yield this worker's samples.
 
         Raises:
-            ConfigurationError: There is no ``batch_size``, or the place of a loaded state does not fit.
+            ConfigurationError: ``batch_size`` is missing, or the place of a loaded state does not fit this world.
             StaleIteratorError: A later ``iter`` of this process has replaced this one.
         """
         batches = self.rank_batches(self.begin_epoch())
@@ -262,28 +262,28 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
     def follow(
         self, parts: Iterable[_Part], ids_of: Callable[[_Part], npt.NDArray[np.int64]], *, is_opened: bool = True
     ) -> Iterator[_Part]:
-        """Yield parts of what is to be read, while the shards of those that follow are fetched.
+        """Yield parts of what will be read, while the shards of the parts that follow are fetched.
 
         Args:
-            parts: What is to be read.
-            ids_of: From a part to its samples.
-            is_opened: Whether this process will read them; if not, they are only fetched.
+            parts: What will be read.
+            ids_of: Maps a part to its samples.
+            is_opened: Whether this process will read the shards; if not, they are only fetched.
 
         Raises:
-            Exception: Where a shard is read that could not be fetched: whatever was wrong.
+            Exception: Why a shard could not be fetched, when it is read.
         """
         if self.catalog.is_immediate:
             return iter(parts)
         most_bytes = None
         if self.cache_limit is not None:
-            # Half of it is for what is being read.
+            # The other half is for the shards that are being read.
             most_bytes = max(1, self.cache_limit // (2 * self.epochs.world().ranks_per_node))
         return self._shards.follow(parts, ids_of, num_ahead=self.num_ahead, most_bytes=most_bytes, is_opened=is_opened)
 
     def begin_epoch(self) -> ResumePoint:
-        """Return where the next epoch begins, for this process to read it; nothing in it is open."""
+        """Return the place where the next epoch of this process begins, with every setting filled in."""
         info = get_worker_info()
-        # What the workers of one iteration of a DataLoader have in common, and no other has.
+        # Equal for the workers of one iteration of a DataLoader, and different for any other.
         key = 0 if info is None else (info.seed - info.id) | 1
         if key != self._round[0]:
             self._round = (key, 0)
@@ -292,17 +292,31 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
         return self.epochs.settled(place)
 
     def rank_batches(self, place: ResumePoint) -> RankBatches:
-        """Return what this rank reads from a place on."""
+        """Return the batches of this rank from a place on."""
         return RankBatches(self.epochs.plan(place), place, self.epochs.world().rank, self._skips)
 
     def __getitem__(self, index: Any) -> Any:
         """Return a sample by its number, or samples by a slice, or by a list or array of numbers, nested or not.
 
         Raises:
-            IndexError: There is no such sample.
-            ConfigurationError: It is none of these.
+            IndexError: The sample does not exist.
+            ConfigurationError: The index has another type.
         """
         return index_tree(index, self.num_samples, self._shards)
+
+    def get_item(self, sample_id: int, retry: int = 7) -> dict[str, Any]:
+        """Return a sample by its number; fetch its shard if needed.
+
+        Args:
+            sample_id: From ``-num_samples`` to ``num_samples - 1``.
+            retry: Accepted for callers of other libraries, without effect: ``download_retry`` decides.
+
+        Raises:
+            IndexError: The sample does not exist.
+            Exception: Why the shard could not be fetched.
+        """
+        arguments.integer("retry", retry, minimum=0)
+        return self[arguments.integer("sample_id", sample_id)]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return samples by their numbers, read together."""
@@ -311,7 +325,7 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
     def collated(self, batches: Sequence[npt.NDArray[np.int64]]) -> Iterable[Any]:
         """Return batches of samples as torch's default collate makes them, read together.
 
-        Where that fails, the batches before the one at fault come first.
+        If that fails, the batches before the faulty one still come first.
         """
         return self._shards.collated(batches)
 
@@ -320,7 +334,7 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
         return self._shards.samples(sample_ids)
 
     def samples_in(self, size_bytes: int) -> int:
-        """Return about how many samples have that many bytes."""
+        """Return the approximate number of samples in a number of bytes."""
         total_bytes = sum(entry.raw_bytes for entry in self.catalog.entries)
         return max(1, size_bytes * self.num_samples // max(total_bytes, 1))
 
@@ -328,16 +342,16 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
         """Return every sample of a global batch, of all ranks, recomputed from the order.
 
         Args:
-            step: The global batch: of the epoch, or of the whole run where no epoch is given.
+            step: The global batch of the epoch; or of the whole run, if no epoch is given.
             epoch: The epoch.
 
         Raises:
-            ConfigurationError: There is no such global batch.
+            ConfigurationError: The global batch does not exist.
         """
         return records_of(self.epochs, self.catalog, self._skips, step, epoch)
 
     def coverage(self, epoch: int = 0, num_steps: int | None = None) -> Coverage:
-        """Return what has been seen of an epoch after some global batches, recomputed from the order.
+        """Return what an epoch has shown after some global batches, recomputed from the order.
 
         Args:
             epoch: The epoch.
@@ -349,11 +363,11 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
         return coverage_of(self.epochs, self.catalog, self._skips, epoch, num_steps)
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
-        """Return where the trainer is, as plain values; ``StreamingDataLoader.state_dict`` knows the arguments.
+        """Return the trainer's position as plain values; ``StreamingDataLoader.state_dict`` supplies the arguments.
 
         Args:
-            num_samples: Samples that all ranks have received, those left out by ``skip`` included.
-            from_beginning: Whether they are counted from the epoch's start, and not from where it was resumed.
+            num_samples: Samples that all ranks together have received, including those left out by ``skip``.
+            from_beginning: Whether the count begins at the start of the epoch, or where it was resumed.
         """
         arguments.integer("num_samples", num_samples, minimum=0)
         arguments.boolean("from_beginning", from_beginning)
@@ -368,11 +382,11 @@ class StreamingDataset(DatasetNames, CacheControl, IterableDataset[dict[str, Any
         return state
 
     def load_state_dict(self, obj: Mapping[str, Any]) -> None:
-        """Let the next epoch go on where a state was taken, by this library or by the reference.
+        """Continue with the next epoch where a state was taken, by this library or by the reference.
 
         Raises:
             StateMismatchError: It is no such state, or another configuration wrote it.
-            ConfigurationError: The place does not fit this world.
+            ConfigurationError: Its position does not fit this world.
         """
         place = resume_point_of(obj)
         if "fingerprint" in obj:

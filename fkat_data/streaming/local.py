@@ -1,4 +1,4 @@
-"""Samples of a dataset on this machine by their numbers, without an order of its own."""
+"""A map-style dataset of shards on this machine."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +17,9 @@ __all__ = ["LocalDataset"]
 
 
 class LocalDataset(Dataset[dict[str, Any]]):
-    """A dataset of shards in a directory, as a map-style dataset: for looking around, and for any other sampler.
+    """A map-style dataset of the shards in a directory, to inspect them or to use with any sampler.
 
-    Samples are dicts from column to value, in the order in which they were written. It pickles without what is open.
+    Samples are dicts from column to value, in the order of writing. The dataset pickles without its open shards.
 
     Args:
         local: The directory.
@@ -29,9 +29,9 @@ class LocalDataset(Dataset[dict[str, Any]]):
         writable: Whether arrays belong to the caller; otherwise they are read-only views of the shard.
 
     Raises:
-        ConfigurationError: An argument is none of these, or a column holds pickles.
-        ShardNotFoundError: There is no index.
-        ShardCorruptError: The index makes no sense, or there are no samples.
+        ConfigurationError: An argument is invalid, or a column holds pickles.
+        ShardNotFoundError: The directory has no index.
+        ShardCorruptError: The index is malformed, or has no samples.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class LocalDataset(Dataset[dict[str, Any]]):
         """Return a sample by its number, or samples by a slice, or by a list or array of numbers, nested or not.
 
         Raises:
-            IndexError: There is no such sample.
-            ConfigurationError: It is none of these.
-            ShardCorruptError: A shard's content contradicts what it says of itself.
+            IndexError: The sample does not exist.
+            ConfigurationError: The index has another type.
+            ShardCorruptError: A shard contradicts itself.
         """
         return index_tree(index, len(self), self._shards)
 

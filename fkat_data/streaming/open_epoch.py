@@ -11,15 +11,15 @@ __all__ = ["open_epoch"]
 def open_epoch(epoch: str, **options: Any) -> StreamingDataset:
     """Return a dataset whose next epoch is the given one.
 
-    As the ``dataset_generator`` of a ``DataLoaderFactory`` it lets a ``ShardedDataLoader`` read epochs as its shards,
-    in its workers; every rank is given the same epochs, and reads its own part of each.
+    As the ``dataset_generator`` of a ``DataLoaderFactory`` it makes each epoch a shard of a ``ShardedDataLoader``,
+    which its workers read. All ranks get the same epochs, and each reads its own part of them.
 
     Args:
-        epoch: The epoch's number, as text.
-        **options: Those of ``StreamingDataset``.
+        epoch: The number of the epoch as text.
+        **options: The options of ``StreamingDataset``.
 
     Raises:
-        ConfigurationError: It is no number, or an option does not work.
+        ConfigurationError: ``epoch`` is no number, or an option is invalid.
         Exception: Whatever ``StreamingDataset`` raises.
     """
     if not isinstance(epoch, str) or not epoch.isdecimal():

@@ -287,7 +287,7 @@ def test_a_dataset_that_was_written_again_replaces_what_was_kept(tmp_path, serve
 
 
 def test_a_dataset_that_is_written_again_while_it_is_read_is_noticed(tmp_path, serve, monkeypatch):
-    monkeypatch.setattr("fkat_data.streaming.reading.cached_source._LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr("fkat_data.streaming.reading.cached_source._CHECK_INTERVAL_S", 0.0)
     remote = tmp_path / "remote"
     write(remote, 40, first=10)
     server = serve(remote)
@@ -325,7 +325,7 @@ def test_a_cache_is_read_while_its_store_is_down(data, serve, tmp_path, caplog):
     whole = epoch(remote=server.url, local=local)
     server.down()
     assert epoch(remote=server.url, local=local, download_retry=0) == whole
-    assert "as it was" in caplog.text
+    assert "from its copy" in caplog.text
 
 
 def test_a_wall_clock_that_jumps_changes_nothing(data, serve, tmp_path, monkeypatch):

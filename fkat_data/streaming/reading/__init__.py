@@ -1,1 +1,1 @@
-"""From a sample's number to its bytes: which shard has it, where the shard is, and who keeps it open."""
+"""Read a sample by its number: find its shard, fetch it and keep it open. Internal to ``fkat_data.streaming``."""

@@ -1,4 +1,4 @@
-"""Shards that come from elsewhere, by way of a directory that the processes of a node share."""
+"""Shards of a store, cached in a directory that the processes of a node share."""
 
 import logging
 import time
@@ -23,20 +23,20 @@ __all__ = ["CachedSource", "Evictable", "names_of"]
 _logger = logging.getLogger(__name__)
 
 _LARGEST_INDEX_BYTES = 256 << 20
-#: So often at most, when a file has come, the store is asked whether the dataset is still the same.
-_LOOK_AGAIN_S = 30.0
-#: A compressed file may be evicted before it is opened; by now the limit is too small for anything.
+#: The shortest interval between two checks, after a download, that the dataset is still the same.
+_CHECK_INTERVAL_S = 30.0
+#: Another process may evict a compressed file before it is opened. After this many times the limit is too small.
 _MOST_FETCHES = 10
 
 
 class Evictable:
-    """Which files of a room may be evicted: those of shards, which can be fetched again, and not the indices."""
+    """Decides which files of a cache may be evicted: those of shards, which can be fetched again, and no index."""
 
     def __init__(self) -> None:
         self._names: dict[str, frozenset[str]] = {}
 
     def add(self, directory: Path, entries: Iterable[ShardEntry]) -> None:
-        """Let the files of a directory's shards be evicted."""
+        """Allow the eviction of a directory's shards."""
         self._names[str(directory)] = frozenset(names_of(entries))
 
     def __call__(self, directory: Path, name: str) -> bool:
@@ -45,18 +45,18 @@ class Evictable:
 
 
 class CachedSource:
-    """A stream's shards in a store, kept in a directory of this node. It pickles; threads and processes may share it.
+    """A stream's shards in a store, cached in a directory of this node. It pickles; threads and processes may share it.
 
     Args:
-        store: Where they come from.
-        directory: Where they are kept, one of the room's.
-        room: What that directory and others may take.
-        evictable: Told which files may be evicted.
-        validate_hash: The hash of the index that files are compared with; None: their sizes alone.
-        keep_zip: Whether compressed files stay once they are decompressed.
+        store: The store.
+        directory: The directory of the cache, one of the budget's.
+        budget: What that directory and others may take.
+        evictable: Collects the files that may be evicted.
+        validate_hash: The hash of the index to compare files with; None: compare their sizes alone.
+        keep_zip: Whether compressed files stay after they are decompressed.
 
     Attributes:
-        directory: Where the files are.
+        directory: The directory of the files.
     """
 
     is_immediate = False
@@ -65,7 +65,7 @@ class CachedSource:
         self,
         store: Store,
         directory: Path,
-        room: CacheBudget,
+        budget: CacheBudget,
         evictable: Evictable,
         *,
         validate_hash: str | None,
@@ -76,58 +76,57 @@ class CachedSource:
         self._evictable = evictable
         self._validate_hash = validate_hash
         self._keep_zip = keep_zip
-        self._cache = Cache(directory, room)
-        self._generation = DatasetVersion(directory)
+        self._cache = Cache(directory, budget)
+        self._dataset_version = DatasetVersion(directory)
         self.directory = self._cache.directory
         self._version = ""
-        self._looked_at_s = 0.0
+        self._checked_at_s = 0.0
 
     def read_index(self) -> list[ShardEntry]:
-        """Return what the index says of the shards, in its order.
+        """Return what the index says about the shards, in its order.
 
-        The copy in the directory is used if the store says that it is up to date, if it has none any more, or is not to
-        be reached. What belongs to another state of the dataset is removed.
+        Uses the copy in the directory if the store reports the same version, no longer has an index, or is
+        unreachable. Removes files that belong to another version of the dataset.
 
         Raises:
-            ConfigurationError: Another process uses the directory for another state of the dataset.
-            ShardNotFoundError: There is no index, here or there.
-            ShardCorruptError: It makes no sense.
-            DownloadError: The store cannot be asked, and there is no copy.
+            ConfigurationError: Another process uses the directory for another version of the dataset.
+            ShardNotFoundError: Neither the store nor the directory has an index.
+            ShardCorruptError: The index is malformed.
+            DownloadError: The store does not answer, and there is no copy.
             OSError: The directory cannot be written.
         """
         path = self.directory / INDEX_NAME
         try:
-            recorded = self._generation.recorded if path.is_file() else None
+            recorded = self._dataset_version.recorded if path.is_file() else None
             version = "" if recorded is None else self._timed_version()
             if not version or recorded != version:
                 return self._replaced(*self._read_twice())
         except (DownloadError, ShardNotFoundError) as error:
-            # A store that refuses is not down: that is a mistake of the configuration.
+            # A store that refuses is up: the configuration is wrong.
             if (isinstance(error, DownloadError) and error.is_refused) or not path.is_file():
                 raise
-            _logger.warning("the index of %s is read from %s, as it was: %s", self._store.url, self.directory, error)
+            _logger.warning("reading the index of %s from its copy in %s: %s", self._store.url, self.directory, error)
             version = ""
         entries = read_index(path)
-        self._adopt(version, self._generation.recorded or _digest_of(path.read_bytes()), entries)
+        self._adopt(version, self._dataset_version.recorded or _digest_of(path.read_bytes()), entries)
         return entries
 
     def fetch(self, entry: ShardEntry, *, wait: bool = True) -> Path | None:
-        """Make a shard's raw files be there; return their directory.
+        """Fetch a shard's raw files unless they are there; return their directory.
 
         Args:
             entry: The shard.
-            wait: Whether to wait while another process fetches it; if not, None is returned then.
+            wait: Whether to wait while another process fetches the shard; if not, None is returned instead.
 
         Raises:
-            ConfigurationError: The index has no hash of the kind that files are to be compared with; or the cache's
-                limit is too small.
-            ShardNotFoundError: The store does not have it.
-            ShardCorruptError: A file's content is not what the index says; or the dataset was written again.
-            DownloadError: It did not arrive.
+            ConfigurationError: The index lacks the hash to compare files with; or the cache's limit is too small.
+            ShardNotFoundError: The store does not have the shard.
+            ShardCorruptError: A file differs from what the index says; or the dataset was written again.
+            DownloadError: The shard did not arrive.
             CacheFullError: The disk is full.
             OSError: A file cannot be written.
         """
-        self._generation.hold()
+        self._dataset_version.hold()
         for raw, compressed in entry.files:
             if compressed is None:
                 fill = partial(self._download, raw)
@@ -145,11 +144,11 @@ class CachedSource:
             self._cache.touch(raw.basename)
 
     def is_there(self, entry: ShardEntry) -> bool:
-        """Return whether a shard's raw files are there."""
+        """Return whether a shard's raw files are in the directory."""
         return all(self._cache.has(raw.basename, raw.bytes) for raw, _ in entry.files)
 
     def evict(self, entry: ShardEntry) -> int:
-        """Remove a shard's files from this node; return how many bytes they had.
+        """Remove a shard's files from this node; return their size in bytes.
 
         Raises:
             OSError: A file cannot be removed.
@@ -160,10 +159,10 @@ class CachedSource:
         try:
             self._store.download(info.basename, file, info, self._validate_hash)
         except (DownloadError, ShardCorruptError, ShardNotFoundError):
-            # A reason that says more than another size or hash does.
-            self._check_generation(at_once=True)
+            # That the dataset was written again explains more than a wrong size or hash.
+            self._check_version(at_once=True)
             raise
-        self._check_generation()
+        self._check_version()
 
     def _decompress(self, raw: FileInfo, compressed: FileInfo, compression: str, file: BinaryIO) -> None:
         for _ in range(_MOST_FETCHES):
@@ -171,22 +170,28 @@ class CachedSource:
             try:
                 decompress_into(compression, path or self.directory / compressed.basename, file, raw)
             except FileNotFoundError:
-                # Another process has evicted it in this instant; nothing is written yet.
+                # Another process has just evicted it; nothing is written yet.
                 continue
             except ShardCorruptError:
-                # A damaged file that was here before: the next one to ask fetches it.
+                # The file in the cache is damaged: the next caller fetches it again.
                 self._cache.remove(compressed.basename)
                 raise
             else:
                 return
-        raise ShardNotFoundError(compressed.basename, f"evicted from {self.directory} as soon as it is there")
+        raise ShardNotFoundError(
+            compressed.basename, f"evicted from {self.directory} each time before it could be decompressed"
+        )
 
-    def _check_generation(self, *, at_once: bool = False) -> None:
-        """Return if the dataset is the one that the index is of, as far as its store says."""
+    def _check_version(self, *, at_once: bool = False) -> None:
+        """Return if the store still reports the version of the index, or cannot be asked.
+
+        Raises:
+            ShardCorruptError: The dataset was written again.
+        """
         now_s = time.monotonic()
-        if not self._version or (now_s - self._looked_at_s < _LOOK_AGAIN_S and not at_once):
+        if not self._version or (now_s - self._checked_at_s < _CHECK_INTERVAL_S and not at_once):
             return
-        self._looked_at_s = now_s
+        self._checked_at_s = now_s
         try:
             version = self._timed_version()
         except DownloadError:
@@ -195,23 +200,26 @@ class CachedSource:
             version = "no index"
         if version != self._version:
             raise ShardCorruptError.of_field(
-                f"{self._store.url}/{INDEX_NAME}", "version", f"{self._version}: the dataset was written again", version
+                f"{self._store.url}/{INDEX_NAME}",
+                "version",
+                f"{self._version}, from before the dataset was written again",
+                version,
             )
 
     def _read_twice(self) -> tuple[bytes, str]:
         """Return the index and its version.
 
-        Nothing says what size or hash it must have, and a byte that was changed on its way may make another number of
-        it. So it is read twice, at the same time, until both agree.
+        Nothing states the index's own size or hash, and a changed byte may turn a number into another one. So it is
+        read twice at the same time, until both copies agree.
         """
         read = partial(self._store.read, INDEX_NAME, _LARGEST_INDEX_BYTES)
         for _ in range(_MOST_FETCHES):
-            # Not in a pool: a store that does not answer must not keep the process from ending.
+            # Not in a pool: a store that does not answer must not keep the process alive.
             second, version = BackgroundCall(read), BackgroundCall(self._timed_version)
             first = read()
             if first == second.result() and (timed_version := version.result()).startswith(first[1]):
                 return first[0], timed_version
-        raise ShardCorruptError(f"{self._store.url}/{INDEX_NAME}", f"read {2 * _MOST_FETCHES} times, never twice alike")
+        raise ShardCorruptError(f"{self._store.url}/{INDEX_NAME}", f"{_MOST_FETCHES} pairs of downloads differ")
 
     def _timed_version(self) -> str:
         return self._store.version(INDEX_NAME, is_timed=True)
@@ -219,21 +227,21 @@ class CachedSource:
     def _replaced(self, content: bytes, version: str) -> list[ShardEntry]:
         entries = parse_index(content, f"{self._store.url}/{INDEX_NAME}")
         path = self.directory / INDEX_NAME
-        if self._generation.recorded is None and path.is_file() and path.read_bytes() != content:
-            # The files are those of an index that nobody has taken note of.
-            self._generation.adopt(_digest_of(path.read_bytes()), partial(_names_before, path, entries))
+        if self._dataset_version.recorded is None and path.is_file() and path.read_bytes() != content:
+            # The files belong to an index whose version no process has recorded.
+            self._dataset_version.adopt(_digest_of(path.read_bytes()), partial(_names_before, path, entries))
         self._adopt(version, version or _digest_of(content), entries)
         self._cache.get(INDEX_NAME, len(content), lambda file: _write(file, content))
         return entries
 
     def _adopt(self, version: str, recorded: str, entries: list[ShardEntry]) -> None:
-        self._generation.adopt(recorded, partial(_names_before, self.directory / INDEX_NAME, entries))
+        self._dataset_version.adopt(recorded, partial(_names_before, self.directory / INDEX_NAME, entries))
         self._evictable.add(self._given, entries)
         self._version = version
-        self._looked_at_s = time.monotonic()
+        self._checked_at_s = time.monotonic()
 
     def __getstate__(self) -> Mapping[str, object]:
-        return self.__dict__ | {"_looked_at_s": 0.0}
+        return self.__dict__ | {"_checked_at_s": 0.0}
 
 
 def names_of(entries: Iterable[ShardEntry]) -> list[str]:
@@ -242,13 +250,13 @@ def names_of(entries: Iterable[ShardEntry]) -> list[str]:
 
 
 def _names_before(path: Path, entries: list[ShardEntry], version: str) -> list[str]:
-    """Return the names of what an earlier index had, and of what the present one has: no name may stay."""
+    """Return the names of the files of an earlier index and of the present one: none of them may stay."""
     del version
     before: list[ShardEntry] = []
     try:
         before = read_index(path)
     except ShardError as error:
-        _logger.warning("what it names stays where it is: %s", error)
+        _logger.warning("files of an unreadable index stay in the cache: %s", error)
     return list(dict.fromkeys(names_of([*before, *entries])))
 
 

@@ -1,4 +1,4 @@
-"""What the indices of all streams say, and which shard and row a sample is."""
+"""The shards of all streams, and the shard and row of each sample."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -19,43 +19,43 @@ __all__ = ["Catalog"]
 
 _Integers = npt.NDArray[np.int64]
 
-#: As the reference asks: one that is read, one that is fetched, and as many again.
+#: As in the reference: one shard that is read, one that is fetched, and two more.
 _SHARDS_AT_LEAST = 4
 
 
 class Catalog:
-    """The shards of all streams, numbered through.
+    """The shards of all streams, numbered consecutively.
 
     Args:
-        streams: The streams, with nothing left open.
+        streams: The streams, with every setting filled in.
         allow_unsafe_types: Whether columns of pickles may be read.
-        cache_limit: Bytes that the shards kept on this node may take; None: as much as there is.
+        cache_limit: Bytes that the shards cached on this node may take; None: no limit.
 
     Raises:
-        ConfigurationError: A shard has a column of pickles, and they are not allowed; the index lacks the hash that
-            files are to be compared with; a directory cannot be a cache; or its limit is too small.
+        ConfigurationError: A shard has a column of pickles, and they are not allowed; the index lacks the hash to
+            compare files with; a directory cannot be a cache; or the limit is too small.
         ShardNotFoundError: A stream has no index.
-        ShardCorruptError: An index makes no sense, or a stream has no samples.
-        DownloadError: A store does not hand over its index.
+        ShardCorruptError: An index is malformed, or a stream has no samples.
+        DownloadError: A store does not deliver its index.
 
     Attributes:
-        sources: Where each stream's shards come from.
-        room: What the shards kept on this node take; None if all are read where they are.
-        entries: What the indices say, shard by shard.
+        sources: The source of each stream's shards.
+        cache_budget: What the shards cached on this node take; None if all are read in place.
+        entries: What the indices say about each shard.
         stream_per_shard: The stream of each shard.
         samples_per_shard: Samples of each shard.
         shards_per_stream: Shards of each stream.
-        spanner: From a sample's number to its shard and row.
+        spanner: Maps a sample's number to its shard and row.
     """
 
     def __init__(self, streams: Sequence[Stream], *, allow_unsafe_types: bool, cache_limit: int | None = None) -> None:
-        self.sources, self.room = sources_of(streams)
+        self.sources, self.cache_budget = sources_of(streams)
         self.entries: list[ShardEntry] = []
         counts: list[int] = []
         for stream, source in zip(streams, self.sources, strict=True):
             entries = source.read_index()
             if not sum(entry.samples for entry in entries):
-                raise ShardCorruptError(str(source.directory), "it has no samples")
+                raise ShardCorruptError(str(source.directory), "the dataset has no samples")
             if not allow_unsafe_types:
                 _check_safe(entries)
             _check_hashes(entries, stream.validate_hash)
@@ -65,10 +65,10 @@ class Catalog:
         self.stream_per_shard: _Integers = np.repeat(np.arange(len(counts)), counts)
         self.samples_per_shard: _Integers = np.array([entry.samples for entry in self.entries], np.int64)
         self.spanner = Spanner(self.samples_per_shard)
-        if self.room is not None and cache_limit is not None:
+        if self.cache_budget is not None and cache_limit is not None:
             _check_limit(cache_limit, self.entries, self.sources)
-            # Not before: an index has to be there to tell whether it will do.
-            self.room.limit_bytes = cache_limit
+            # Not before: the check of the limit needs the indices.
+            self.cache_budget.limit_bytes = cache_limit
 
     @property
     def is_immediate(self) -> bool:
@@ -76,12 +76,12 @@ class Catalog:
         return all(source.is_immediate for source in self.sources)
 
     def shards_of(self, sample_ids: _Integers) -> list[int]:
-        """Return the shards of samples, each once, in the order of the samples."""
+        """Return the shards of samples, each once, in the order of their first samples."""
         shards, _ = self.spanner.locate(sample_ids)
         return list(dict.fromkeys(shards.tolist()))
 
     def source_of(self, shard: int) -> ShardSource:
-        """Return where a shard comes from."""
+        """Return the source of a shard."""
         return self.sources[int(self.stream_per_shard[shard])]
 
     @property
@@ -124,8 +124,8 @@ def _check_limit(limit_bytes: int, entries: Sequence[ShardEntry], sources: Seque
         raise ConfigurationError(
             "cache_limit",
             limit_bytes,
-            f"at least {needed_bytes}: the indices, and {_SHARDS_AT_LEAST} times the largest shard, "
-            f"{largest.raw_data.basename} with {_kept_bytes(largest)} bytes",
+            f"at least {needed_bytes}: the indices and {_SHARDS_AT_LEAST} times the largest shard, "
+            f"{largest.raw_data.basename} of {_kept_bytes(largest)} bytes",
         )
 
 
@@ -143,16 +143,16 @@ def _check_hashes(entries: Sequence[ShardEntry], algorithm: str | None) -> None:
     for entry in entries:
         for info in (info for pair in entry.files for info in pair if info is not None):
             if algorithm not in info.hashes:
-                there = ", ".join(info.hashes) or "none"
+                known = ", ".join(info.hashes) or "none"
                 raise ConfigurationError(
-                    "validate_hash", algorithm, f"a hash that the index has of {info.basename} ({there})"
+                    "validate_hash", algorithm, f"a hash that the index has for {info.basename} ({known})"
                 )
 
 
 def _check_safe(entries: Sequence[ShardEntry]) -> None:
     last = None
     for entry in entries:
-        # What shards have in common is one object.
+        # Shards with equal columns share one object.
         if entry.columns is not last:
             check_safe(entry)
             last = entry.columns

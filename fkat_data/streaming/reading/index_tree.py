@@ -1,4 +1,4 @@
-"""Samples by whatever NumPy's indexing takes: a number, a slice, a list or an array of numbers, nested or not."""
+"""Look up samples by a number, a slice, or a list or array of numbers, nested or not, as NumPy's indexing does."""
 
 import operator
 from typing import Any, cast
@@ -12,16 +12,16 @@ __all__ = ["index_tree"]
 
 
 def index_tree(index: Any, num_samples: int, shards: OpenShards) -> Any:
-    """Return the sample at an index, or lists of samples, nested as the index is.
+    """Return the sample at an index, or lists of samples with the nesting of the index.
 
     Args:
         index: From ``-num_samples`` to ``num_samples - 1``, or a slice, list, tuple or array.
         num_samples: Number of samples.
-        shards: Where they are.
+        shards: The open shards.
 
     Raises:
-        IndexError: There is no such sample.
-        ConfigurationError: It is no index.
+        IndexError: The sample does not exist.
+        ConfigurationError: The index has another type.
     """
     if isinstance(index, slice):
         return shards.samples(np.arange(num_samples)[index])

@@ -1,4 +1,4 @@
-"""Samples by their numbers: shards opened when they are needed, and as many rows of each at once as there are."""
+"""Read samples by their numbers: open shards on demand, and read many rows of a shard together."""
 
 import resource
 import time
@@ -28,18 +28,18 @@ _Part = TypeVar("_Part")
 # torch's annotation of it is partial.
 _collate = cast("Callable[[list[Any]], Any]", data.default_collate)
 
-#: Each takes a descriptor.
+#: Each open shard takes a file descriptor.
 _MOST_OPEN = 4096
 #: Shards that are fetched at a time.
 _NUM_THREADS = 8
-#: A shard in use counts as used again after so long.
+#: The interval at which a shard in use is marked as used.
 _TOUCH_S = 1.0
-#: So often a shard may be evicted before it is opened.
+#: How often a shard may be evicted before it is opened.
 _MOST_FETCHES = 10
 
 
 class OpenShards:
-    """The samples of a catalog. It pickles without the shards that are open.
+    """The samples of a catalog. It pickles without its open shards.
 
     Args:
         catalog: The shards.
@@ -58,8 +58,8 @@ class OpenShards:
         self._readers: OrderedDict[int, ShardReader] = OrderedDict()
         self._most_open = _most_open()
         self._touched_s: dict[int, float] = {}
-        self._ahead: ReadAhead[ShardReader] | None = None
-        self._following: ReadAhead[Any] | None = None
+        self._openers: ReadAhead[ShardReader] | None = None
+        self._read_ahead: ReadAhead[Any] | None = None
         self._failed_shard: int | None = None
 
     def sample(self, sample_id: int) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class OpenShards:
         return found
 
     def in_turn(self, sample_ids: _Integers) -> Iterable[dict[str, Any]]:
-        """Return samples that are read together; where that fails, those before the one at fault come first."""
+        """Return samples, read together. If that fails, the samples before the faulty one still come first."""
 
         def parts() -> list[_Integers]:
             return [sample_ids[place : place + 1] for place in range(len(sample_ids))]
@@ -84,12 +84,12 @@ class OpenShards:
         return self._in_order(parts, lambda: self.samples(sample_ids), lambda ids: self.samples(ids)[0])
 
     def collated(self, batches: Sequence[_Integers]) -> Iterable[Any]:
-        """Return batches as torch's default collate makes them of the samples, all of them read at once.
+        """Return batches as torch's default collate makes them, read together.
 
-        Where that fails, the batches before the one at fault come first.
+        If that fails, the batches before the faulty one still come first.
 
         Args:
-            batches: The ids of each batch, of which none is empty.
+            batches: The ids of each batch; none is empty.
         """
         return self._in_order(lambda: batches, lambda: self._collated(batches), lambda ids: self._collated([ids])[0])
 
@@ -113,30 +113,30 @@ class OpenShards:
         most_bytes: int | None,
         is_opened: bool,
     ) -> Iterator[_Part]:
-        """Yield parts as they come, while the shards of those that follow are fetched in threads.
+        """Yield parts as they come, while threads fetch the shards of the parts that follow.
 
-        Of one object, the last of these iterators does so.
+        Only the latest of these iterators fetches ahead.
 
         Args:
-            parts: What will be read, and is read before the next one is asked for.
-            ids_of: From a part to its samples.
-            num_ahead: Samples that are looked ahead.
-            most_bytes: What the shards may have that are fetched ahead, about; None: as much as it is.
-            is_opened: Whether this process will read them; if not, they are only fetched.
+            parts: What will be read; the caller reads each part before it takes the next.
+            ids_of: Maps a part to its samples.
+            num_ahead: Samples to look ahead.
+            most_bytes: The approximate size of the shards that are fetched ahead; None: no limit.
+            is_opened: Whether this process will read the shards; if not, they are only fetched.
 
         Raises:
-            Exception: Where a shard is read that could not be fetched: whatever was wrong.
+            Exception: Why a shard could not be fetched, when it is read.
         """
-        self._end_ahead()
+        self._end_read_ahead()
         if self._catalog.is_immediate:
             yield from parts
             return
         ahead: ReadAhead[Any]
         if is_opened:
-            ahead = self._ahead = ReadAhead(self._open, _NUM_THREADS)
+            ahead = self._openers = ReadAhead(self._open, _NUM_THREADS)
         else:
             ahead = ReadAhead(self._fetch, _NUM_THREADS, is_kept=False)
-        self._following = ahead
+        self._read_ahead = ahead
 
         def needed(part: _Part) -> tuple[list[int], int]:
             ids = ids_of(part)
@@ -150,19 +150,19 @@ class OpenShards:
         try:
             yield from ahead.follow(parts, needed, num_ahead)
         finally:
-            if self._following is ahead:
-                self._end_ahead()
+            if self._read_ahead is ahead:
+                self._end_read_ahead()
 
     def close(self) -> None:
-        """Close all shards; they open again when they are needed."""
-        self._end_ahead()
+        """Close all shards; they reopen when they are needed."""
+        self._end_read_ahead()
         self._readers.clear()
         self._touched_s.clear()
 
-    def _end_ahead(self) -> None:
-        following, self._following, self._ahead = self._following, None, None
-        if following is not None:
-            following.close()
+    def _end_read_ahead(self) -> None:
+        read_ahead, self._read_ahead, self._openers = self._read_ahead, None, None
+        if read_ahead is not None:
+            read_ahead.close()
 
     def _in_order(
         self,
@@ -173,16 +173,16 @@ class OpenShards:
         self._failed_shard = None
         try:
             return together()
-        except Exception as error:  # noqa: BLE001 - raised in its place in the order
+        except Exception as error:  # noqa: BLE001 - raised at its position in the order
             return self._one_by_one(parts(), alone, error)
 
     def _one_by_one(
         self, parts: Sequence[_Integers], read: Callable[[_Integers], _Part], error: Exception
     ) -> Iterator[_Part]:
-        """Yield what is read of parts that could not be read together, up to the one that is at fault.
+        """Read parts one by one that could not be read together, up to the faulty one.
 
         Raises:
-            Exception: What is wrong with a part, in its place. A shard that could not be had is not asked for again.
+            Exception: What is wrong with the faulty part. A shard that failed is not fetched again.
         """
         failed_shard = self._failed_shard
         for sample_ids in parts:
@@ -191,7 +191,7 @@ class OpenShards:
             yield read(sample_ids)
 
     def _is_due(self, shard: int, is_opened: bool) -> bool:
-        """Return whether a shard that is not open is to be fetched, or once more marked as used."""
+        """Return whether to fetch a shard that is not open, or to mark it as used again."""
         if is_opened:
             return True
         now_s = time.monotonic()
@@ -201,7 +201,7 @@ class OpenShards:
         return is_due
 
     def _by_shard(self, sample_ids: _Integers) -> Iterator[tuple[ShardReader, _Integers, _Integers]]:
-        """Yield each shard with the places of its samples in ``sample_ids`` and their rows."""
+        """Yield each shard with the positions of its samples in ``sample_ids`` and their rows."""
         shards, rows = self._catalog.spanner.locate(sample_ids)
         order = np.argsort(shards, kind="stable")
         edges = np.flatnonzero(np.diff(shards[order], prepend=-1)).tolist()
@@ -217,9 +217,9 @@ class OpenShards:
             return reader
         try:
             with reading():
-                found = self._open(shard, True) if self._ahead is None else self._ahead.take(shard)
+                found = self._open(shard, True) if self._openers is None else self._openers.take(shard)
             if found is None:
-                raise RuntimeError(f"shard {shard} was waited for and is not there")
+                raise RuntimeError(f"shard {shard} is missing after it was fetched")
         except Exception:
             self._failed_shard = shard
             raise
@@ -231,7 +231,7 @@ class OpenShards:
         return found
 
     def _open(self, shard: int, wait: bool) -> ShardReader | None:
-        """Fetch a shard and open it, in any thread; None if another process fetches it and it must not wait."""
+        """Fetch and open a shard, in any thread; None if another process fetches it and this must not wait."""
         entry, source = self._catalog.entries[shard], self._catalog.source_of(shard)
         for attempt in range(_MOST_FETCHES):
             directory = source.fetch(entry, wait=wait)
@@ -246,7 +246,7 @@ class OpenShards:
                     writable=self._writable,
                 )
             except ShardNotFoundError:
-                # Another process has evicted it in this instant.
+                # Another process has just evicted it.
                 if source.is_immediate or attempt == _MOST_FETCHES - 1:
                     raise
         return None
@@ -261,15 +261,15 @@ class OpenShards:
             self._catalog.source_of(shard).touch(self._catalog.entries[shard])
 
     def _close_evicted(self) -> None:
-        """Close shards whose files are gone: while they are mapped, the disk has no room for others."""
-        if self._catalog.room is None or self._catalog.room.limit_bytes is None:
+        """Close shards whose files were evicted: a mapped file still takes space on the disk."""
+        if self._catalog.cache_budget is None or self._catalog.cache_budget.limit_bytes is None:
             return
         for shard in list(self._readers)[:-1]:
             if not self._catalog.source_of(shard).is_there(self._catalog.entries[shard]):
                 self._drop(shard)
 
     def _drop(self, shard: int) -> None:
-        # Whoever is reading it goes on; with the last of them, and of the views of it, the file is closed.
+        # A reader in use, and the views that it gave out, keep the file open until the last of them goes.
         del self._readers[shard]
         self._touched_s.pop(shard, None)
 
@@ -277,20 +277,20 @@ class OpenShards:
         return self.__dict__ | {
             "_readers": OrderedDict(),
             "_touched_s": {},
-            "_ahead": None,
-            "_following": None,
+            "_openers": None,
+            "_read_ahead": None,
             "_failed_shard": None,
         }
 
 
 def _most_open() -> int:
-    # Half of what a process may have leaves room for sockets, pipes and the user's own files.
+    # Half of a process's descriptors remain for sockets, pipes and the user's own files.
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return _MOST_OPEN if limit == resource.RLIM_INFINITY else max(1, min(_MOST_OPEN, limit // 2))
 
 
 def _joined(groups: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the columns of several shards end to end; None where they are not alike."""
+    """Return the columns of several shards end to end; None if they differ in kind."""
     first = groups[0]
     if len(groups) == 1:
         return first
@@ -336,7 +336,7 @@ def _batch(columns: dict[str, Any], places: _Integers) -> dict[str, Any]:
 
 
 def _own(value: Any) -> Any:
-    # torch warns of arrays that are read-only, which views of a shard are.
+    # torch warns about read-only arrays, and views of a shard are read-only.
     if not isinstance(value, np.ndarray):
         return value
     array = cast("npt.NDArray[Any]", value)

@@ -1,4 +1,4 @@
-"""Shards made ready in threads, in the order in which they will be needed."""
+"""Prepare shards in threads, in the order in which they will be needed."""
 
 import threading
 from collections import deque
@@ -10,24 +10,22 @@ __all__ = ["ReadAhead"]
 _Ready = TypeVar("_Ready")
 _Part = TypeVar("_Part")
 
-#: So often a shard that another process makes ready is looked at.
+#: The interval at which a shard that another process prepares is tried again.
 _BUSY_S = 0.02
-#: A thread that has had nothing to do for so long ends; the next shard starts another.
-_IDLE_S = 5.0
 
 
 class ReadAhead(Generic[_Ready]):
-    """Makes shards ready before they are asked for.
+    """Prepares shards before they are taken.
 
-    A shard that another process is making ready is put behind the others, so that the processes of a node do not
-    wait for one another's downloads but begin others. What fails is raised where the shard is asked for, and nowhere
-    else. One thread asks; the threads that make ready end with the process, wherever they are.
+    A shard that another process is preparing moves behind the others, so that the processes of a node begin different
+    downloads instead of waiting for the same one. An error is raised where its shard is taken, and only there. One
+    thread takes; the threads that prepare are daemons.
 
     Args:
-        prepare: Called in a thread with a shard, and with whether to wait for another process; returns what ``take``
-            returns, or None where another process is at it and it must not wait.
-        num_threads: Shards that are made ready at a time.
-        is_kept: Whether anybody will ask; if not, what comes of it is forgotten, errors too.
+        prepare: Called in a thread with a shard, and with whether to wait for another process. Returns what ``take``
+            returns; or None if another process is preparing the shard and it must not wait.
+        num_threads: Shards that are prepared at a time.
+        is_kept: Whether results are kept for ``take``; if not, they are dropped, errors too.
     """
 
     def __init__(
@@ -37,25 +35,25 @@ class ReadAhead(Generic[_Ready]):
         self._num_threads = num_threads
         self._is_kept = is_kept
         self._lock = threading.Lock()
-        self._offered = threading.Condition(self._lock)  # threads wait for something to do
-        self._settled = threading.Condition(self._lock)  # whoever asks waits for a shard in work
+        self._offered = threading.Condition(self._lock)  # threads wait for a shard that no other process prepares
+        self._settled = threading.Condition(self._lock)  # ``take`` waits for a shard in work
         self._wanted: dict[int, None] = {}  # in the order of need
         self._in_work: set[int] = set()
         self._ready: dict[int, _Ready] = {}
         self._failed: dict[int, BaseException] = {}
         self._first: set[int] = set()
-        self._num_running = self._num_idle = self._num_refused = 0
+        self._num_running = self._num_refused = 0
         self._is_closed = False
 
     def follow(
         self, parts: Iterable[_Part], shards_of: Callable[[_Part], tuple[Iterable[int], int]], num_ahead: int
     ) -> Iterator[_Part]:
-        """Yield parts as they come, while the shards of those that follow are made ready.
+        """Yield parts as they come, while the shards of the parts that follow are prepared.
 
         Args:
             parts: What will be read.
-            shards_of: From a part to its shards, in the order of need, and to its weight.
-            num_ahead: What the parts that follow, and whose shards are made ready, weigh together, at least.
+            shards_of: Maps a part to its shards, in the order of need, and to its weight.
+            num_ahead: The least total weight of the parts whose shards are prepared ahead.
         """
         queue: deque[tuple[_Part, int]] = deque()
         queued_weight = 0
@@ -74,12 +72,12 @@ class ReadAhead(Generic[_Ready]):
             yield queue.popleft()[0]
 
     def want(self, shards: Iterable[int], *, is_first: bool = False) -> None:
-        """Let shards be made ready after those that were wanted before; one that is ready, or has failed, is left.
+        """Queue shards behind those that were wanted before, except those that are ready or have failed.
 
         Args:
             shards: The shards.
-            is_first: Whether nothing else is begun before they are ready: at the start everything waits for them, and
-                what shares the way with them makes them late.
+            is_first: Whether no other shard begins before these are ready. At the start the caller waits for them,
+                and other downloads would slow them down.
         """
         with self._lock:
             for shard in shards:
@@ -92,10 +90,10 @@ class ReadAhead(Generic[_Ready]):
             self._offered.notify_all()
 
     def take(self, shard: int) -> _Ready:
-        """Return a shard that is ready, once it is; one that nobody has begun is made ready here and now.
+        """Return a prepared shard; wait for one in work, and prepare one that no thread has begun.
 
         Raises:
-            Exception: What went wrong when it was made ready.
+            Exception: Why the shard could not be prepared.
         """
         with self._lock:
             while shard in self._in_work:
@@ -108,11 +106,11 @@ class ReadAhead(Generic[_Ready]):
             raise failure
         ready = self._prepare(shard, True)
         if ready is None:
-            raise RuntimeError(f"shard {shard} was not made ready")
+            raise RuntimeError(f"shard {shard} was not prepared")
         return ready
 
     def close(self) -> list[_Ready]:
-        """Let nothing more be begun; return what is ready and was not taken. Does not wait for what is in work."""
+        """Begin no more shards; return those that are ready. Does not wait for those in work."""
         with self._lock:
             self._is_closed = True
             self._wanted.clear()
@@ -123,8 +121,11 @@ class ReadAhead(Generic[_Ready]):
         return ready
 
     def _start(self) -> None:
-        num_needed = min(self._num_threads, self._num_running - self._num_idle + len(self._wanted))
-        while self._num_running < num_needed and not self._is_closed:
+        """Start the threads that are missing. The caller holds the lock."""
+        shard = next(iter(self._wanted), None)
+        if shard is None or self._is_closed or not self._may_begin(shard):
+            return
+        while self._num_running < min(self._num_threads, len(self._in_work) + len(self._wanted)):
             self._num_running += 1
             # As daemons: a process must be able to end while a store does not answer.
             threading.Thread(target=self._run, name="fkat-read-ahead", daemon=True).start()
@@ -135,26 +136,23 @@ class ReadAhead(Generic[_Ready]):
             failure: BaseException | None = None
             try:
                 ready = self._prepare(shard, False)
-            except BaseException as error:  # noqa: BLE001 - raised where the shard is asked for
+            except BaseException as error:  # noqa: BLE001 - raised where the shard is taken
                 failure = error
             self._settle(shard, ready, failure)
 
     def _next(self) -> int | None:
-        """Return what to do next; None when there has been nothing for a while, and the thread is to end."""
+        """Return the shard to prepare next; None if there is none and the thread has to end."""
         with self._lock:
-            while not self._is_closed:
-                shard = next(iter(self._wanted), None)
-                if shard is not None and len(self._wanted) > self._num_refused and self._may_begin(shard):
+            while self._wanted and not self._is_closed:
+                shard = next(iter(self._wanted))
+                if not self._may_begin(shard):
+                    break  # ``_settle`` starts threads again
+                if len(self._wanted) > self._num_refused:
                     del self._wanted[shard]
                     self._in_work.add(shard)
                     return shard
-                # Nothing is wanted, or nothing that may be begun, or all that is wanted is in other processes' hands.
-                is_refused = bool(self._wanted)
-                self._num_idle += 1
-                is_offered = self._offered.wait(_BUSY_S if is_refused else _IDLE_S)
-                self._num_idle -= 1
-                if not is_offered and not is_refused:
-                    break
+                # Other processes are preparing every shard that is wanted.
+                self._offered.wait(_BUSY_S)
                 self._num_refused = 0
             self._num_running -= 1
             return None
@@ -176,6 +174,5 @@ class ReadAhead(Generic[_Ready]):
                 self._failed[shard] = failure
             elif ready is not None:
                 self._ready[shard] = ready
-            if shard in self._first and self._first.isdisjoint(self._in_work):
-                self._offered.notify_all()
+            self._start()
             self._settled.notify_all()

@@ -1,4 +1,4 @@
-"""Where a stream's shards come from: the one interface between reading and wherever the files are kept."""
+"""The sources of a stream's shards: the interface between reading and the place of the files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,26 +19,26 @@ __all__ = ["DirectorySource", "ShardSource", "sources_of"]
 
 
 class ShardSource(Protocol):
-    """A stream's shards, wherever they are kept. It pickles, and may be used by many threads and processes at a time.
+    """The source of a stream's shards. It pickles, and many threads and processes may use it at a time.
 
     Attributes:
         is_immediate: Whether shards need no fetching; known once the index was read.
-        directory: Where the index is, and the raw files of shards that are not compressed.
+        directory: The directory of the index, and of the raw files of uncompressed shards.
     """
 
     is_immediate: bool
     directory: Path
 
     def read_index(self) -> list[ShardEntry]:
-        """Return what the index says of the shards, in its order."""
+        """Return what the index says about the shards, in its order."""
         ...
 
     def fetch(self, entry: ShardEntry, *, wait: bool = True) -> Path | None:
-        """Make a shard's files be there as they are read; return the directory that their basenames belong to.
+        """Fetch a shard's raw files unless they are there; return the directory of their basenames.
 
         Args:
             entry: The shard.
-            wait: Whether to wait while another process fetches it; if not, None is returned then.
+            wait: Whether to wait while another process fetches the shard; if not, None is returned instead.
         """
         ...
 
@@ -51,12 +51,12 @@ class ShardSource(Protocol):
         ...
 
     def evict(self, entry: ShardEntry) -> int:
-        """Remove a shard's files, if they can be fetched again; return how many bytes they had."""
+        """Remove a shard's files if they can be fetched again; return their size in bytes."""
         ...
 
 
 def sources_of(streams: Sequence[Stream]) -> tuple[list[ShardSource], CacheBudget | None]:
-    """Return where streams' shards come from, and what is kept of them on this node; None if nothing is.
+    """Return the source of each stream's shards, and the budget of those cached on this node; None if none are.
 
     Raises:
         ConfigurationError: A URL cannot be opened, or a directory cannot be a cache.
@@ -66,17 +66,19 @@ def sources_of(streams: Sequence[Stream]) -> tuple[list[ShardSource], CacheBudge
     for stream in streams:
         directory = stream.cache_directory
         if directory is not None and remotes.setdefault(directory, stream.remote_location) != stream.remote_location:
-            raise ConfigurationError("local", str(directory), "another directory for each remote: names would meet")
+            raise ConfigurationError(
+                "local", str(directory), "another directory for each remote: their files would overwrite each other"
+            )
         if directory is not None and stream.local_directory is None:
-            # Below the temporary directory of all users: who owns the folder in between could put another one there.
+            # Below the shared temporary directory, the owner of the folder in between could replace this one.
             make_safe(directory.parent)
     kept = list(remotes)
     evictable = Evictable()
-    room = CacheBudget(kept, None, evictable) if kept else None
+    budget = CacheBudget(kept, None, evictable) if kept else None
     sources: list[ShardSource] = []
     for stream in streams:
         directory = stream.cache_directory
-        if directory is None or room is None:
+        if directory is None or budget is None:
             sources.append(_in_place(stream))
             continue
         store = open_store(
@@ -89,20 +91,20 @@ def sources_of(streams: Sequence[Stream]) -> tuple[list[ShardSource], CacheBudge
             CachedSource(
                 store,
                 directory,
-                room,
+                budget,
                 evictable,
                 validate_hash=stream.validate_hash,
                 keep_zip=bool(stream.keep_zip),
             )
         )
-    return sources, room
+    return sources, budget
 
 
 def _in_place(stream: Stream) -> "DirectorySource":
     directory = stream.local_directory or stream.remote_directory
     if directory is None:
-        raise ConfigurationError("local", stream.local, "a directory, where there is no remote")
-    # Read in place, a directory that others may share is not written to.
+        raise ConfigurationError("local", stream.local, "a directory, if there is no remote")
+    # A directory that is read in place may be shared, and is not written to.
     decompressed = directory if stream.local_directory is not None else own_directory(str(directory.absolute()))
     return DirectorySource(directory, decompressed, stream.validate_hash)
 
@@ -131,23 +133,23 @@ class DirectorySource:
         self._validated: set[str] = set()
 
     def read_index(self) -> list[ShardEntry]:
-        """Return what the index says of the shards, in its order.
+        """Return what the index says about the shards, in its order.
 
         Raises:
-            ShardNotFoundError: There is none.
-            ShardCorruptError: It makes no sense.
+            ShardNotFoundError: The directory has no index.
+            ShardCorruptError: The index is malformed.
         """
         entries = read_index(self.directory / INDEX_NAME)
         self.is_immediate = not any(entry.compression for entry in entries)
         return entries
 
     def fetch(self, entry: ShardEntry, *, wait: bool = True) -> Path:
-        """Make a shard's raw files be there; return their directory.
+        """Decompress a shard's files if needed; return the directory of the raw ones.
 
         Raises:
-            ConfigurationError: The index has no hash of the kind that files are to be compared with.
-            ShardNotFoundError: A file is nowhere.
-            ShardCorruptError: A file's size or hash is not what the index says.
+            ConfigurationError: The index lacks the hash to compare files with.
+            ShardNotFoundError: A file is missing.
+            ShardCorruptError: A file's size or hash differs from what the index says.
             OSError: A file cannot be read or written.
         """
         del wait
@@ -175,12 +177,12 @@ class DirectorySource:
         return True
 
     def evict(self, entry: ShardEntry) -> int:
-        """Return 0: what is here may be the only copy."""
+        """Return 0 and remove nothing: these files may be the only copy."""
         del entry
         return 0
 
     def _validate(self, path: Path, info: FileInfo) -> None:
-        # Once in a process: the size is compared whenever the file is opened.
+        # Once in a process. Each opening compares the size.
         if self._validate_hash is not None and info.basename not in self._validated:
             validate_file(path, info, self._validate_hash)
             self._validated.add(info.basename)

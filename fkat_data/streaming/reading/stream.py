@@ -24,35 +24,35 @@ _DEFAULTS = {
     "keep_zip": False,
     "storage_options": None,
 }
-#: A path with a scheme of its own: what is there may be read where it is.
+#: The scheme of this machine's files, which are read in place.
 _OF_THIS_MACHINE = "file"
 
 
 class Stream:
-    """Where a dataset's shards are, and how much an epoch takes of them.
+    """The location of a dataset's shards, and its weight in an epoch.
 
-    What is not given here is taken from the ``StreamingDataset``. A stream may be used in several datasets.
+    The ``StreamingDataset`` supplies the settings that are not given here. Several datasets may use one stream.
 
     Args:
-        remote: The directory that the shards come from: a path, or a URL of any store that fsspec opens.
-        local: The directory of this node that they are kept and read in. None: shards of a store are kept in a folder
-            of the system's temporary directory; a directory of this machine is read where it is.
+        remote: The directory of the shards: a path, or a URL of any store that fsspec opens.
+        local: The directory of this node that caches the shards. None: shards of a store are cached below the system's
+            temporary directory; a directory of this machine is read in place.
         split: A directory within both.
-        proportion: The stream's part of an epoch, in relation to those of the other streams.
-        repeat: How often an epoch shows the stream; 0.5 is half of it.
-        choose: How many samples an epoch takes of it.
-        download_retry: How often a failed download is tried again; a copy from a directory of this machine is not.
+        proportion: The stream's share of an epoch, relative to those of the other streams.
+        repeat: How often an epoch shows the stream; 0.5 shows half of it.
+        choose: The number of samples that an epoch takes from the stream.
+        download_retry: How often a failed download is retried; a copy from a directory of this machine is not.
         download_timeout: Seconds that an attempt may take for each 64 MiB; a copy from a directory of this machine
-            takes what it takes.
-        validate_hash: A hash of the index, such as ``"sha256"``, that files are compared with; None: none, but their
-            sizes always.
-        keep_zip: Whether compressed files stay once they are decompressed.
-        storage_options: What fsspec's file system of ``remote`` takes, such as ``key``, ``secret`` and
-            ``endpoint_url``; what is not given comes from where its library looks.
+            has no limit.
+        validate_hash: The hash of the index, such as ``"sha256"``, to compare files with; None: compare their sizes
+            alone.
+        keep_zip: Whether compressed files stay after they are decompressed.
+        storage_options: The options of fsspec's file system for ``remote``, such as ``key``, ``secret`` and
+            ``endpoint_url``. Its library looks up the others in its usual places.
 
     Raises:
-        ConfigurationError: An argument is none of these, more than one of ``proportion``, ``repeat`` and ``choose`` is
-            given, or ``remote`` is of a scheme that no installed package opens.
+        ConfigurationError: An argument is invalid, more than one of ``proportion``, ``repeat`` and ``choose`` is given,
+            or no installed package opens ``remote``.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Stream:
         self.validate_hash = validate_hash or None
         self.keep_zip = keep_zip
         self.storage_options = storage_options
-        # Now: what cannot be read is an error here and not when training starts.
+        # A remote that cannot be opened is an error here, before training starts.
         if remote is not None:
             open_store(remote, storage_options=storage_options, num_retries=0, timeout_s=1)
         if local is not None and _scheme_of("local", local) is not None:
@@ -101,7 +101,7 @@ class Stream:
 
     @property
     def weight(self) -> StreamWeight:
-        """What was said of the stream's weight."""
+        """The weight of the stream as it was given."""
         for kind in ("proportion", "repeat", "choose"):
             value = getattr(self, kind)
             if value is not None:
@@ -110,7 +110,7 @@ class Stream:
 
     @property
     def remote_location(self) -> str:
-        """Path or URL of the directory that the shards come from, the split included; empty if there is none."""
+        """Path or URL of the directory of the shards, including the split; empty if there is none."""
         if self.remote_directory is not None:
             return str(self.remote_directory)
         location = str(self.remote or "")
@@ -118,17 +118,17 @@ class Stream:
 
     @property
     def remote_directory(self) -> Path | None:
-        """The directory of this machine that the shards come from, the split included; None if there is none."""
+        """The remote as a directory of this machine, including the split; None if it is none."""
         return _below("remote", self.remote, self.split)
 
     @property
     def local_directory(self) -> Path | None:
-        """The directory that the shards are read in, the split included; None if none is given."""
+        """The local directory, including the split; None if none is given."""
         return _below("local", self.local, self.split)
 
     @property
     def cache_directory(self) -> Path | None:
-        """The directory that the shards are kept in, the split included; None if they are read where they are."""
+        """The directory that caches the shards, including the split; None if they are read in place."""
         if not self.remote:
             return None
         local, remote = self.local_directory, self.remote_directory
@@ -137,17 +137,19 @@ class Stream:
         return local or own_directory(self.remote_location)
 
     def filled(self, **defaults: Any) -> "Stream":
-        """Return this stream with what it leaves open filled in.
+        """Return a copy of this stream with its missing settings filled in.
 
         Args:
             **defaults: ``split``, ``download_retry``, ``download_timeout``, ``validate_hash``, ``keep_zip`` and
                 ``storage_options``.
 
         Raises:
-            ConfigurationError: It has neither ``remote`` nor ``local``, or a default does not work.
+            ConfigurationError: The stream has neither ``remote`` nor ``local``, or a default is invalid.
         """
         if not self.remote and not self.local:
-            raise ConfigurationError("streams", "<a stream without remote and local>", "a directory for every stream")
+            raise ConfigurationError(
+                "streams", "<a stream without remote and local>", "remote or local for every stream"
+            )
         settings = {name: getattr(self, name) for name in _DEFAULTS}
         filled = {
             name: settings[name] if settings[name] is not None else defaults.get(name, default)
@@ -170,10 +172,10 @@ def given_streams(
     stream_name: str,
     stream_config: Mapping[str, Any] | None,
 ) -> Sequence[Stream]:
-    """Return the streams that a dataset was given, in one of three ways.
+    """Return the streams of a dataset, from the one of three ways in which they were given.
 
     Raises:
-        ConfigurationError: They were given in none of them, or in several.
+        ConfigurationError: They were given in no way, or in several.
     """
     given = {"streams": streams or None, "remote or local": remote or local or None, "stream_config": stream_config}
     present = {name: value for name, value in given.items() if value is not None}
@@ -196,7 +198,7 @@ def _check_weight(kind: str, value: object) -> None:
 
 
 def _scheme_of(argument: str, location: object) -> str | None:
-    """Return the scheme of a URL; None of a path, and of a URL of this machine's files."""
+    """Return the scheme of a URL; None for a path, and for a URL of this machine's files."""
     if not isinstance(location, (str, Path)) or not str(location):
         raise ConfigurationError(argument, location, "the path or the URL of a directory")
     scheme, separator, _ = str(location).partition("://")
@@ -212,7 +214,7 @@ def _below(argument: str, location: object, split: str | None) -> Path | None:
 
 
 def own_directory(location: str) -> Path:
-    """Return where this user's files of a location are kept if nothing is said: below the temporary directory."""
-    # By user: a directory of another one is refused as a cache.
+    """Return the default directory of this user's files of a location, below the temporary directory."""
+    # By user: a cache refuses the directory of another user.
     name = blake2s(location.encode(), digest_size=16).hexdigest()
     return Path(tempfile.gettempdir()) / f"fkat_data-{os.geteuid()}" / name

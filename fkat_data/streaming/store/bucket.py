@@ -1,4 +1,4 @@
-"""Objects of an S3 bucket, over s3fs and what it stands on."""
+"""Read objects of an S3 bucket, over the client that s3fs makes."""
 
 import asyncio
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ __all__ = ["BucketClient"]
 
 _MOST_READ_BYTES = 1 << 20
 _RANGE_FAILED = (412, 416)
-#: Which of the additional arguments that s3fs may be given are for requests that read.
+#: The arguments of ``s3_additional_kwargs`` that requests for reading take.
 _OF_READING = ("ExpectedBucketOwner", "RequestPayer", "SSECustomerAlgorithm", "SSECustomerKey", "SSECustomerKeyMD5")
 _CONFIGURATION = {
-    # The one loop that tries again is ours.
+    # ``with_attempts`` is the only loop that retries.
     "retries": {"total_max_attempts": 1, "mode": "standard"},
     "connect_timeout": LONGEST_SILENCE_S,
     "read_timeout": LONGEST_SILENCE_S + 1,
@@ -31,16 +31,16 @@ _CONFIGURATION = {
 class BucketClient:
     """A directory of a bucket.
 
-    Credentials and connections come from s3fs, so that its options hold; requests are made here, because s3fs tries
-    them again by itself, and reads answers whole.
+    s3fs finds credentials and makes the connections, so that its options hold. This client sends the requests itself,
+    because s3fs retries on its own and reads whole answers.
 
     Args:
         bucket: The bucket.
         prefix: The directory within it, with a slash at its end unless it is empty.
-        options: What ``S3FileSystem`` takes.
+        options: The options of ``S3FileSystem``.
 
     Raises:
-        TimeoutError: Credentials were not found within 30 s.
+        TimeoutError: The search for credentials takes longer than 30 s.
     """
 
     def __init__(self, bucket: str, prefix: str, options: Mapping[str, Any]) -> None:
@@ -52,15 +52,15 @@ class BucketClient:
         self._bucket = bucket
         self._prefix = prefix
         self._session_lock = asyncio.Lock()
-        # What takes a second of computing, once, is no part of what a first request may take.
+        # This takes up to a second of computing, which must not count against the first request.
         self._s3: Any = in_loop(self._loop, self._session(), LONGEST_SILENCE_S)
 
     def open(self, name: str, start: int, version: str, timeout_s: float) -> "_BucketBody":
-        """Send GetObject; see ``Client``."""
+        """Send a GetObject request; see ``Client``."""
         return in_loop(self._loop, self._open(name, start, version), timeout_s)
 
     def version(self, name: str, timeout_s: float, *, is_timed: bool = False) -> str:
-        """Send HeadObject; see ``Client``."""
+        """Send a HeadObject request; see ``Client``."""
         return in_loop(self._loop, self._version(name, is_timed), timeout_s)
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class _BucketBody:
         return in_loop(self._loop, self._stream.read(_MOST_READ_BYTES), timeout_s)
 
     def close(self) -> None:
-        # What is read to its end is back in the pool, and this does nothing.
+        # A connection that was read to its end is back in the pool, and this does nothing.
         self._loop.call_soon_threadsafe(self._stream.close)
 
 

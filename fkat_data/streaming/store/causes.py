@@ -1,4 +1,4 @@
-"""What a failed attempt means: whatever library raised it, whether another one could go better."""
+"""Decide from an exception, of any library, whether another attempt may succeed."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from fkat_data.streaming.store.client import StatusError, TransferError
 
 __all__ = ["FailureCause", "Outlook", "cause_of"]
 
-#: Client errors that pass: a request that took too long, came too early, or was one of too many.
+#: Client errors that pass: the request took too long, came too early, or was one too many.
 _PASSING_STATUSES = frozenset({408, 409, 412, 416, 423, 425, 429})
 _MISSING_STATUSES = frozenset({404, 410})
 _PASSING_CODES = frozenset(
@@ -22,12 +22,12 @@ _PASSING_CODES = frozenset(
     }
 )
 _MISSING_CODES = frozenset({"NoSuchKey", "NoSuchBucket", "NotFound", "NoSuchUpload"})
-#: By name, so that no library has to be there.
+#: By name, so that no library needs to be installed.
 _MISSING_NAMES = frozenset({"NotFoundError", "EntryNotFoundError", "RepositoryNotFoundError", "ResourceNotFoundError"})
 _PASSING_NAMES = frozenset(
     {
         *("ClientPayloadError", "ServerDisconnectedError", "IncompleteReadError", "IncompleteRead"),
-        # An answer that was meant for the client, and that it cannot read.
+        # The client could not parse the answer.
         *("ResponseStreamingError", "JSONDecodeError", "UnicodeDecodeError", "ParseError", "ResponseParserError"),
     }
 )
@@ -40,7 +40,7 @@ _REFUSED_NAMES = frozenset(
         *("ClientConnectorCertificateError", "SSLCertVerificationError", "GatedRepoError", "BadHostKeyException"),
     }
 )
-#: What a mistake in a program or in its settings raises: the next attempt would raise it as well.
+#: A mistake in a program or its settings raises these, in the next attempt too.
 _REFUSED_TYPES = (PermissionError, TypeError, ValueError, ImportError, AttributeError, LookupError, NotImplementedError)
 
 
@@ -48,11 +48,11 @@ class Outlook(Enum):
     """What another attempt would bring."""
 
     PASSING = "passing"
-    """It may go better."""
+    """It may succeed."""
     MISSING = "missing"
-    """There is no such object."""
+    """The object does not exist."""
     REFUSED = "refused"
-    """It would end in the same way."""
+    """It would fail in the same way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class FailureCause:
 
     Attributes:
         outlook: What another attempt would bring.
-        text: What happened, in one line; it may contain secrets.
-        retry_after_s: Seconds that the server asked to be left alone; None: it did not ask.
+        text: What happened, in one line. It may contain secrets.
+        retry_after_s: Seconds that the server asked the client to wait; None: it did not ask.
     """
 
     outlook: Outlook
@@ -71,7 +71,7 @@ class FailureCause:
 
 
 def cause_of(error: BaseException) -> FailureCause:
-    """Return why an attempt failed, from the exception that ended it."""
+    """Return the cause of a failed attempt, from the exception that ended it."""
     chain = list(_chain(error))
     outlook = next((found for link in chain if (found := _outlook(link)) is not None), Outlook.PASSING)
     retry_after_s = next((asked_s for link in chain if (asked_s := _retry_after_s(link)) is not None), None)
@@ -88,7 +88,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _outlook(error: BaseException) -> Outlook | None:
-    """Return what an exception tells by itself; None: nothing, and what it comes from may tell more."""
+    """Return the outlook that an exception itself determines; None: look at the exception behind it."""
     code, status, name = _code(error), _status(error), type(error).__name__
     outlook: Outlook | None = None
     if code in _PASSING_CODES or name in _PASSING_NAMES:
@@ -104,12 +104,12 @@ def _outlook(error: BaseException) -> Outlook | None:
         refused = 400 <= status < 500 and status not in _PASSING_STATUSES
         outlook = Outlook.REFUSED if refused else Outlook.PASSING
     elif name in _REFUSED_NAMES or (type(error) is OSError and str(error).startswith("Forbidden: ")):
-        # gcsfs has nothing but words for status 403.
+        # gcsfs reports status 403 in words only.
         outlook = Outlook.REFUSED
     elif isinstance(error, TransferError):
         outlook = Outlook.PASSING
     elif isinstance(error, _REFUSED_TYPES) and not (error.__cause__ or error.__context__):
-        # A client that stumbles over a broken answer raises such things too: then the connection's error is behind it.
+        # A client that trips over a broken answer raises these too, with the connection's error behind them.
         outlook = Outlook.REFUSED
     return outlook
 
@@ -119,7 +119,7 @@ def _response(error: BaseException) -> Any:
 
 
 def _code(error: BaseException) -> str:
-    """Return the code of an S3 error as botocore has it."""
+    """Return the code of an S3 error as botocore reports it."""
     response = _response(error)
     if isinstance(response, Mapping):
         details = cast("Mapping[str, Any]", response).get("Error")
@@ -160,7 +160,7 @@ def _retry_after_s(error: BaseException) -> float | None:
 
 
 def _seconds(header: str) -> float | None:
-    """Return what a Retry-After header asks for: a number of seconds, or a date."""
+    """Return the seconds that a Retry-After header asks for, as a number or a date."""
     header = header.strip()
     if not header:
         return None
@@ -173,7 +173,7 @@ def _seconds(header: str) -> float | None:
 
 
 def _text(chain: list[BaseException]) -> str:
-    """Return the first words that say something: timeouts and broken connections often have none of their own."""
+    """Return the first message that is not empty: timeouts and broken connections often have none."""
     first = chain[0]
     if isinstance(first, TransferError):
         return str(first)
@@ -181,6 +181,6 @@ def _text(chain: list[BaseException]) -> str:
         words = str(error).strip()
         if words:
             status = _status(error)
-            told = f"status {status}, " if status is not None and str(status) not in words else ""
-            return f"{told}{type(error).__name__}: {words}"
+            prefix = f"status {status}, " if status is not None and str(status) not in words else ""
+            return f"{prefix}{type(error).__name__}: {words}"
     return type(first).__name__

@@ -1,4 +1,4 @@
-"""What a store's client does, whatever library it is made of: one request at a time, with a limit, tried once."""
+"""The interface of a store's client: one request at a time, with a time limit, tried once."""
 
 from typing import Protocol
 
@@ -6,24 +6,24 @@ __all__ = ["Body", "ChangedError", "Client", "ContentError", "StatusError", "Tra
 
 
 class TransferError(Exception):
-    """A transfer broke; what has arrived is good, and another attempt may go on from there."""
+    """A transfer broke. What has arrived is good, and another attempt may continue from there."""
 
 
 class ContentError(TransferError):
-    """What arrived is not what it should be; another attempt begins anew."""
+    """The content that arrived is wrong. Another attempt begins again at the first byte."""
 
 
 class ChangedError(ContentError):
-    """The object is not the one that the transfer began with."""
+    """The object was replaced after the transfer began."""
 
 
 class StatusError(TransferError):
-    """A server answered, but not with what was asked for.
+    """A server answered with an error.
 
     Args:
-        status: The status of HTTP.
-        reason: What it said.
-        retry_after: The header of that name; "" if there is none.
+        status: The HTTP status.
+        reason: The server's words.
+        retry_after: The Retry-After header; "" if the answer has none.
     """
 
     def __init__(self, status: int, reason: str, retry_after: str = "") -> None:
@@ -37,63 +37,63 @@ class StatusError(TransferError):
 
 
 class Body(Protocol):
-    """An object's bytes while they arrive. One thread uses it at a time."""
+    """The bytes of an object while they arrive. One thread uses it at a time."""
 
     @property
     def start(self) -> int:
-        """The object's byte that comes first: the one that was asked for, or 0."""
+        """The index of the first byte that arrives: the requested one, or 0."""
         ...
 
     @property
     def size_bytes(self) -> int | None:
-        """The whole object's size; None: the store did not tell."""
+        """The size of the whole object; None: the store does not report it."""
         ...
 
     @property
     def version(self) -> str:
-        """What the store calls this content; "" if it has no name for it."""
+        """The store's name for this content, such as its ETag; "" if it has none."""
         ...
 
     def read(self, timeout_s: float) -> bytes:
-        """Return the next bytes, b"" at the end.
+        """Return the next bytes; b"" at the end.
 
         Raises:
-            TimeoutError: Nothing came within ``timeout_s``.
+            TimeoutError: No byte arrived within ``timeout_s``.
             Exception: Whatever the client library raises.
         """
         ...
 
     def close(self) -> None:
-        """Give up what has not been read; returns at once."""
+        """Abandon the bytes that have not been read; returns at once."""
         ...
 
 
 class Client(Protocol):
-    """The access to one remote directory. Threads may share it; a forked process makes its own."""
+    """Access to one remote directory. Threads may share a client; a forked process makes its own."""
 
     def open(self, name: str, start: int, version: str, timeout_s: float) -> Body:
-        """Ask for an object from byte ``start`` on.
+        """Request an object from byte ``start`` on.
 
         Args:
             name: The object, relative to the directory.
-            start: The first byte that is wanted; a store without ranges sends all.
-            version: The version that the bytes before ``start`` are of.
-            timeout_s: Seconds until the answer's head must be there.
+            start: The first byte to send; a store without ranges sends all of them.
+            version: The version of the bytes before ``start``.
+            timeout_s: Seconds until the head of the answer must arrive.
 
         Raises:
-            TimeoutError: It was not.
-            StatusError: The answer is something else.
+            TimeoutError: It did not.
+            StatusError: The server answered with an error.
             Exception: Whatever the client library raises.
         """
         ...
 
     def version(self, name: str, timeout_s: float, *, is_timed: bool = False) -> str:
-        """Return what the store calls an object's content, without reading it; raises what ``open`` does.
+        """Return the version of an object without reading it. Raises what ``open`` raises.
 
         Args:
             name: The object.
             timeout_s: Seconds that the answer may take.
-            is_timed: Whether the time at which it was written counts: the same content, written again, has another.
+            is_timed: Whether the version includes the time of writing, so that equal content written again differs.
         """
         ...
 

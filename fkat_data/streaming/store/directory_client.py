@@ -1,4 +1,4 @@
-"""Files of a directory of this machine, read directly."""
+"""Read files of a directory of this machine."""
 
 import os
 from pathlib import Path
@@ -12,10 +12,10 @@ _PIECE_BYTES = 1 << 20
 
 
 class DirectoryClient:
-    """A directory. A mount that hangs costs a thread, not the caller.
+    """A directory. A mount that hangs blocks a thread of this client and not the caller.
 
     Args:
-        directory: Its path.
+        directory: The path.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -26,8 +26,8 @@ class DirectoryClient:
         return in_thread(lambda: _FileBody(self._directory / name, start if version else 0), timeout_s)
 
     def version(self, name: str, timeout_s: float, *, is_timed: bool = False) -> str:
-        """Return what a file's time and size tell of its content."""
-        del is_timed  # it is always
+        """Return the version of a file: its time, inode and size."""
+        del is_timed  # the version always has the time
 
         def look() -> str:
             path = self._directory / name
@@ -37,12 +37,12 @@ class DirectoryClient:
         return in_thread(look, timeout_s)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 class _FileBody:
     def __init__(self, path: Path, start: int) -> None:
-        # Opening what is no regular file might wait for ever.
+        # Opening a pipe or a device might block without a limit.
         file_size(path)
         self._file = path.open("rb", buffering=0)
         self._is_stuck = False
@@ -56,7 +56,7 @@ class _FileBody:
         try:
             return in_thread(lambda: self._file.read(_PIECE_BYTES), timeout_s)
         except TimeoutError:
-            # It is still being read: its thread closes it, if it ever returns.
+            # Its thread is still reading; the file closes when that thread returns.
             self._is_stuck = True
             raise
 

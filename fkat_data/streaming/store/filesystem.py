@@ -1,4 +1,4 @@
-"""Objects of any other file system that fsspec opens, in pieces, because what it does between is out of sight."""
+"""Read objects of any other file system that fsspec opens, in pieces: nothing is known of what happens within one."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -14,16 +14,16 @@ __all__ = ["FilesystemClient"]
 
 _Opener = Callable[..., tuple[Any, str]]
 _PIECE_BYTES = 4 << 20
-#: What file systems call the version of a content; the first that is there is taken.
+#: The keys under which file systems report a version; the first that is present counts.
 _VERSIONS = ("ETag", "etag", "e_tag", "generation", "blob_id", "version_id", "md5Hash", "last_commit", "LastModified")
 _TIMES = ("last_modified", "mtime", "updated", "modified", "created")
 
 
 class FilesystemClient:
-    """A directory of a file system. Each call to it has a thread, so that one which hangs costs no more than that.
+    """A directory of a file system. Each call has its own thread, so that a call that hangs blocks nothing else.
 
     Args:
-        url: The directory, as fsspec opens it.
+        url: The directory in fsspec's form.
         options: The options of its file system.
     """
 
@@ -34,7 +34,7 @@ class FilesystemClient:
         self._lock = threading.Lock()
 
     def open(self, name: str, start: int, version: str, timeout_s: float) -> "_PieceBody":
-        """Ask for an object's size and version; see ``Client``."""
+        """Look up the size and version of an object; see ``Client``."""
 
         def look() -> _PieceBody:
             filesystem, path = self._at(name)
@@ -43,7 +43,7 @@ class FilesystemClient:
         return in_thread(look, timeout_s)
 
     def version(self, name: str, timeout_s: float, *, is_timed: bool = False) -> str:
-        """Ask for an object's version; see ``Client``."""
+        """Look up the version of an object; see ``Client``."""
 
         def look() -> str:
             info = _info(*self._at(name))
@@ -52,14 +52,14 @@ class FilesystemClient:
         return in_thread(look, timeout_s)
 
     def close(self) -> None:
-        """The file system closes its connections by itself, when nothing refers to it any more."""
+        """Drop the file system, which closes its connections when nothing refers to it any more."""
         self._made = None
 
     def _at(self, name: str) -> tuple[Any, str]:
         with self._lock:
             made = self._made
             if made is None:
-                # Some look for credentials over the network already here.
+                # Some file systems look for credentials over the network here.
                 opened = cast("_Opener", fsspec.core.url_to_fs)
                 made = self._made = opened(self._url, skip_instance_cache=True, **self._options)
         filesystem, directory = made
@@ -84,7 +84,7 @@ class _PieceBody:
         return in_thread(self._piece, timeout_s)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
     def _piece(self) -> bytes:
         if self._is_last:
@@ -95,12 +95,14 @@ class _PieceBody:
         read: Callable[..., bytes] = self._filesystem.cat_file
         piece = bytes(read(self._path, start=start, end=stop))
         if len(piece) > stop - start:
-            raise ContentError(f"{len(piece):,} bytes came, {stop - start:,} from {start:,} were asked for")
+            raise ContentError(
+                f"the store sent {len(piece):,} bytes: expected at most {stop - start:,} from {start:,} on"
+            )
         self._next += len(piece)
         self._is_last = len(piece) < stop - start or self._next == self.size_bytes
-        # Pieces are requests of their own: what they belong to may have been replaced between them.
+        # Each piece is its own request, and the object may have been replaced between two of them.
         if self._is_last and start > 0 and _version(_info(self._filesystem, self._path)) != self.version:
-            raise ChangedError("the object was replaced while it was read")
+            raise ChangedError("the object was replaced during the transfer")
         return piece
 
 
@@ -112,7 +114,7 @@ def _info(filesystem: Any, path: str) -> Mapping[str, Any]:
 def _version(info: Mapping[str, Any]) -> str:
     found = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")
     time = str(_time(info) or "")
-    # A time alone may be the same for two contents that follow one another quickly.
+    # Two contents that are written within a short time may have the same time.
     return found or (f"{time}-{info.get('size')}" if time else "")
 
 

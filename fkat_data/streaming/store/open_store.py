@@ -1,4 +1,4 @@
-"""From a URL to the store behind it."""
+"""Open the store of a URL."""
 
 import importlib
 import os
@@ -21,17 +21,17 @@ __all__ = ["open_store"]
 def open_store(
     url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None, num_retries: int, timeout_s: float
 ) -> Store:
-    """Return the store of a remote directory. Nothing is connected to yet.
+    """Return the store of a remote directory, without connecting to it yet.
 
     Args:
         url: A directory: a path, or a URL that fsspec opens, such as ``s3://bucket/directory``.
-        storage_options: What fsspec's file system for it takes; what is not given comes from where its library
-            looks: the environment, ``~/.aws``, and so on.
+        storage_options: The options of fsspec's file system for the URL. Its library looks up the others in its usual
+            places: the environment, ``~/.aws``, and so on.
         num_retries: How often a failed attempt is followed by another one.
         timeout_s: Seconds that an attempt may take for each 64 MiB.
 
     Raises:
-        ConfigurationError: An argument is none of these; there is no such scheme, or a package for it is missing.
+        ConfigurationError: An argument is invalid, the scheme is unknown, or its package is missing.
     """
     arguments.integer("num_retries", num_retries, minimum=0)
     arguments.seconds("timeout_s", timeout_s)
@@ -82,6 +82,6 @@ def _client_of(location: str, options: dict[str, Any], redaction: Redaction) -> 
         if parts.netloc not in ("", "localhost"):
             raise ConfigurationError("remote", redaction.url(location), "a file:// URL of this machine")
         return partial(DirectoryClient, Path(unquote(parts.path)).absolute())
-    # Where data are local, it is not needed, and takes its time.
+    # Imported here: it takes time, and local data do not need it.
     remote = importlib.import_module("fkat_data.streaming.store.remote")
     return remote.remote_client(scheme, location, options, redaction)

@@ -1,4 +1,4 @@
-"""How slow an attempt may be."""
+"""Limit how slow an attempt may be."""
 
 import time
 
@@ -6,23 +6,23 @@ from fkat_data.streaming.store.client import TransferError
 
 __all__ = ["LONGEST_SILENCE_S", "PART_BYTES", "Pace", "SlowError"]
 
-#: What ``timeout_s`` is for: the size that the reference's writers give a shard.
+#: The number of bytes that ``timeout_s`` is for: the reference's default size of a shard.
 PART_BYTES = 64 << 20
-#: Seconds without a byte.
+#: The longest time without a byte.
 LONGEST_SILENCE_S = 30.0
 _WINDOW_S = 30.0
 _LEAST_BYTES_PER_S = 64 << 10
 
 
 class SlowError(TransferError):
-    """Too little arrived in the time that it had."""
+    """Too few bytes arrived in time."""
 
 
 class Pace:
-    """The clock of one attempt. It runs while the store is waited for, not while what came is written.
+    """The clock of one attempt. It runs while the caller waits for the store, and stops while the caller writes.
 
     Args:
-        timeout_s: Seconds until the first 64 MiB have arrived; each further 64 MiB may take as long.
+        timeout_s: Seconds in which the first 64 MiB must arrive; each further 64 MiB may take as long.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -34,7 +34,7 @@ class Pace:
         self._asked_at = time.monotonic()
 
     def ask(self) -> float:
-        """Start the clock; return how many seconds the store may be silent from here on.
+        """Start the clock; return how many seconds the store may now be silent.
 
         Raises:
             SlowError: No time is left.
@@ -46,10 +46,10 @@ class Pace:
         return min(left_s, LONGEST_SILENCE_S)
 
     def answered(self, num_bytes: int = 0) -> None:
-        """Stop the clock: so many bytes came.
+        """Stop the clock and count the bytes that arrived.
 
         Raises:
-            SlowError: They were too few for the time.
+            SlowError: They are too few for the time.
         """
         self._waited_s += time.monotonic() - self._asked_at
         self._num_bytes += num_bytes
@@ -61,9 +61,9 @@ class Pace:
             self._window_starts_s, self._window_bytes = self._waited_s, 0
 
     def late(self) -> SlowError:
-        """Return the error for a store that did not answer within what ``ask`` returned."""
+        """Return the error for a store that stayed silent longer than ``ask`` allowed."""
         waited_s = self._waited_s + time.monotonic() - self._asked_at
-        # The margin is for a wait that returns a moment early.
+        # A wait may return a moment early.
         if waited_s < self._limit_s - 0.01:
             return SlowError(f"no byte for {LONGEST_SILENCE_S:g} s, after {self._num_bytes:,} bytes")
         return SlowError(f"only {self._num_bytes:,} bytes within {self._limit_s:g} s (timeout_s for each 64 MiB)")

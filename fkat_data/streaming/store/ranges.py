@@ -1,4 +1,4 @@
-"""What a server says of the bytes that it sends."""
+"""Read the Content-Range of an answer."""
 
 import re
 
@@ -10,13 +10,13 @@ _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 
 
 def content_range(header: str) -> tuple[int, int | None]:
-    """Return the first byte, and the whole object's size if it is told.
+    """Return the index of the first byte, and the size of the whole object; None if the header lacks it.
 
     Args:
         header: The value of Content-Range.
 
     Raises:
-        ContentError: It makes no sense.
+        ContentError: The header is malformed.
     """
     found = _CONTENT_RANGE.fullmatch(header.strip())
     if found is None or int(found[1]) > int(found[2]):

@@ -1,4 +1,4 @@
-"""Messages without secrets."""
+"""Remove secrets from messages."""
 
 import re
 from collections.abc import Mapping
@@ -9,9 +9,9 @@ __all__ = ["Redaction"]
 
 _HIDDEN = "***"
 _LONGEST_MESSAGE = 500
-#: A secret that is shorter would also be found where it is none.
+#: A shorter text would match words that are no secrets.
 _SHORTEST_SECRET = 4
-#: Settings that a message may well contain; everything else that is text might be a secret.
+#: Settings that a message may show; any other text might be a secret.
 _NO_SECRETS = {"endpoint_url", "region_name", "anon", "default_block_size", "project", "account_name", "repo_type"}
 _USER_OF_URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s@'\"?#]*@")
 _QUERY_OF_URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://[^\s'\"?#]*)\?[^\s'\"#>)]*")
@@ -22,7 +22,7 @@ _SIGNED = re.compile(
 
 
 class Redaction:
-    """What must not be seen of a store's URL and options.
+    """Hides the secrets of a store's URL and options.
 
     Args:
         url: The URL, which may carry a user's name and password, or a signature in its query.
@@ -43,7 +43,7 @@ class Redaction:
         return _USER_OF_URL.sub(rf"\1{_HIDDEN}@", _QUERY_OF_URL.sub(rf"\1?{_HIDDEN}", url))
 
     def text(self, text: str) -> str:
-        """Return a message without secrets, on one line and of bounded length."""
+        """Return a message without secrets, on one line of at most 500 characters."""
         text = self.url(text)
         for secret in self._secrets:
             text = text.replace(secret, _HIDDEN)
@@ -61,5 +61,5 @@ def _texts(value: object) -> list[str]:
         return [text for key, item in items if key not in _NO_SECRETS for text in _texts(item)]
     if isinstance(value, (list, tuple)):
         return [text for item in cast("list[object]", value) for text in _texts(item)]
-    # Objects such as aiohttp.BasicAuth are tuples; of others, nothing is known that a message could show.
+    # Objects such as aiohttp.BasicAuth are tuples; others do not show their contents in messages.
     return []

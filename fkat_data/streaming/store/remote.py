@@ -1,4 +1,4 @@
-"""Clients of stores that are not directories of this machine: what imports fsspec, and is imported when it is needed."""
+"""Choose the client of a remote store. Imports fsspec, and is itself imported when a store needs it."""
 
 import os
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from fkat_data.streaming.store.web import WebClient
 
 __all__ = ["remote_client"]
 
-#: What to install for a scheme, where that is an extra of ours.
+#: scheme -> the extra to install
 _EXTRAS = {
     "s3": "s3",
     "s3a": "s3",
@@ -28,22 +28,22 @@ _EXTRAS = {
     "gcs": "gs",
     "hf": "hf",
 } | dict.fromkeys(("az", "abfs", "abfss", "adl"), "az")
-#: Where s3fs, or what it stands on, does not look, but users of the reference have said it.
+#: The reference reads its endpoint from here; s3fs does not.
 _REFERENCE_ENDPOINT = "S3_ENDPOINT_URL"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", _REFERENCE_ENDPOINT)
 
 
 def remote_client(scheme: str, location: str, options: dict[str, Any], redaction: Redaction) -> Callable[[], Client]:
-    """Return what makes a process's client of a URL's store.
+    """Return a function that makes the client of a URL's store.
 
     Args:
         scheme: The URL's scheme.
         location: The URL.
-        options: Those of fsspec's file system.
-        redaction: What messages must not show.
+        options: The options of fsspec's file system.
+        redaction: Removes secrets from messages.
 
     Raises:
-        ConfigurationError: There is no such scheme, a package for it is missing, or the URL has no bucket.
+        ConfigurationError: The scheme is unknown, its package is missing, or the URL has no bucket.
     """
     _check_scheme(scheme, redaction.url(location))
     if "::" not in location:
@@ -55,21 +55,25 @@ def remote_client(scheme: str, location: str, options: dict[str, Any], redaction
 
 
 def _check_scheme(scheme: str, shown: str) -> None:
-    if scheme in fsspec.registry:  # loaded, or registered by whoever has it
+    if scheme in fsspec.registry:  # loaded before, or registered by a package
         return
     if scheme not in known_implementations:
         raise ConfigurationError("remote", shown, "a path, or a URL of a scheme that fsspec knows")
-    # Looked for, and not imported: s3fs takes a third of a second, and obstore may do without it.
+    # An import would take a third of a second here, in the constructor of a dataset.
     known = known_implementations[scheme]
     if find_spec(known["class"].partition(".")[0]) is None:
         install = (
-            f"pip install 'fkat_data[{_EXTRAS[scheme]}]'" if scheme in _EXTRAS else "the package that fsspec names"
+            f"pip install 'fkat_data[{_EXTRAS[scheme]}]'"
+            if scheme in _EXTRAS
+            else "install the package that fsspec names"
         )
-        raise ConfigurationError("remote", shown, f"{install} first ({known.get('err', 'it is not installed')})")
+        raise ConfigurationError(
+            "remote", shown, f"a URL whose package is installed: {install} ({known.get('err', 'not installed')})"
+        )
 
 
 def _bucket_and_prefix(location: str, redaction: Redaction) -> tuple[str, str]:
-    # A key may contain what ends a path elsewhere: ? and #.
+    # A key may contain ? and #, which end the path of other URLs.
     bucket, _, prefix = location.partition("://")[2].partition("/")
     if not bucket:
         raise ConfigurationError("remote", redaction.url(location), "a URL with a bucket, as s3://bucket/directory")

@@ -1,4 +1,4 @@
-"""A remote directory of a dataset, and its files one by one."""
+"""Read the files of a dataset's remote directory."""
 
 import io
 import os
@@ -17,7 +17,7 @@ __all__ = ["Store"]
 
 _LARGEST_INDEX_BYTES = 256 << 20
 
-# A client that a fork has copied is never used, and never closed: its connections are the parent's.
+# A forked process neither uses nor closes its copy of a client: the connections belong to the parent.
 _inherited: list[Client] = []
 
 _making = [threading.Lock()]
@@ -33,19 +33,19 @@ os.register_at_fork(after_in_child=_forget_threads)
 class Store:
     """The files of one remote directory.
 
-    It pickles without its connections. Any number of threads may use it, and processes that were forked after it was
-    made: each process opens connections of its own.
+    A store pickles without its connections. Any number of threads may use it, and so may forked processes: each
+    process opens its own connections.
 
     Args:
         location: URL or path of the directory.
-        make_client: Makes a process's client; it pickles.
-        redaction: What messages must not show of the location and its options.
-        num_retries: How often an attempt that failed is followed by another one.
+        make_client: Makes the client of a process. It must pickle.
+        redaction: Removes the secrets of the location and its options from messages.
+        num_retries: How often a failed attempt is followed by another one.
         timeout_s: Seconds that an attempt may take for each 64 MiB.
-        is_local: Whether it is a directory of this machine, where what failed once fails again.
+        is_local: Whether this is a directory of this machine, where a failed attempt would fail again.
 
     Attributes:
-        url: The directory, without user, password and query; messages name it.
+        url: The directory without user, password and query, as messages show it.
     """
 
     def __init__(
@@ -67,53 +67,53 @@ class Store:
         self._clients: dict[int, Client] = {}
 
     def download(self, name: str, target: BinaryIO, info: FileInfo | None, algorithm: str | None) -> None:
-        """Write a file's bytes to ``target``; on return they are all there, and as the index says.
+        """Write a file to ``target``, complete and as the index says.
 
-        An attempt goes on where the last one broke, if the store has ranges and the file is still the same. What was
-        written by an attempt that failed is in ``target`` when this raises.
+        An attempt continues where the last one broke if the store has ranges and the file is still the same. After an
+        error ``target`` holds what the attempts have written.
 
-        An attempt has ``timeout_s`` for the first 64 MiB, as much for each further 64 MiB, and ends earlier if no
-        byte comes for 30 s, or fewer than 64 KiB/s over 30 s. Waits between attempts are no longer than
-        ``timeout_s``. So a file of at most 64 MiB takes ``(2 * num_retries + 1) * timeout_s`` at the very most.
+        An attempt has ``timeout_s`` for the first 64 MiB and as much for each further 64 MiB. It ends earlier if no
+        byte arrives for 30 s, or fewer than 64 KiB/s over 30 s. A wait between attempts takes at most ``timeout_s``.
+        So a file of at most 64 MiB takes at most ``(2 * num_retries + 1) * timeout_s``.
 
         Args:
             name: The file, relative to the directory, with slashes.
             target: An empty local file, open for writing, that can be truncated.
-            info: What the index says of the file; None: it is not known, and may have 256 MiB.
-            algorithm: The hash of ``info`` to compare; None: the size alone.
+            info: What the index says about the file; None: unknown, and then the file may have up to 256 MiB.
+            algorithm: The hash of ``info`` to compare; None: compare the size alone.
 
         Raises:
-            ConfigurationError: ``info`` has no such hash, or a package is missing.
-            ShardNotFoundError: There is no such file.
+            ConfigurationError: ``info`` lacks the hash, or a package is missing.
+            ShardNotFoundError: The file does not exist.
             ShardCorruptError: The name leaves the directory; or a file of this machine has another size or hash.
-            DownloadError: Each attempt failed, or one in a way that another would repeat.
+            DownloadError: Each attempt failed, or one failed in a way that another would repeat.
             OSError: ``target`` cannot be written, or a file of this machine cannot be read.
         """
         self._transfer(name, target, info, algorithm, _LARGEST_INDEX_BYTES)
 
     def read(self, name: str, limit_bytes: int) -> tuple[bytes, str]:
-        """Return a small file, and what the store calls this content ("" if it has no name for it).
+        """Return a small file and its version: the store's name for this content, "" if it has none.
 
         Args:
             name: The file, relative to the directory, with slashes.
-            limit_bytes: It may not be larger.
+            limit_bytes: The largest size that is accepted.
 
         Raises:
-            Exception: What ``download`` raises, in the same time.
+            Exception: What ``download`` raises, within the same time.
         """
         buffer = io.BytesIO()
         version = self._transfer(name, buffer, None, None, limit_bytes)
         return buffer.getvalue(), version
 
     def version(self, name: str, *, is_timed: bool = False) -> str:
-        """Return what the store calls a file's content, without reading it; "" if it has no name for it.
+        """Return the version of a file without reading it: the store's name for its content, "" if it has none.
 
         Args:
             name: The file, relative to the directory, with slashes.
-            is_timed: Whether the time at which it was written counts: the same content, written again, has another.
+            is_timed: Whether the version includes the time of writing, so that equal content written again differs.
 
         Raises:
-            Exception: What ``download`` raises, in the same time.
+            Exception: What ``download`` raises, within the same time.
         """
 
         def look() -> str:
@@ -125,7 +125,7 @@ class Store:
         return self._tried(name, look)
 
     def has(self, name: str) -> bool:
-        """Return whether there is such a file; raises what ``version`` does, but for a file that is missing."""
+        """Return whether a file exists. Raises what ``version`` raises, except for a missing file."""
         try:
             self.version(name)
         except ShardNotFoundError:
@@ -133,7 +133,7 @@ class Store:
         return True
 
     def close(self) -> None:
-        """Close this process's connections; they open again when they are needed."""
+        """Close the connections of this process; they reopen when they are needed."""
         client = self._clients.pop(os.getpid(), None)
         if client is not None:
             client.close()
@@ -146,8 +146,8 @@ class Store:
         elif algorithm in info.hashes:
             digest = info.hashes[algorithm]
         else:
-            there = ", ".join(info.hashes) or "none"
-            raise ConfigurationError("validate_hash", algorithm, f"a hash that the index has of {name} ({there})")
+            known = ", ".join(info.hashes) or "none"
+            raise ConfigurationError("validate_hash", algorithm, f"a hash that the index has for {name} ({known})")
         transfer: Transfer | None = None
 
         def attempt() -> str:
@@ -184,7 +184,7 @@ class Store:
         pid = os.getpid()
         client = self._clients.get(pid)
         if client is None:
-            # Some take a second of computing: one is made, and the threads that need it too wait for it.
+            # Making a client may take a second of computing: one thread does it and the others wait.
             with _making[0]:
                 client = self._clients.get(pid)
                 if client is None:
@@ -200,7 +200,7 @@ class Store:
 
 
 def _once(action: Callable[[], Any], url: str) -> Any:
-    """Do what is done with a directory of this machine: errors are the ones that a reader of the file would get."""
+    """Act on a directory of this machine, with the errors that reading its files directly would raise."""
     try:
         return action()
     except ContentError as error:
@@ -214,7 +214,7 @@ def _once(action: Callable[[], Any], url: str) -> Any:
 def _reason_against(name: str) -> str | None:
     parts = name.split("/")
     if not name or name.startswith("/") or any(part in ("", ".", "..") for part in parts):
-        return "expected a relative path of plain components, which stays in its directory"
+        return "expected a relative path that stays in its directory"
     if any(ord(letter) < 32 or letter == "\\" for letter in name):
-        return "expected a path without control characters and backslashes"
+        return "expected a path without control characters or backslashes"
     return None

@@ -1,4 +1,4 @@
-"""A content's name together with the time at which it was written."""
+"""Join the version of a content with the time at which it was written."""
 
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -7,11 +7,11 @@ __all__ = ["joined_version"]
 
 
 def joined_version(version: str, written: object) -> str:
-    """Return one text of both, the same whatever client tells the time, by the second.
+    """Return one text of both, to the second, which is the same for every form of the time.
 
     Args:
-        version: What the store calls the content.
-        written: A time, as a ``datetime``, in HTTP's form, or as the store has it; None: it does not say.
+        version: The store's name for the content.
+        written: The time as a ``datetime``, in HTTP's form, or in the store's own; None: the store reports none.
     """
     if isinstance(written, str):
         try:

@@ -1,4 +1,4 @@
-"""One object on its way to a local file, over as many attempts as it takes."""
+"""Transfer one object to a local file, over as many attempts as it takes."""
 
 from typing import Any, BinaryIO
 
@@ -14,16 +14,16 @@ _MARKUP = (b"<?xml", b"<!doctype", b"<html", b"<error")
 
 
 class Transfer:
-    """What has arrived of an object. Attempts go on where the last one broke, if the object is still the same.
+    """The state of a transfer. Each attempt continues where the last one broke if the object is still the same.
 
     Args:
-        client: Where it comes from.
-        name: The object.
+        client: The store's client.
+        name: The object, relative to the client's directory.
         target: An open, empty, seekable file.
-        size_bytes: The size that it must have; None: what its store says.
-        most_bytes: More than this is never written.
-        algorithm: The hash to compare; None: the size alone.
-        digest: What the hash must be.
+        size_bytes: The expected size; None: the size that the store reports.
+        most_bytes: The transfer never writes more than this.
+        algorithm: The hash to compare; None: compare the size alone.
+        digest: The expected hash.
     """
 
     def __init__(
@@ -51,30 +51,31 @@ class Transfer:
 
     @property
     def version(self) -> str:
-        """What the store calls the content; known when an attempt has returned."""
+        """The store's name for the content; known once an attempt has returned."""
         return self._version
 
     def attempt(self, timeout_s: float) -> None:
-        """Bring what is missing; on return the target is complete and as it must be.
+        """Fetch the missing bytes; on return the target is complete and verified.
 
         Args:
             timeout_s: Seconds for each 64 MiB.
 
         Raises:
-            TransferError: It broke; what has arrived stays, unless it is not what it should be.
+            TransferError: The transfer broke. What has arrived stays.
+            ContentError: The content is wrong. The next attempt begins at the first byte.
             FinalError: The target cannot be written.
             Exception: Whatever the client library raises.
         """
         try:
             self._attempt(Pace(timeout_s))
         except ContentError:
-            self._begin_anew()
+            self._restart()
             raise
 
     def _attempt(self, pace: Pace) -> None:
-        # Without a version, nobody knows whether the rest belongs to what is here.
+        # Without a version, the rest might belong to another content.
         if not self._version or self._received_bytes == self._size_bytes:
-            self._begin_anew()
+            self._restart()
         try:
             body = self._client.open(self._name, self._received_bytes, self._version, pace.ask())
         except TimeoutError as error:
@@ -89,11 +90,13 @@ class Transfer:
 
     def _check_beginning(self, body: Body) -> None:
         if body.start not in (0, self._received_bytes):
-            raise ContentError(f"bytes from {body.start:,} came, those from {self._received_bytes:,} were asked for")
+            raise ContentError(
+                f"the store sent bytes from {body.start:,} on: expected those from {self._received_bytes:,} on"
+            )
         if body.start == 0:
-            self._begin_anew()
+            self._restart()
         elif body.version != self._version:
-            raise ChangedError("the object was replaced while it was read")
+            raise ChangedError("the object was replaced during the transfer")
         self._version = body.version
         if body.size_bytes is None:
             return
@@ -101,11 +104,11 @@ class Transfer:
             if body.size_bytes > self._most_bytes:
                 raise ContentError(f"size is {body.size_bytes:,} bytes: expected at most {self._most_bytes:,}")
         elif body.size_bytes != self._size_bytes:
-            raise ContentError(f"size is {body.size_bytes:,} bytes: expected {self._size_bytes:,}, as in the index")
+            raise ContentError(f"size is {body.size_bytes:,} bytes: expected {self._size_bytes:,}, as the index says")
 
     def _receive(self, body: Body, pace: Pace) -> None:
         size_bytes = self._size_bytes if body.size_bytes is None else body.size_bytes
-        # A server that said how much it sends, and has sent it, need not say that this was all.
+        # A server that has sent the announced number of bytes need not close the connection.
         while body.size_bytes is None or self._received_bytes < body.size_bytes:
             try:
                 chunk = body.read(pace.ask())
@@ -115,17 +118,19 @@ class Transfer:
             if not chunk:
                 break
             if self._received_bytes + len(chunk) > (self._most_bytes if size_bytes is None else size_bytes):
-                raise ContentError(f"more than {self._most_bytes if size_bytes is None else size_bytes:,} bytes came")
+                raise ContentError(
+                    f"the store sent more than {self._most_bytes if size_bytes is None else size_bytes:,} bytes"
+                )
             self._write(chunk)
         if size_bytes is not None and self._received_bytes < size_bytes:
             raise TransferError(f"the connection ended after {self._received_bytes:,} of {size_bytes:,} bytes")
 
     def _check_end(self) -> None:
         if self._size_bytes is None and self._head.lstrip().lower().startswith(_MARKUP):
-            raise ContentError(f"a document of XML or HTML came: {self._head!r}")
+            raise ContentError(f"the store sent an XML or HTML document: {self._head!r}")
         if self._hash is not None and self._hash.hexdigest() != self._digest:
             raise ContentError(
-                f"{self._algorithm} is {self._hash.hexdigest()}: expected {self._digest}, as in the index"
+                f"{self._algorithm} is {self._hash.hexdigest()}: expected {self._digest}, as the index says"
             )
         try:
             self._target.flush()
@@ -144,7 +149,7 @@ class Transfer:
         if self._hash is not None:
             self._hash.update(chunk)
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         if self._received_bytes:
             try:
                 self._target.seek(0)

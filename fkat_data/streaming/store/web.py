@@ -1,4 +1,4 @@
-"""Objects of a web server, over aiohttp."""
+"""Read objects of a web server, over aiohttp."""
 
 import asyncio
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from fkat_data.streaming.store.timed import joined_version
 
 __all__ = ["WebClient"]
 
-#: As much is lost when a connection breaks.
+#: The most bytes that are lost when a connection breaks.
 _BUFFER_BYTES = 128 << 10
 _NO_SUCH_METHOD = (405, 501)
 _RANGE_FAILED = (412, 416)
@@ -25,17 +25,17 @@ _RANGE_FAILED = (412, 416)
 class WebClient:
     """A directory of a web server.
 
-    Connections come from fsspec's file system, so that its options hold; requests are made here, because of the
-    headers of their answers.
+    fsspec's file system makes the connections, so that its options hold. This client sends the requests itself,
+    because it needs the headers of the answers.
 
     Args:
-        url: Its URL; a query, such as a signature, is sent with each request.
-        options: What fsspec's ``HTTPFileSystem`` takes.
+        url: The directory; its query, such as a signature, goes with each request.
+        options: The options of fsspec's ``HTTPFileSystem``.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self._aiohttp = required("aiohttp", "http")
-        # Bytes are compared as they are stored: a Content-Encoding is nothing to be undone.
+        # Bytes are compared as the store has them: a Content-Encoding stays.
         client_kwargs = {"auto_decompress": False, **options.get("client_kwargs", {})}
         given = {**options, "client_kwargs": client_kwargs, "use_listings_cache": False, "skip_instance_cache": True}
         self._filesystem: Any = fsspec.filesystem("http", **given)
@@ -51,11 +51,11 @@ class WebClient:
         self._request = {"timeout": timeout, "read_bufsize": _BUFFER_BYTES} | request
 
     def open(self, name: str, start: int, version: str, timeout_s: float) -> "_WebBody":
-        """Send GET; see ``Client``."""
+        """Send a GET request; see ``Client``."""
         return in_loop(self._loop, self._open(name, start, version), timeout_s)
 
     def version(self, name: str, timeout_s: float, *, is_timed: bool = False) -> str:
-        """Send HEAD, or GET where HEAD is not allowed; see ``Client``."""
+        """Send a HEAD request, or GET if the server refuses HEAD; see ``Client``."""
         return in_loop(self._loop, self._version(name, is_timed), timeout_s)
 
     def close(self) -> None:
@@ -103,8 +103,8 @@ class WebClient:
                 method, url, **{"allow_redirects": True, **self._request, "headers": {**self._headers, **headers}}
             )
         except self._aiohttp.ClientResponseError as error:
-            # Its status is made up here: statuses of answers raise nothing.
-            raise TransferError(f"no answer that makes sense: {error.message}") from error
+            # aiohttp invents the status of this error; a server's own status raises nothing.
+            raise TransferError(f"the server sent a malformed answer: {error.message}") from error
 
 
 class _WebBody:
@@ -120,7 +120,7 @@ class _WebBody:
         return in_loop(self._loop, self._response.content.readany(), timeout_s)
 
     def close(self) -> None:
-        # What is read to its end is back in the pool, and this does nothing.
+        # A connection that was read to its end is back in the pool, and this does nothing.
         self._loop.call_soon_threadsafe(self._response.close)
 
 

@@ -1,27 +1,33 @@
-"""The names under which users ask a streaming dataset for what it knows of its data and its settings."""
-
-from typing import Protocol
+"""The properties of a streaming dataset: what it knows of its data and its settings."""
 
 import numpy as np
 import numpy.typing as npt
 
+from fkat_data.streaming.cache_control import CacheControl
 from fkat_data.streaming.epoch.epochs import Epochs
 from fkat_data.streaming.formats.entry import ShardEntry
 from fkat_data.streaming.order.spanner import Spanner
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.stream import Stream
 
-__all__ = ["DatasetNames"]
+__all__ = ["DatasetProperties"]
 
 _Integers = npt.NDArray[np.int64]
 
 
-class DatasetNames(Protocol):
-    """What follows from the streams, the catalog and the configuration of a dataset."""
+class DatasetProperties(CacheControl):
+    """What follows from the streams, the catalog and the settings of a dataset.
 
-    streams: list[Stream]
-    catalog: Catalog
-    epochs: Epochs
+    Args:
+        streams: The streams, with every setting filled in.
+        catalog: Their shards.
+        epochs: The order's settings.
+    """
+
+    def __init__(self, streams: list[Stream], catalog: Catalog, epochs: Epochs) -> None:
+        super().__init__(catalog)
+        self.streams = streams
+        self.epochs = epochs
 
     @property
     def num_streams(self) -> int:
@@ -30,7 +36,7 @@ class DatasetNames(Protocol):
 
     @property
     def shards(self) -> list[ShardEntry]:
-        """What the indices say of all shards."""
+        """What the indices say about all shards."""
         return self.catalog.entries
 
     @property
@@ -55,7 +61,7 @@ class DatasetNames(Protocol):
 
     @property
     def spanner(self) -> Spanner:
-        """From a sample's number to its shard and row: ``spanner[number]``."""
+        """Maps a sample's number to its shard and row: ``spanner[number]``."""
         return self.catalog.spanner
 
     @property
@@ -100,22 +106,22 @@ class DatasetNames(Protocol):
 
     @property
     def shuffle_algo(self) -> str:
-        """The shuffle."""
+        """The algorithm of the shuffle."""
         return self.epochs.settings.shuffle_algo
 
     @property
     def shuffle_seed(self) -> int:
-        """The shuffle's seed, where no state says another."""
+        """The seed of the shuffle, unless a state has another."""
         return self.epochs.shuffle_seed
 
     @property
     def shuffle_block_size(self) -> int | None:
-        """Over how many samples a shard is spread; None: by the number of canonical nodes."""
+        """The number of samples that a shard is spread over; None: derived from the number of canonical nodes."""
         return self.epochs.settings.shuffle_block_size
 
     @property
     def sampling_method(self) -> str:
-        """Whether each epoch takes other samples."""
+        """Whether each epoch takes other samples (``"balanced"``) or the same ones (``"fixed"``)."""
         return self.epochs.settings.sampling_method
 
     @property
@@ -125,20 +131,20 @@ class DatasetNames(Protocol):
 
     @property
     def partition_algo(self) -> str:
-        """The partition."""
+        """The algorithm that divides samples among nodes."""
         return self.epochs.settings.partition_algo
 
     @property
     def batching_method(self) -> str:
-        """How streams are mixed."""
+        """The way in which streams are mixed."""
         return self.epochs.settings.batching_method
 
     @property
     def num_canonical_nodes(self) -> int | None:
-        """Parts of the order, where no state says another number; None: as the shuffle likes."""
+        """Parts of the order, unless a state has another number; None: the default of the shuffle."""
         return self.epochs.num_canonical_nodes
 
     @property
     def replication(self) -> int | None:
-        """So many consecutive ranks get the same samples."""
+        """The number of consecutive ranks that get the same samples."""
         return self.epochs.replication
