@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fkat_data.streaming.order.block import BlockShuffle
-from fkat_data.streaming.order.shuffle import ReferenceShuffle
+from fkat_data.streaming.order import BlockShuffle, ReferenceShuffle
 from fkat_data.tools import entropy_bits
 
 ALGORITHMS = ("block", "py1e", "py1br", "py1b", "py1s")

@@ -33,10 +33,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from tqdm import tqdm
 
-from fkat_data import ShardedDataLoader, arguments
-from fkat_data.configuration import instantiate, register_resolvers
-from fkat_data.configuration.resolvers import rank, world_size
-from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data import ConfigurationError, ShardedDataLoader, StateMismatchError
+from fkat_data.configuration import instantiate, rank, register_resolvers, world_size
 
 register_resolvers()
 
@@ -45,7 +43,9 @@ register_resolvers()
 def main(config: DictConfig) -> None:
     try:
         for setting in ("steps", "accumulate", "threads", "warmup_steps", "checkpoint.every_steps", "checkpoint.keep"):
-            arguments.integer(setting, OmegaConf.select(config, setting), minimum=1)
+            value = OmegaConf.select(config, setting)
+            if type(value) is not int or value < 1:
+                raise ConfigurationError(setting, value, "an integer of at least 1")
         check_data(config.data)
         torch.set_num_threads(config.threads)
         torch.use_deterministic_algorithms(True)

@@ -16,6 +16,10 @@ FACES = (
     "fkat_data.observe",
     "fkat_data.samplers",
     "fkat_data.streaming",
+    "fkat_data.streaming.cache",
+    "fkat_data.streaming.formats",
+    "fkat_data.streaming.order",
+    "fkat_data.streaming.store",
     "fkat_data.testing",
     "fkat_data.tools",
 )

@@ -9,6 +9,6 @@
 """
 
 from fkat_data.configuration.instantiation import instantiate
-from fkat_data.configuration.resolvers import register_resolvers
+from fkat_data.configuration.resolvers import rank, register_resolvers, world_size
 
-__all__ = ["instantiate", "register_resolvers"]
+__all__ = ["instantiate", "rank", "register_resolvers", "world_size"]

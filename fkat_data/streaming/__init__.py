@@ -1,4 +1,7 @@
-"""Datasets in shards, on disk or in a store, in an order that is arithmetic. Needs the extra ``streaming``."""
+"""Datasets in shards, on disk or in a store, in a computed order. Needs the extra ``streaming``.
+
+The packages ``cache``, ``formats``, ``order`` and ``store`` have public names too.
+"""
 
 from fkat_data.streaming.dataloader import StreamingDataLoader
 from fkat_data.streaming.dataset import StreamingDataset

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fkat_data.datasets.parquet import ParquetDataset
+from fkat_data.datasets import ParquetDataset
 
 _NEWLINE = 10
 

@@ -67,7 +67,7 @@ def test_a_cache_is_filled_and_adopted(run_here, tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "shard.00000.mds").write_bytes(b"a shard")
     (tmp_path / "cache").mkdir()
-    printed = run_here(use + "print(path.read_bytes())\n" + adopt + "print(generation.recorded)")
+    printed = run_here(use + "print(path.read_bytes())\n" + adopt + "print(version.recorded)")
     assert printed == "b'a shard'\nversion 2\n"
 
 

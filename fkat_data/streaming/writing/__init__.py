@@ -1,1 +1,1 @@
-"""Writing datasets: writers of shards and indices, in one process or in parallel."""
+"""Writing datasets: writers of shards and indices, in one process or in parallel. Internal."""
