@@ -48,7 +48,7 @@ def trial(folder: str, count: int, contestant: str, bytes_per_s: float, latency_
 
 def _imported(contestant: str) -> Any:
     if contestant == "ours":
-        importlib.import_module("obstore")
+        importlib.import_module("s3fs")
         return importlib.import_module("fkat_data.streaming")
     stand_in("streaming over S3")
     importlib.import_module("boto3")

@@ -104,7 +104,7 @@ class Transfer:
             if body.size_bytes > self._most_bytes:
                 raise ContentError(f"size is {body.size_bytes:,} bytes: expected at most {self._most_bytes:,}")
         elif body.size_bytes != self._size_bytes:
-            raise ContentError(f"size is {body.size_bytes:,} bytes: expected {self._size_bytes:,}, as the index says")
+            raise ContentError(f"size is {body.size_bytes:,} bytes: expected {self._size_bytes:,}, as in the index")
 
     def _receive(self, body: Body, pace: Pace) -> None:
         size_bytes = self._size_bytes if body.size_bytes is None else body.size_bytes
@@ -130,7 +130,7 @@ class Transfer:
             raise ContentError(f"the store sent an XML or HTML document: {self._head!r}")
         if self._hash is not None and self._hash.hexdigest() != self._digest:
             raise ContentError(
-                f"{self._algorithm} is {self._hash.hexdigest()}: expected {self._digest}, as the index says"
+                f"{self._algorithm} is {self._hash.hexdigest()}: expected {self._digest}, as in the index"
             )
         try:
             self._target.flush()
