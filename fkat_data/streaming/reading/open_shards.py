@@ -58,7 +58,6 @@ class OpenShards:
         self._readers: OrderedDict[int, ShardReader] = OrderedDict()
         self._most_open = _most_open()
         self._touched_s: dict[int, float] = {}
-        self._openers: ReadAhead[ShardReader] | None = None
         self._read_ahead: ReadAhead[Any] | None = None
         self._failed_shard: int | None = None
 
@@ -131,12 +130,8 @@ class OpenShards:
         if self._catalog.is_immediate:
             yield from parts
             return
-        ahead: ReadAhead[Any]
-        if is_opened:
-            ahead = self._openers = ReadAhead(self._open, _NUM_THREADS)
-        else:
-            ahead = ReadAhead(self._fetch, _NUM_THREADS, is_kept=False)
-        self._read_ahead = ahead
+        prepare: Callable[[int, bool], Any] = self._open if is_opened else self._fetch
+        read_ahead = self._read_ahead = ReadAhead(prepare, _NUM_THREADS, is_kept=is_opened)
 
         def needed(part: _Part) -> tuple[list[int], int]:
             ids = ids_of(part)
@@ -148,9 +143,9 @@ class OpenShards:
             return wanted, max(len(ids), num_ahead * wanted_bytes // most_bytes)
 
         try:
-            yield from ahead.follow(parts, needed, num_ahead)
+            yield from read_ahead.follow(parts, needed, num_ahead)
         finally:
-            if self._read_ahead is ahead:
+            if self._read_ahead is read_ahead:
                 self._end_read_ahead()
 
     def close(self) -> None:
@@ -160,7 +155,7 @@ class OpenShards:
         self._touched_s.clear()
 
     def _end_read_ahead(self) -> None:
-        read_ahead, self._read_ahead, self._openers = self._read_ahead, None, None
+        read_ahead, self._read_ahead = self._read_ahead, None
         if read_ahead is not None:
             read_ahead.close()
 
@@ -215,9 +210,10 @@ class OpenShards:
             self._readers.move_to_end(shard)
             self._touch(shard)
             return reader
+        read_ahead = self._read_ahead
         try:
             with reading():
-                found = self._open(shard, True) if self._openers is None else self._openers.take(shard)
+                found = read_ahead.take(shard) if read_ahead and read_ahead.is_kept else self._open(shard, True)
             if found is None:
                 raise RuntimeError(f"shard {shard} is missing after it was fetched")
         except Exception:
@@ -277,7 +273,6 @@ class OpenShards:
         return self.__dict__ | {
             "_readers": OrderedDict(),
             "_touched_s": {},
-            "_openers": None,
             "_read_ahead": None,
             "_failed_shard": None,
         }

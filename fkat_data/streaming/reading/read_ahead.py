@@ -26,6 +26,9 @@ class ReadAhead(Generic[_Ready]):
             returns; or None if another process is preparing the shard and it must not wait.
         num_threads: Shards that are prepared at a time.
         is_kept: Whether results are kept for ``take``; if not, they are dropped, errors too.
+
+    Attributes:
+        is_kept: The same.
     """
 
     def __init__(
@@ -33,7 +36,7 @@ class ReadAhead(Generic[_Ready]):
     ) -> None:
         self._prepare = prepare
         self._num_threads = num_threads
-        self._is_kept = is_kept
+        self.is_kept = is_kept
         self._lock = threading.Lock()
         self._offered = threading.Condition(self._lock)  # threads wait for a shard that no other process prepares
         self._settled = threading.Condition(self._lock)  # ``take`` waits for a shard in work
@@ -168,7 +171,7 @@ class ReadAhead(Generic[_Ready]):
             elif failure is None and ready is None:
                 self._wanted[shard] = None
                 self._num_refused += 1
-            elif not self._is_kept:
+            elif not self.is_kept:
                 pass
             elif failure is not None:
                 self._failed[shard] = failure

@@ -81,7 +81,7 @@ class Client(Protocol):
             timeout_s: Seconds until the head of the answer must arrive.
 
         Raises:
-            TimeoutError: It did not.
+            TimeoutError: The head did not arrive in time.
             StatusError: The server answered with an error.
             Exception: Whatever the client library raises.
         """
