@@ -59,7 +59,7 @@ def through(request, tmp_path, monkeypatch):
 
     opened = []
 
-    def open_through(way, plan=None, *, num_retries=2, timeout_s=2.0, forever=False, more=None):
+    def open_through(way, plan=None, *, num_retries=2, timeout_s=2.0, forever=False):
         client, _, kind = way.partition("-")
         if kind == "directory":
             source = tmp_path / "served"
@@ -71,7 +71,7 @@ def through(request, tmp_path, monkeypatch):
         faulty = FaultServer(source, plan, forever=forever).__enter__()
         url, options = f"{faulty.url}/train", None
         if client != "web":
-            url, options = f"s3://{servers.BUCKET}/train", {**server.options(faulty.url), **(more or {})}
+            url, options = f"s3://{servers.BUCKET}/train", server.options(faulty.url)
         store = open_store(url, storage_options=options, num_retries=num_retries, timeout_s=timeout_s)
         opened.append((store, faulty))
         return store, faulty

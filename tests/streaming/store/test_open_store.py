@@ -1,3 +1,4 @@
+import contextlib
 import importlib.util
 import os
 import pickle
@@ -150,16 +151,36 @@ def test_an_endpoint_may_come_from_the_environment(moto_server, monkeypatch, tmp
     store.close()
 
 
-def test_every_option_of_s3fs_reaches_the_requests(through, moto_server):
-    asked = []
-    store, _ = through(
-        "s3-moto", timeout_s=20.0, more={"requester_pays": True, "s3_additional_kwargs": {"ACL": "private"}}
-    )
-    client = store._client()
-    client._s3.meta.events.register("before-send.s3", lambda request, **_: asked.append(dict(request.headers)))
-    assert store.read(NAME, 1 << 20)[0] == CONTENTS[NAME]
-    assert asked[0]["x-amz-request-payer"] == b"requester"
-    assert "x-amz-acl" not in asked[0]
+OF_TEAM = "[team]\naws_access_key_id = of-the-team\naws_secret_access_key = secret\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "header", "expected"),
+    [
+        ({"profile": "team"}, "Authorization", b"Credential=of-the-team/"),
+        ({"profile": "team", "client_kwargs": {"region_name": "eu-north-1"}}, "Authorization", b"/eu-north-1/s3/"),
+        ({"key": "mine", "secret": "secret"}, "Authorization", b"Credential=mine/"),
+        ({"anon": True}, "Authorization", b""),
+        ({"anon": True, "requester_pays": True}, "x-amz-request-payer", b"requester"),
+        ({"anon": True, "s3_additional_kwargs": {"ACL": "private"}}, "x-amz-acl", b""),
+        ({"anon": True, "s3_additional_kwargs": {"ExpectedBucketOwner": "7"}}, "x-amz-expected-bucket-owner", b"7"),
+        ({"anon": True, "config_kwargs": {"user_agent_extra": "of-a-test"}}, "User-Agent", b"of-a-test"),
+    ],
+)
+def test_every_option_of_s3fs_reaches_the_requests(moto_server, monkeypatch, tmp_path, options, header, expected):
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "credentials").write_text(OF_TEAM)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    store = opened("s3://bucket/train", {**options, "endpoint_url": moto_server.endpoint_url}, num_retries=0)
+    sent = []
+    store._client()._s3.meta.events.register("before-send.s3", lambda request, **_: sent.append(dict(request.headers)))
+    with contextlib.suppress(DownloadError):  # the server refuses who is anonymous
+        store.read(NAME, 1 << 20)
+    found = sent[0].get(header, b"")
+    found = found.encode() if isinstance(found, str) else found
+    assert found == expected if expected == b"" else expected in found
+    store.close()
 
 
 def test_missing_credentials_are_final_and_the_message_says_so(moto_server, monkeypatch, tmp_path):
