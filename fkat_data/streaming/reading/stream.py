@@ -35,8 +35,9 @@ class Stream:
 
     Args:
         remote: The directory of the shards: a path, or a URL of any store that fsspec opens.
-        local: The directory of this node that caches the shards. None: shards of a store are cached below the system's
-            temporary directory; a directory of this machine is read in place.
+        local: The directory of this node that caches the shards; without ``remote``, the directory of the shards.
+            None: shards of a store are cached below the system's temporary directory; a directory of this machine is
+            read in place.
         split: A directory within both.
         proportion: The stream's share of an epoch, relative to those of the other streams.
         repeat: How often an epoch shows the stream; 0.5 shows half of it.
