@@ -16,8 +16,7 @@ MATERIAL = sorted(
         ROOT / "CHANGELOG.md",
         *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "configs").rglob("*.yaml"),
-        ROOT / "scripts" / "train.py",
-        ROOT / "scripts" / "prepare_data.py",
+        *(ROOT / "scripts").glob("*.py"),
         *(ROOT / "scripts" / "demo_gpt").rglob("*.py"),
     ]
 )

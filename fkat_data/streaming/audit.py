@@ -122,20 +122,20 @@ def records_of(
         ConfigurationError: The global batch does not exist.
     """
     arguments.integer("step", step, minimum=0)
-    place = ResumePoint(0 if epoch is None else arguments.integer("epoch", epoch, minimum=0))
-    num_batches = epochs.batching(place).num_even_batches
+    point = ResumePoint(0 if epoch is None else arguments.integer("epoch", epoch, minimum=0))
+    num_batches = epochs.batching(point).num_even_batches
     while epoch is None and step >= num_batches > 0:
         step -= num_batches
-        place = ResumePoint(place.epoch + 1)
-        num_batches = epochs.batching(place).num_even_batches
+        point = ResumePoint(point.epoch + 1)
+        num_batches = epochs.batching(point).num_even_batches
     if step >= num_batches:
-        raise ConfigurationError("step", step, f"a global batch of epoch {place.epoch}, less than {num_batches}")
+        raise ConfigurationError("step", step, f"a global batch of epoch {point.epoch}, less than {num_batches}")
     steps = np.array([step])
-    ids = epochs.plan(place).global_batches(steps)[0]
-    is_left_out = bool(skips.is_skipped(place.epoch, steps)[0])
+    ids = epochs.plan(point).global_batches(steps)[0]
+    is_left_out = bool(skips.is_skipped(point.epoch, steps)[0])
     kept = skips.without(ids)
     return [
-        SampleRecord(place.epoch, step, rank, *_where(catalog, sample), is_left_out or int(kept[rank, column]) < 0)
+        SampleRecord(point.epoch, step, rank, *_where(catalog, sample), is_left_out or int(kept[rank, column]) < 0)
         for rank, batch in enumerate(ids.tolist())
         for column, sample in enumerate(batch)
         if sample >= 0
@@ -157,14 +157,14 @@ def coverage_of(epochs: Epochs, catalog: Catalog, skips: SampleSkips, epoch: int
     Raises:
         ConfigurationError: The epoch has fewer global batches.
     """
-    place = ResumePoint(arguments.integer("epoch", epoch, minimum=0))
-    batching = epochs.batching(place)
+    point = ResumePoint(arguments.integer("epoch", epoch, minimum=0))
+    batching = epochs.batching(point)
     num_batches = batching.num_even_batches
     steps = num_batches if num_steps is None else arguments.integer("step", num_steps, minimum=0, maximum=num_batches)
     due, phases = epochs.shares(epoch), epochs.phases(epoch)
     delivered = np.zeros(catalog.num_samples, np.int16)
     skipped = np.zeros(catalog.num_samples, np.int16)
-    for indices, ids in _global_batches(epochs, place, steps):
+    for indices, ids in _global_batches(epochs, point, steps):
         is_left_out = skips.is_skipped(epoch, indices)[:, None, None] | (skips.without(ids) < 0)
         np.add.at(delivered, ids[(ids >= 0) & ~is_left_out], 1)
         np.add.at(skipped, ids[(ids >= 0) & is_left_out], 1)
@@ -198,8 +198,8 @@ def _stream_coverage(
     )
 
 
-def _global_batches(epochs: Epochs, place: ResumePoint, num_steps: int) -> Iterator[tuple[_Integers, _Integers]]:
-    plan = epochs.plan(place)
+def _global_batches(epochs: Epochs, point: ResumePoint, num_steps: int) -> Iterator[tuple[_Integers, _Integers]]:
+    plan = epochs.plan(point)
     chunk = max(1, _CHUNK // plan.grid.global_batch_size) if plan.is_cheap else max(num_steps, 1)
     for start in range(0, num_steps, chunk):
         indices = np.arange(start, min(start + chunk, num_steps))

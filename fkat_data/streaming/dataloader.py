@@ -109,11 +109,11 @@ class StreamingDataLoader(DataLoader[Any]):
             self._iteration += 1
 
     def _begin(self, dataset: StreamingDataset, first: int) -> Iterator[Any]:
-        place = dataset.begin_epoch()
-        batches = dataset.rank_batches(place)
+        point = dataset.begin_epoch()
+        batches = dataset.rank_batches(point)
         self._iteration += 1
         self.num_samples_yielded = 0
-        self._sample_in_epoch = place.sample_in_epoch
+        self._sample_in_epoch = point.sample_in_epoch
         return self._delivered(dataset, batches, first, self._iteration)
 
     def _delivered(self, dataset: StreamingDataset, batches: RankBatches, first: int, iteration: int) -> Iterator[Any]:

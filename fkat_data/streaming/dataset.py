@@ -1,4 +1,4 @@
-"""The streaming dataset: samples of shards in an order that is computed, from any place on."""
+"""The streaming dataset: samples of shards in an order that is computed, from any position on."""
 
 import logging
 import math
@@ -89,7 +89,7 @@ class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
         arrays: Whether ``ndarray`` columns give NumPy arrays or torch tensors.
         writable: Whether arrays belong to the caller; otherwise they are read-only views of the shard.
         skip: What must not be delivered: a list of ``{"epoch": 0, "batches": [100, 120]}``, global batches of an
-            epoch, and ``{"samples": [17, 4]}``. Every other sample keeps its place.
+            epoch, and ``{"samples": [17, 4]}``. Every other sample keeps its position.
         weight_schedule: Proportions of the streams that change during training: a list of
             ``{"from_sample": 0, "weights": [3, 1]}``.
         storage_options: The options of fsspec's file systems for streams that give none.
@@ -187,7 +187,7 @@ class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
         )
         epochs.check()
         super().__init__(filled, catalog, epochs)
-        self._place = SharedResumePoint()
+        self._resume_point = SharedResumePoint()
         self._iteration = 0
         self._round = (0, 0)
 
@@ -199,12 +199,12 @@ class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
     @property
     def next_epoch(self) -> int:
         """The epoch that the next ``iter`` begins or continues. After it is set, that epoch begins at its start."""
-        return self._place.next().epoch
+        return self._resume_point.next().epoch
 
     @next_epoch.setter
     def next_epoch(self, epoch: int) -> None:
         arguments.integer("next_epoch", epoch, minimum=0)
-        self._place.go_to(replace(self._place.next(), epoch=epoch, sample_in_epoch=0))
+        self._resume_point.go_to(replace(self._resume_point.next(), epoch=epoch, sample_in_epoch=0))
 
     @property
     def batch_size(self) -> int | None:
@@ -235,7 +235,7 @@ class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
         """Begin the next epoch and yield this worker's samples.
 
         Raises:
-            ConfigurationError: ``batch_size`` is missing, or the place of a loaded state does not fit this world.
+            ConfigurationError: ``batch_size`` is missing, or the position of a loaded state does not fit this world.
             StaleIteratorError: A later ``iter`` of this process has replaced this one.
         """
         batches = self.rank_batches(self.begin_epoch())
@@ -281,19 +281,19 @@ class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
         return self._shards.follow(parts, ids_of, num_ahead=self.num_ahead, most_bytes=most_bytes, is_opened=is_opened)
 
     def begin_epoch(self) -> ResumePoint:
-        """Return the place where the next epoch of this process begins, with every setting filled in."""
+        """Return the point where the next epoch of this process begins, with every setting filled in."""
         info = get_worker_info()
         # Equal for the workers of one iteration of a DataLoader, and different for any other.
         key = 0 if info is None else (info.seed - info.id) | 1
         if key != self._round[0]:
             self._round = (key, 0)
-        place = self._place.begin(*self._round)
+        point = self._resume_point.begin(*self._round)
         self._round = (key, self._round[1] + 1)
-        return self.epochs.settled(place)
+        return self.epochs.settled(point)
 
-    def rank_batches(self, place: ResumePoint) -> RankBatches:
-        """Return the batches of this rank from a place on."""
-        return RankBatches(self.epochs.plan(place), place, self.epochs.world().rank, self._skips)
+    def rank_batches(self, point: ResumePoint) -> RankBatches:
+        """Return the batches of this rank from a point on."""
+        return RankBatches(self.epochs.plan(point), point, self.epochs.world().rank, self._skips)
 
     def __getitem__(self, index: Any) -> Any:
         """Return a sample by its number, or samples by a slice, or by a list or array of numbers, nested or not.
@@ -371,9 +371,9 @@ class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
         """
         arguments.integer("num_samples", num_samples, minimum=0)
         arguments.boolean("from_beginning", from_beginning)
-        place = self.epochs.settled(self._place.current() or self._place.next())
-        offset = 0 if from_beginning else place.sample_in_epoch
-        state = state_of(replace(place, sample_in_epoch=offset + num_samples))
+        point = self.epochs.settled(self._resume_point.current() or self._resume_point.next())
+        offset = 0 if from_beginning else point.sample_in_epoch
+        state = state_of(replace(point, sample_in_epoch=offset + num_samples))
         state["fingerprint"] = self.epochs.fingerprint()
         if self._skips:
             state["skip"] = self._skips.plain()
@@ -388,17 +388,17 @@ class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
             StateMismatchError: It is no such state, or another configuration wrote it.
             ConfigurationError: Its position does not fit this world.
         """
-        place = resume_point_of(obj)
+        point = resume_point_of(obj)
         if "fingerprint" in obj:
             check_fingerprint(obj["fingerprint"], self.epochs.fingerprint())
         if self.epochs.schedule is not None and "weight_schedule" in obj:
-            self.epochs.schedule.check_past(obj["weight_schedule"], place.epoch, place.sample_in_epoch)
+            self.epochs.schedule.check_past(obj["weight_schedule"], point.epoch, point.sample_in_epoch)
         skips = self._skips.also(SampleSkips(obj.get("skip")))
         skips.check(self.num_samples)
         if self.batch_size is not None:
-            self.epochs.batching(place)
+            self.epochs.batching(point)
         self._skips = skips
-        self._place.go_to(place)
+        self._resume_point.go_to(point)
 
 
 def _number(argument: str, value: int | None) -> int | None:

@@ -69,16 +69,16 @@ class OpenShards:
     def samples(self, sample_ids: _Integers) -> list[dict[str, Any]]:
         """Return samples in the order of their ids."""
         found: list[Any] = [None] * len(sample_ids)
-        for reader, places, rows in self._by_shard(sample_ids):
-            for place, sample in zip(places.tolist(), reader.samples(rows), strict=True):
-                found[place] = sample
+        for reader, positions, rows in self._by_shard(sample_ids):
+            for position, sample in zip(positions.tolist(), reader.samples(rows), strict=True):
+                found[position] = sample
         return found
 
     def in_turn(self, sample_ids: _Integers) -> Iterable[dict[str, Any]]:
         """Return samples, read together. If that fails, the samples before the faulty one still come first."""
 
         def parts() -> list[_Integers]:
-            return [sample_ids[place : place + 1] for place in range(len(sample_ids))]
+            return [sample_ids[position : position + 1] for position in range(len(sample_ids))]
 
         return self._in_order(parts, lambda: self.samples(sample_ids), lambda ids: self.samples(ids)[0])
 
@@ -99,9 +99,9 @@ class OpenShards:
         if columns is None:
             samples = [{name: _own(value) for name, value in sample.items()} for sample in self.samples(sample_ids)]
             return [_collate(part) for part in _split(samples, batches)]
-        place_of = np.empty(len(sample_ids), np.int64)
-        place_of[np.concatenate([places for _, places, _ in groups])] = np.arange(len(sample_ids))
-        return [_batch(columns, places) for places in _split(place_of, batches)]
+        position_of = np.empty(len(sample_ids), np.int64)
+        position_of[np.concatenate([positions for _, positions, _ in groups])] = np.arange(len(sample_ids))
+        return [_batch(columns, positions) for positions in _split(position_of, batches)]
 
     def follow(
         self,
@@ -201,8 +201,8 @@ class OpenShards:
         order = np.argsort(shards, kind="stable")
         edges = np.flatnonzero(np.diff(shards[order], prepend=-1)).tolist()
         for start, stop in pairwise([*edges, len(order)]):
-            places = order[start:stop]
-            yield self._reader(int(shards[places[0]])), places, rows[places]
+            positions = order[start:stop]
+            yield self._reader(int(shards[positions[0]])), positions, rows[positions]
 
     def _reader(self, shard: int) -> ShardReader:
         reader = self._readers.get(shard)
@@ -320,13 +320,13 @@ def _split(values: Any, batches: Sequence[_Integers]) -> Iterator[Any]:
         start += len(batch)
 
 
-def _batch(columns: dict[str, Any], places: _Integers) -> dict[str, Any]:
+def _batch(columns: dict[str, Any], positions: _Integers) -> dict[str, Any]:
     batch: dict[str, Any] = {}
     for name, values in columns.items():
         if isinstance(values, np.ndarray):
-            batch[name] = torch.from_numpy(values.take(places, axis=0))
+            batch[name] = torch.from_numpy(values.take(positions, axis=0))
         else:
-            batch[name] = _collate([_own(values[place]) for place in places.tolist()])
+            batch[name] = _collate([_own(values[position]) for position in positions.tolist()])
     return batch
 
 

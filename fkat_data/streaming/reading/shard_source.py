@@ -1,4 +1,4 @@
-"""The sources of a stream's shards: the interface between reading and the place of the files."""
+"""The sources of a stream's shards: the interface between reading and the storage of the files."""
 
 from collections.abc import Sequence
 from pathlib import Path
