@@ -76,4 +76,4 @@ def test_a_run_is_simulated(run_here):
     (simulate,) = examples("simulate.md")
     printed = run_here(f"{write}\n{simulate}").splitlines()
     assert len(printed) >= 2
-    assert "Data keep up" in printed[1]
+    assert "data keep up" in printed[1]
