@@ -24,7 +24,6 @@ FLOORS = {
     "seeding": 1,
     "tree": 1,
     "distributed": 1,
-    "faults": 1,
     "permutation": 1,
     "sizes": 1,
     "samplers": 2,

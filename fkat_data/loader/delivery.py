@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 from fkat_data.device.host import HostMover, Mover
-from fkat_data.faults import fault
 from fkat_data.loader.agreement import RankAgreement
 from fkat_data.loader.prefetch import Arrival, Prefetcher, ShardEnd
 from fkat_data.observe.events import EventRecorder
@@ -136,7 +135,6 @@ class Delivery:
                 self._end_epoch()
                 continue
             arrival, mover, moving = taken
-            fault("trainer.taken")
             if isinstance(arrival, ShardEnd):
                 self._cursor.pass_shard(is_last_shard=arrival.is_last_shard)
                 continue
@@ -149,7 +147,6 @@ class Delivery:
                 raise
             if not isinstance(self._mover, HostMover):
                 self.load_ahead()
-            fault("trainer.deliver")
             # The last thing: what is not counted is delivered again after an interruption.
             self._count(arrival)
             return microbatch
@@ -161,7 +158,6 @@ class Delivery:
         self.delivered_at_s = time.perf_counter()
         self._began_mid_epoch = False
         self._cursor.deliver(is_last_in_shard=arrival.is_last_in_shard, is_last_shard=arrival.is_last_shard)
-        fault("trainer.delivered")
 
     def load_ahead(self) -> None:
         """Bring the next microbatch on its way to the device, if it has arrived; does not wait."""

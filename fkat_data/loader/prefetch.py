@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from fkat_data.errors import MemoryLimitError, StaleIteratorError, WorkerDiedError, WorkerError, WorkerStalledError
-from fkat_data.faults import fault
 from fkat_data.loader.patience import Patience
 from fkat_data.loader.recovery import Recovery, Remedy, Restarts, ShardSkips
 from fkat_data.plan.shard_plan import ShardPlan
@@ -204,7 +203,6 @@ class Prefetcher:
 
     def _end_shard(self, num_microbatches: int) -> bool:
         """Go on to the next shard; return whether the one that ended is the epoch's last."""
-        fault("trainer.end_shard")
         ended = self._tasks.popleft()
         self._num_extra = max(0, self._num_extra - 1)
         if self._plan.num_shards(ended.epoch) is not None:  # an endless sampler's shards are too many to remember
@@ -239,7 +237,6 @@ class Prefetcher:
             first_microbatch += piece.first_microbatch
         task = Task(self._ticket, self._epoch, self._next_shard, shard, first_microbatch, piece)
         self._worker_of(task).assign(task, self._initial_allowance(first_microbatch))
-        fault("trainer.assigned")
         self._tasks.append(task)
         self._ticket += 1
         self._next_shard += 1
@@ -327,9 +324,7 @@ class Prefetcher:
             self._arrived.append(Failure(task.ticket, error))
             return self._arrived[-1]
         logger.warning("%s; another worker is started in its place", error)
-        fault("trainer.replace")
         self._replace(task.ticket % len(self._workers))
-        fault("trainer.replaced")
         self._starved = None
         last = self._arrived[-1] if self._arrived else None
         digest = last.digest if isinstance(last, Item) else self._last_digest

@@ -23,7 +23,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import MemoryLimitError
-from fkat_data.faults import fault
 from fkat_data.transport.memory_limit import available_bytes, group_bytes
 
 __all__ = ["Mapping", "Segment", "SegmentLeases", "SegmentPool", "anonymous_file", "mapping_at", "rounded_size"]
@@ -205,9 +204,7 @@ class SegmentPool:
     def _create(self, size_bytes: int) -> Segment:
         descriptor = anonymous_file()
         try:
-            fault("worker.reserve")
             _reserve(descriptor, size_bytes)
-            fault("worker.reserved")
             segment = Segment(self._next_index, descriptor, size_bytes, is_written=True)
             self._next_index += 1
             self._announce(segment, descriptor)

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from fkat_data.faults import fault
 from fkat_data.observe.events import MAIN_THREAD, EventRecorder
 from fkat_data.observe.profile import WorkerProfile
 from fkat_data.observe.stages import Page, StageClock
@@ -42,7 +41,6 @@ def main(settings_file: mmap.mmap, worker_index: int, channel_descriptor: int, p
         channel_descriptor: The worker's end of the pipe.
         page_descriptor: Where the worker says what it spends its time on, see ``fkat_data.observe.stages``.
     """
-    fault("worker.started")
     channel = Channel(socket.socket(fileno=channel_descriptor))
     os.register_at_fork(after_in_child=lambda: _leave_to_parent(channel))
     _keep_freed_memory()
@@ -50,10 +48,8 @@ def main(settings_file: mmap.mmap, worker_index: int, channel_descriptor: int, p
     page = Segment(0, page_descriptor, PAGE_BYTES, is_written=True)
     os.close(page_descriptor)
     server, clock = _prepare(settings_file, worker_index, channel, page.view.cast("d"))
-    fault("worker.ready")
     with clock.installed():
         server.run()
-    fault("worker.leaving")
 
 
 def _prepare(settings_file: mmap.mmap, worker_index: int, channel: Channel, page: Page) -> tuple[Server, StageClock]:

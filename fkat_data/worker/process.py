@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 from typing import cast
 
-from fkat_data.faults import fault
 from fkat_data.worker import lifeline
 from fkat_data.worker.monitor import WorkerMonitor
 
@@ -62,7 +61,6 @@ class WorkerProcess:
         lifeline_descriptor, self._lifeline = os.pipe()
         self._stderr, stderr = os.pipe()
         try:
-            fault("trainer.spawn")
             self._process = _start((settings, worker_index, channel, page, lifeline_descriptor, stacks), stderr)
         except BaseException:
             os.close(self._lifeline)
@@ -77,7 +75,6 @@ class WorkerProcess:
         """Readable when the process has ended; None where the kernel has no such thing."""
         self._attendant = WorkerMonitor(self._process, self.pidfd, self._stderr)
         self._attendant.start()
-        fault("trainer.spawned")
 
     @property
     def exit_code(self) -> int | None:

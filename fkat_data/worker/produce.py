@@ -5,7 +5,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from fkat_data.errors import ConfigurationError, ReplayMismatchError, WorkerError
-from fkat_data.faults import fault
 from fkat_data.plan.task import Task
 from fkat_data.seeding import ShardStreams
 from fkat_data.transport.digest import digest_of
@@ -60,9 +59,7 @@ def produce(task: Task, producer: Producer) -> Generator[Produced]:
         streams = ShardStreams.of(producer.seed, dp_rank, task.epoch, shard_index)
         producer.mark("build", task.shard_index, repr(task.shard))
         streams.seed_opening()
-        fault("worker.build")
         production = _begin(task, producer, streams)
-        fault("worker.built")
         for made, microbatch in _iterate(production, task.first_microbatch, streams, producer.mark):
             if made == task.first_microbatch - 1 and task.digest not in (None, digest_of(microbatch)):
                 raise ReplayMismatchError(task.shard, task.epoch, made)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from fkat_data.errors import WorkerError
-from fkat_data.faults import fault
 from fkat_data.observe.stages import StageClock
 from fkat_data.plan.task import Task
 from fkat_data.transport.channel import Channel, ChannelClosed
@@ -137,25 +136,21 @@ class Server:
         try:
             self._wait_for_allowance(job, index)
             for produced in production:
-                fault("worker.produced")
                 self._publish(task, produced)
                 index, is_last = produced.microbatch_index + 1, produced.is_last
                 if is_last:
                     break
                 self._wait_for_allowance(job, index)
             if not is_last:
-                fault("worker.end")
                 self._send_events()
                 self._channel.send(Kind.END, END.pack(task.ticket, index))
-                fault("worker.ended")
         except _CancelledError:
-            fault("worker.cancelled")
+            pass
         except (ChannelClosed, _UnheardError):
             raise
         except BaseException as raised:  # noqa: BLE001 - a user's exception of any kind is the trainer's to handle
             error = raised if isinstance(raised, Exception) else _told(raised)
             place = name_place(error, task, index, is_open=True)
-            fault("worker.failure")
             self._send_events()
             self._channel.send(Kind.FAILURE, TICKET.pack(task.ticket) + pack_failure(error, place))
         finally:
@@ -190,7 +185,6 @@ class Server:
         self._producer.mark("encode", produced.microbatch_index)
         encoded = encode(produced.microbatch)
         digest = digest_of(produced.microbatch) if self._is_digested else 0
-        fault("worker.encoded")
         size_bytes = encoded.size_bytes
         envelope, tail = encoded.envelope, encoded.envelope
         segment_index, in_segment = NO_SEGMENT, len(envelope) > _LONGEST_ENVELOPE
@@ -199,15 +193,12 @@ class Server:
             tail = envelope + self._scratch[:size_bytes]
         else:
             extra = copied_size([len(envelope)]) if in_segment else 0
-            fault("worker.take_segment")
             segment = self._take_segment(task, size_bytes + extra)
-            fault("worker.writing")
             write(encoded.parts, segment.view, segment.address, extra)
             if in_segment:
                 segment.view[: len(envelope)] = envelope
                 tail = b""
             segment_index = segment.index
-            fault("worker.written")
         is_last = -1 if produced.is_last is None else int(produced.is_last)
         head = ITEM.pack(
             task.ticket,
@@ -223,7 +214,6 @@ class Server:
             self._recorder.flush()
         self._clock.count()
         self._channel.send(Kind.ITEM, b"".join((head, encoded.layout, tail)))
-        fault("worker.sent")
 
     def _take_segment(self, task: Task, size_bytes: int) -> Segment:
         # Segments that were given back meanwhile are warm: a large microbatch goes there, not to the next free one.
@@ -234,7 +224,6 @@ class Server:
             segment = self._take_returning(task, size_bytes) or self._pool.take(size_bytes)
         if segment is None:
             self._tell_starved(size_bytes)
-            fault("worker.starved")
             with self._clock.within("blocked"):
                 told_s = time.monotonic()
                 while segment is None:
@@ -288,7 +277,6 @@ class Server:
         match kind:
             case Kind.CREDIT:
                 self._pool.give_back(CREDIT.unpack(body)[0])
-                fault("worker.credited")
             case Kind.DISCARD:
                 self._pool.discard(CREDIT.unpack(body)[0])
             case Kind.ALLOW:
@@ -298,7 +286,6 @@ class Server:
                         job.allowance = allowance
             case Kind.ASSIGN:
                 task, allowance = unpack_task(body)
-                fault("worker.assigned")
                 self._jobs.append(_Job(task, allowance))
             case Kind.CANCEL:
                 self._cancelled_below = TICKET.unpack(body)[0]
@@ -313,7 +300,6 @@ class Server:
 
     def _announce(self, segment: Segment, descriptor: int) -> None:
         self._channel.send(Kind.SEGMENT, SEGMENT.pack(segment.index, segment.size_bytes), descriptor)
-        fault("worker.announced")
 
     def _retire(self, index: int) -> None:
         self._channel.send(Kind.RETIRE, CREDIT.pack(index))

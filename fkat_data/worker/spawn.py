@@ -9,7 +9,6 @@ import weakref
 from typing import Any
 
 from fkat_data.errors import WorkerError
-from fkat_data.faults import fault
 from fkat_data.observe.events import MAIN_THREAD
 from fkat_data.observe.profile import TrainerProfile
 from fkat_data.observe.stages import StageTimes, stage_times
@@ -167,7 +166,6 @@ class ProcessWorker:
 
     def assign(self, task: Task, allowance: int) -> None:
         """Take a task, to be produced after those taken before."""
-        fault("trainer.assign")
         self._channel.post(Kind.ASSIGN, pack_task(task, allowance))
 
     def allow(self, ticket: int, allowance: int) -> None:
@@ -208,7 +206,6 @@ class ProcessWorker:
         self._is_closed = True
         if os.getpid() != self._owner_pid:  # a fork of the trainer has the object, not the worker
             return
-        fault("trainer.close")
         self.hang_up()
         try:
             self._process.close(timeout_s)
@@ -216,7 +213,6 @@ class ProcessWorker:
             # Not before: a thread that waits in receive() is to be woken, and to find its descriptors as they were.
             self._channel.close()
             self._leases.clear()
-        fault("trainer.closed")
 
     def share(self) -> None:
         """Before a fork: what its child inherits must not be written again."""
@@ -232,7 +228,6 @@ class ProcessWorker:
 
     def _wait(self, timeout_s: float | None) -> bool:
         """Wait for something to receive; return whether there is."""
-        fault("trainer.receive")
         began_s = time.perf_counter()
         try:
             has_arrived = self._channel.wait(timeout_s)
@@ -267,9 +262,7 @@ class ProcessWorker:
                 return self._item(body)
             case Kind.SEGMENT:
                 index, size_bytes = SEGMENT.unpack(body)
-                fault("trainer.map")
                 self._leases.add(index, self._channel.take_descriptor(), size_bytes)
-                fault("trainer.mapped")
             case Kind.RETIRE:
                 self._leases.remove(CREDIT.unpack(body)[0])
             case Kind.END:
@@ -299,7 +292,6 @@ class ProcessWorker:
             envelope = body[start : start + envelope_bytes]
             base = bytearray(memoryview(body)[start + envelope_bytes :])
         else:
-            fault("trainer.lease")
             base = self._leases.lease(segment)
             envelope = body[start:]
             if in_segment:
@@ -307,7 +299,6 @@ class ProcessWorker:
                 offset = copied_size([envelope_bytes])
             if not self._is_zero_copy:
                 base, offset = bytearray(memoryview(base)[offset : offset + size_bytes]), 0
-        fault("trainer.decode")
         try:
             if self._profile.is_active:
                 with self._profile.range("decode"):
@@ -317,7 +308,6 @@ class ProcessWorker:
         except Exception as error:  # noqa: BLE001 - what rebuilding a user's class raises belongs in its place
             error.add_note(f"fkat_data: while rebuilding microbatch {index} in the trainer's process")
             return Failure(ticket, error)
-        fault("trainer.decoded")
         return Item(ticket, index, None if is_last < 0 else bool(is_last), microbatch, size_bytes, digest)
 
 
@@ -346,7 +336,6 @@ class _Credits:
         self._deferred_bytes += size_bytes
         if self._deferred_bytes >= self._most_deferred_bytes or self.is_urgent:
             self._deferred_bytes = 0
-            fault("trainer.credit")
             self._channel.flush()
 
 

@@ -10,7 +10,6 @@ from typing import BinaryIO
 
 from fkat_data import arguments
 from fkat_data.errors import CacheFullError
-from fkat_data.faults import fault
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import CLAIMS
 from fkat_data.streaming.cache.claim import Claim
@@ -92,7 +91,6 @@ class Cache:
         if self.has(name, size_bytes):
             self.touch(name)
             return path
-        fault("cache.claim")
         with self._claim(name) as claim:
             for pause_s in pauses():
                 if claim.try_take():
@@ -103,7 +101,6 @@ class Cache:
                 if not wait or (is_cancelled is not None and is_cancelled()):
                     return None
                 time.sleep(pause_s)
-            fault("cache.claimed")
             # Whoever had the claim before may have made it.
             is_made = not self.has(name, size_bytes)
             if is_made:
@@ -172,11 +169,8 @@ class Cache:
         return True
 
     def _write(self, name: str, size_bytes: int, fill: Callable[[BinaryIO], None]) -> None:
-        fault("cache.reserve")
         with self._room.reserve(self._directory, size_bytes) as temporary:
-            fault("cache.reserved")
             temporary.fill(name, fill)
             # Before it has its name: what seems never to have been used is the first to go.
             self.touch(name)
             temporary.move_to(name, is_synced=self._is_name_synced)
-            fault("cache.moved")

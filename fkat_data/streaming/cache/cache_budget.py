@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
-from fkat_data.faults import fault
 from fkat_data.streaming.cache.cache_directory import CacheDirectory
 from fkat_data.streaming.cache.paths import MAKING, StoredFile
 from fkat_data.streaming.cache.temporary import Temporary
@@ -202,7 +201,5 @@ def _evict(num_bytes: int, coldest_first: list[_Found]) -> int:
     for directory, file in coldest_first:
         if freed_bytes >= num_bytes:
             break
-        fault("cache.evict")
         freed_bytes += directory.remove(file.name)
-        fault("cache.evicted")
     return freed_bytes

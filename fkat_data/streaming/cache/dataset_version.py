@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.faults import fault
 from fkat_data.streaming.cache.cache_directory import CacheDirectory
 from fkat_data.streaming.cache.locks import LockFile
 from fkat_data.streaming.cache.paths import BOOKKEEPING
@@ -107,14 +106,12 @@ class DatasetVersion:
                 # Nobody begins to use it meanwhile: for that, too, one has to be alone.
                 if not users.try_lock():
                     raise self._in_use(recorded)
-                fault("cache.empty")
                 removed = list(names(recorded))
                 for name in removed:
                     self._directory.remove(name)
                 self._directory.remove(INDEX_NAME)
                 # After a power loss, nothing of the old state may stand beside a record of the new one.
                 self._directory.sync(removed)
-                fault("cache.emptied")
         except BaseException:
             if before is not None:
                 self._take_part(before)
@@ -131,7 +128,6 @@ class DatasetVersion:
             temporary.path.replace(self._directory.path / BOOKKEEPING / _RECORD)
             # Nor may a file be there whose record is not: a directory without one is taken as it is.
             self._directory.sync([f"{BOOKKEEPING}/{_RECORD}"])
-        fault("cache.recorded")
 
     def _take_part(self, version: str) -> None:
         with _guard:

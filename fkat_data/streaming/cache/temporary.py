@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from fkat_data.errors import ShardCorruptError
-from fkat_data.faults import fault
 from fkat_data.streaming.cache.cache_directory import CacheDirectory
 from fkat_data.streaming.cache.paths import BOOKKEEPING, MAKING
 from fkat_data.streaming.cache.system import allocate
@@ -60,17 +59,14 @@ class Temporary:
             OSError: The disk is full or failed.
         """
         allocate(self._lock.descriptor, self._size_bytes)
-        fault("cache.allocated")
         # The descriptor, and the lock with it, stay when this file is closed.
         with open(self._lock.descriptor, "w+b", closefd=False) as file:
             fill(file)
-            fault("cache.filled")
         found = os.fstat(self._lock.descriptor).st_size
         if found != self._size_bytes:
             path = self._directory.path / name
             raise ShardCorruptError.of_field(path, "size in bytes", f"{self._size_bytes}, as in the index", found)
         os.fsync(self._lock.descriptor)
-        fault("cache.synced")
 
     def move_to(self, name: str, *, is_synced: bool) -> None:
         """Give it its name.
