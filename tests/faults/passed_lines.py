@@ -18,7 +18,6 @@ from pathlib import Path
 import fkat_data
 
 DEATHS = ("kill", "exit0", "segv")
-ERRORS = ("raise", "ENOSPC")
 
 _PACKAGE = f"{Path(fkat_data.__file__).parent}{os.sep}"
 _SLEEP_S = 0.25
