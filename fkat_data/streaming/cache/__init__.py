@@ -1,4 +1,4 @@
-"""A directory of shards that any number of processes and jobs of a node share, without a leader."""
+"""A node's copies of shards, shared by its processes and jobs. The directory is the only state."""
 
 from fkat_data.streaming.cache.cache import Cache
 from fkat_data.streaming.cache.cache_budget import CacheBudget

@@ -1,4 +1,4 @@
-"""One directory of a node's cache: files are made once, by one process for all, and are whole when they are there."""
+"""One directory of a node's cache: one process makes each file for all, and a file under its name is whole."""
 
 import errno
 import secrets
@@ -24,32 +24,32 @@ _MOST_ATTEMPTS = 20
 
 
 class Cache:
-    """A directory of files that any number of threads, processes and jobs of a node share.
+    """A directory of files that the threads, processes and jobs of a node share.
 
-    A file is there under its name only when it is whole: it is written under another name, compared with its size,
-    brought to the disk and renamed. Whoever asks for a file that somebody else is making waits for it, and makes it if
-    that process dies. What is there may be removed at any time to make room, by any process: whoever has a file open
-    or mapped reads on, and whoever finds it gone before it was opened asks again.
+    The cache writes a file under a temporary name, checks its size, syncs it to the disk and renames it, so a file
+    under its own name is always whole. A caller that asks for a file in the making waits for it, and makes it if its
+    maker dies. Any process may evict a file at any time. A reader that has the file open or mapped keeps it; a reader
+    that finds it missing calls ``get`` again.
 
-    It pickles if its room does, may be used after a fork, and needs not be closed.
+    It pickles if its budget does, works after a fork, and needs no closing.
 
     Args:
-        directory: The directory, one of the room's.
-        room: How much there may be.
-        is_name_synced: Whether a new file's name is brought to the disk as well: after a loss of power a file that
-            was there is there. Without it such a file may be missing, but never torn.
+        directory: The directory, one of the budget's.
+        budget: How many bytes the files may take.
+        is_name_synced: Whether to sync a new file's name to the disk, too, so that the file survives a power loss.
+            Without it, the file may be missing afterwards, but never torn.
 
     Attributes:
-        directory: Where the files are: ``directory``, or a folder of this node in it where its file system is not
-            this node's own.
+        directory: Where the files are: ``directory``, or this node's folder in it if other nodes may see
+            ``directory``.
 
     Raises:
-        ConfigurationError: The directory is none of the room's.
+        ConfigurationError: The budget does not cover the directory.
     """
 
-    def __init__(self, directory: Path, room: CacheBudget, *, is_name_synced: bool = False) -> None:
-        self._directory = room.directory(directory)
-        self._room = room
+    def __init__(self, directory: Path, budget: CacheBudget, *, is_name_synced: bool = False) -> None:
+        self._directory = budget.directory(directory)
+        self._budget = budget
         self._is_name_synced = arguments.boolean("is_name_synced", is_name_synced)
         self.directory = self._directory.path
         self._directory.sweep(MAKING, CLAIMS)
@@ -63,27 +63,26 @@ class Cache:
         wait: bool = True,
         is_cancelled: Callable[[], bool] | None = None,
     ) -> Path | None:
-        """Return the path of a whole file, which is made if it is not there, and mark it as used now.
+        """Return the path of a whole file, make it if it is missing, and mark it as used now.
 
         Args:
-            name: Its name; folders in it are made.
-            size_bytes: Its size.
-            fill: Writes it into an open file, empty and positioned at its start, or raises. It is called by one
-                thread of one process of the node at a time, and again, with an empty file, if the disk was full and
-                could be relieved. It may ask for other files of the cache.
-            wait: Whether to wait while another thread or process makes it.
-            is_cancelled: Asked many times a second while waiting, whether to give up.
+            name: The file's name; the cache makes the folders in it.
+            size_bytes: The file's size.
+            fill: Writes the content into an open, empty file, or raises. One thread of one process of the node calls
+                it at a time, and again with an empty file after a full disk was relieved. It may get other files.
+            wait: Whether to wait while another thread or process makes the file.
+            is_cancelled: Returns whether to give up; called many times a second during a wait.
 
         Returns:
-            The path; None if it is being made elsewhere and was not waited for, or no longer.
+            The path; None if another process makes the file and this call does not wait, or was cancelled.
 
         Raises:
             ShardCorruptError: ``fill`` wrote more or less than ``size_bytes``; the name leaves the directory; or a
-                folder on the way is a symbolic link.
-            CacheFullError: The disk is full, and removing what may be removed did not help.
-            ConfigurationError: The limit is too small for this file and for what may not be removed.
-            OSError: The directory cannot be written to; the error has the path.
-            Exception: Whatever ``fill`` raised. Nothing of the file is left, and the next one to ask tries again.
+                folder in the name is a symbolic link.
+            CacheFullError: The disk is full, and evicting files did not help.
+            ConfigurationError: The limit is too small for this file beside those that may not be evicted.
+            OSError: The directory is not writable; the error has the path.
+            Exception: Whatever ``fill`` raised. Nothing of the file is left, and the next ``get`` tries again.
         """
         arguments.integer("size_bytes", size_bytes, minimum=0)
         arguments.function("fill", fill)
@@ -101,18 +100,18 @@ class Cache:
                 if not wait or (is_cancelled is not None and is_cancelled()):
                     return None
                 time.sleep(pause_s)
-            # Whoever had the claim before may have made it.
+            # The last owner of the claim may have made it.
             is_made = not self.has(name, size_bytes)
             if is_made:
                 self._make(name, size_bytes, fill)
             else:
                 self.touch(name)
         if is_made:
-            self._room.trim()
+            self._budget.trim()
         return path
 
     def has(self, name: str, size_bytes: int) -> bool:
-        """Return whether a file is there and as long as it should be.
+        """Return whether a file exists and has this size.
 
         Raises:
             ShardCorruptError: The name leaves the directory.
@@ -124,11 +123,11 @@ class Cache:
         self._directory.recency.touch(name)
 
     def remove(self, name: str) -> int:
-        """Remove a file; return how many bytes it had, 0 if it is not there.
+        """Remove a file; return its size in bytes, 0 if it does not exist.
 
         Raises:
             ShardCorruptError: The name leaves the directory.
-            OSError: It cannot be removed.
+            OSError: The file cannot be removed.
         """
         return self._directory.remove(name)
 
@@ -136,7 +135,7 @@ class Cache:
         try:
             return Claim(self._directory, name)
         except OSError as error:
-            if error.errno not in _FULL or not self._room.evict(1):
+            if error.errno not in _FULL or not self._budget.evict(1):
                 raise
         return Claim(self._directory, name)
 
@@ -155,22 +154,22 @@ class Cache:
                 return
 
     def _can_try_again(self, size_bytes: int, attempt: int, free_bytes: int, number: int) -> bool:
-        """Make room on a full disk, or give others the time to be done; return whether that may have helped."""
-        # With so much room it is another disk that is full, or one that has no names left: our files are not in the way.
+        """Evict files from a full disk, or wait for other makers; return whether that may have helped."""
+        # With this much space, another disk is full, or this one is out of inodes: evicting files does not help.
         is_another = number == errno.ENOSPC and free_bytes > 2 * size_bytes and attempt >= _LEAST_ATTEMPTS
         if is_another or attempt == _MOST_ATTEMPTS - 1:
             return False
-        if self._room.evict(max(1, size_bytes)):
+        if self._budget.evict(max(1, size_bytes)):
             return True
-        if not self._room.is_making() and attempt >= _LEAST_ATTEMPTS:
+        if not self._budget.is_making() and attempt >= _LEAST_ATTEMPTS:
             return False
-        # Of two who found no room beside one another, each has to find it alone.
+        # Two makers that do not fit beside each other need different pauses, so that one comes first.
         time.sleep(0.01 + secrets.randbelow(50 * (attempt + 1)) / 1000)
         return True
 
     def _write(self, name: str, size_bytes: int, fill: Callable[[BinaryIO], None]) -> None:
-        with self._room.reserve(self._directory, size_bytes) as temporary:
+        with self._budget.reserve(self._directory, size_bytes) as temporary:
             temporary.fill(name, fill)
-            # Before it has its name: what seems never to have been used is the first to go.
+            # Before it has its name: a file without a recorded use is evicted first.
             self.touch(name)
             temporary.move_to(name, is_synced=self._is_name_synced)

@@ -1,4 +1,4 @@
-"""How much several directories of a cache may take together, and who has to go when there is too little."""
+"""How many bytes several cache directories may take together, and which files go when there is too little space."""
 
 import contextlib
 import errno
@@ -21,27 +21,27 @@ class _Found(NamedTuple):
 
 
 class CacheBudget:
-    """How much several directories may take together, whoever writes to them.
+    """How many bytes several directories may take together.
 
-    What they take is counted when it matters, from the files that are there: those of other jobs, those that are being
-    made at the size that they will have, and those that no cache made. Only the cache's own few small files are left
-    out. The sizes are those of the files, which may be less or more than what the disk needs for them.
+    The budget counts the files on the disk before each new one: other jobs' files, files in the making at their final
+    size, and files that no cache made. It leaves out the cache's own bookkeeping. It adds up file sizes, which may
+    differ from the space that the disk uses.
 
-    Thread-safe, and any number of processes may use the same directories with limits of their own. It pickles if
+    It is thread-safe, and processes may use the same directories with different limits. It pickles if
     ``is_evictable`` does.
 
     Args:
-        directories: The directories; made, with mode 0700, where they are not there.
-        limit_bytes: What they may take together; None: as much as there is room on the disk. The files that are being
-            made may come on top of it.
-        is_evictable: Given one of ``directories`` and a name in it, whether that file may be removed to make room,
-            since it can be fetched again. It is asked about every file that is there; None: no file may.
+        directories: The directories; missing ones are made, with mode 0700.
+        limit_bytes: What they may take together, without the files in the making; None: all that the disk has.
+        is_evictable: Returns whether a file may be evicted because it can be fetched again; called with one of
+            ``directories`` and a name, for every file. None: no file may.
 
     Attributes:
-        limit_bytes: The limit; it may be changed, and holds from the next file on.
+        limit_bytes: The limit; a change holds from the next file on.
 
     Raises:
-        ConfigurationError: There is no directory, a directory is not safe to use, or the limit is no positive number.
+        ConfigurationError: ``directories`` is empty, a directory is not safe to use, or the limit is no positive
+            number.
         OSError: A directory cannot be made.
     """
 
@@ -58,39 +58,39 @@ class CacheBudget:
         self.limit_bytes = limit_bytes
         self._is_evictable = is_evictable
         found = {directory.resolved: directory for directory in map(CacheDirectory, dict.fromkeys(directories))}
-        # Always in this order: two who need the same directories cannot wait for one another.
+        # One order for all: two processes that lock the same directories cannot deadlock.
         self._directories = [found[resolved] for resolved in sorted(found)]
 
     @property
     def usage_bytes(self) -> int:
-        """What the files take, counted now."""
+        """Bytes that the files take now."""
         return sum(file.size_bytes for _, file in self._files())
 
     def directory(self, path: Path) -> CacheDirectory:
         """Return one of the directories.
 
         Raises:
-            ConfigurationError: It is none of them.
+            ConfigurationError: The budget does not cover this path.
         """
         for directory in self._directories:
             if path in (directory.given, directory.path) or str(path.resolve()) == directory.resolved:
                 return directory
         given = ", ".join(str(directory.given) for directory in self._directories)
-        raise ConfigurationError("directory", str(path), f"one of the room's: {given}")
+        raise ConfigurationError("directory", str(path), f"one of the directories that the budget covers: {given}")
 
     def evict_coldest(self) -> int:
-        """Remove the file that was not used for the longest time; return how many bytes it had, 0 if there is none.
+        """Remove the least recently used file; return its size in bytes, 0 if no file may go.
 
         Raises:
-            OSError: It cannot be removed.
+            OSError: The file cannot be removed.
         """
         return self.evict(1)
 
     def evict(self, num_bytes: int) -> int:
-        """Remove files, those that were not used for the longest time first, until they had so many bytes together.
+        """Remove files, the least recently used first, until at least ``num_bytes`` are gone.
 
         Returns:
-            How many bytes they had: less than was asked for if no more files may be removed, 0 if none.
+            The bytes removed: less than ``num_bytes`` if no more files may go.
 
         Raises:
             OSError: A file cannot be removed.
@@ -99,15 +99,15 @@ class CacheBudget:
             return _evict(num_bytes, self._coldest_first(list(self._files())))
 
     def reserve(self, directory: CacheDirectory, size_bytes: int) -> Temporary:
-        """Make room for a file and return one, empty, that counts as if it had its full size already.
+        """Evict files until a new one fits, and return it, empty; it counts at its full size from now on.
 
         Args:
             directory: Where the file will be.
-            size_bytes: Its size.
+            size_bytes: Its final size.
 
         Raises:
-            ConfigurationError: The limit is less than what may not be removed and the new file need.
-            OSError: It cannot be made.
+            ConfigurationError: The limit is too small for this file beside those that may not be evicted.
+            OSError: The file cannot be made.
         """
         if self.limit_bytes is None:
             return Temporary(directory, size_bytes)
@@ -116,7 +116,7 @@ class CacheBudget:
             return Temporary(directory, size_bytes)
 
     def trim(self) -> int:
-        """Keep to the limit once a file was made that had come on top of it; return how many bytes went.
+        """Evict what exceeds the limit, after a file was made on top of it; return how many bytes went.
 
         Raises:
             OSError: A file cannot be removed.
@@ -130,7 +130,7 @@ class CacheBudget:
             return _evict(excess_bytes, self._coldest_first(files)) if excess_bytes > 0 else 0
 
     def is_making(self) -> bool:
-        """Return whether any file is being made."""
+        """Return whether any process makes a file."""
         return any(file.is_being_made for _, file in self._files())
 
     def _files(self) -> Iterator[_Found]:
@@ -149,10 +149,10 @@ class CacheBudget:
             may_go = self._coldest_first(files)
             if not may_go:
                 break
-            # Some may be gone by themselves: then it is less, and is counted again.
+            # Other processes may have removed some of them: count again.
             if _evict(excess_bytes, may_go) >= excess_bytes:
                 return
-        # Files that are being made may come on top: their makers keep to the limit as well.
+        # Files in the making may exceed the limit: their makers trim, too.
         missing_bytes = excess_bytes - sum(file.size_bytes for _, file in files if file.is_being_made)
         if missing_bytes > 0:
             raise ConfigurationError(
@@ -186,9 +186,9 @@ class CacheBudget:
         with contextlib.ExitStack() as stack:
             for directory in self._directories:
                 try:
-                    stack.enter_context(directory.open("room")).lock()
+                    stack.enter_context(directory.open("budget")).lock()
                 except OSError as error:
-                    # Where nothing can be written, there is nobody who could be in the way.
+                    # In a directory that is not writable, no process adds files.
                     if error.errno not in (errno.EROFS, errno.EACCES):
                         raise
             for directory in self._directories:

@@ -1,4 +1,4 @@
-"""One directory of a cache: who may use it, where things are in it, and what each process does to it."""
+"""One directory of a cache: whether it is safe to use, where its files are, and what a process does to them."""
 
 import contextlib
 import errno
@@ -18,7 +18,7 @@ from fkat_data.streaming.cache.system import file_system_of, is_node_local
 
 __all__ = ["CLAIMS", "CacheDirectory", "danger_of", "directory_on_node", "make_safe"]
 
-#: In ``BOOKKEEPING``: one file for each file that somebody is making.
+#: In ``BOOKKEEPING``: one lock's file for each file in the making.
 CLAIMS = "claims"
 
 _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -26,28 +26,28 @@ _logger = logging.getLogger(__name__)
 
 
 def danger_of(owner: int, mode: int, user: int) -> str | None:
-    """Return why a directory must not be used as a cache; None if it may.
+    """Return why a directory is not safe as a cache; None if it is.
 
     Args:
-        owner: Its owner's number.
+        owner: The user id of its owner.
         mode: Its type and permissions.
-        user: The number of the user that this process runs as.
+        user: The user id of this process.
     """
     if not stat.S_ISDIR(mode):
-        return "it is no directory"
-    # Root in a container is regularly given a directory of the user who started it.
+        return "it is not a directory"
+    # Root in a container often gets a directory of the user who started the container.
     if user not in (owner, 0) and owner != 0:
-        return f"it belongs to user {owner}, who could put other data in the place of what was verified"
+        return f"it belongs to user {owner}, who could replace verified data"
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        return "every user may write to it and replace what was verified (mode o+w without the sticky bit)"
+        return "every user may write to it and replace verified data (mode o+w without the sticky bit)"
     return None
 
 
 def directory_on_node(directory: Path, file_system: int, host: str) -> Path:
     """Return where in a directory a node keeps its files.
 
-    Locks hold between the processes of a node. Where other nodes may see the same directory, each has a folder of its
-    own: ``.node-<host>``.
+    Locks hold between the processes of one node. If other nodes may see the directory, each uses its own folder,
+    ``.node-<host>``.
 
     Args:
         directory: The directory.
@@ -61,19 +61,19 @@ def directory_on_node(directory: Path, file_system: int, host: str) -> Path:
 
 
 class CacheDirectory:
-    """A directory that may be used as a cache, made if it is not there. It pickles.
+    """A directory that is safe to use as a cache; made if it is missing. It pickles.
 
     Args:
         directory: The directory.
-        is_announced: Whether the log says so if files are in a folder of this node.
+        is_announced: Whether to log a warning if the files go to this node's own folder.
 
     Attributes:
-        given: The directory as it was given.
-        path: Where files are: the same, or a folder in it where the file system is not this node's own.
+        given: The directory as the caller passed it.
+        path: Where the files are: the same, or this node's folder in it if other nodes may see it.
         recency: When its files were last used.
 
     Raises:
-        ConfigurationError: It is not safe to use, or its file system has no working locks.
+        ConfigurationError: It is not safe to use, or locks do not work on its file system.
         OSError: It cannot be made.
     """
 
@@ -84,29 +84,29 @@ class CacheDirectory:
         if self.path != directory.absolute():
             _logger.log(
                 logging.WARNING if is_announced else logging.DEBUG,
-                "%s is not on a disk of this machine: its cache is %s",
+                "%s is not on a disk of this machine; this node caches in %s",
                 directory,
                 self.path,
             )
             make_safe(self.path)
         self._text = str(self.path)
         self.resolved = str(self.path.resolve())
-        # Where others may put files, those of others do not count.
+        # Other users may put files into such a directory: only this user's count.
         self._is_open = bool(self.path.stat().st_mode & stat.S_IWOTH)
         self.recency = Recency(self.path / BOOKKEEPING / "recency")
         try:
             self.prepare()
         except OSError as error:
-            # What is all there can be read; making a file says what is wrong.
+            # Whole files can still be read; making one raises what is wrong.
             if error.errno not in _NOT_WRITABLE:
                 raise
 
     def prepare(self) -> None:
-        """Make the folders of the cache's own files.
+        """Make the folders for the cache's bookkeeping.
 
         Raises:
             ConfigurationError: They are not safe to use, or locks do not work there.
-            OSError: Nothing can be written there.
+            OSError: The directory is not writable.
         """
         own = self.path / BOOKKEEPING
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -115,11 +115,11 @@ class CacheDirectory:
             found = folder.lstat()
             danger = danger_of(found.st_uid, found.st_mode, os.geteuid())
             if danger is not None:
-                raise ConfigurationError("local", str(folder), f"a directory that is safe: {danger}")
+                raise ConfigurationError("local", str(folder), f"a directory that is safe to use as a cache: {danger}")
         self._check_locks(own / "probe")
 
     def has(self, name: str, size_bytes: int) -> bool:
-        """Return whether a file is there that is as long as it should be; a symbolic link is not one.
+        """Return whether a regular file exists and has this size; a symbolic link does not count.
 
         Raises:
             ShardCorruptError: The name leaves the directory.
@@ -127,9 +127,9 @@ class CacheDirectory:
         return self._size(name) == size_bytes
 
     def remove(self, name: str) -> int:
-        """Remove a file; return how many bytes it had, 0 if it is not there.
+        """Remove a file; return its size in bytes, 0 if it does not exist.
 
-        Whoever has it open or mapped reads on; the room on the disk is free when the last of them is done.
+        A process that has it open or mapped can still read it; the disk's space is free when the last one closes it.
 
         Raises:
             ShardCorruptError: The name leaves the directory.
@@ -145,16 +145,16 @@ class CacheDirectory:
         return found.st_size
 
     def move_in(self, temporary: Path, name: str, *, is_synced: bool) -> None:
-        """Give a temporary file its name, in the place of what may have had it.
+        """Rename a temporary file to its name, replacing a file of that name.
 
         Args:
             temporary: The file, on the same file system.
             name: Its name.
-            is_synced: Whether the name is on the disk, too, when this returns.
+            is_synced: Whether to sync the name to the disk, too.
 
         Raises:
-            ShardCorruptError: The name leaves the directory, or a folder on its way is a symbolic link.
-            OSError: A directory has the name, or nothing can be written.
+            ShardCorruptError: The name leaves the directory, or a folder in it is a symbolic link.
+            OSError: A directory has this name, or the directory is not writable.
         """
         *folders, last = parts_of(name)
         with opened_folder(self.path, folders, is_made=True) as folder:
@@ -163,10 +163,10 @@ class CacheDirectory:
                 os.fsync(folder)
 
     def sync(self, names: Iterable[str]) -> None:
-        """Bring to the disk which of some files are there, and the folders that they are in.
+        """Sync to the disk which of some files exist, and their folders.
 
         Args:
-            names: Their names, relative to the directory; those of the cache's own files as well.
+            names: Their paths in the directory, bookkeeping included.
 
         Raises:
             OSError: The disk failed.
@@ -176,16 +176,16 @@ class CacheDirectory:
                 os.fsync(descriptor)
 
     def files(self, apart: frozenset[str] = frozenset()) -> Iterator[StoredFile]:
-        """Yield all files, those that are being made included; what is in ``apart`` is left out."""
+        """Yield all files, those in the making included, except below the directories ``apart``."""
         return files_below(self.resolved, apart)
 
     def open(self, name: str, flags: int = os.O_RDWR | os.O_CREAT, mode: int = 0o600) -> LockFile:
-        """Open one of the cache's own files.
+        """Open a bookkeeping file.
 
         Args:
             name: Its path in ``BOOKKEEPING``.
             flags: As for ``os.open``.
-            mode: Permissions of a file that is made.
+            mode: Permissions of a new file.
 
         Raises:
             OSError: It cannot be opened; the error has its path.
@@ -194,12 +194,12 @@ class CacheDirectory:
         try:
             return LockFile(path, flags, mode)
         except FileNotFoundError:
-            # Somebody may have emptied the directory.
+            # The user may have emptied the directory.
             self.prepare()
             return LockFile(path, flags, mode)
 
     def discard(self, name: str) -> None:
-        """Remove one of the cache's own files, if it is there.
+        """Remove a bookkeeping file if it exists.
 
         Args:
             name: Its path in ``BOOKKEEPING``.
@@ -207,10 +207,10 @@ class CacheDirectory:
         (self.path / BOOKKEEPING / name).unlink(missing_ok=True)
 
     def sweep(self, *folders: str) -> None:
-        """Remove what dead processes left.
+        """Remove what dead processes left behind.
 
         Args:
-            *folders: ``MAKING``, for files that they were making, and ``CLAIMS``.
+            *folders: ``MAKING`` for unfinished files, ``CLAIMS`` for their claims.
         """
         for folder in folders:
             path = self.path / BOOKKEEPING / folder
@@ -236,29 +236,29 @@ class CacheDirectory:
     def _check_locks(self, path: Path) -> None:
         try:
             with LockFile(path) as first, LockFile(path) as second:
-                # Where another process has it, it has shown that locks exclude.
+                # If another process has the lock, locks exclude.
                 works = not first.try_lock() or not second.try_lock()
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
                 raise
             works = False
         if not works:
-            raise ConfigurationError("local", str(self.given), "a directory on a file system where flock(2) works")
+            raise ConfigurationError("local", str(self.given), "a directory on a file system that supports flock(2)")
 
     def __reduce__(self) -> tuple[Callable[[Path], "CacheDirectory"], tuple[Path]]:
         return _again, (self.given,)
 
 
 def _again(directory: Path) -> CacheDirectory:
-    # Once in a job is enough.
+    # The process that made it has logged the warning.
     return CacheDirectory(directory, is_announced=False)
 
 
 def make_safe(directory: Path) -> None:
-    """Make a directory, unless it is there and nobody else may replace what is in it.
+    """Make a directory if it is missing, and check that no other user may replace its files.
 
     Raises:
-        ConfigurationError: It is not safe to use, or no directory.
+        ConfigurationError: It is not safe to use, or not a directory.
         OSError: It cannot be made.
     """
     try:
@@ -274,7 +274,7 @@ def make_safe(directory: Path) -> None:
 def _remove_if_free(path: Path) -> None:
     try:
         with LockFile(path, os.O_RDWR) as lock:
-            # Not by its age or a process's number: both may lie.
+            # Only the lock says so: ages and process ids mislead.
             if lock.try_lock():
                 path.unlink(missing_ok=True)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The right to make one file of a cache, which one thread of one process of a node has at a time."""
+"""The exclusive right to make one file of a cache, held by one thread of one process of the node."""
 
 import os
 from hashlib import blake2b
@@ -12,11 +12,11 @@ _MOST_REMOVALS = 100
 
 
 class Claim:
-    """The right to make one file, once it was taken and until it is given back.
+    """The exclusive right to make one file, from ``try_take`` to ``close``.
 
-    Each file has a lock of its own, so that whoever makes one may need another for it: the compressed file, say. The
-    lock's file is removed by whoever has the lock; a lock on a file without a name counts for nothing, and is taken
-    anew.
+    Each file has its own lock, so that the maker of one file can wait for another, such as its compressed form. The
+    holder of the lock removes the lock's file when it closes. A lock on a removed file excludes no process, so
+    ``try_take`` then opens the file again.
 
     Args:
         directory: The cache's directory.
@@ -26,17 +26,17 @@ class Claim:
     def __init__(self, directory: CacheDirectory, name: str) -> None:
         self._directory = directory
         self._name = f"{CLAIMS}/{blake2b(os.fsencode(name), digest_size=16).hexdigest()}"
-        # The process that took it; a forked child that comes to an end here must leave it alone.
+        # The process that took it: a forked child must not remove the file on its way out.
         self._owner = 0
         self._lock = directory.open(self._name)
 
     def try_take(self) -> bool:
-        """Take the right if nobody has it; return whether it was taken.
+        """Take the right if it is free; return whether it was.
 
         Raises:
             OSError: The lock's file cannot be made.
         """
-        # A file system that numbers its files anew at every look ends this as well: the worst is a file made twice.
+        # Bounded, for file systems that change inode numbers at each look; at worst, a file is made twice.
         for _ in range(_MOST_REMOVALS):
             if not self._lock.try_lock():
                 return False
@@ -48,7 +48,7 @@ class Claim:
         return True
 
     def close(self) -> None:
-        """Give the right back, if it was taken."""
+        """Give the right back, if this process took it."""
         try:
             if self._owner == os.getpid():
                 self._directory.discard(self._name)

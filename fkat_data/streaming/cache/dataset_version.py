@@ -1,4 +1,4 @@
-"""Which state of a dataset a cache's files belong to; a newer one replaces it when nobody uses the older one."""
+"""Which version of a dataset a cache's files belong to; a new one replaces it once no process uses the old one."""
 
 import contextlib
 import json
@@ -17,25 +17,25 @@ from fkat_data.streaming.formats.index import INDEX_NAME
 
 __all__ = ["DatasetVersion"]
 
-_RECORD = "generation.json"
+_RECORD = "dataset_version.json"
 _MOST_BYTES = 1 << 18
 
-#: The lock by which this process says that it uses a directory, and for which state of the dataset.
+#: By directory: the process that uses it, its lock that shows it, and the version it uses.
 _users: dict[str, tuple[int, LockFile, str]] = {}
 _guard = threading.RLock()
 os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_guard.release)
 
 
 class DatasetVersion:
-    """Which state of a dataset the files of a cache's directory belong to.
+    """Which version of a dataset the files of a cache's directory belong to.
 
-    Two states may have files with the same names and sizes and other data, which a size does not tell apart. So the
-    directory remembers one text, the index's version, and every process that uses it holds a lock until it ends.
+    Two versions may have files of the same names and sizes with different data. So the directory records one version,
+    and every process that uses the directory holds a shared lock until it ends.
 
-    Thread-safe; it pickles, and a process that it was sent to, or that was forked, calls ``hold``.
+    It is thread-safe and pickles; a process that unpickles it, or a forked one, calls ``hold``.
 
     Args:
-        directory: The directory, as it was given to ``Room``.
+        directory: The directory, as the caller gave it to ``CacheBudget``.
 
     Raises:
         ConfigurationError: It is not safe to use.
@@ -47,7 +47,7 @@ class DatasetVersion:
 
     @property
     def recorded(self) -> str | None:
-        """The version that the directory's files belong to; None without a record, empty if it cannot be read."""
+        """The version that the directory's files belong to; None without a record, "" if the record is unreadable."""
         try:
             with (self._directory.path / BOOKKEEPING / _RECORD).open("rb") as file:
                 version = json.loads(file.read(_MOST_BYTES))["version"]
@@ -58,19 +58,19 @@ class DatasetVersion:
         return version if isinstance(version, str) else ""
 
     def adopt(self, version: str, names: Callable[[str], Iterable[str]]) -> None:
-        """Use the directory for one state of the dataset, from now on until this process ends.
+        """Use the directory for one version of the dataset until this process ends.
 
-        Files of another state are removed first; those of a directory without a record are kept.
+        Removes the files of another version first; keeps those of a directory without a record.
 
         Args:
-            version: The state, 1 to 10,000 characters.
-            names: Given the version that the directory was used for, empty if its record cannot be read, the names of
-                its files. It is asked again if a process dies while it removes them, and ``index.json`` is the last
-                of them to go.
+            version: The version, 1 to 10,000 characters.
+            names: Returns the names of the files of the recorded version, which it is called with ("" if the record
+                is unreadable). If a process dies while it removes them, the next one calls it again; ``index.json``
+                goes last.
 
         Raises:
-            ConfigurationError: Another process uses the directory for another state.
-            OSError: The directory cannot be written to.
+            ConfigurationError: Another process uses the directory for another version.
+            OSError: The directory is not writable.
         """
         if not 1 <= len(version) <= 10_000:
             raise ConfigurationError("version", version, "1 to 10,000 characters")
@@ -81,13 +81,13 @@ class DatasetVersion:
             if recorded != version:
                 self._record(version)
             self._version = version
-            self._take_part(version)
+            self._join(version)
 
     def hold(self) -> None:
-        """Take part in the state that was adopted, in the process that calls; cheap if it does already.
+        """Have this process use the adopted version; cheap if it already does.
 
         Raises:
-            ConfigurationError: Nothing was adopted, or the directory was used for another state since.
+            ConfigurationError: No version was adopted, or another process has adopted another one since.
         """
         with _guard:
             owner, _, version = _users.get(self._directory.resolved, (0, None, ""))
@@ -97,24 +97,24 @@ class DatasetVersion:
             recorded = self.recorded
             if self._version is None or recorded != self._version:
                 raise self._in_use(str(recorded))
-            self._take_part(self._version)
+            self._join(self._version)
 
     def _empty(self, recorded: str, names: Callable[[str], Iterable[str]]) -> None:
-        before = self._let_go()
+        before = self._leave()
         try:
             with self._directory.open("users") as users:
-                # Nobody begins to use it meanwhile: for that, too, one has to be alone.
+                # No process starts to use it meanwhile: that takes the exclusive lock, too.
                 if not users.try_lock():
                     raise self._in_use(recorded)
                 removed = list(names(recorded))
                 for name in removed:
                     self._directory.remove(name)
                 self._directory.remove(INDEX_NAME)
-                # After a power loss, nothing of the old state may stand beside a record of the new one.
+                # After a power loss, no old file may be left beside a record of the new version.
                 self._directory.sync(removed)
         except BaseException:
             if before is not None:
-                self._take_part(before)
+                self._join(before)
             raise
 
     def _record(self, version: str) -> None:
@@ -126,17 +126,17 @@ class DatasetVersion:
         with Temporary(self._directory, len(content)) as temporary:
             temporary.fill(_RECORD, write)
             temporary.path.replace(self._directory.path / BOOKKEEPING / _RECORD)
-            # Nor may a file be there whose record is not: a directory without one is taken as it is.
+            # Nor a new file without the record: a directory without one is used as it is.
             self._directory.sync([f"{BOOKKEEPING}/{_RECORD}"])
 
-    def _take_part(self, version: str) -> None:
+    def _join(self, version: str) -> None:
         with _guard:
             users = self._directory.open("users")
             users.lock(shared=True)
             _users[self._directory.resolved] = os.getpid(), users, version
 
-    def _let_go(self) -> str | None:
-        """Return the state for which this process had taken part; None if it had not."""
+    def _leave(self) -> str | None:
+        """Stop using the directory; return the version that this process used, None if it used none."""
         with _guard:
             owner, users, version = _users.pop(self._directory.resolved, (0, None, ""))
             if users is not None:
@@ -145,7 +145,7 @@ class DatasetVersion:
 
     @contextlib.contextmanager
     def _exclusive(self) -> Generator[None]:
-        with self._directory.open("generation") as lock:
+        with self._directory.open("dataset_version") as lock:
             lock.lock()
             yield
 
@@ -153,6 +153,6 @@ class DatasetVersion:
         return ConfigurationError(
             "local",
             str(self._directory.given),
-            "a directory for this state of the dataset: another job, or another dataset or worker of this one, uses it "
-            f"with another one ({recorded[:40]}); end that job, or give another directory",
+            "a directory for this version of the dataset: another job, or another dataset or worker of this job, uses "
+            f"it for another version ({recorded[:40]}); end that job, or pass another directory",
         )

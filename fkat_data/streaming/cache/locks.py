@@ -1,4 +1,4 @@
-"""Locks that the kernel keeps: whoever holds one and dies, however it dies, has let go of it."""
+"""File locks that the kernel releases when their holder dies, even by SIGKILL."""
 
 import contextlib
 import fcntl
@@ -15,21 +15,21 @@ __all__ = ["LockFile", "pauses"]
 _SHORTEST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
 
-# A fork between the opening of a file and its entry here would leave the child with a lock that nobody knows of.
+# Held during a fork: otherwise a child could inherit an open file that is not listed here yet, and its lock.
 _guard = threading.RLock()
 _descriptors: set[int] = set()
 
 
 class LockFile:
-    """An open file, and a lock on it for as long as it is open.
+    """An open file, and the lock that this object may hold on it until it is closed.
 
-    The lock belongs to this object: another one on the same file excludes it, in this process, in another thread or
-    elsewhere. A forked child does not keep it, so that the lock ends with the process that took it.
+    Two objects on the same file exclude each other, also within one process. A forked child does not keep the lock,
+    which ends with the process that took it.
 
     Args:
-        path: The file; a symbolic link is not followed.
+        path: The file; a symbolic link is an error.
         flags: As for ``os.open``.
-        mode: Permissions of a file that is made.
+        mode: Permissions of a new file.
 
     Raises:
         OSError: The file cannot be opened.
@@ -44,22 +44,22 @@ class LockFile:
 
     @property
     def descriptor(self) -> int:
-        """The open file's descriptor; -1 once it is closed."""
+        """The open file's descriptor; -1 after ``close``."""
         return self._descriptor
 
     @property
     def is_there(self) -> bool:
-        """Whether the path still is this file's: a lock on one that was removed excludes nobody."""
-        # Not by the number of names: NFS and FUSE rename what is removed while it is open.
+        """Whether the path still leads to this file; a lock on a removed file excludes no process."""
+        # The link count does not tell: NFS and FUSE rename an open file instead of removing it.
         try:
             return os.path.samestat(os.fstat(self._descriptor), os.lstat(self._path))
         except FileNotFoundError:
             return False
 
     def try_lock(self, *, shared: bool = False) -> bool:
-        """Take the lock if nobody has it; return whether it was taken.
+        """Take the lock if it is free; return whether it was.
 
-        A lock that this object had already is changed to the other kind, or lost where that fails.
+        A lock that this object holds changes to the other kind, or is lost if that fails.
         """
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
@@ -69,14 +69,14 @@ class LockFile:
         return True
 
     def lock(self, *, shared: bool = False) -> None:
-        """Take the lock, waiting for as long as a living process has it; signals are handled meanwhile."""
+        """Wait for the lock and take it; signal handlers run meanwhile."""
         for pause_s in pauses():
             if self.try_lock(shared=shared):
                 return
             time.sleep(pause_s)
 
     def close(self) -> None:
-        """Close the file, which gives the lock back."""
+        """Close the file and release its lock."""
         with _guard:
             descriptor, self._descriptor = self._descriptor, -1
             if descriptor >= 0:
@@ -90,22 +90,22 @@ class LockFile:
         self.close()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # An interrupt may fall between a lock and the statement that would give it back.
+        # An interrupt may come between a lock and the statement that would release it.
         if not is_finalizing():
             self.close()
 
 
 def pauses() -> Iterator[float]:
-    """Yield, without end, how many seconds to sleep between looks: from 1 ms, growing to 50 ms."""
+    """Yield seconds to sleep between attempts: from 1 ms, doubling up to 50 ms, without end."""
     pause_s = _SHORTEST_PAUSE_S
     while True:
         yield pause_s
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def _let_go_in_child() -> None:
-    # Closing is enough: the parent's own descriptors keep its locks. The numbers stay taken, by a file that does
-    # nothing, since objects of threads that the child does not have may still write to them.
+def _release_in_child() -> None:
+    # Closing is enough: the parent's descriptors keep its locks. /dev/null takes the numbers, since an object of a
+    # thread that the child does not have may still write to them.
     try:
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC) if _descriptors else -1
         for descriptor in _descriptors:
@@ -121,4 +121,4 @@ def _let_go_in_child() -> None:
         _guard.release()
 
 
-os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_let_go_in_child)
+os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_release_in_child)

@@ -1,4 +1,4 @@
-"""Paths below a directory, of which no part is a symbolic link."""
+"""Paths below a directory, without symbolic links."""
 
 import contextlib
 import errno
@@ -13,9 +13,9 @@ from fkat_data.errors import ShardCorruptError
 
 __all__ = ["BOOKKEEPING", "MAKING", "StoredFile", "files_below", "opened_folder", "parts_of", "reserved_bytes"]
 
-#: What a cache keeps besides shards is in this folder of its directory.
+#: The folder in a cache's directory for what is not a shard.
 BOOKKEEPING = ".fkat_data"
-#: In there, the files that are being made; each is called ``<random>.<size>``.
+#: In ``BOOKKEEPING``: the files in the making, named ``<random>.<size>``.
 MAKING = "making"
 
 _PLAIN = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
@@ -28,9 +28,9 @@ class StoredFile(NamedTuple):
 
     Attributes:
         name: Its path relative to the cache's directory.
-        size_bytes: Its size; of a file that is being made, the size that it will have, if that is more.
+        size_bytes: Its size; for a file in the making, its final size if that is more.
         changed_ns: When it was last changed, by the wall clock.
-        is_being_made: Whether it is a temporary file.
+        is_being_made: Whether it is in the making.
     """
 
     name: str
@@ -43,7 +43,7 @@ def parts_of(name: str) -> list[str]:
     """Return a name's folders and its last part.
 
     Raises:
-        ShardCorruptError: It leaves the directory, or is one of the cache's own files.
+        ShardCorruptError: It leaves the directory, or names a bookkeeping file.
     """
     parts = name.split("/")
     if not _PLAIN.fullmatch(name) and (
@@ -58,13 +58,13 @@ def opened_folder(root: Path, folders: Sequence[str], *, is_made: bool = False) 
     """Open a folder below a directory and yield its descriptor.
 
     Args:
-        root: The directory; it may be reached through a symbolic link.
-        folders: The way down from there.
-        is_made: Whether folders that are not there are made.
+        root: The directory; a symbolic link may lead to it.
+        folders: The path from there.
+        is_made: Whether to make missing folders.
 
     Raises:
-        FileNotFoundError: There is no such folder.
-        ShardCorruptError: A part of the way is a symbolic link or no folder.
+        FileNotFoundError: The folder does not exist.
+        ShardCorruptError: A part of the path is a symbolic link or not a folder.
     """
     descriptor = os.open(root, _FOLDER)
     try:
@@ -78,7 +78,7 @@ def opened_folder(root: Path, folders: Sequence[str], *, is_made: bool = False) 
                 if error.errno not in (errno.ELOOP, errno.ENOTDIR):
                     raise
                 path = root.joinpath(*folders[:depth])
-                raise ShardCorruptError(str(path), "it is no folder; a symbolic link is not followed") from error
+                raise ShardCorruptError(str(path), "it is not a folder (symbolic links are not followed)") from error
             above, descriptor = descriptor, below
             os.close(above)
         yield descriptor
@@ -87,15 +87,14 @@ def opened_folder(root: Path, folders: Sequence[str], *, is_made: bool = False) 
 
 
 def files_below(root: str, apart: frozenset[str] = frozenset(), prefix: str = "") -> Iterator[StoredFile]:
-    """Yield the regular files in a directory and the folders below it.
+    """Yield the regular files in a directory and its folders, except a cache's bookkeeping.
 
-    Files that are being made are among them; the rest of a cache's own files is not. What vanishes meanwhile is left
-    out.
+    Files in the making are among them. Files that vanish meanwhile are left out.
 
     Args:
         root: The directory, without symbolic links in its path.
-        apart: Directories that are not entered.
-        prefix: What stands before the names.
+        apart: Directories to skip.
+        prefix: A prefix for the names.
     """
     try:
         entries = list(os.scandir(root))
@@ -121,6 +120,6 @@ def _being_made(folder: str, prefix: str) -> Iterator[StoredFile]:
 
 
 def reserved_bytes(name: str) -> int:
-    """Return the size that a temporary file will have, by its name; 0 if the name says nothing."""
+    """Return the final size that the name of a file in the making states; 0 if it states none."""
     found = _TEMPORARY.fullmatch(name)
     return int(found[1]) if found else 0

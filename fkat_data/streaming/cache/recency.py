@@ -1,4 +1,4 @@
-"""When each file of a cache was last used, by a clock that nobody sets."""
+"""When each file of a cache was last used, by the monotonic clock."""
 
 import contextlib
 import os
@@ -28,15 +28,15 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 class Recency:
     """When each file of a cache was last used: a table in a file that all processes of a node share.
 
-    Its times are those of the monotonic clock, which all processes of a node have in common and which does not jump;
-    a restart of the machine is told by its boot id, and what was used before it is older than all that was used
-    after. Every process writes its own entries and waits for nobody. Should two meet in one entry, or the table
-    (2 MiB, sparse, room for 131,072 files) overflow, a file's last use may be forgotten: then it counts as not used.
+    Its times are those of the monotonic clock, which the processes of a node share and which does not jump. The boot
+    id shows a restart of the machine: uses before it are older than all after it. Processes write without locks. If
+    two meet in one entry, or the table (2 MiB, sparse, 131,072 entries) is full, a use may be lost: the file then
+    counts as never used.
 
-    Thread-safe. It pickles, and opens its file where it is used.
+    It is thread-safe and pickles; each process opens the file itself.
 
     Args:
-        path: The table's file; made when it is first used.
+        path: The table's file; made at the first use.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,17 +44,17 @@ class Recency:
         self._table: _Table | None = None
 
     def touch(self, name: str) -> None:
-        """Say that a file is being used now; nothing happens where the table cannot be written."""
+        """Record that a file is used now; do nothing if the table is not writable."""
         self._write(name, is_used=True)
 
     def forget(self, name: str) -> None:
-        """Give back the entry of a file that is no more."""
+        """Clear the entry of a removed file."""
         self._write(name, is_used=False)
 
     def last_uses(self) -> dict[int, int]:
-        """Return when files were last used, by their keys; larger is later, in nanoseconds.
+        """Return when files were last used, in nanoseconds by their keys, without those never used.
 
-        Tables of one machine can be compared; what is not in it was not used.
+        Values of several tables of one machine compare.
         """
         table = self._opened()
         if table is None:
@@ -66,7 +66,7 @@ class Recency:
 
     @staticmethod
     def key_of(name: str) -> int:
-        """Return the key that a file has in the table."""
+        """Return a file's key in the table."""
         return int.from_bytes(blake2b(name.encode(errors="surrogateescape"), digest_size=8).digest(), "little") or 1
 
     def _write(self, name: str, *, is_used: bool) -> None:
@@ -86,7 +86,7 @@ class Recency:
 
     def _opened(self) -> "_Table | None":
         table = self._table
-        # Somebody may have emptied the directory.
+        # The user may have emptied the directory.
         if table is None or os.fstat(table.descriptor).st_nlink == 0:
             try:
                 table = self._table = _Table(self._path)
@@ -107,7 +107,7 @@ def _place(key: int, keys: tuple[int, ...], ticks: tuple[int, ...], *, is_used: 
 
 
 class _Table:
-    """The open file. A forked child may go on with it: there is no lock, and no offset in use."""
+    """The open file. A forked child may use it: it has no lock and no offset in use."""
 
     def __init__(self, path: Path) -> None:
         self.descriptor = -1
@@ -122,7 +122,7 @@ class _Table:
         self.base = base
 
     def _base(self) -> int | None:
-        """Return what to add to this boot's times; None if nobody has said so yet."""
+        """Return what to add to this boot's times; None before the first use since the boot."""
         header = os.pread(self.descriptor, _HEADER.size, 0)
         if len(header) < _HEADER.size:
             return None

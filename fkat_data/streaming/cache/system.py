@@ -1,4 +1,4 @@
-"""Two calls of the kernel that Python does not offer, and what they tell."""
+"""Two system calls that Python does not offer."""
 
 import ctypes
 import errno
@@ -13,7 +13,7 @@ _C = ctypes.CDLL(None, use_errno=True)
 _KEEP_SIZE = 1
 _STATFS_BYTES = 256  # more than any kernel's structure
 
-#: Numbers of file systems that only one kernel has mounted, as statfs(2) gives them.
+#: File systems that only one kernel mounts, by their numbers in statfs(2).
 _NODE_LOCAL = frozenset(
     {
         0xEF53,  # ext2, ext3, ext4
@@ -33,10 +33,10 @@ _NODE_LOCAL = frozenset(
 
 
 def is_node_local(file_system: int) -> bool:
-    """Return whether a file system is known to be mounted by one machine alone.
+    """Return whether only one machine mounts a file system of this kind.
 
-    NFS, Lustre, GPFS, Ceph, BeeGFS, SMB and everything in user space (FUSE) are not, nor is what is unknown: a lock
-    there may hold between processes of one machine only, or be seen late.
+    False for NFS, Lustre, GPFS, Ceph, BeeGFS, SMB, user space (FUSE) and unknown kinds: there, a lock may hold on one
+    machine only, or reach others late.
 
     Args:
         file_system: Its number, from ``file_system_of``.
@@ -48,19 +48,19 @@ def file_system_of(path: Path) -> int:
     """Return the number of the file system that a path is on.
 
     Raises:
-        OSError: The path cannot be looked at.
+        OSError: The path does not exist, or is not accessible.
     """
     found = ctypes.create_string_buffer(_STATFS_BYTES)
     _call(path, _C.statfs, os.fsencode(path), found)
-    # A word of the machine, which some kernels sign-extend.
+    # A machine word, which some kernels sign-extend.
     return int.from_bytes(found.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) & 0xFFFFFFFF
 
 
 def allocate(descriptor: int, size_bytes: int) -> None:
-    """Reserve room on the disk for an open file, whose size stays as it is; nothing where that is not offered.
+    """Reserve disk space for an open file without changing its size, where the file system supports it.
 
     Raises:
-        OSError: There is not so much room.
+        OSError: The disk has not enough space.
     """
     if size_bytes == 0:
         return

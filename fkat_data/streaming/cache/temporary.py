@@ -1,4 +1,4 @@
-"""A file on its way into a cache: under a random name, counted at its full size, whole before it gets its own name."""
+"""A file in the making: under a temporary name, counted at its final size, renamed once it is whole."""
 
 import os
 import secrets
@@ -17,13 +17,13 @@ _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 
 
 class Temporary:
-    """A file that is being made. Its size is in its name, so that whoever counts the cache counts the whole of it.
+    """A file in the making. Its name states its final size, at which every process counts it.
 
-    It is locked for as long as its maker lives: whoever finds one that is not locked may remove it.
+    Its maker holds a lock on it; any process may remove one that is not locked.
 
     Args:
         directory: The cache's directory.
-        size_bytes: The size that it will have.
+        size_bytes: Its final size.
 
     Raises:
         OSError: It cannot be made; the error has its path.
@@ -37,26 +37,27 @@ class Temporary:
         while True:
             self._name = f"{MAKING}/{secrets.token_hex(8)}.{size_bytes}"
             self._lock = directory.open(self._name, _NEW, 0o666)
-            # Until now it looked like a dead process's: somebody may be removing it.
+            # Unlocked until now, it looked like a dead process's: another process may have removed it.
             if self._lock.try_lock() and self.path.exists():
                 break
             self._lock.close()
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """Its temporary path."""
         return self._directory.path / BOOKKEEPING / self._name
 
     def fill(self, name: str, fill: Callable[[BinaryIO], None]) -> None:
-        """Let somebody write it, and see to it that all of it is there and on the disk.
+        """Have ``fill`` write the file, check its size, and sync it to the disk.
 
         Args:
-            name: The name that it will have.
-            fill: Writes into the open file; what it raises is raised.
+            name: Its final name, for errors.
+            fill: Writes into the open file.
 
         Raises:
-            ShardCorruptError: It has another size than it should.
-            OSError: The disk is full or failed.
+            ShardCorruptError: ``fill`` wrote another number of bytes than ``size_bytes``.
+            OSError: The disk is full, or failed.
+            Exception: Whatever ``fill`` raised.
         """
         allocate(self._lock.descriptor, self._size_bytes)
         # The descriptor, and the lock with it, stay when this file is closed.
@@ -69,23 +70,23 @@ class Temporary:
         os.fsync(self._lock.descriptor)
 
     def move_to(self, name: str, *, is_synced: bool) -> None:
-        """Give it its name.
+        """Rename it to its final name.
 
         Args:
             name: The name, relative to the cache's directory.
-            is_synced: Whether the name is on the disk, too, when this returns.
+            is_synced: Whether to sync the name to the disk, too.
 
         Raises:
-            ShardCorruptError: A folder on the way is a symbolic link.
-            OSError: A directory has the name, or the disk failed.
+            ShardCorruptError: A folder in the name is a symbolic link.
+            OSError: A directory has this name, or the disk failed.
         """
         self._directory.move_in(self.path, name, is_synced=is_synced)
         self._is_moved = True
 
     def close(self) -> None:
-        """Remove it, unless it has its name."""
+        """Remove it, unless it was renamed."""
         try:
-            # A forked child that comes to an end here must leave it alone.
+            # A forked child must not remove it on its way out.
             if not self._is_moved and self._owner == os.getpid():
                 self._directory.discard(self._name)
         finally:

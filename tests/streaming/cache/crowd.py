@@ -91,13 +91,13 @@ def start(folder, seed):
 
 def strike(folder, num_rounds, seed):
     rng = random.Random(seed)
-    room = CacheBudget([folder / "cache"], LIMIT_BYTES, is_shard)
+    budget = CacheBudget([folder / "cache"], LIMIT_BYTES, is_shard)
     pids = [start(folder, f"{seed} {place}") for place in range(NUM_PROCESSES)]
     most_bytes, num_kills = 0, 0
     for number in range(num_rounds):
         deadline_s = time.monotonic() + rng.uniform(0.1, 0.5)
         while time.monotonic() < deadline_s:
-            most_bytes = max(most_bytes, room.usage_bytes)
+            most_bytes = max(most_bytes, budget.usage_bytes)
             time.sleep(0.02)
         for place in rng.sample(range(NUM_PROCESSES), rng.randint(1, 3)):
             os.kill(pids[place], rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP]))

@@ -128,7 +128,7 @@ def test_making_one_file_may_need_another(cache):
     assert cache.get("a.mds", 100, fill).read_bytes() == content("a.mds.zstd", 100)
 
 
-NOT_NAMES = ["", "/a", "../a", "a/../b", "a//b", "./a", "a/", "a\0b", ".fkat_data/room", ".fkat_data"]
+NOT_NAMES = ["", "/a", "../a", "a/../b", "a//b", "./a", "a/", "a\0b", ".fkat_data/budget", ".fkat_data"]
 
 
 @pytest.mark.parametrize("name", NOT_NAMES)
@@ -294,7 +294,7 @@ def test_a_directory_that_cannot_be_written_to_is_read(directory):
 
 
 def test_a_directory_outside_the_room_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="one of the room's"):
+    with pytest.raises(ConfigurationError, match="that the budget covers"):
         Cache(tmp_path / "b", CacheBudget([tmp_path / "a"], None))
 
 
@@ -318,14 +318,14 @@ class CacheMachine(RuleBasedStateMachine):
 
         self.folder = tempfile.TemporaryDirectory()
         self.directory = Path(self.folder.name) / "cache"
-        self.rooms = [CacheBudget([self.directory], limit, is_shard) for _ in range(2)]
-        self.caches = [Cache(self.directory, room) for room in self.rooms]
+        self.budgets = [CacheBudget([self.directory], limit, is_shard) for _ in range(2)]
+        self.caches = [Cache(self.directory, budget) for budget in self.budgets]
         self.used = []
         self.is_planted = set()
 
     @property
     def limit(self):
-        return self.rooms[0].limit_bytes
+        return self.budgets[0].limit_bytes
 
     @rule(name=st.sampled_from(sorted(SIZES)), which=st.integers(0, 1))
     def get(self, name, which):
@@ -336,8 +336,8 @@ class CacheMachine(RuleBasedStateMachine):
         assert bool(calls) == (not is_there)
         if not is_there and self.limit is not None:
             # What is in the way of the new file goes, and not one more.
-            room = {other: self.size(other) for other in self.used}
-            while self.used and sum(room[other] for other in self.used) + SIZES[name] > self.limit:
+            held = {other: self.size(other) for other in self.used}
+            while self.used and sum(held[other] for other in self.used) + SIZES[name] > self.limit:
                 gone = self.used.pop(0)
                 self.is_planted.discard(gone)
         self.is_planted.discard(name)
@@ -365,7 +365,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 1))
     def evict(self, which):
         expected = next((name for name in self.used if self.size(name)), None)
-        freed = self.rooms[which].evict_coldest()
+        freed = self.budgets[which].evict_coldest()
         assert freed == (0 if expected is None else self.size(expected))
         for name in self.used[: self.used.index(expected) + 1] if expected else list(self.used):
             self.forget(name)
@@ -387,8 +387,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(limit=st.none() | st.integers(LARGEST, 2000))
     def change_limit(self, limit):
-        for room in self.rooms:
-            room.limit_bytes = limit
+        for budget in self.budgets:
+            budget.limit_bytes = limit
 
     def forget(self, name):
         self.is_planted.discard(name)
@@ -401,7 +401,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         assert shards_in(self.directory) == sorted(self.used)
         assert leftovers_in(self.directory) == []
-        assert self.rooms[0].usage_bytes == sum(map(self.size, self.used))
+        assert self.budgets[0].usage_bytes == sum(map(self.size, self.used))
         for name, size_bytes in SIZES.items():
             is_whole = name in self.used and self.size(name) == size_bytes
             assert self.caches[0].has(name, size_bytes) == is_whole

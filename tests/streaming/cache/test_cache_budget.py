@@ -26,14 +26,14 @@ def test_files_that_no_cache_made_count_and_stay_and_unused_shards_go_first(tmp_
     (tmp_path / "old.mds").write_bytes(b"x" * 50)
     (tmp_path / "older.mds").write_bytes(b"x" * 50)
     os.utime(tmp_path / "older.mds", ns=(0, 10**18))
-    room = CacheBudget([tmp_path], 300, is_shard)
-    assert room.usage_bytes == 200
-    cache = Cache(tmp_path, room)
+    budget = CacheBudget([tmp_path], 300, is_shard)
+    assert budget.usage_bytes == 200
+    cache = Cache(tmp_path, budget)
     get(cache, "a.mds", 150)
     assert shards_in(tmp_path) == ["a.mds", "notes.txt", "old.mds"]
-    assert room.evict_coldest() == 50
-    assert room.evict_coldest() == 150
-    assert room.evict_coldest() == 0
+    assert budget.evict_coldest() == 50
+    assert budget.evict_coldest() == 150
+    assert budget.evict_coldest() == 0
     assert shards_in(tmp_path) == ["notes.txt"]
 
 
@@ -57,12 +57,12 @@ def test_directories_share_one_limit_and_one_order_of_use(tmp_path):
         asked.add((directory, name))
         return name != "keep.mds"
 
-    room = CacheBudget(parts, 400, is_evictable)
-    caches = [Cache(part, room) for part in parts]
+    budget = CacheBudget(parts, 400, is_evictable)
+    caches = [Cache(part, budget) for part in parts]
     get(caches[0], "keep.mds", 100)
     for cache, name in [(caches[1], "1.mds"), (caches[2], "2.mds"), (caches[0], "3.mds")]:
         get(cache, name, 100)
-    assert room.usage_bytes == 400
+    assert budget.usage_bytes == 400
     get(caches[1], "1.mds", 100)
     get(caches[1], "4.mds", 100)
     assert shards_in(tmp_path / "a" / "inside") == []
@@ -85,17 +85,17 @@ def test_no_file_is_made_twice_when_the_limit_holds_the_files_in_use_and_one_mor
 
 
 def test_files_that_are_being_made_count_at_their_full_size_and_are_left_alone(tmp_path):
-    room = CacheBudget([tmp_path], 1000, is_shard)
-    cache, other = Cache(tmp_path, room), cache_in(tmp_path, 1000)
+    budget = CacheBudget([tmp_path], 1000, is_shard)
+    cache, other = Cache(tmp_path, budget), cache_in(tmp_path, 1000)
     get(cache, "old.mds", 300)
     seen = []
 
     def fill(file):
-        seen.append(room.usage_bytes)
+        seen.append(budget.usage_bytes)
         get(other, "small.mds", 200)  # what is being made leaves this much, once the old one is gone
-        seen.append(room.usage_bytes)
+        seen.append(budget.usage_bytes)
         get(other, "large.mds", 500)  # comes on top, as two are being made
-        seen.append(room.usage_bytes)
+        seen.append(budget.usage_bytes)
         file.write(b"x" * 800)
 
     assert cache.get("a.mds", 800, fill).stat().st_size == 800
@@ -105,12 +105,12 @@ def test_files_that_are_being_made_count_at_their_full_size_and_are_left_alone(t
 
 
 def test_a_limit_that_was_lowered_holds_from_the_next_file_on(tmp_path):
-    room = CacheBudget([tmp_path], None, is_shard)
-    cache = Cache(tmp_path, room)
+    budget = CacheBudget([tmp_path], None, is_shard)
+    cache = Cache(tmp_path, budget)
     for number in range(5):
         get(cache, f"{number}.mds", 100)
-    room.limit_bytes = 250
-    assert room.usage_bytes == 500
+    budget.limit_bytes = 250
+    assert budget.usage_bytes == 500
     get(cache, "5.mds", 100)
     assert shards_in(tmp_path) == ["4.mds", "5.mds"]
 
@@ -124,9 +124,9 @@ def test_a_file_in_use_is_read_on_after_it_was_removed(tmp_path):
 
 
 def test_it_pickles(tmp_path):
-    room = pickle.loads(pickle.dumps(CacheBudget([tmp_path], 100, is_shard)))
-    assert room.limit_bytes == 100
-    assert room.usage_bytes == 0
+    budget = pickle.loads(pickle.dumps(CacheBudget([tmp_path], 100, is_shard)))
+    assert budget.limit_bytes == 100
+    assert budget.usage_bytes == 0
 
 
 @pytest.mark.parametrize("limit_bytes", [0, -1, 1.5, "1gb", True])

@@ -39,7 +39,7 @@ def test_what_is_no_directory_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="a directory"):
         CacheDirectory(tmp_path / "file")
-    assert "no directory" in danger_of(0, stat.S_IFLNK | 0o777, 0)
+    assert "not a directory" in danger_of(0, stat.S_IFLNK | 0o777, 0)
 
 
 def test_a_link_to_a_directory_is_that_directory(tmp_path):
@@ -54,7 +54,7 @@ def test_a_link_in_the_place_of_the_caches_own_files_is_refused(tmp_path):
     (tmp_path / "outside").mkdir()
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / ".fkat_data").symlink_to(tmp_path / "outside")
-    with pytest.raises(ConfigurationError, match=r"\.fkat_data.*no directory"):
+    with pytest.raises(ConfigurationError, match=r"\.fkat_data.*not a directory"):
         CacheDirectory(tmp_path / "cache")
 
 

@@ -33,10 +33,10 @@ def test_files_of_another_state_go_and_only_they(directory):
     fill(directory)
     DatasetVersion(directory).adopt("old", names)
     assert len(shards_in(directory)) == 4
-    generation = DatasetVersion(directory)
-    assert generation.recorded == "old"
-    generation.adopt("new", names)
-    assert generation.recorded == DatasetVersion(directory).recorded == "new"
+    version = DatasetVersion(directory)
+    assert version.recorded == "old"
+    version.adopt("new", names)
+    assert version.recorded == DatasetVersion(directory).recorded == "new"
     assert shards_in(directory) == ["other.mds"]
     assert leftovers_in(directory) == []
 
@@ -55,7 +55,7 @@ def test_files_without_a_record_are_kept(directory):
 )
 def test_a_record_that_cannot_be_read_is_not_the_present_states(directory, content):
     fill(directory)
-    (directory / ".fkat_data" / "generation.json").write_bytes(content)
+    (directory / ".fkat_data" / "dataset_version.json").write_bytes(content)
     DatasetVersion(directory).adopt("new", lambda recorded: [] if recorded else OLD)
     assert DatasetVersion(directory).recorded == "new"
     assert shards_in(directory) == ["other.mds"]
@@ -86,12 +86,12 @@ def test_an_error_while_files_are_removed_is_made_up_for_by_the_next(directory):
 
 
 def test_holding_needs_a_state_that_was_adopted(directory):
-    generation = DatasetVersion(directory)
+    version = DatasetVersion(directory)
     with pytest.raises(ConfigurationError, match="another"):
-        generation.hold()
-    generation.adopt("old", names)
-    generation.hold()
-    pickle.loads(pickle.dumps(generation)).hold()
+        version.hold()
+    version.adopt("old", names)
+    version.hold()
+    pickle.loads(pickle.dumps(version)).hold()
 
 
 USER = """
@@ -124,15 +124,15 @@ def user(directory):
 def test_a_directory_that_another_process_uses_is_refused_to_another_state_until_that_process_ends(directory, user):
     fill(directory)
     DatasetVersion(directory).adopt("old", names)
-    generation = DatasetVersion(directory)
+    version = DatasetVersion(directory)
     for _ in range(2):
-        with pytest.raises(ConfigurationError, match="uses it with another one"):
-            generation.adopt("new", names)
-    assert generation.recorded == "old"
+        with pytest.raises(ConfigurationError, match="for another version"):
+            version.adopt("new", names)
+    assert version.recorded == "old"
     assert len(shards_in(directory)) == 4
     user.kill()
     user.wait()
-    generation.adopt("new", names)
+    version.adopt("new", names)
     assert shards_in(directory) == ["other.mds"]
 
 
@@ -161,8 +161,8 @@ def end(pid):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 def rank():
-    generation = DatasetVersion(directory)
-    generation.adopt("new", lambda recorded: [recorded + ".mds"])
+    version = DatasetVersion(directory)
+    version.adopt("new", lambda recorded: [recorded + ".mds"])
     time.sleep(0.5)  # all of them use it at a time
 
 assert end(forked(lambda: DatasetVersion(directory).adopt("old", list))) == 0
@@ -172,27 +172,27 @@ assert [end(pid) for pid in ranks] == [0] * 6
 assert not (directory / "old.mds").exists()
 
 # A forked child holds for itself, and what its parent held ends with the parent.
-generation = DatasetVersion(directory)
-generation.adopt("new", list)
+version = DatasetVersion(directory)
+version.adopt("new", list)
 hold_read, hold_write = os.pipe()
 ready_read, ready_write = os.pipe()
 
 def child():
     os.close(hold_write)
-    generation.hold()
+    version.hold()
     os.write(ready_write, b"x")
     os.read(hold_read, 1)
 
 pid = forked(child)
 os.read(ready_read, 1)
 assert end(forked(lambda: DatasetVersion(directory).adopt("newer", list))) == 2
-generation._let_go()
+version._leave()
 assert end(forked(lambda: DatasetVersion(directory).adopt("newer", list))) == 2  # the child still has it
 os.close(hold_write)
 assert end(pid) == 0
 assert end(forked(lambda: DatasetVersion(directory).adopt("newer", list))) == 0
 try:
-    generation.hold()
+    version.hold()
 except ConfigurationError:
     print("right")
 """

@@ -45,7 +45,7 @@ for remote in (before, after):
 def is_ignored(path):
     """Return whether a path is a lock's, or a file's that is empty."""
     folder, _, name = path.rpartition("/")
-    return folder.startswith(".fkat_data") and name != "generation.json" and "making" not in folder
+    return folder.startswith(".fkat_data") and name != "dataset_version.json" and "making" not in folder
 
 
 def is_right(remote, local, first):
