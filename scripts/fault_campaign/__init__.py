@@ -1,1 +1,1 @@
-"""Random kills of workers and trainers, and whether anything was lost by them."""
+"""Random kills of workers and trainers, and a check that nothing is lost."""

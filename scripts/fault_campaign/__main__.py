@@ -1,7 +1,7 @@
-"""Kill workers and trainers at random, and see that nothing is lost, repeated, or left behind.
+"""Kill workers and trainers at random, and check that nothing is lost, repeated or left behind.
 
 scripts/campaign [--kills N] [--seed N] [--case N] [--jobs N] [--json PATH]
-scripts/campaign --sweep
+scripts/campaign --sweep | --calls | --files | --fuzz [pytest's arguments]
 """
 
 import argparse
@@ -23,7 +23,7 @@ _SAYS_EVERY_S = 60.0
 
 
 class _Campaign:
-    """Cases, one after the other, by several threads, until there were kills enough."""
+    """Plays cases in several threads until there were enough kills."""
 
     def __init__(self, seed: int, num_kills: int) -> None:
         self._seed = seed
@@ -39,7 +39,7 @@ class _Campaign:
 
     def play(self, number: int) -> None:
         case = draw(self._seed, number)
-        with self._lock:  # what is due is made under this process's random generators
+        with self._lock:  # the expected microbatches use this process's random generators
             due = expected(case)
         outcome = play(case, number, due)
         with self._lock:
@@ -63,11 +63,11 @@ class _Campaign:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/campaign", description=__doc__)
-    parser.add_argument("--kills", type=int, default=1000, help="how many processes to end (default 1000)")
-    parser.add_argument("--seed", type=int, default=0, help="of all draws (default 0)")
-    parser.add_argument("--case", type=int, help="play this case only")
+    parser.add_argument("--kills", type=int, default=1000, help="processes to kill (default 1000)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all draws (default 0)")
+    parser.add_argument("--case", type=int, help="play only this case")
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time (default 2)")
-    parser.add_argument("--json", type=Path, help="write the report to this file as well")
+    parser.add_argument("--json", type=Path, help="also write the report to this file")
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     campaign = _Campaign(options.seed, options.kills)

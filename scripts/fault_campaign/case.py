@@ -1,4 +1,4 @@
-"""One case of the campaign: what is trained on, by what kind of trainer, and how it is struck. A function of seeds."""
+"""One case of the campaign: its data, its trainer and its strikes, drawn from a seed."""
 
 import random
 import signal
@@ -11,14 +11,14 @@ _LARGEST_MICROBATCH_BYTES = 300 << 10
 
 
 class Strike(NamedTuple):
-    """One signal to one victim, or to all.
+    """One signal, sent to one victim or to all.
 
     Attributes:
         victim: "worker", "trainer", "grandchild" (a nested DataLoader's worker) or "all".
         signal: "KILL", "SEGV", "ABRT", "TERM", "INT", or "STOP", which is followed by CONT.
-        after_microbatches: The trainer is let deliver so many before ...
-        delay_s: ... and so many seconds pass after them.
-        choice: From 0 to 1: which of the victims there are.
+        after_microbatches: Microbatches that the trainer delivers before the strike.
+        delay_s: Seconds between the last of them and the strike.
+        choice: From 0 to 1: selects one of the possible victims.
         stop_s: Seconds between STOP and CONT.
     """
 
@@ -36,7 +36,7 @@ class Strike(NamedTuple):
 
     @property
     def is_deadly(self) -> bool:
-        """Whether it ends its victim: workers are deaf to TERM and INT, their children to INT."""
+        """Whether it ends its victim: workers ignore TERM and INT, their children INT."""
         deaf = {"worker": ("TERM", "INT", "STOP"), "grandchild": ("INT", "STOP")}
         return self.signal not in deaf.get(self.victim, ("STOP",))
 
@@ -45,9 +45,9 @@ class Life(NamedTuple):
     """What may differ between two lives of one trainer.
 
     Attributes:
-        num_shard_prefetches: As of the loader.
-        num_microbatch_prefetches: As of the loader.
-        rewinds: After a failure, whether the trainer goes back to its checkpoint itself; otherwise it ends.
+        num_shard_prefetches: The loader's argument.
+        num_microbatch_prefetches: The loader's argument.
+        rewinds: Whether the trainer goes back to its checkpoint after a failure; otherwise it ends.
     """
 
     num_shard_prefetches: int
@@ -59,22 +59,22 @@ class Case(NamedTuple):
     """One trainer's run and its strikes.
 
     Attributes:
-        seed: The loader's.
+        seed: The loader's seed.
         shards: Names, ``kind-name-count``.
-        shuffles_shards: Whether each epoch has an order of its own.
-        shuffles: Whether each shard of a map-style kind is read in another order.
+        shuffles_shards: Whether each epoch has its own order of shards.
+        shuffles: Whether map-style shards shuffle their samples.
         batch_size: Samples in a microbatch.
-        drop_last: Whether a smaller last batch is dropped.
+        drop_last: Whether to drop a smaller last batch.
         sample_numbers: Numbers of 8 bytes in a sample.
-        jitter_s: A sample takes up to so long, at random.
-        pause_s: The trainer computes for so long on each microbatch.
+        jitter_s: The longest time that a sample takes; drawn at random.
+        pause_s: The time that the trainer computes on each microbatch.
         num_epochs: Epochs.
-        checkpoint_every: Microbatches from a checkpoint to the next.
-        max_worker_restarts: As of the loader.
-        zero_copy: As of the loader.
-        memory_limit_bytes: As of the loader.
-        lives: What the trainer's lives are like, in turn.
-        strikes: In their order; what is left when the trainer is through does not happen.
+        checkpoint_every: Microbatches between two checkpoints.
+        max_worker_restarts: The loader's argument.
+        zero_copy: The loader's argument.
+        memory_limit_bytes: The loader's argument.
+        lives: The settings of the trainer's lives, in turn.
+        strikes: The strikes in order; those left when the trainer finishes do not happen.
     """
 
     seed: int
@@ -103,14 +103,14 @@ class Case(NamedTuple):
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Self:
-        """Return the case that ``as_dict`` was called on."""
+        """Return the case that ``as_dict`` gave these fields of."""
         lives = [Life(**life) for life in fields["lives"]]
         strikes = [Strike(**strike) for strike in fields["strikes"]]
         return cls(**{**fields, "lives": lives, "strikes": strikes})
 
 
 def draw(seed: int, number: int) -> Case:
-    """Return case ``number`` of the campaign with a seed."""
+    """Return case ``number`` of the campaign with this seed."""
     dice = random.Random(f"{seed}/{number}")
     shards = [
         f"{dice.choice(KINDS)}-{place}-{dice.choice((0, dice.randint(1, 9), dice.randint(1, 9), dice.randint(1, 9)))}"
@@ -139,7 +139,7 @@ def draw(seed: int, number: int) -> Case:
 
 
 def _strike(dice: random.Random) -> Strike:
-    # Half of them while a process or two are being started, half close after a sign of life.
+    # Half come shortly after a microbatch, half at any time, often while processes start.
     follows = dice.random() < 0.5
     return Strike(
         victim=dice.choices(("worker", "trainer", "grandchild", "all"), (60, 15, 20, 5))[0],

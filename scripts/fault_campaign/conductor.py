@@ -1,4 +1,4 @@
-"""Plays one case: starts the trainer, strikes, starts it again until it is through, and holds the outcome to account."""
+"""Plays one case: starts the trainer, strikes it, restarts it until it finishes, and checks the outcome."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def play(case: Case, number: int, due: list[str]) -> Outcome:
     Args:
         case: The case.
         number: Its number, for names.
-        due: The digests of the microbatches that the trainer is to deliver.
+        due: The digests of the microbatches that the trainer must deliver.
     """
     folder = Path(tempfile.mkdtemp(prefix=f"fault_campaign_{number}_"))
     (folder / "case.json").write_text(json.dumps(case.as_dict()), encoding="utf-8")
@@ -83,7 +83,7 @@ class _Play:
         self.outcome.add_events(self._events(), has_nested=any(name.startswith("nested") for name in self._case.shards))
 
     def _live(self) -> int | None:
-        """Let the trainer live until it ends; return its exit code, or None if it hung."""
+        """Run the trainer until it ends; return its exit code, or None if it hung."""
         self._temporary.mkdir(exist_ok=True)
         environment = {**os.environ, MARK: self.mark, "TMPDIR": str(self._temporary)}
         command = [sys.executable, "-m", "fault_campaign.trainer", str(self._folder), str(self.outcome.lives)]
@@ -104,7 +104,7 @@ class _Play:
         return trainer.returncode
 
     def _wait_for_moment(self, trainer: "subprocess.Popen[bytes]", strike: Strike) -> bool:
-        """Return whether the moment of a strike has come; waits through the last part of it."""
+        """Return whether a strike is due; sleeps through its delay."""
         count = len(entries(self._folder / "ledger"))
         self._base = min(self._base, count)  # the trainer has gone back
         if count - self._base < strike.after_microbatches:

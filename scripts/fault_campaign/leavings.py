@@ -1,20 +1,20 @@
-"""Files that outlived a trainer."""
+"""Files that a trainer left behind."""
 
 import re
 from pathlib import Path
 
 __all__ = ["files_left", "shared_memory_of"]
 
-#: What the workers of a nested torch DataLoader keep, and cannot remove when they are killed; torchinductor's is made
-#: when torch logs that its own handler of such a death has broken off one of its imports.
+#: Files of the workers of a nested torch DataLoader, which killed ones cannot remove. torch makes torchinductor's when
+#: it logs that its handler of such a death has interrupted one of its imports.
 _TORCHS = re.compile(r"pymp-|torch_|listener-|torchinductor_")
-#: The file by which Python's tempfile finds out whether a folder can be written to, in the instant before it is removed.
+#: The file with which Python's tempfile checks that a folder is writable; a kill may come before its removal.
 _PROBE = re.compile(r"[a-z0-9_]{8}")
 _PROBE_BYTES = 4
 
 
 def files_left(folder: Path) -> tuple[list[str], int]:
-    """Return the files and folders in a folder for temporary files, and how many more are torch's and Python's."""
+    """Return what the loader left in a folder for temporary files, and how many entries torch and Python left."""
     paths = sorted(folder.iterdir())
     ours = [path.name for path in paths if not _TORCHS.match(path.name) and not _is_probe(path)]
     return ours, len(paths) - len(ours)
@@ -25,9 +25,9 @@ def _is_probe(path: Path) -> bool:
 
 
 def shared_memory_of(pids: set[int]) -> list[str]:
-    """Remove what processes that are gone have left in /dev/shm; return its names, which torch gives."""
+    """Remove the files that torch left in /dev/shm for dead processes; return their names."""
     names: list[str] = []
-    for path in Path("/dev/shm").glob("torch_*"):  # noqa: S108 - where it would be
+    for path in Path("/dev/shm").glob("torch_*"):  # noqa: S108 - where torch makes them
         if int(path.name.split("_")[1]) in pids:
             names.append(path.name)
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A trainer's account of what it was given, and what an account says when it is held against what it should be."""
+"""A trainer's account of the microbatches that it received, and its comparison with those that were due."""
 
 import os
 from collections import Counter
@@ -10,11 +10,11 @@ __all__ = ["Audit", "Ledger", "audit", "entries"]
 
 
 class Ledger:
-    """A file of one line for each microbatch, complete up to the last line whatever happens to its writer.
+    """A file with one line for each microbatch; a kill of its writer damages at most the last line.
 
     Args:
-        path: The file; made if there is none.
-        count: Lines to keep; what follows them is dropped.
+        path: The file; made if it is missing.
+        count: Lines to keep; the rest is removed.
     """
 
     def __init__(self, path: Path, count: int) -> None:
@@ -36,20 +36,20 @@ class Ledger:
 
 
 def entries(path: Path) -> list[str]:
-    """Return the lines of a ledger that its writer wrote to the end."""
+    """Return the complete lines of a ledger."""
     if not path.exists():
         return []
     return [line[:-1] for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
 
 
 class Audit(NamedTuple):
-    """How many microbatches of an account are not as they should be.
+    """How many microbatches of an account are wrong.
 
     Attributes:
-        lost: Due, and not there.
-        repeated: There more often than due.
-        corrupt: There, and never due.
-        reordered: At another's place, though none of the above.
+        lost: Due, but missing.
+        repeated: Received more often than due.
+        corrupt: Received, but never due.
+        reordered: In the wrong place, if none of the above.
     """
 
     lost: int
@@ -59,11 +59,11 @@ class Audit(NamedTuple):
 
 
 def audit(found: Sequence[str], due: Sequence[str]) -> Audit:
-    """Compare an account with what was due, as lists.
+    """Compare an account with what was due, in order.
 
     Args:
         found: Lines, ``place digest``.
-        due: Digests; as many as are due by now.
+        due: The digests that are due by now.
     """
     digests = [line.split(" ", 1)[1] for line in found]
     places = [line.split(" ", 1)[0] for line in found]

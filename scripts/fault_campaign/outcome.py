@@ -1,4 +1,4 @@
-"""What came of a case, and of all of them together."""
+"""The outcome of one case, and the report on all."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -17,8 +17,8 @@ class Hit(NamedTuple):
 
     Attributes:
         pid: The process.
-        victim: Whom the strike was meant for.
-        role: "trainer", "worker" or "grandchild"; of a strike at all, "worker" stands for every process below.
+        victim: The strike's victim.
+        role: "trainer", "worker" or "grandchild"; in a strike at all, every process below the trainer is a "worker".
         signal: The signal's name.
         at_s: When, by the monotonic clock.
     """
@@ -38,21 +38,21 @@ class Hit(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What came of one case.
+    """The outcome of one case.
 
     Attributes:
-        number: The case's.
-        lives: Trainers that it took.
+        number: The case's number.
+        lives: Trainers that were started.
         hits: Every signal that reached a process.
-        detected_s: Seconds from a worker's kill, or from when the trainer waits for it, until the trainer knew.
-        restarted_s: Seconds from then until it was given the next microbatch.
-        gone_s: Seconds from each trainer's end until no process of it was left.
-        num_events: How often the trainer told of what.
-        leftovers: Processes and files that were left.
-        torchs_leftovers: Files that killed workers of nested DataLoaders left, and Python's own probes of a folder.
-        audits: What was wrong with ledgers.
-        failures: What was wrong.
-        folder: Where to look into a failure.
+        detected_s: Seconds from a worker's kill, or from the begin of the trainer's wait for it, until the trainer knew.
+        restarted_s: Seconds from then until the trainer received the next microbatch.
+        gone_s: Seconds from each trainer's end until all its processes were gone.
+        num_events: How often the trainer reported each kind of event.
+        leftovers: Processes and files that were left behind.
+        torchs_leftovers: Files that killed workers of nested DataLoaders left, and Python's probes of a folder.
+        audits: What was wrong with the ledgers.
+        failures: What was wrong at all.
+        folder: The case's files, kept after a failure.
     """
 
     number: int
@@ -70,14 +70,14 @@ class Outcome:
 
     @property
     def num_kills(self) -> int:
-        """Strikes that ended what they were meant for; one at all counts once."""
+        """Strikes that killed their victim; one at all counts once."""
         kills = [hit for hit in self.hits if hit.is_deadly and hit.victim != "all"]
         return len(kills) + len(
             {hit.pid for hit in self.hits if hit.victim == "all" and hit.role == "trainer" and hit.is_deadly}
         )
 
     def add_events(self, events: Sequence[dict[str, Any]], *, has_nested: bool) -> None:
-        """Take the times from what the trainer has told."""
+        """Add the times of the trainer's events."""
         self.num_events.update(event["what"] for event in events)
         stops = [hit.at_s for hit in self.hits if hit.role == "trainer" and hit.signal in ("STOP", "CONT")]
         killed_s = {hit.pid: hit.at_s for hit in self.hits if hit.signal not in ("STOP", "CONT")}
@@ -85,7 +85,7 @@ class Outcome:
         for event in events:
             if event["what"] in ("died", "replaced") and event["pid"] in killed_s:
                 began_s = max(killed_s[event["pid"]], event["began_s"])
-                # With several workers the trainer may have waited for another one first; a stopped one cannot know.
+                # With several workers, the trainer may have waited for another one first; a stopped trainer knows nothing.
                 if event["num_workers"] == 1 and not any(began_s <= stop <= event["at_s"] for stop in stops):
                     self.detected_s.append(event["at_s"] - began_s)
             if event["what"] == "recovered" and replaced_s is not None and not has_nested:
@@ -94,7 +94,7 @@ class Outcome:
 
 
 def report(outcomes: Sequence[Outcome], seed: int, took_s: float) -> dict[str, Any]:
-    """Return the figures of many cases."""
+    """Return the figures of all cases."""
     hits = [hit for outcome in outcomes for hit in outcome.hits]
     audits = [found for outcome in outcomes for found in outcome.audits]
     detected_s = [second for outcome in outcomes for second in outcome.detected_s]
@@ -129,7 +129,7 @@ def report(outcomes: Sequence[Outcome], seed: int, took_s: float) -> dict[str, A
 
 
 def text_of(figures: dict[str, Any]) -> str:
-    """Return a report as lines to read."""
+    """Return a report as text."""
     lines: list[str] = []
     for name, value in figures.items():
         if name == "failures":

@@ -1,4 +1,4 @@
-"""A trainer's processes, found by a mark in their environment: children, and children whose parents are gone."""
+"""A trainer's processes, found by a mark in their environment, also when their parents are dead."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ MARK = "FKAT_DATA_CAMPAIGN_CASE"
 
 
 class Process(NamedTuple):
-    """A process that lives, or is stopped.
+    """A live or stopped process.
 
     Attributes:
         pid: Its process id.
@@ -27,7 +27,7 @@ class Process(NamedTuple):
 
 
 def marked(mark: str) -> list[Process]:
-    """Return the processes with a mark; what is dead and only waits for its parent is not one."""
+    """Return the processes with a mark, zombies excluded."""
     wanted = f"{MARK}={mark}".encode()
     found: list[Process] = []
     for folder in Path("/proc").iterdir():
@@ -41,7 +41,7 @@ def marked(mark: str) -> list[Process]:
 
 
 def wait_until_gone(mark: str, timeout_s: float) -> list[Process]:
-    """Wait until no process has the mark; return those that are left after ``timeout_s``."""
+    """Wait until no process has the mark; return those left after ``timeout_s``."""
     deadline_s = time.monotonic() + timeout_s
     while (left := marked(mark)) and time.monotonic() < deadline_s:
         time.sleep(0.005)
@@ -49,7 +49,7 @@ def wait_until_gone(mark: str, timeout_s: float) -> list[Process]:
 
 
 def send(pid: int, number: signal.Signals, mark: str) -> bool:
-    """Send a signal to a process if it is still the one with the mark; return whether it was."""
+    """Send a signal to a process if it still has the mark; return whether it had."""
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:
@@ -66,7 +66,7 @@ def send(pid: int, number: signal.Signals, mark: str) -> bool:
 
 
 def stacks(mark: str) -> str:
-    """Return what every marked process is doing, as far as it can be learned."""
+    """Return what is known of what each marked process is doing."""
     return "\n\n".join(
         f"process {process.pid}, child of {process.parent}\n{_stack(process.pid)}" for process in marked(mark)
     )

@@ -1,8 +1,8 @@
-"""The trainer that is struck: delivers, writes its ledger and its checkpoints, and resumes from the last of them.
+"""The trainer that the campaign strikes: writes a ledger and checkpoints, and resumes from the last one.
 
     python -m fault_campaign.trainer FOLDER LIFE
 
-Ends with 0 when all epochs are through, with 3 when it wants to be started again.
+Exits with 0 after the last epoch, with 3 to be started again.
 """
 
 import json
@@ -54,15 +54,15 @@ class _Trainer(logging.Handler):
             except KeyboardInterrupt:
                 if not self._life.rewinds:
                     raise
-                self._tell("interrupted")
+                self._record("interrupted")
             except WorkerDiedError as error:
-                self._tell("died", pid=error.pid, exit_code=error.exit_code)
+                self._record("died", pid=error.pid, exit_code=error.exit_code)
                 if not self._life.rewinds:
                     return AGAIN
             except Exception as error:
                 if not any(note.startswith("fkat_data: ") for note in getattr(error, "__notes__", [])):
                     raise
-                self._tell("failed", error=f"{type(error).__name__}: {error}"[:300])
+                self._record("failed", error=f"{type(error).__name__}: {error}"[:300])
                 if not self._life.rewinds:
                     return AGAIN
             else:
@@ -75,9 +75,9 @@ class _Trainer(logging.Handler):
         error = record.args[0] if record.args and isinstance(record.args, tuple) else None
         if isinstance(error, WorkerDiedError):
             self._is_replacing = True
-            self._tell("replaced", pid=error.pid, exit_code=error.exit_code)
+            self._record("replaced", pid=error.pid, exit_code=error.exit_code)
         else:
-            self._tell("logged", message=record.getMessage()[:300])
+            self._record("logged", message=record.getMessage()[:300])
 
     def _train(self) -> None:
         loader, case, ledger = self._loader, self._case, self._ledger
@@ -91,8 +91,8 @@ class _Trainer(logging.Handler):
                     break
                 if self._is_replacing:
                     self._is_replacing = False
-                    self._tell("recovered")
-                # A resumed iteration of which only empty shards were left goes on into the next epoch.
+                    self._record("recovered")
+                # An iteration that resumes with only empty shards left continues with the next epoch.
                 if (loader.epoch, loader.step) > (case.num_epochs, 0):
                     return
                 ledger.write(digest(microbatch))
@@ -115,7 +115,7 @@ class _Trainer(logging.Handler):
         self._loader.load_state_dict(saved["state"])
         return Ledger(self._folder / "ledger", saved["count"])
 
-    def _tell(self, what: str, **facts: Any) -> None:
+    def _record(self, what: str, **facts: Any) -> None:
         num_workers = max(1, self._life.num_shard_prefetches)
         event = {"what": what, "at_s": time.monotonic(), "began_s": self._next_began_s, "num_workers": num_workers}
         os.write(self._events, (json.dumps(event | facts) + "\n").encode())

@@ -1,4 +1,4 @@
-"""Whether a trainer ended as it should have."""
+"""Whether a trainer's exit is explained by the strikes."""
 
 import signal
 from collections.abc import Sequence
@@ -9,18 +9,18 @@ from fault_campaign.trainer import AGAIN
 
 __all__ = ["complaint_about_end"]
 
-# Python's own ways to end after Ctrl-C: by the signal, by its exit code, and early in the start by a plain error.
+# How Python ends after Ctrl-C: by the signal, with its exit code, or, early in the start, with a plain error.
 _AFTER_INTERRUPT = (-signal.SIGINT, 128 + signal.SIGINT, 1)
 
 
 def complaint_about_end(code: int, trainer: int, hits: Sequence[Hit], events: Sequence[dict[str, Any]]) -> str:
-    """Return what is wrong with a trainer's end, or nothing.
+    """Return what is wrong with a trainer's end, or "".
 
     Args:
         code: Its exit code, as ``subprocess`` gives it.
         trainer: Its process id.
-        hits: What it and its workers were hit by.
-        events: What it has told.
+        hits: The signals that reached it and its workers.
+        events: The events that it reported.
     """
     names = {hit.signal for hit in hits if hit.pid == trainer}
     for event in events:

@@ -1,4 +1,4 @@
-"""What a case trains on: shards of every kind of product, whose samples say what they are and draw at random."""
+"""The data of a case: shards of every kind of product, whose samples name themselves and draw at random."""
 
 import hashlib
 import random
@@ -31,14 +31,14 @@ class _Samples(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if self._jitter_s:
-            # Not a global generator's draw: how long it takes must not decide on what is made.
+            # Not a global generator's draw: the time must not change the data.
             time.sleep(random.SystemRandom().uniform(0, self._jitter_s))
         draws = random.random() + float(np.random.random_sample()) + float(torch.rand(()))  # noqa: NPY002 - under test
         return torch.arange(self._numbers, dtype=torch.float64) + (self._name * 1000 + index + draws / 3)
 
 
 class _Row(IterableDataset[torch.Tensor]):
-    """A shard's samples in a row."""
+    """A shard's samples as a stream."""
 
     def __init__(self, samples: _Samples) -> None:
         self._samples = samples
@@ -49,11 +49,11 @@ class _Row(IterableDataset[torch.Tensor]):
 
 
 class Factory:
-    """Makes of each shard the kind of product that its name says.
+    """Makes the kind of product that a shard's name states.
 
     Args:
         case: The case.
-        is_plain: Whether nothing takes time and no DataLoader has workers: for the run that the others are held against.
+        is_plain: Whether to leave out delays and nested workers: for the reference run.
     """
 
     def __init__(self, case: Case, *, is_plain: bool = False) -> None:
@@ -99,14 +99,14 @@ def loader_of(
 
 
 def digest(microbatch: Any) -> str:
-    """Return what tells a microbatch from every other: a hash of all its bytes."""
+    """Return a hash of all bytes of a microbatch."""
     hashed = hashlib.blake2b(digest_size=12)
     _add(hashed, microbatch)
     return hashed.hexdigest()
 
 
 def expected(case: Case) -> list[str]:
-    """Return the digests of all microbatches of the case's epochs, made plainly in this process."""
+    """Return the digests of all microbatches of the case's epochs, made in this process."""
     with loader_of(case, Factory(case, is_plain=True), workers=False) as loader:
         return [digest(microbatch) for _ in range(case.num_epochs) for microbatch in loader]
 

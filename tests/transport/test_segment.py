@@ -245,6 +245,22 @@ def test_segments_leave_no_descriptor_behind_once_nobody_looks(nothing_left_behi
     assert pair.pool.take(LIMIT // 2) is not None
 
 
+@pytest.mark.parametrize("error", [OSError(24, "injected"), MemoryLimitError(1, 1, 0, "injected")])
+def test_a_segment_that_cannot_be_announced_takes_no_room_and_leaves_no_descriptor(error, nothing_left_behind):
+    failing = [error, error]
+
+    def announce(segment, descriptor):
+        if failing:
+            raise failing.pop()
+
+    pool = SegmentPool(LIMIT, announce, lambda index: None)
+    for _ in range(2):
+        with pytest.raises(type(error), match="injected"):
+            pool.take(LIMIT)
+        assert (pool.num_segments, pool.held_bytes) == (0, 0)
+    assert pool.take(LIMIT).size_bytes == LIMIT
+
+
 def test_anonymous_memory_is_empty_and_has_no_name():
     descriptor = anonymous_file()
     try:
