@@ -104,13 +104,19 @@ def deliver_through_deaths(folder, armed=(), **options):
 
 @pytest.fixture(scope="module")
 def passed_by_workers(tmp_path_factory):
-    """How often a worker passes each place of the package: without failing shards, and with some that are skipped."""
-    found = []
-    for is_skipping in (False, True):
-        folder = tmp_path_factory.mktemp("passed") / "instants"
-        assert deliver_through_deaths(folder, is_skipping=is_skipping) == due(is_skipping=is_skipping)
-        found.append(passes(folder))
-    return found
+    """How often a worker passes each place of the package."""
+    return recorded(tmp_path_factory.mktemp("passed") / "instants", is_skipping=False)
+
+
+@pytest.fixture(scope="module")
+def passed_with_failures(tmp_path_factory):
+    """How often a worker does whose shards fail and are skipped."""
+    return recorded(tmp_path_factory.mktemp("passed") / "instants", is_skipping=True)
+
+
+def recorded(folder, **options):
+    assert deliver_through_deaths(folder, **options) == due(**options)
+    return passes(folder)
 
 
 def lines_of(passed, occurrence=1):
@@ -132,10 +138,10 @@ def groups(places, size):
 
 
 def test_a_run_whose_workers_die_at_lines_all_over_delivers_what_was_due(passed_by_workers, tmp_path):
-    places = spread(lines_of(passed_by_workers[0]), 8)
+    places = spread(lines_of(passed_by_workers), 6)
     armed = [(place, 1, action) for place, action in zip(places, itertools.cycle(DEATHS), strict=False)]
     assert deliver_through_deaths(tmp_path / "instants", armed) == due()
-    assert sum(has_happened(tmp_path / "instants", place, 1) for place in places) >= 7, places
+    assert sum(has_happened(tmp_path / "instants", place, 1) for place in places) >= 5, places
 
 
 def test_a_worker_that_dies_in_the_middle_of_a_segment_leaves_nothing_of_it_to_be_seen(tmp_path):
@@ -154,7 +160,7 @@ def test_a_worker_that_dies_in_the_middle_of_a_segment_leaves_nothing_of_it_to_b
     [("kill", 1, 1), ("kill", 3, 1), *((action, 1, 3) for action in ("exit0", "segv", "sleep"))],
 )
 def test_every_line_of_a_worker_may_be_its_last(action, occurrence, every, passed_by_workers, tmp_path):
-    places, whole = lines_of(passed_by_workers[0], occurrence)[::every], due()
+    places, whole = lines_of(passed_by_workers, occurrence)[::every], due()
     missed = []
     for number, group in enumerate(groups(places, 10)):
         folder = tmp_path / str(number)
@@ -168,10 +174,12 @@ def test_every_line_of_a_worker_may_be_its_last(action, occurrence, every, passe
 @pytest.mark.slow
 @pytest.mark.timeout(3600)  # a run for each line that a failing shard adds
 @pytest.mark.parametrize("action", ["kill", "sleep"])
-def test_every_line_that_passes_on_a_failure_may_be_a_workers_last(action, passed_by_workers, tmp_path):
-    without, passed = passed_by_workers
+def test_every_line_that_passes_on_a_failure_may_be_a_workers_last(
+    action, passed_by_workers, passed_with_failures, tmp_path
+):
     whole = due(is_skipping=True)
-    for number, place in enumerate(place for place in lines_of(passed) if place not in without):
+    places = [place for place in lines_of(passed_with_failures) if place not in passed_by_workers]
+    for number, place in enumerate(places):
         folder = tmp_path / str(number)
         assert deliver_through_deaths(folder, [(place, 1, action)], is_skipping=True) == whole, place
 
@@ -204,7 +212,7 @@ def text_of(error):
 
 
 def test_without_restarts_a_fault_is_an_error_in_its_place_and_a_resume_is_exact(passed_by_workers, tmp_path):
-    calls = spread(calls_of(passed_by_workers[0]), 3)
+    calls = spread(calls_of(passed_by_workers), 3)
     for number, (place, action) in enumerate(zip(calls, itertools.cycle(["raise", "ENOSPC", "kill"]), strict=False)):
         assert check_that_an_error_stops_and_a_resume_goes_on(place, 1, action, tmp_path / str(number)), place
 
@@ -217,7 +225,7 @@ WITHIN_A_MESSAGE = "Channel._send_rest()"
 @pytest.mark.timeout(7200)  # a run for each function of the package that a worker calls
 @pytest.mark.parametrize(("action", "occurrence"), [("raise", 1), ("raise", 3), ("ENOSPC", 1)])
 def test_without_restarts_every_call_that_fails_is_an_error_or_nothing(action, occurrence, passed_by_workers, tmp_path):
-    places = [place for place in calls_of(passed_by_workers[0], occurrence) if not place.endswith(WITHIN_A_MESSAGE)]
+    places = [place for place in calls_of(passed_by_workers, occurrence) if not place.endswith(WITHIN_A_MESSAGE)]
     happened = 0
     for number, place in enumerate(places):
         print(place, flush=True)
@@ -289,7 +297,7 @@ def check_lives(folder, places, occurrence=1):
 
 
 def test_a_trainer_that_is_killed_at_lines_all_over_resumes_exactly_and_leaves_nothing(passed_by_trainer, tmp_path):
-    assert check_lives(tmp_path / "lives", spread(lines_of(passed_by_trainer), 3)) >= 2
+    assert check_lives(tmp_path / "lives", spread(lines_of(passed_by_trainer), 2)) >= 1
 
 
 @pytest.mark.slow
