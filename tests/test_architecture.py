@@ -25,6 +25,7 @@ FLOORS = {
     "tree": 1,
     "distributed": 1,
     "faults": 1,
+    "iteration": 1,
     "permutation": 1,
     "sizes": 1,
     "samplers": 2,

@@ -1,12 +1,12 @@
 """A loader over loaders: microbatches of several sources in one order, each with the name of its source."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, Self, cast
 
-from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
+from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.iteration import EpochIterator, Iterations
 from fkat_data.mixing.draw_schedule import Schedule
 from fkat_data.mixing.mixed_source import MixedSource
 from fkat_data.mixing.strategies import SamplerStrategy
@@ -65,7 +65,7 @@ class DictDataLoader:
         self._on_exhausted = on_exhausted
         self._key = key
         self._num_delivered = 0
-        self._generation = 0
+        self._iterations = Iterations("mixture")
         self._is_left_early = False
         self._is_loaded = False
 
@@ -94,8 +94,8 @@ class DictDataLoader:
             source.go_on()
         if not self._is_loaded:
             self._begin_epoch()
-        self._generation += 1
-        return _EpochIterator(self._next, partial(self._is_newest, self._generation))
+        self._iterations.begin()
+        return EpochIterator(self._next, self._iterations, self)
 
     def __len__(self) -> int:
         """Return the microbatches in an epoch.
@@ -148,7 +148,7 @@ class DictDataLoader:
         for name, source in self._sources.items():
             source.check(saved[name])
         self._schedule.load_state_dict(state_dict)
-        self._generation += 1
+        self._iterations.begin()
         self._is_left_early = False
         self._is_loaded = True
         for name, source in self._sources.items():
@@ -169,7 +169,7 @@ class DictDataLoader:
 
     def close(self) -> None:
         """Close every source that can be closed, and end the iteration under way; any number of calls."""
-        self._generation += 1
+        self._iterations.begin()
         for source in self._sources.values():
             source.stop()
             close = getattr(source.loader, "close", None)
@@ -191,9 +191,6 @@ class DictDataLoader:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _is_newest(self, generation: int) -> bool:
-        return generation == self._generation
 
     def _next(self) -> Microbatch:
         while (name := self._schedule.source()) is not None:
@@ -240,25 +237,3 @@ class DictDataLoader:
         if self._key in microbatch:
             raise ConfigurationError("key", self._key, f"a field that microbatches from {name!r} do not have")
         return {**cast("Mapping[Any, Any]", microbatch), self._key: name}
-
-
-class _EpochIterator(Iterator[Microbatch]):
-    """One epoch of a mixture."""
-
-    def __init__(self, take: Callable[[], Microbatch], is_newest: Callable[[], bool]) -> None:
-        self._take = take
-        self._is_newest = is_newest
-        self._is_over = False
-
-    def __next__(self) -> Microbatch:
-        if self._is_over:
-            raise StopIteration
-        if not self._is_newest():
-            raise StaleIteratorError(
-                "this iterator has ended: the mixture was iterated anew, was given a state, or was closed"
-            )
-        try:
-            return self._take()
-        except StopIteration:
-            self._is_over = True
-            raise

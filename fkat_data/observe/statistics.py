@@ -1,14 +1,13 @@
 """What a loader has done so far, in numbers."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from fkat_data.observe.events import LONG_S, EventRecorder
 from fkat_data.observe.verdict import Verdict, judge
 
-__all__ = ["LoaderStatistics", "Waiting"]
+__all__ = ["LoaderStatistics"]
 
 # How things stand now, or how the loader was made: no sums over time.
 _STATES = frozenset(
@@ -16,36 +15,6 @@ _STATES = frozenset(
 )
 # One for all loaders of a caller.
 _SHARED = frozenset({"elapsed_s", "num_shard_prefetches", "num_cpus"})
-
-
-class Waiting:
-    """How long a trainer has waited for its workers.
-
-    Attributes:
-        total_s: Seconds so far.
-        first_s: Those of them before the first microbatch of an iteration.
-        num_delivered: Returns how many microbatches were delivered.
-        recorder: Given an event for each wait; None: nothing is drawn.
-    """
-
-    def __init__(self) -> None:
-        self.total_s = 0.0
-        self.first_s = 0.0
-        self.num_delivered: Callable[[], int] = int
-        self.recorder: EventRecorder | None = None
-        self._delivered_before = 0
-
-    def begin(self) -> None:
-        """Take note that an iteration begins."""
-        self._delivered_before = self.num_delivered()
-
-    def add(self, began_s: float, ended_s: float) -> None:
-        """Count a wait, given by its begin and end on the clock of ``time.perf_counter``."""
-        self.total_s += ended_s - began_s
-        if self.num_delivered() == self._delivered_before:
-            self.first_s += ended_s - began_s
-        if self.recorder is not None and ended_s - began_s > LONG_S:
-            self.recorder.add("wait", began_s, ended_s)
 
 
 @dataclass(frozen=True, slots=True)

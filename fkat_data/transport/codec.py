@@ -11,7 +11,6 @@ import io
 import pickle
 import struct
 import types
-from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import cloudpickle
@@ -138,7 +137,15 @@ def decode(envelope: bytes | memoryview, sizes: tuple[int, ...], base: Any, offs
     Raises:
         Exception: Whatever the unpickling raises.
     """
-    return pickle.loads(envelope, buffers=_buffers(sizes, base, offset))
+    buffers: list[Any] = []
+    for size in sizes:
+        if size < 0:
+            size = -1 - size  # noqa: PLW2901 - the sign says what it is
+            buffers.append(memoryview(base)[offset : offset + size])
+        else:
+            buffers.append((base, offset))
+        offset += (size + ALIGNMENT - 1) & -ALIGNMENT
+    return pickle.loads(envelope, buffers=buffers)
 
 
 def dumps(value: Any) -> bytes:
@@ -203,17 +210,6 @@ def _parts_overlap(parts: list[MemoryPart]) -> bool:
 
 def _aligned(size: int) -> int:
     return (size + ALIGNMENT - 1) & -ALIGNMENT
-
-
-def _buffers(sizes: tuple[int, ...], base: Any, offset: int) -> Iterator[Any]:
-    for size in sizes:
-        if size >= 0:
-            yield base, offset
-            offset += _aligned(size)
-        else:
-            length = -1 - size
-            yield memoryview(base)[offset : offset + length]
-            offset += _aligned(length)
 
 
 class _InBandPickler(pickle.Pickler):

@@ -274,7 +274,7 @@ def test_the_local_state_asks_nothing_of_a_worker():
     with make(["list-a-9"], multiprocessing=True) as loader:
         next(iter(loader))
         state = loader.local_state_dict()
-        for worker in loader._crew.workers:
+        for worker in loader._pool.workers:
             os.kill(worker.pid, signal.SIGKILL)
             while worker.is_alive:
                 time.sleep(0.01)
