@@ -14,12 +14,12 @@ from fkat_data.observe.sink import EventSink
 from fkat_data.plan.cursor import Cursor
 from fkat_data.types import Microbatch
 
-__all__ = ["Deliverer", "Delivery", "EpochWatch", "Progress"]
+__all__ = ["Deliverer", "Delivery", "DeliveryProgress", "EpochWatch"]
 
 _Taken: TypeAlias = tuple[Arrival | ShardEnd, Mover, Any]
 
 
-class Progress(NamedTuple):
+class DeliveryProgress(NamedTuple):
     """What was delivered so far.
 
     Attributes:
@@ -42,11 +42,11 @@ class Progress(NamedTuple):
 class EpochWatch(Protocol):
     """Watches iterations begin and end."""
 
-    def epoch_began(self, epoch: int, progress: Progress) -> None:
+    def epoch_began(self, epoch: int, progress: DeliveryProgress) -> None:
         """An iteration over an epoch, or over the rest of one, begins."""
         ...
 
-    def epoch_ended(self, epoch: int, progress: Progress) -> None:
+    def epoch_ended(self, epoch: int, progress: DeliveryProgress) -> None:
         """The epoch was delivered to its end."""
         ...
 
@@ -93,7 +93,7 @@ class Deliverer(Protocol):
         """End the iteration, and drop what was prefetched."""
         ...
 
-    def progress(self) -> Progress:
+    def progress(self) -> DeliveryProgress:
         """Return what was delivered so far."""
         ...
 
@@ -145,9 +145,9 @@ class Delivery:
         """Microbatches of the epoch that were delivered so far."""
         return self._cursor.position.step
 
-    def progress(self) -> Progress:
+    def progress(self) -> DeliveryProgress:
         """Return what was delivered so far."""
-        return Progress(
+        return DeliveryProgress(
             self._num_delivered,
             self._delivered_bytes,
             self._delivered_at_s,

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable
 
-from fkat_data.loader.delivery import Deliverer, Progress
+from fkat_data.loader.delivery import Deliverer, DeliveryProgress
 from fkat_data.loader.prefetch import Prefetcher
 from fkat_data.loader.worker_pool import WorkerPool
 from fkat_data.observe.events import CYCLE_S, MAIN_THREAD, EventRecorder
@@ -56,7 +56,7 @@ class Observation:
         self._is_taking = False
         self._next_drawn_s = self._sampled_s = self._recorded_s = 0.0
 
-    def statistics(self, progress: Progress) -> LoaderStatistics:
+    def statistics(self, progress: DeliveryProgress) -> LoaderStatistics:
         """Return the present numbers, with what was delivered so far."""
         workers, times = list(self._pool.workers), self._pool.times()
         num_in_pipe = sum(max(0, worker.times().produced - worker.num_received) for worker in workers)
@@ -87,7 +87,7 @@ class Observation:
             num_cpus=self._num_cpus,
         )
 
-    def epoch_began(self, epoch: int, progress: Progress) -> None:
+    def epoch_began(self, epoch: int, progress: DeliveryProgress) -> None:
         """Start to measure an iteration."""
         self._elapsed_s += self._under_way_s(progress)
         self._began_s = None
@@ -98,7 +98,7 @@ class Observation:
             self._timeline.record(f"epoch {epoch} begins", self._before)
             self._timeline.sample(self._before)
 
-    def epoch_ended(self, epoch: int, progress: Progress) -> None:
+    def epoch_ended(self, epoch: int, progress: DeliveryProgress) -> None:
         """Log one line about an epoch that was delivered to its end."""
         if self._began_s is not None:
             self._elapsed_s += time.perf_counter() - self._began_s
@@ -140,7 +140,7 @@ class Observation:
 
         return take_and_draw
 
-    def close(self, progress: Progress) -> None:
+    def close(self, progress: DeliveryProgress) -> None:
         """Write the rest of the timeline."""
         timeline = self._timeline
         if timeline is None:
@@ -159,7 +159,7 @@ class Observation:
                 timeline.write(last.take())
         timeline.record("loader closed", self.statistics(progress))
 
-    def _draw(self, timeline: Timeline, called_s: float, progress: Progress) -> None:
+    def _draw(self, timeline: Timeline, called_s: float, progress: DeliveryProgress) -> None:
         """Draw the call of ``next`` that began then, and the statistics at intervals."""
         self._returned_s = now_s = time.perf_counter()
         self._next_drawn_s = called_s + CYCLE_S
@@ -173,6 +173,6 @@ class Observation:
         elif timeline.recorder.is_due:
             timeline.write(timeline.recorder.take())
 
-    def _under_way_s(self, progress: Progress) -> float:
+    def _under_way_s(self, progress: DeliveryProgress) -> float:
         """Return the duration of the iteration under way, up to its last delivery."""
         return 0.0 if self._began_s is None else max(0.0, progress.delivered_at_s - self._began_s)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fkat_data.device.host import Mover
-from fkat_data.loader.delivery import Delivery, Progress
+from fkat_data.loader.delivery import Delivery, DeliveryProgress
 from fkat_data.plan.cursor import Cursor
 from fkat_data.tree import map_tensors
 from fkat_data.types import Microbatch
@@ -81,7 +81,7 @@ class MicrobatchReplay:
         self._delivery.stop()
         self._kept = None
 
-    def progress(self) -> Progress:
+    def progress(self) -> DeliveryProgress:
         """Return what was delivered so far."""
         return self._delivery.progress()
 

@@ -348,5 +348,5 @@ class ShardedDataLoader:
             return known - num_before
         count = getattr(self._factory, "num_microbatches", None)
         if not callable(count):
-            raise TypeError(f"the number of microbatches is not known until shard {shard!r} was read to its end")
+            raise TypeError(f"the number of microbatches is not known before shard {shard!r} was read to its end")
         return arguments.integer("num_microbatches(shard)", count(shard), minimum=0) - num_before

@@ -31,9 +31,12 @@ __all__ = ["Mapping", "Segment", "SegmentLeases", "SegmentPool", "anonymous_file
 _SMALLEST = 1 << 16
 _TAKES_BETWEEN_CLEARANCES = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_mmap = ctypes.CFUNCTYPE(
+    ctypes.c_void_p,
+    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long),
+    use_errno=True,
+)(("mmap", _libc))
+_munmap = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)(("munmap", _libc))
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 Bytes = npt.NDArray[np.uint8]
@@ -299,7 +302,7 @@ def _mapped(descriptor: int, size_bytes: int, *, is_written: bool) -> Any:
     # Writing faults page by page: the writer has them all mapped at once. Reading maps 16 at a time by itself.
     flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if is_written else 0)
     protection = mmap.PROT_READ | mmap.PROT_WRITE
-    address = _libc.mmap(None, size_bytes, protection, flags, descriptor, 0)
+    address = _mmap(None, size_bytes, protection, flags, descriptor, 0)
     if address == _MAP_FAILED:
         number = ctypes.get_errno()
         raise OSError(number, f"mapping {size_bytes:,} bytes of shared memory: {os.strerror(number)}")
@@ -333,7 +336,7 @@ def _unmap(mapping: Mapping) -> None:
     _mappings.pop(mapping.address, None)
     for action in mapping.before_unmap:
         action()
-    _libc.munmap(mapping.address, mapping.size_bytes)
+    _munmap(mapping.address, mapping.size_bytes)
 
 
 def anonymous_file() -> int:
