@@ -45,45 +45,45 @@ class ShardedDataLoader:
     an older one.
 
     Workers start with the constructor, which does not wait for them, and live until ``close()``. On the CPU,
-    microbatches are views of shared memory that stay valid for as long as they are kept; what is kept counts against
-    the memory limit.
+    microbatches are views of shared memory that stay valid while the caller keeps them; they count against the memory
+    limit until then.
 
     Args:
-        seed: Decides, with the place in the order, on every random draw in the workers. The same on every rank.
+        seed: Decides every random draw in the workers, with the position in the order. The same on every rank.
         shard_sampler: Gives this rank's shards: a ``ShardSampler``, a list, or any iterable of shards, which may be
             endless and may have ``state_dict`` and ``load_state_dict``.
         dataloader_factory: Called with a shard, in the worker; returns an iterable of microbatches.
         num_shard_prefetches: Shards in work ahead of the current one, each in a worker of its own; 0 or more. With
-            0, one worker begins a shard when the one before was handed out.
+            0, one worker begins a shard when the caller has the last microbatch of the one before.
         num_microbatch_prefetches: Microbatches made and not yet delivered, for each shard; -1 for as many as the
-            memory limit allows. With 0, one is made when it is asked for; a shard that does not know its length is
-            one ahead, as the last microbatch is to be known as such when it is delivered.
+            memory limit allows. With 0, a worker makes one when the caller asks for it; in a shard of unknown length it
+            makes one more, so that the loader knows the last microbatch when it delivers it.
         dp_rank: This process's data-parallel rank; ranks that share it draw the same random numbers. None: the rank
             whose shards the sampler gives, 0 if it does not say.
-        profiler: Told of the loader's actions by ``start(name)`` and ``stop(name)``.
+        profiler: Gets ``start(name)`` and ``stop(name)`` around each of the loader's actions.
         device: Where microbatches are delivered; None: as views on the CPU.
         multiprocessing: False produces in the caller's thread when a microbatch is asked for: for debugging and
             profiling. The microbatches are the same, bit for bit.
         memory_limit_bytes: Shared memory of all workers together; reaching it makes them wait. Default: an eighth
             of the available memory, at most 1 GiB.
         zero_copy: False delivers copies in memory of the caller's own.
-        max_worker_restarts: Workers that may be started in the place of dead ones, in each epoch; 0: a death is an
-            error. What follows a restart is what would have followed without the death, which is checked.
+        max_worker_restarts: Dead workers that may be replaced, in each epoch; 0: a death is an error. A replaced worker
+            makes the same microbatches, which the loader checks.
         on_shard_error: ``"raise"``, or ``"skip"`` to log a shard that raises and to go on with the next one.
         max_skipped_shards: Shards that may be skipped in each epoch.
-        stall_warning_s: After so many seconds of waiting for one microbatch, a log line tells what the worker is
-            doing; again after twice as many, and so on.
-        stall_timeout_s: After so many, the worker is killed, and the wait ends like a worker's death; None: never.
-        replica_group: The ranks that must be given the same microbatches as this one, as tensor-parallel ones must: a
-            process group of torch.distributed, or the list of its ranks. Every rank of the job names its own; what
-            is delivered is then compared, and ranks that disagree are named.
-        check_ranks_every: Microbatches between two comparisons in the background; 100 where there is a
-            ``replica_group``. Given without one, ranks compare their plans alone, when an iteration begins and after
-            a state was loaded: a collective call, on every rank.
-        trace: A file for the timeline of this run, for ``fkat-data report``, Perfetto or Chrome; of several ranks,
-            each has its own: ``run-rank3.json`` for ``run.json``. It is replaced, and ends at 256 MiB.
-        replay: Deliver the first microbatch over and over, without workers and without an end: how fast training is
-            with a loader that costs nothing. ``step`` counts; ``state_dict`` stays what it was before.
+        stall_warning_s: Seconds of waiting for one microbatch before the log shows what the worker does; again after
+            twice as long, and so on.
+        stall_timeout_s: Seconds before the worker is killed, and counts as dead; None: never.
+        replica_group: The ranks that must get the same microbatches as this one, as tensor-parallel ranks must: a
+            process group of torch.distributed, or the list of its ranks. Every rank of the job passes its own. The
+            ranks then compare what they deliver, and an error names those that disagree.
+        check_ranks_every: Microbatches between two comparisons in the background; 100 with a ``replica_group``. Without
+            one, ranks compare only their plans, when an iteration begins and after a state was loaded: a collective
+            call, on every rank.
+        trace: A file for the timeline of this run, for ``fkat-data report``, Perfetto or Chrome. Each of several ranks
+            writes its own: ``run-rank3.json`` for ``run.json``. An older file is replaced; it ends at 256 MiB.
+        replay: Deliver the first microbatch again and again, without workers and without an end: how fast training is
+            with a loader that costs nothing. ``step`` counts; ``state_dict`` stays the same.
 
     Raises:
         ConfigurationError: An argument cannot work, or the factory cannot be sent to a worker.
@@ -206,7 +206,7 @@ class ShardedDataLoader:
         return self._plan.first_step(self.epoch) + sum(self._num_microbatches(index) for index in range(num_shards))
 
     def __bool__(self) -> bool:
-        """Return True: a loader is something, whatever its length."""
+        """Return True, even for a loader without microbatches."""
         return True
 
     def load_batch(self) -> None:
@@ -241,31 +241,31 @@ class ShardedDataLoader:
         self._delivery.extend(count)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place of all ranks: what was delivered, whatever was prefetched.
+        """Return the position of all ranks: what was delivered, not what was prefetched.
 
-        Where torch.distributed is initialised this is collective: every rank must call it. Otherwise it is this
-        rank's place alone. Loads with ``torch.load(weights_only=True)``. The form is described in
+        Where torch.distributed is initialised this is collective: every rank must call it. Otherwise it is only
+        this rank's position. Loads with ``torch.load(weights_only=True)``. The form is described in
         ``fkat_data.plan.state``.
         """
         return merge(gather(self._rank_state()))
 
     def local_state_dict(self) -> dict[str, Any]:
-        """Return this rank's place as plain values, which JSON can hold; not collective."""
+        """Return this rank's position as plain values, which JSON can hold; not collective."""
         return self._rank_state().as_dict()
 
     @staticmethod
     def merge_state_dicts(local_state_dicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return what ``state_dict`` would have, from every rank's ``local_state_dict`` in the order of ranks.
+        """Return what ``state_dict`` would return, from every rank's ``local_state_dict`` in the order of ranks.
 
         Raises:
-            StateMismatchError: One of them is no local state, or they do not belong together.
+            StateMismatchError: One of them is no local state, or they are of different runs.
         """
         if not local_state_dicts:
             raise StateMismatchError("local_state_dicts", 0, "<one for each rank>")
         return merge([read_rank(state) for state in local_state_dicts])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go to a saved place: the next iteration begins at the first microbatch that was not delivered before it.
+        """Go to a saved position: the next iteration begins at the first microbatch that was not delivered before it.
 
         An iteration under way ends: its iterator raises ``StaleIteratorError``. Takes what ``state_dict`` or
         ``local_state_dict`` gave; of the former, it uses this process's rank. A ``state_dict`` of another number of
@@ -303,12 +303,12 @@ class ShardedDataLoader:
         self._pool.close()
 
     def teardown(self, *args: Any) -> None:
-        """Close the loader; for trainers that call it so."""
+        """Close the loader; the name that some trainers call."""
         del args
         self.close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Close the loader; for trainers that call it so."""
+        """Close the loader; the name that some trainers call."""
         del exception
         self.close()
 

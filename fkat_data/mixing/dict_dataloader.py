@@ -24,7 +24,7 @@ class DictDataLoader:
     """Yields the microbatches of several loaders, as a strategy mixes them, each labelled with its source.
 
     Each ``for`` loop is one epoch of the mixture. Sources go on from one epoch into the next: what is left of a source
-    when an epoch ends comes in the next one. An epoch that was left early is given up, and its sources begin anew;
+    when an epoch ends comes in the next one. After an epoch that was left early, the sources begin again;
     after ``load_state_dict`` the next loop is the rest of the epoch that the state was taken in. A newer iterator
     replaces an older one.
 
@@ -36,12 +36,12 @@ class DictDataLoader:
         dataloaders: The sources by their names: any iterables that can be iterated again and again.
         strategy: Says which source a microbatch is from; over the same names.
         key: The field of a microbatch, then a dict, that gets the name; None yields pairs of name and microbatch.
-        on_exhausted: What becomes of a source that has nothing left: ``"drop"``: it is left out, and the epoch ends
+        on_exhausted: What happens to a source that has nothing left. ``"drop"``: it is left out, and the epoch ends
             when none is left; ``"restart"``: it begins again, and the epoch ends when each has run out once;
             ``"stop"``: the epoch ends.
 
     Raises:
-        ConfigurationError: An argument is none of these.
+        ConfigurationError: An argument cannot work.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class DictDataLoader:
         """Return the microbatches in an epoch.
 
         Raises:
-            TypeError: That is not known beforehand: not of every source, or sources begin again or go on.
+            TypeError: It is not known beforehand: a source has no length, or sources begin again or go on.
         """
         if self._on_exhausted != "drop":
             raise TypeError(
@@ -110,11 +110,11 @@ class DictDataLoader:
         return sum(len(cast("Any", source.loader)) for source in self._sources.values())
 
     def __bool__(self) -> bool:
-        """Return True: a loader is something, whatever its length."""
+        """Return True, even for a loader without microbatches."""
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place: what was delivered, whatever was prefetched.
+        """Return the position: what was delivered, not what was prefetched.
 
         Plain values, and whatever the sources' own states hold. Where a source's ``state_dict`` is collective, as a
         ``ShardedDataLoader``'s is, this is too: every rank must call it.
@@ -127,7 +127,7 @@ class DictDataLoader:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go to a saved place: the next iteration begins at the first microbatch that was not delivered before it.
+        """Go to a saved position: the next iteration begins at the first microbatch that was not delivered before it.
 
         An iteration under way ends: its iterator raises ``StaleIteratorError``.
 
@@ -177,12 +177,12 @@ class DictDataLoader:
                 close()
 
     def teardown(self, *args: Any) -> None:
-        """Close the sources; for trainers that call it so."""
+        """Close the sources; the name that some trainers call."""
         del args
         self.close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Close the sources; for trainers that call it so."""
+        """Close the sources; the name that some trainers call."""
         del exception
         self.close()
 

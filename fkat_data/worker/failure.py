@@ -22,7 +22,7 @@ def pack_failure(error: BaseException, place: str = "") -> bytes:
     """
     try:
         text = "".join(traceback.format_exception(error))
-    except Exception:  # noqa: BLE001 - an exception whose own __str__ raises must still be told of
+    except Exception:  # noqa: BLE001 - an exception whose own __str__ raises must still be reported
         text = (
             f"{type(error).__name__} (its message cannot be shown)\n{''.join(traceback.format_tb(error.__traceback__))}"
         )

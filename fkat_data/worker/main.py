@@ -71,7 +71,7 @@ def _prepare(settings_file: mmap.mmap, worker_index: int, sock: socket.socket, p
 def _settings(settings_file: mmap.mmap) -> WorkerSettings:
     try:
         return pickle.load(settings_file)
-    except Exception as error:  # noqa: BLE001 - told to the trainer in place of the first shard
+    except Exception as error:  # noqa: BLE001 - the trainer gets it with the first shard
         return WorkerSettings(_Unloadable(error), 0, 0, 1, None, torch.get_default_dtype(), False, False)
 
 

@@ -51,7 +51,7 @@ _LARGE_BYTES = 1 << 20
 # With this many, there is time to wait for one that comes back; without that the pool would grow with each delay.
 _MANY_SEGMENTS = 128
 _MOMENT_S = 0.001
-# While a control group is short of memory: between two looks at it, and between two reports of it.
+# While a control group is short of memory: seconds between two looks, and between two reports.
 _SHORT_S, _REPORT_AGAIN_S = 0.02, 0.5
 _MOST_UNHEARD = 16
 _LONGEST_UNHEARD_S = 0.001

@@ -196,7 +196,7 @@ class ProcessWorker:
                     return message
 
     def hang_up(self) -> None:
-        """Close the pipe: the worker ends when it next looks at it, and a thread that waits for the worker wakes up."""
+        """Close the pipe: the worker ends when it next reads, and a thread that waits for the worker wakes up."""
         self._is_hung_up = True
         self._channel.hang_up()
 
