@@ -226,7 +226,7 @@ def test_skipping_has_a_bound_for_each_epoch_that_a_resume_does_not_reset():
     resumed.load_state_dict(state)
     with pytest.raises(ValueError, match="row 1 is bad") as caught:
         list(resumed)
-    assert any("2 shards were, in this epoch (max_skipped_shards)" in note for note in caught.value.__notes__)
+    assert any("2 shards of this epoch already were (max_skipped_shards)" in note for note in caught.value.__notes__)
 
 
 def test_an_epoch_of_failures_alone_is_no_empty_epoch():
