@@ -14,7 +14,7 @@ from fkat_data.observe.sink import EventSink
 from fkat_data.plan.cursor import Cursor
 from fkat_data.types import Microbatch
 
-__all__ = ["Deliverer", "Delivery", "DeliveryProgress", "EpochWatch"]
+__all__ = ["Delivery", "DeliveryProgress", "EpochWatch"]
 
 _Taken: TypeAlias = tuple[Arrival | ShardEnd, Mover, Any]
 
@@ -48,53 +48,6 @@ class EpochWatch(Protocol):
 
     def epoch_ended(self, epoch: int, progress: DeliveryProgress) -> None:
         """The epoch was delivered to its end."""
-        ...
-
-
-class Deliverer(Protocol):
-    """Delivers the microbatches of one iteration after the other."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether no iteration is under way."""
-        ...
-
-    @property
-    def step(self) -> int:
-        """Microbatches of the epoch that were delivered so far."""
-        ...
-
-    def begin(self) -> None:
-        """Begin an iteration at the present position."""
-        ...
-
-    def next(self) -> Microbatch:
-        """Return the epoch's next microbatch.
-
-        Raises:
-            StopIteration: Every microbatch of the epoch was delivered.
-            BaseException: The user's.
-        """
-        ...
-
-    def prefetch(self) -> None:
-        """Start to move the next microbatch to the device, if it has arrived; do not wait."""
-        ...
-
-    def extend(self, num_shards: int) -> None:
-        """Put more shards in work."""
-        ...
-
-    def load_to(self, mover: Mover) -> None:
-        """Move by another mover from the next microbatch on that is not moving yet."""
-        ...
-
-    def stop(self) -> None:
-        """End the iteration, and drop what was prefetched."""
-        ...
-
-    def progress(self) -> DeliveryProgress:
-        """Return what was delivered so far."""
         ...
 
 

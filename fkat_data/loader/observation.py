@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable
 
-from fkat_data.loader.delivery import Deliverer, DeliveryProgress
+from fkat_data.loader.delivery import DeliveryProgress
 from fkat_data.loader.prefetch import Prefetcher
 from fkat_data.loader.worker_pool import WorkerPool
 from fkat_data.observe.events import CYCLE_S, MAIN_THREAD, EventRecorder
@@ -118,11 +118,13 @@ class Observation:
                 done.verdict,
             )
 
-    def drawn(self, delivery: Deliverer) -> Callable[[], Microbatch]:
-        """Return ``delivery.next``, or a function that draws each call of it where there is a timeline."""
+    def drawn(
+        self, take: Callable[[], Microbatch], progress: Callable[[], DeliveryProgress]
+    ) -> Callable[[], Microbatch]:
+        """Return ``take``, which returns the next microbatch; with a timeline, a function that draws each call of it."""
         timeline = self._timeline
         if timeline is None:
-            return delivery.next
+            return take
 
         def take_and_draw() -> Microbatch:
             called_s = time.perf_counter()
@@ -132,11 +134,11 @@ class Observation:
             is_drawn = called_s >= self._next_drawn_s
             self._is_taking = True
             try:
-                return delivery.next()
+                return take()
             finally:
                 self._is_taking = False
                 if is_drawn:
-                    self._draw(timeline, called_s, delivery.progress())
+                    self._draw(timeline, called_s, progress())
 
         return take_and_draw
 

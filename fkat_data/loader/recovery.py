@@ -135,11 +135,12 @@ class ShardSkips:
         self._shards.append(task.shard_index)
         self.total += 1
         logger.warning(
-            "skipping the rest of shard %r (epoch %d, shard index %d); %d shards skipped in this epoch so far: %s: %s",
+            "skipping the rest of shard %r (epoch %d, shard index %d), skip %d of at most %d in this epoch: %s: %s",
             task.shard,
             task.epoch,
             task.shard_index,
             len(self._shards),
+            self._most,
             type(error).__name__,
             error,
         )

@@ -16,7 +16,7 @@ __all__ = ["MicrobatchReplay"]
 
 
 class MicrobatchReplay:
-    """Takes the first microbatch of a delivery, ends the workers, and delivers it again and again.
+    """Takes the first microbatch of a delivery, ends the workers, and delivers it again and again, with the interface of a delivery.
 
     The tensors are the same each time, on the device that they were delivered to. The containers around them are new,
     so that a caller may take things out of them. The position stays; an iteration has no end.

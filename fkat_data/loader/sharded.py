@@ -18,7 +18,7 @@ from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.iteration import EpochIterator, Iterations
 from fkat_data.loader.agreement import rank_agreement
-from fkat_data.loader.delivery import Deliverer, Delivery
+from fkat_data.loader.delivery import Delivery
 from fkat_data.loader.identity import identity_of
 from fkat_data.loader.observation import Observation
 from fkat_data.loader.prefetch import Prefetcher
@@ -166,10 +166,9 @@ class ShardedDataLoader:
             self._sink,
             self._observation,
         )
-        self._delivery: Deliverer = delivery
-        if arguments.boolean("replay", replay):
-            self._delivery = MicrobatchReplay(delivery, self._cursor, self._pool.close)
-        self._next = self._observation.drawn(self._delivery)
+        is_replayed = arguments.boolean("replay", replay)
+        self._delivery = MicrobatchReplay(delivery, self._cursor, self._pool.close) if is_replayed else delivery
+        self._next = self._observation.drawn(self._delivery.next, self._delivery.progress)
         self._iterations = Iterations("loader")
         self._is_handed_out = False
         self._pool.start()

@@ -38,9 +38,7 @@ def test_failing_shards_are_skipped_counted_and_logged(caplog):
     skips = ShardSkips(2, skips=True)
     with caplog.at_level(logging.WARNING):
         assert skips.may_skip(task(0, 3), ValueError("bad row"), is_whole_epoch_lost=False)
-    assert (
-        "shard 's3' (epoch 0, shard index 3); 1 shards skipped in this epoch so far: ValueError: bad row" in caplog.text
-    )
+    assert "shard 's3' (epoch 0, shard index 3), skip 1 of at most 2 in this epoch: ValueError: bad row" in caplog.text
     assert skips.may_skip(task(0, 5), OSError("gone"), is_whole_epoch_lost=False)
     assert skips.shards(0) == (3, 5)
     error = ValueError("one more")
