@@ -175,7 +175,7 @@ def test_a_state_loaded_while_an_iteration_runs_takes_effect_at_the_next(uninter
     iterator = iter(loader)
     next(iterator)
     loader.load_state_dict(states[3])
-    with pytest.raises(RuntimeError, match="was given a state"):
+    with pytest.raises(RuntimeError, match="loaded a state"):
         next(iterator)
     assert following(loader, len(microbatches) - 3) == microbatches[3:]
 
