@@ -20,10 +20,6 @@ class Position(NamedTuple):
     microbatch: int
     step: int
 
-    def after_microbatch(self) -> "Position":
-        """Return the position after one more microbatch of the same shard."""
-        return Position(self.epoch, self.shard, self.microbatch + 1, self.step + 1)
-
     def after_shard(self, *, is_last_shard: bool) -> "Position":
         """Return the position after the end of the current shard.
 

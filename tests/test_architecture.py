@@ -24,6 +24,7 @@ FLOORS = {
     "seeding": 1,
     "tree": 1,
     "distributed": 1,
+    "iteration": 1,
     "permutation": 1,
     "sizes": 1,
     "samplers": 2,
@@ -186,6 +187,40 @@ def test_a_protocol_holds_no_code():
                     if isinstance(member, ast.FunctionDef) and not is_stub(member)
                 ]
     assert not offenders, "\n".join(offenders)
+
+
+#: Rooms whose objects are complete when their constructors return.
+WIRED_ROOMS = ("loader", "worker", "transport", "device")
+#: What has no other way: weakref.finalize takes its ``atexit`` after it was made, and a DataLoader refuses to be copied
+#: with another sampler unless its own guard is passed by.
+UNAVOIDABLE = {"weakref.finalize(...).atexit", "object.__setattr__(loader, ...)"}
+
+
+def test_nobody_assigns_attributes_of_another_object():
+    """What an object needs, its constructor takes; what others want to know goes to the sink that it was given."""
+    offenders = []
+    for path in (path for path in FILES if parts_of(path)[0] in WIRED_ROOMS):
+        for node in ast.walk(tree_of(path)):
+            target = foreign_target(node)
+            if target and target not in UNAVOIDABLE:
+                offenders.append(f"{path.relative_to(ROOT)}:{node.lineno}: {target}")
+    assert not offenders, "\n".join(offenders)
+
+
+def foreign_target(node):
+    """Return which attribute of another object a node sets or deletes, in any form of assignment; or None."""
+    if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+        if getattr(node.value, "id", "") in ("self", "cls"):
+            return None
+        if isinstance(node.value, ast.Call):
+            return f"{ast.unparse(node.value.func)}(...).{node.attr}"
+        return ast.unparse(node)
+    if isinstance(node, ast.Call) and node.args:
+        function = ast.unparse(node.func)
+        is_own = getattr(node.args[0], "id", "") in ("self", "cls")
+        if function.split(".")[-1] in ("setattr", "delattr", "__setattr__", "__delattr__") and not is_own:
+            return f"{function}({ast.unparse(node.args[0])}, ...)"
+    return None
 
 
 def is_stub(function):

@@ -5,10 +5,6 @@ def test_a_run_begins_before_everything():
     assert tuple(START) == (0, 0, 0, 0)
 
 
-def test_a_microbatch_counts_in_its_shard_and_its_epoch():
-    assert Position(1, 2, 3, 40).after_microbatch() == Position(1, 2, 4, 41)
-
-
 def test_a_shards_end_keeps_the_epochs_count():
     assert Position(1, 2, 3, 40).after_shard(is_last_shard=False) == Position(1, 3, 0, 40)
 

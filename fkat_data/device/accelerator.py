@@ -1,24 +1,23 @@
 """The mover to an accelerator: copies on a side stream, so that they hide behind the caller's computation.
 
 The copy of a microbatch is issued when it arrives. When it is delivered, the caller's current stream waits for the
-copy's event; the host does not, unless so many copies are under way that more would not be faster. The host's memory
-is kept until the event has passed.
+copy's event. The host waits only if too many copies are under way for more to be faster. The host's memory is kept
+until the event has passed.
 """
 
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fkat_data.device.contents import tensors_in
 from fkat_data.device.engine import CopyEngine, Ticket
+from fkat_data.observe.sink import EventSink
 from fkat_data.tree import map_tensors
 
 __all__ = ["AcceleratorMover", "Moving"]
 
-
-# Where copies are slower than all the rest, the host has to wait for one, or they would pile up without end.
+# Where copies are the slowest part, the host has to wait for one, or they would pile up without end.
 _MOST_IN_FLIGHT = 4
 
 
@@ -27,7 +26,7 @@ class Moving(NamedTuple):
 
     Attributes:
         microbatch: The copy on the device; to be used after the ticket's copies.
-        ticket: Tells when they are complete; None where they are.
+        ticket: Says when they are complete; None if they already are.
     """
 
     microbatch: Any
@@ -45,24 +44,26 @@ class AcceleratorMover:
 
     Args:
         engine: What copies.
+        sink: Gets the host's waits, and each microbatch's copies once they are known to be complete; None: they are
+            not reported.
     """
 
-    def __init__(self, engine: CopyEngine) -> None:
+    copies = True
+    """Tensors are copied."""
+
+    def __init__(self, engine: CopyEngine, sink: EventSink | None = None) -> None:
         self._engine = engine
+        self._sink = sink or EventSink()
         self._copied_s = 0.0
-        self.waited_s = 0.0
-        """Seconds in which the host waited because so many copies were under way."""
-        self.on_copied: Callable[[float, float], None] | None = None
-        """Told from when to when the copies of a microbatch were under way, once they are seen to be complete."""
         self._last_ended_s = 0.0
-        # What the copies read, until they have: a lease that ended earlier would let the worker write into it.
+        # What the copies read, until they are complete: a lease that ended earlier would let the worker write into it.
         self._sources: deque[_Source] = deque()
         weakref.finalize(self, _wait_for_all, self._sources).atexit = False
 
     @property
     def copied_s(self) -> float:
-        """Seconds in which copies were under way, as far as they are complete."""
-        self._let_go()
+        """Seconds in which copies were under way, those that are complete."""
+        self._release_read()
         return self._copied_s
 
     def begin(self, microbatch: Any) -> Moving:
@@ -74,17 +75,17 @@ class AcceleratorMover:
         if len(self._sources) >= _MOST_IN_FLIGHT and not self._sources[0].ticket.is_done():
             began_s = time.perf_counter()
             self._sources[0].ticket.wait()
-            self.waited_s += time.perf_counter() - began_s
-        self._let_go()
-        # By name: an object that moves itself may let go of them while they are being read.
+            self._sink.waited(began_s, time.perf_counter())
+        self._release_read()
+        # By name: an object that moves itself may drop them while they are being read.
         sources = tensors_in(microbatch)
         self._engine.prepare(sources)
         ticket: Ticket | None = None
         copies: dict[int, tuple[Any, Any]] = {}
 
         def copied(value: Any) -> Any:
-            # A tensor that is there twice is one tensor on the device as well. The value is kept, or another one
-            # that is made meanwhile might have its id.
+            # A tensor that is there twice is one tensor on the device as well. The value is kept, as a new
+            # one might get its id otherwise.
             if id(value) not in copies:
                 copies[id(value)] = value, self._engine.copy(value)
             return copies[id(value)][1]
@@ -94,7 +95,7 @@ class AcceleratorMover:
             try:
                 moved = map_tensors(copied, microbatch)
             finally:
-                # Where one tensor finds no room, those before it are being read already.
+                # If the device has no room for one tensor, those before it are already being read.
                 ticket = self._engine.issued()
                 if ticket is not None:
                     self._sources.append(_Source(ticket, issued_s, (microbatch, sources)))
@@ -107,29 +108,28 @@ class AcceleratorMover:
         return moving.microbatch
 
     def wait(self) -> None:
-        """Have the host wait until all copies are complete, and let go of what they read."""
+        """Wait until all copies are complete, and release what they read."""
         if self._sources:
             self._sources[-1].ticket.wait()
-        self._let_go()
+        self._release_read()
 
-    def _let_go(self) -> None:
+    def _release_read(self) -> None:
         while self._sources:
-            # Taken off before it is looked at: a signal's handler may ask for numbers in between.
+            # Removed before its ticket is asked: a signal handler may ask for statistics in between.
             done = self._sources.popleft()
             if not done.ticket.is_done():
                 self._sources.appendleft(done)
                 return
             duration_s = done.ticket.duration_s()
             self._copied_s += duration_s
-            # One after the other: a copy begins when it is issued, or when the one before it has ended.
+            # In sequence: a copy begins when it is issued, or when the one before it has ended.
             began_s = max(done.issued_s, self._last_ended_s)
             self._last_ended_s = began_s + duration_s
-            if self.on_copied is not None:
-                self.on_copied(began_s, self._last_ended_s)
+            self._sink.copied(began_s, self._last_ended_s)
 
 
 def _wait_for_all(sources: "deque[_Source]") -> None:
-    """Keep what is being read until it was, when nobody else does."""
+    """Keep what the copies read until they are complete, when the mover is gone."""
     while sources:
         sources[0].ticket.wait()
         sources.popleft()

@@ -6,15 +6,20 @@ from fkat_data.device.accelerator import AcceleratorMover
 from fkat_data.device.engine import engine_for
 from fkat_data.device.host import HostMover, Mover
 from fkat_data.errors import ConfigurationError
+from fkat_data.observe.sink import EventSink
 
 __all__ = ["mover_for"]
 
 
-def mover_for(device: torch.device | str | None) -> Mover:
+def mover_for(device: torch.device | str | None, sink: EventSink | None = None) -> Mover:
     """Return what takes microbatches to a device; None: they stay where they are.
 
+    Args:
+        device: The device.
+        sink: Gets the waits and the copies of the mover; None: they are not reported.
+
     Raises:
-        ConfigurationError: There is no such device here.
+        ConfigurationError: This machine has no such device.
     """
     if device is None:
         return HostMover()
@@ -30,4 +35,4 @@ def mover_for(device: torch.device | str | None) -> Mover:
         torch.empty(0, device=target)
     except Exception as error:
         raise ConfigurationError("device", device, f"a device of this machine ({error})") from error
-    return AcceleratorMover(engine_for(target))
+    return AcceleratorMover(engine_for(target), sink)

@@ -1,4 +1,4 @@
-"""Which tensors a microbatch consists of: those with memory of their own, wherever they are."""
+"""Which tensors a microbatch consists of: those with memory of their own, at any depth."""
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping
@@ -23,11 +23,11 @@ def tensors_in(microbatch: Any) -> list[torch.Tensor]:
 
 
 class _Search:
-    # No function that calls itself by name: it would be a circle, which keeps what was found until the next collection.
+    # Not a recursive function: its reference to itself would keep what it found until the next garbage collection.
 
     def __init__(self) -> None:
         self.found: list[torch.Tensor] = []
-        # Kept while this goes on: what is made meanwhile must not get the id of what is gone.
+        # Keeps the values, so that a new one cannot get the id of one that is gone.
         self._seen: dict[int, Any] = {}
 
     def take(self, value: Any) -> Any:
@@ -40,7 +40,7 @@ class _Search:
         return value
 
     def _look_into(self, value: object) -> None:
-        """Take what an object that moves itself consists of, plain objects and sets in it included."""
+        """Take the contents of an object that moves itself, plain objects and sets in it included."""
         for item in _contents(value):
             map_tensors(self.take, item)
             if id(item) not in self._seen and not isinstance(item, _OPAQUE):
@@ -58,11 +58,11 @@ def _contents(value: object) -> Iterator[Any]:
     for kind in type(cast("object", value)).__mro__:
         for member in vars(kind).values():
             if isinstance(member, MemberDescriptorType):  # of a slot
-                with contextlib.suppress(AttributeError):  # which nothing was put into
+                with contextlib.suppress(AttributeError):  # that was never set
                     yield member.__get__(value)
 
 
-# What cannot hold a microbatch's tensors, or holds the whole program.
+# These cannot hold a microbatch's tensors, or hold the whole program.
 _OPAQUE = (type, ModuleType, FunctionType, BuiltinFunctionType, str, bytes, int, float, complex, NoneType)
 
 

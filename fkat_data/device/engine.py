@@ -1,4 +1,4 @@
-"""What copies to a device: on a stream of its own where the device has streams, at once where it has none."""
+"""Copies to a device: on a stream of their own if the device has streams, else at once."""
 
 import copy
 from contextlib import AbstractContextManager, nullcontext
@@ -10,7 +10,7 @@ from fkat_data.device.page_lock import PageLocks
 
 __all__ = ["CopyEngine", "DirectEngine", "StreamEngine", "Ticket", "engine_for"]
 
-# A smaller one the driver takes into its own staging memory at once; a larger one would have the host wait.
+# The driver stages smaller copies in its own memory at once; for larger ones the host would wait.
 _SMALL_BYTES = 1 << 16
 
 
@@ -26,7 +26,7 @@ class Ticket(Protocol):
         ...
 
     def duration_s(self) -> float:
-        """Return how long they were under way; to be asked when they are complete."""
+        """Return how long they were under way; only once they are complete."""
         ...
 
 
@@ -35,11 +35,11 @@ class CopyEngine(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where to."""
+        """The device to copy to."""
         ...
 
     def prepare(self, tensors: list[torch.Tensor]) -> None:
-        """Do what makes the copies of a microbatch's tensors fast, before any of them is issued."""
+        """Prepare fast copies of a microbatch's tensors, before the first one is issued."""
         ...
 
     def issuing(self) -> AbstractContextManager[Any]:
@@ -49,16 +49,16 @@ class CopyEngine(Protocol):
     def copy(self, value: Any) -> Any:
         """Issue the copy of a tensor, or of an object with a method ``to``.
 
-        What it reads is to be kept, and not to be written.
+        The caller keeps its source, and does not write it.
         """
         ...
 
     def issued(self) -> Ticket | None:
-        """Return what tells when the copies of the last context are complete; None: they are."""
+        """Return a ticket for the copies of the last context; None: they are complete."""
         ...
 
     def hand_over(self, ticket: Ticket, tensors: list[torch.Tensor]) -> None:
-        """Let the caller's current stream use the copies: after they are complete, and for as long as it wants."""
+        """Let the caller's current stream use the copies once they are complete, and keep their memory for it."""
         ...
 
 
@@ -66,7 +66,7 @@ class DirectEngine:
     """Copies at once.
 
     Args:
-        device: Where to.
+        device: The device to copy to.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -96,7 +96,7 @@ class _StreamTicket(NamedTuple):
     ended: Any
 
     def is_done(self) -> bool:
-        # Whoever asks an event while a graph is captured spoils the capture.
+        # A query of an event during the capture of a graph would spoil the capture.
         return not _is_capturing(self.module) and self.ended.query()
 
     def wait(self) -> None:
@@ -107,12 +107,12 @@ class _StreamTicket(NamedTuple):
 
 
 class StreamEngine:
-    """Copies on a side stream; the host waits for nothing.
+    """Copies on a side stream; the host does not wait.
 
     Args:
-        device: Where to, with its index.
+        device: The device to copy to, with its index.
         module: What torch has for such devices: ``torch.cuda``, ``torch.xpu``.
-        locks: Page-locks what is copied; None: this kind of device knows no locks.
+        locks: Page-locks what is copied; None: this kind of device has no locks.
     """
 
     def __init__(self, device: torch.device, module: Any, locks: PageLocks | None) -> None:
@@ -139,10 +139,10 @@ class StreamEngine:
         if not isinstance(value, torch.Tensor):
             return _moved(value, self.device, is_async=True)
         if self._locks is not None and _is_plain(value) and value.nbytes > _SMALL_BYTES:
-            # What has gaps torch copies by way of memory that is not page-locked, and the host waits for that.
+            # Torch copies a tensor with gaps through memory that is not page-locked, and the host waits for that.
             is_read_in_place = self._locks.hold(value) and _is_dense(value)
             if not is_read_in_place:
-                # Staged in page-locked memory of torch's own, which torch keeps until it was read.
+                # Staged in torch's own page-locked memory, which torch keeps until it was read.
                 value = torch.empty_like(value, pin_memory=True).copy_(value)
         return value.to(self.device, non_blocking=True)
 
@@ -153,17 +153,17 @@ class StreamEngine:
         return _StreamTicket(self._module, self._began, ended)
 
     def hand_over(self, ticket: Ticket, tensors: list[torch.Tensor]) -> None:
-        """Have the caller's stream wait for the event, and tell the allocator of that stream."""
+        """Make the caller's stream wait for the event, and report that stream to the allocator."""
         stream = self._module.current_stream(self.device)
         stream.wait_event(cast("_StreamTicket", ticket).ended)
         for tensor in tensors:
-            # The allocator must not give the memory away while the caller's stream still reads it.
+            # The allocator must not use the memory again while the caller's stream still reads it.
             if tensor.device == self.device:
                 tensor.record_stream(stream)
 
 
 def engine_for(device: torch.device) -> CopyEngine:
-    """Return what copies to a device."""
+    """Return the engine that copies to a device."""
     module: Any = getattr(torch, device.type, None)
     if not all(hasattr(module, name) for name in ("Stream", "Event", "stream", "current_stream", "current_device")):
         return DirectEngine(device)
@@ -178,12 +178,12 @@ def _is_capturing(module: Any) -> bool:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is a piece of the host's memory, and nothing more."""
+    """Return whether a tensor is a plain piece of the host's memory."""
     return tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_nested
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's elements lie side by side, in whatever order."""
+    """Return whether a tensor's elements lie side by side, in any order."""
     size = 1
     for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if length != 1 and stride != size:
@@ -193,10 +193,10 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _moved(value: Any, device: torch.device, *, is_async: bool) -> Any:
-    # Some change themselves and return themselves; the source must stay what it is until it was read.
+    # Some objects change and return themselves; the source must not change until it was read.
     if is_async:
         try:
             return copy.copy(value).to(device, non_blocking=True)
-        except TypeError:  # takes a device alone
+        except TypeError:  # takes only a device
             return copy.copy(value).to(device)
     return copy.copy(value).to(device)

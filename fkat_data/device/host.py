@@ -1,30 +1,26 @@
-"""The mover for microbatches that stay where they are: views of the memory that the worker wrote."""
+"""What moves microbatches to the caller's device; on the host they stay in the memory that the worker wrote."""
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 __all__ = ["HostMover", "Mover"]
 
 
 class Mover(Protocol):
-    """Takes microbatches to where the caller computes.
+    """Takes microbatches to the caller's device.
 
-    ``begin`` is called when a microbatch has arrived, at times before the caller wants it; ``finish`` when it is
+    ``begin`` is called when a microbatch has arrived, which may be before the caller wants it; ``finish`` when it is
     delivered.
     """
 
     @property
-    def copied_s(self) -> float:
-        """Seconds in which copies were under way, as far as they have been looked at."""
+    def copies(self) -> bool:
+        """Whether anything is copied; if not, ``begin`` and ``finish`` return what they are given."""
         ...
 
     @property
-    def waited_s(self) -> float:
-        """Seconds in which the host waited for copies before it issued more."""
+    def copied_s(self) -> float:
+        """Seconds in which copies were under way, those that are known to be complete."""
         ...
-
-    on_copied: Callable[[float, float], None] | None
-    """Told from when to when a microbatch's copies were under way."""
 
     def begin(self, microbatch: Any) -> Any:
         """Start to move a microbatch; return what ``finish`` needs."""
@@ -35,17 +31,17 @@ class Mover(Protocol):
         ...
 
     def wait(self) -> None:
-        """Have the host wait until all that ``begin`` was given may be let go of, and let go of it."""
+        """Wait until the copies have read everything that ``begin`` was given, and release it."""
         ...
 
 
 class HostMover:
     """Leaves a microbatch as it is."""
 
-    copied_s = waited_s = 0.0
-    """Nothing is copied, nor waited for."""
-    on_copied: Callable[[float, float], None] | None = None
-    """Told nothing."""
+    copies = False
+    """Nothing is copied."""
+    copied_s = 0.0
+    """0: nothing is copied."""
 
     def begin(self, microbatch: Any) -> Any:
         """Return the microbatch."""

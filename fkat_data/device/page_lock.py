@@ -1,7 +1,7 @@
 """Page-locked segments: the device's copy engine reads the very memory that the worker wrote.
 
-A segment is locked once, when something is copied out of it first, and unlocked before it is unmapped. Locks belong
-to the process: loaders on several devices share them.
+A segment is locked at its first copy, and unlocked before it is unmapped. Locks belong to the process: loaders on
+several devices share them.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ class PageLocks:
 
     Args:
         device: A CUDA device.
-        runtime: CUDA's runtime, as ``torch.cuda.cudart()`` gives it; None: that.
+        runtime: CUDA's runtime, as ``torch.cuda.cudart()`` gives it; None: torch's.
     """
 
     def __init__(self, device: torch.device, runtime: Any = None) -> None:
@@ -36,7 +36,7 @@ class PageLocks:
         self._runtime: Any = torch.cuda.cudart() if runtime is None else runtime
 
     def hold(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor lies in a segment that is page-locked; its segment is, from now on, if it can be."""
+        """Page-lock the segment that a tensor lies in, if it can be; return whether it is locked."""
         mapping = mapping_at(tensor.data_ptr())
         if mapping is None:
             return False
@@ -49,25 +49,25 @@ class PageLocks:
         _locked[mapping.address] = code == 0
         mapping.before_unmap.append(functools.partial(self._unlock, mapping.address, os.getpid()))
         if code:
-            self._tell(code, mapping.size_bytes)
+            self._warn(code, mapping.size_bytes)
         return code == 0
 
     def _unlock(self, address: int, owner_pid: int) -> None:
-        # A fork has the mapping, but may not use the device.
+        # A forked child has the mapping, but must not use the device.
         if _locked.pop(address, False) and os.getpid() == owner_pid:
             with self._as_current():
                 self._runtime.cudaHostUnregister(address)
 
     def _as_current(self) -> AbstractContextManager[Any]:
-        """Return a context for any thread: one that has used no device yet would begin to use the first one."""
+        """Return a context that selects the device: a thread that used none before would start to use the first one."""
         return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
-    def _tell(self, code: int, size_bytes: int) -> None:
-        # CUDA tells of an error once more, at the next kernel that anybody launches: let that be this one.
+    def _warn(self, code: int, size_bytes: int) -> None:
+        # CUDA reports an error again at the next kernel: launch one here, and not in the caller's code.
         with contextlib.suppress(RuntimeError):
             torch.zeros(1, device=self._device)
-        if not _told:
-            _told.append(code)
+        if not _warned:
+            _warned.append(code)
             logger.warning(
                 "CUDA does not page-lock %d bytes of shared memory (error %d; see `ulimit -l`): microbatches are "
                 "copied once more on their way to %s",
@@ -77,6 +77,6 @@ class PageLocks:
             )
 
 
-# By a mapping's address: whether it was locked, or refused.
+# By a mapping's address: whether CUDA locked it or refused to.
 _locked: dict[int, bool] = {}
-_told: list[int] = []
+_warned: list[int] = []

@@ -1,8 +1,8 @@
-"""Ranks that disagree are found out, before they train on what does not belong together.
+"""Find ranks that disagree, before they train on data that do not belong together.
 
-Two groups compare: all ranks, what decides on the plan; and the ranks of one replica group, which must be given the
-same microbatches, their whole position and what was delivered. The first comparison of an iteration waits for the
-others; those after it run beside the steps, and their outcome is looked at one interval later.
+All ranks compare what decides on the plan. The ranks of one replica group, which must get the same microbatches,
+compare their whole position and what was delivered. The first comparison of an iteration waits for the other ranks;
+later ones run beside the steps, and are checked one interval later.
 """
 
 import struct
@@ -14,12 +14,12 @@ from typing import Any, cast
 from fkat_data import arguments
 from fkat_data.distributed import Exchange, group_ranks, is_initialized, rank_and_world_size
 from fkat_data.errors import ConfigurationError, RankMismatchError
+from fkat_data.loader.identity import Identity
 from fkat_data.plan.elastic_plan import ElasticShardPlan
 from fkat_data.plan.shard_plan import ShardPlan
-from fkat_data.plan.state import RankState
 from fkat_data.position import Position
 
-__all__ = ["RankAgreement", "RankCheck", "disagreement", "shared_facts"]
+__all__ = ["RankAgreement", "disagreement", "rank_agreement", "shared_facts"]
 
 _U32 = struct.Struct("<I")
 _MASK = 2**63 - 1
@@ -29,86 +29,57 @@ _DELIVERED = "the content of delivered microbatches"
 _DIGESTS = {"shards", "all shards", _DELIVERED}
 
 
-class RankCheck:
-    """What a loader's user asked to be compared, and when it is.
-
-    Args:
-        replica_group: The ranks that must be given the same microbatches: a process group or a list; None: unknown.
-        interval_steps: Microbatches between two comparisons; None: the default, or none without a group.
-        seed: The loader's.
-        plan: The loader's.
-
-    Raises:
-        ConfigurationError: An argument cannot work, or torch.distributed is not initialised.
-    """
-
-    def __init__(self, replica_group: Any, interval_steps: int | None, seed: int, plan: ShardPlan) -> None:
-        self._is_wanted = replica_group is not None or interval_steps is not None
-        self._interval_steps = arguments.integer(
-            "check_ranks_every", _INTERVAL_STEPS if interval_steps is None else interval_steps, minimum=1
-        )
-        if self._is_wanted and not is_initialized():
-            argument = "check_ranks_every" if replica_group is None else "replica_group"
-            value = interval_steps if replica_group is None else replica_group
-            raise ConfigurationError(argument, value, "torch.distributed to be initialised before the loader is made")
-        self._replica_ranks = None if replica_group is None else _members(replica_group)
-        self._seed = seed
-        self._plan = plan
-        self._agreement: RankAgreement | None = None
-        self.is_due = True
-        """Whether the ranks compare when an iteration begins next."""
-
-    def check(self, state: RankState) -> "RankAgreement | None":
-        """Compare with the other ranks if that is due; return what is to be told of each microbatch, or None.
-
-        Raises:
-            RankMismatchError: A field differs; it is named, with the value of each rank.
-        """
-        if not self._is_wanted:
-            return None
-        if self._agreement is None:
-            self._agreement = RankAgreement(self._replica_ranks, self._interval_steps)
-        if self.is_due:
-            own = {"dp_rank": state.dp_rank, **state.position._asdict(), "shards": state.shards}
-            self._agreement.begin({"seed": self._seed, **shared_facts(self._plan)}, own)
-            self.is_due = False
-        return self._agreement
-
-
 class RankAgreement:
     """Compares this rank with the others.
+
+    The first comparison creates process groups, which is collective, so it waits for the first iteration.
 
     Args:
         replica_ranks: The ranks that must deliver what this one does, itself among them; None: there are none.
         interval_steps: Microbatches between two comparisons of a replica group.
+        identity: The loader's.
+        plan: The loader's.
     """
 
-    def __init__(self, replica_ranks: Sequence[int] | None, interval_steps: int) -> None:
-        self._world = Exchange(None)
-        self._replicas = None if replica_ranks is None else Exchange(replica_ranks)
+    def __init__(
+        self, replica_ranks: Sequence[int] | None, interval_steps: int, identity: Identity, plan: ShardPlan
+    ) -> None:
+        self._replica_ranks = replica_ranks
         self._interval_steps = interval_steps
+        self._identity = identity
+        self._plan = plan
+        self._world: Exchange | None = None
+        self._replicas: Exchange | None = None
+        self._is_due = True
         self._names: tuple[str, ...] = ()
         self._digest = 0
         self._num_delivered = 0
 
-    def begin(self, plan: Mapping[str, int | str | None], own: Mapping[str, int | str | None]) -> None:
-        """Compare what an iteration starts with; waits for the other ranks.
+    def demand(self) -> None:
+        """Have the ranks compare when the next iteration begins."""
+        self._is_due = True
 
-        Args:
-            plan: What every rank must have alike.
-            own: What the ranks of a replica group must have alike besides.
+    def begin(self, position: Position) -> None:
+        """Compare what an iteration starts with, if that is due; wait for the other ranks.
 
         Raises:
-            RankMismatchError: A field differs; it is named, with the value of each rank.
+            RankMismatchError: A field differs; the error names it, and its value on each rank.
         """
+        if self._world is None:
+            self._world = Exchange(None)
+            self._replicas = None if self._replica_ranks is None else Exchange(self._replica_ranks)
+        if not self._is_due:
+            return
         self._digest = self._num_delivered = 0
         self._finish()
-        _compare(self._world, plan)
+        _compare(self._world, {"seed": self._identity.seed, **shared_facts(self._plan)})
         if self._replicas is not None:
-            _compare(self._replicas, own)
+            shards = self._plan.digest(position.epoch)
+            _compare(self._replicas, {"dp_rank": self._identity.dp_rank, **position._asdict(), "shards": shards})
+        self._is_due = False
 
     def deliver(self, position: Position, digest: int) -> None:
-        """Count a microbatch; every so many, compare with the replicas in the background.
+        """Count a microbatch; after every ``interval_steps``, compare with the replicas in the background.
 
         Raises:
             RankMismatchError: The comparison before this one has found a difference.
@@ -124,25 +95,51 @@ class RankAgreement:
 
     def _finish(self) -> None:
         if self._replicas is not None and self._replicas.is_pending:
-            told = self._replicas.finish()
-            disagreement(self._names, self._replicas.ranks, told)
+            numbers = self._replicas.finish()
+            disagreement(self._names, self._replicas.ranks, numbers)
 
 
-def disagreement(names: Sequence[str], ranks: Sequence[int], told: Sequence[Sequence[int]]) -> None:
-    """Raise if ranks have told different numbers.
+def rank_agreement(
+    replica_group: Any, interval_steps: int | None, identity: Identity, plan: ShardPlan
+) -> RankAgreement | None:
+    """Return what compares the ranks as a loader's arguments ask for it; None if they do not.
+
+    Args:
+        replica_group: The ranks that must get the same microbatches: a process group or a list; None: unknown.
+        interval_steps: Microbatches between two comparisons; None: the default, or none without a group.
+        identity: The loader's.
+        plan: The loader's.
+
+    Raises:
+        ConfigurationError: An argument cannot work, or torch.distributed is not initialised.
+    """
+    if replica_group is None and interval_steps is None:
+        return None
+    interval = arguments.integer(
+        "check_ranks_every", _INTERVAL_STEPS if interval_steps is None else interval_steps, minimum=1
+    )
+    if not is_initialized():
+        argument = "check_ranks_every" if replica_group is None else "replica_group"
+        value = interval_steps if replica_group is None else replica_group
+        raise ConfigurationError(argument, value, "torch.distributed to be initialised before the loader is made")
+    return RankAgreement(None if replica_group is None else _members(replica_group), interval, identity, plan)
+
+
+def disagreement(names: Sequence[str], ranks: Sequence[int], numbers: Sequence[Sequence[int]]) -> None:
+    """Raise if ranks have different numbers.
 
     Args:
         names: What each number is.
-        ranks: Who told them.
-        told: Each rank's numbers.
+        ranks: The ranks.
+        numbers: Each rank's numbers, in the order of ``names``.
 
     Raises:
         RankMismatchError: Names the first field that differs, and which ranks have which value.
     """
     for index, name in enumerate(names):
         holders: dict[int, list[int]] = {}
-        for rank, numbers in zip(ranks, told, strict=True):
-            holders.setdefault(numbers[index], []).append(rank)
+        for rank, own in zip(ranks, numbers, strict=True):
+            holders.setdefault(own[index], []).append(rank)
         if len(holders) > 1:
             text = "; ".join(f"{_shown(name, value)} on {_ranks(group)}" for value, group in holders.items())
             raise RankMismatchError(name, text)
@@ -152,7 +149,7 @@ def shared_facts(plan: ShardPlan) -> dict[str, int | str | None]:
     """Return what the plans of all data-parallel ranks must have alike, by name."""
     if not isinstance(plan, ElasticShardPlan):
         return {"dp_size": None, "all shards": None}
-    # Of a very large job, some ranks' shards stand for all: lists that differ seldom differ in one place alone.
+    # In a very large job, some ranks' shards stand for all: lists that differ rarely differ in one place alone.
     some = {*range(0, plan.dp_size, max(1, plan.dp_size // _MOST_RANKS)), plan.dp_size - 1}
     digests = [plan.for_rank(plan.dp_size, dp_rank, 0).digest(0) for dp_rank in sorted(some)]
     return {"dp_size": plan.dp_size, "all shards": ",".join(map(str, digests))}
@@ -182,7 +179,7 @@ def _compare(exchange: Exchange, facts: Mapping[str, int | str | None]) -> None:
 
 
 def _number(value: int | str | None) -> int:
-    """Return what fits 64 bits: -1 for what is not known, a digest of a text or a larger number."""
+    """Return what fits 64 bits: -1 for an unknown value, a digest of a text or of a larger number."""
     if value is None:
         return -1
     if isinstance(value, int) and 0 <= value <= _MASK:

@@ -15,14 +15,14 @@ __all__ = ["DataLoaderFactory"]
 class DataLoaderFactory:
     """Makes a DataLoader for each shard, in the worker that produces the shard.
 
-    A batch sampler, where one is generated, decides on the batches; otherwise batches of ``batch_size`` are made of
-    the sampler's indices, or of the dataset's own order.
+    A generated batch sampler decides on the batches. Without one, batches of ``batch_size`` come from the sampler's
+    indices, or from the dataset's own order.
 
     Args:
         dataset_generator: Called with the shard; returns its dataset.
         sampler_generator: Called with the dataset; returns a sampler of its indices.
         batch_sampler_generator: Called with the sampler if there is one, else with the dataset; returns an iterable
-            of batches of indices. Excludes ``sampler`` and ``batch_size`` as far as the DataLoader is concerned.
+            of batches of indices. The DataLoader then gets neither ``sampler`` nor ``batch_size``.
         dataloader_generator: Called as ``(dataset, batch_size=, shuffle=None, sampler=, batch_sampler=)``; returns an
             iterable of microbatches. Default: ``torch.utils.data.DataLoader``.
         batch_size: Samples in a microbatch; None leaves the dataset's items as they are, unless one of the two

@@ -1,4 +1,4 @@
-"""Who a loader is: what its random draws hang on, besides the place."""
+"""A loader's identity: what its random draws depend on, besides the position."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ __all__ = ["Identity", "identity_of"]
 
 
 class Identity(NamedTuple):
-    """Who a loader is.
+    """What a loader's random draws depend on.
 
     Attributes:
         seed: The loader's seed.
@@ -23,10 +23,10 @@ class Identity(NamedTuple):
 
 
 def identity_of(seed: int, dp_rank: int | None, sampler: object) -> Identity:
-    """Return who a loader is, by its arguments.
+    """Return a loader's identity from its arguments.
 
     Raises:
-        ConfigurationError: One of them is no number, no rank of this job, or another rank than its sampler's.
+        ConfigurationError: An argument is no number, no rank of this job, or differs from its sampler's rank.
     """
     seed = integer("seed", seed)
     of_sampler = _rank_of(sampler)

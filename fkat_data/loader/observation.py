@@ -1,14 +1,15 @@
-"""What a loader says of itself: its numbers, a line at the end of an epoch, and the trainer's part of the timeline."""
+"""What a loader reports of itself: its statistics, a line at the end of an epoch, and the trainer's timeline."""
 
 import logging
 import os
 import time
 from collections.abc import Callable
 
-from fkat_data.loader.delivery import Delivery
+from fkat_data.loader.delivery import DeliveryProgress
 from fkat_data.loader.prefetch import Prefetcher
 from fkat_data.loader.worker_pool import WorkerPool
-from fkat_data.observe.events import COPY_THREAD, CYCLE_S, MAIN_THREAD, EventRecorder
+from fkat_data.observe.events import CYCLE_S, MAIN_THREAD, EventRecorder
+from fkat_data.observe.sink import EventSink
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.observe.timeline import Timeline
 from fkat_data.types import Microbatch
@@ -19,52 +20,32 @@ logger = logging.getLogger(__name__)
 
 _SAMPLE_S = 0.05
 _LAST_EVENTS_S = 0.2
-_TELL_S = 1.0
+_RECORD_S = 1.0
 _MEBIBYTE = 1 << 20
-
-
-class _CopyTrack:
-    """Draws copies to a device, on a track that is there as soon as one was made.
-
-    Args:
-        timeline: Where they are drawn.
-    """
-
-    def __init__(self, timeline: Timeline) -> None:
-        self._timeline = timeline
-        self._recorder: EventRecorder | None = None
-
-    def add(self, began_s: float, ended_s: float) -> None:
-        """Draw the copies of a microbatch."""
-        if self._recorder is None:
-            self._recorder = self._timeline.recorder_of(COPY_THREAD, "copies to the device")
-        self._recorder.add("copy", began_s, ended_s)
-        if self._recorder.is_due:
-            self._recorder.flush()
 
 
 class Observation:
     """Collects what a loader's parts count.
 
     Args:
-        crew: The workers.
+        pool: The workers.
         prefetcher: What has arrived.
-        delivery: What was delivered.
-        num_shard_prefetches: As the loader was given it.
+        sink: How long the trainer waited.
+        num_shard_prefetches: The loader's argument.
         timeline: Where the trainer's events go; None: nothing is drawn.
     """
 
     def __init__(
         self,
-        crew: WorkerPool,
+        pool: WorkerPool,
         prefetcher: Prefetcher,
-        delivery: Delivery,
+        sink: EventSink,
         num_shard_prefetches: int,
         timeline: Timeline | None,
     ) -> None:
-        self._crew = crew
+        self._pool = pool
         self._prefetcher = prefetcher
-        self._delivery = delivery
+        self._sink = sink
         self._num_shard_prefetches = num_shard_prefetches
         self._timeline = timeline
         self._num_cpus = len(os.sched_getaffinity(0))
@@ -73,26 +54,21 @@ class Observation:
         self._before = LoaderStatistics()
         self._returned_s: float | None = None
         self._is_taking = False
-        self._next_drawn_s = self._sampled_s = self._told_s = 0.0
-        crew.waiting.num_delivered = lambda: delivery.delivered
-        delivery.on_wait = crew.waiting.add
-        if timeline is not None:
-            crew.waiting.recorder = delivery.recorder = timeline.recorder
-            delivery.tell_of_copies(_CopyTrack(timeline).add)
-        delivery.watch = self
+        self._next_drawn_s = self._sampled_s = self._recorded_s = 0.0
 
-    def statistics(self) -> LoaderStatistics:
-        """Return the numbers of this moment."""
-        workers, delivery, times = list(self._crew.workers), self._delivery, self._crew.times()
-        num_on_their_way = sum(max(0, worker.times().produced - worker.num_received) for worker in workers)
+    def statistics(self, progress: DeliveryProgress) -> LoaderStatistics:
+        """Return the present numbers, with what was delivered so far."""
+        workers, times = list(self._pool.workers), self._pool.times()
+        num_in_pipe = sum(max(0, worker.times().produced - worker.num_received) for worker in workers)
+        num_ready = num_in_pipe + self._prefetcher.num_arrived + progress.num_moving
         return LoaderStatistics(
-            delivered=delivery.delivered,
-            delivered_bytes=delivery.delivered_bytes,
-            elapsed_s=self._elapsed_s + self._under_way_s(),
-            waited_s=self._crew.waiting.total_s,
-            waited_first_s=self._crew.waiting.first_s,
+            delivered=progress.num_delivered,
+            delivered_bytes=progress.delivered_bytes,
+            elapsed_s=self._elapsed_s + self._under_way_s(progress),
+            waited_s=self._sink.waited_s,
+            waited_first_s=self._sink.waited_first_s,
             produced=times.produced,
-            queue_depth=0 if delivery.is_over else num_on_their_way + self._prefetcher.num_arrived + delivery.num_ahead,
+            queue_depth=0 if progress.is_over else num_ready,
             store_s=times.of("store"),
             build_s=times.of("build"),
             produce_s=times.of("produce"),
@@ -100,38 +76,37 @@ class Observation:
             encode_s=times.of("encode"),
             blocked_s=times.of("blocked"),
             idle_s=times.of("idle"),
-            copied_s=delivery.copied_s,
+            copied_s=progress.copied_s,
             num_segments=sum(worker.num_segments for worker in workers),
             segment_bytes=sum(worker.segment_bytes for worker in workers),
-            held_bytes=self._crew.held_bytes,
+            held_bytes=self._pool.held_bytes,
             worker_restarts=self._prefetcher.restarts.total,
             skipped_shards=self._prefetcher.skips.total,
-            num_workers=self._crew.num_processes,
+            num_workers=self._pool.num_processes,
             num_shard_prefetches=self._num_shard_prefetches,
             num_cpus=self._num_cpus,
         )
 
-    def begin(self, epoch: int) -> None:
-        """Take note that an iteration begins."""
-        self._elapsed_s += self._under_way_s()
+    def epoch_began(self, epoch: int, progress: DeliveryProgress) -> None:
+        """Start to measure an iteration."""
+        self._elapsed_s += self._under_way_s(progress)
         self._began_s = None
-        self._crew.waiting.begin()
-        self._before = self.statistics()
+        self._before = self.statistics(progress)
         self._began_s = time.perf_counter()
         if self._timeline is not None:
             self._returned_s = None
-            self._timeline.tell(f"epoch {epoch} begins", self._before)
+            self._timeline.record(f"epoch {epoch} begins", self._before)
             self._timeline.sample(self._before)
 
-    def end(self, epoch: int) -> None:
-        """Take note that an epoch was delivered to its end, and say in one line how it went."""
+    def epoch_ended(self, epoch: int, progress: DeliveryProgress) -> None:
+        """Log one line about an epoch that was delivered to its end."""
         if self._began_s is not None:
             self._elapsed_s += time.perf_counter() - self._began_s
             self._began_s = None
-        now = self.statistics()
+        now = self.statistics(progress)
         done = now.since(self._before)
         if self._timeline is not None:
-            self._timeline.tell(f"epoch {epoch} ends", now, verdict=str(done.verdict))
+            self._timeline.record(f"epoch {epoch} ends", now, verdict=str(done.verdict))
         if done.delivered:
             logger.info(
                 "epoch %d: %d microbatches in %.1f s (%.4g a second, %.4g MiB/s); %s",
@@ -143,8 +118,10 @@ class Observation:
                 done.verdict,
             )
 
-    def drawn(self, take: Callable[[], Microbatch]) -> Callable[[], Microbatch]:
-        """Return a function that takes the next microbatch as ``take`` does, and draws it where there is a timeline."""
+    def drawn(
+        self, take: Callable[[], Microbatch], progress: Callable[[], DeliveryProgress]
+    ) -> Callable[[], Microbatch]:
+        """Return ``take``, which returns the next microbatch; with a timeline, a function that draws each call of it."""
         timeline = self._timeline
         if timeline is None:
             return take
@@ -161,43 +138,43 @@ class Observation:
             finally:
                 self._is_taking = False
                 if is_drawn:
-                    self._draw(timeline, called_s)
+                    self._draw(timeline, called_s, progress())
 
         return take_and_draw
 
-    def close(self) -> None:
-        """Write what is left of the timeline."""
+    def close(self, progress: DeliveryProgress) -> None:
+        """Write the rest of the timeline."""
         timeline = self._timeline
         if timeline is None:
             return
         self._returned_s = None
-        for worker in self._crew.workers:
+        for worker in self._pool.workers:
             worker.dismiss()
         deadline_s = time.monotonic() + _LAST_EVENTS_S
-        for worker in self._crew.workers:
-            if not self._is_taking:  # else another thread, or the one that was interrupted, is reading the pipe
+        for worker in self._pool.workers:
+            if not self._is_taking:  # else another thread, or the one that was interrupted, reads the pipe
                 worker.take_events(deadline_s)
             times = worker.times()
             if times.stage:
-                last = EventRecorder(timeline.write, worker.pid, MAIN_THREAD)
+                last = EventRecorder(worker.pid, MAIN_THREAD)
                 last.add(times.stage, times.began_s, time.perf_counter(), times.place)
-                last.flush()
-        timeline.tell("loader closed", self.statistics())
+                timeline.write(last.take())
+        timeline.record("loader closed", self.statistics(progress))
 
-    def _draw(self, timeline: Timeline, called_s: float) -> None:
-        """Draw the call of ``next`` that began then, and from time to time the numbers."""
+    def _draw(self, timeline: Timeline, called_s: float, progress: DeliveryProgress) -> None:
+        """Draw the call of ``next`` that began then, and the statistics at intervals."""
         self._returned_s = now_s = time.perf_counter()
         self._next_drawn_s = called_s + CYCLE_S
-        timeline.recorder.add("next", called_s, now_s, self._delivery.delivered - 1)
+        timeline.recorder.add("next", called_s, now_s, progress.num_delivered - 1)
         if now_s - self._sampled_s >= _SAMPLE_S:
             self._sampled_s = now_s
-            timeline.sample(self.statistics())
-        if now_s - self._told_s >= _TELL_S:
-            self._told_s = now_s
-            timeline.tell("statistics", self.statistics())
+            timeline.sample(self.statistics(progress))
+        if now_s - self._recorded_s >= _RECORD_S:
+            self._recorded_s = now_s
+            timeline.record("statistics", self.statistics(progress))
         elif timeline.recorder.is_due:
-            timeline.recorder.flush()
+            timeline.write(timeline.recorder.take())
 
-    def _under_way_s(self) -> float:
-        """Return how long the iteration under way has taken, up to its last delivery."""
-        return 0.0 if self._began_s is None else max(0.0, self._delivery.delivered_at_s - self._began_s)
+    def _under_way_s(self, progress: DeliveryProgress) -> float:
+        """Return the duration of the iteration under way, up to its last delivery."""
+        return 0.0 if self._began_s is None else max(0.0, progress.delivered_at_s - self._began_s)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from fkat_data.errors import MemoryLimitError, StaleIteratorError, WorkerDiedError, WorkerError, WorkerStalledError
-from fkat_data.loader.patience import Patience
 from fkat_data.loader.recovery import Recovery, Remedy, Restarts, ShardSkips
+from fkat_data.loader.wait_clock import WaitClock
 from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.plan.task import Task
 from fkat_data.position import Position
@@ -26,7 +26,7 @@ __all__ = ["Arrival", "Prefetcher", "ShardEnd"]
 logger = logging.getLogger(__name__)
 
 _MOST_REMEMBERED = 1_000_000
-# So long a control group may have no memory for the microbatch that is waited for.
+# A control group may have no memory for the next microbatch for this long.
 _SHORT_OF_MEMORY_S = 10.0
 
 
@@ -38,7 +38,7 @@ class Arrival(NamedTuple):
         is_last_in_shard: Whether its shard ends with it.
         is_last_shard: Whether its shard is the epoch's last.
         size_bytes: Bytes of its tensors and arrays that were copied.
-        digest: Of its content; 0 where nobody asked for it.
+        digest: Of its content; 0 if the loader needs none.
     """
 
     microbatch: Any
@@ -63,11 +63,12 @@ class Prefetcher:
 
     Args:
         plan: The ordered work.
-        workers: Who does it.
-        replace: Starts another worker in the place of the one at an index.
+        workers: They do it.
+        replace: Replaces the worker at an index by another one.
+        release: Releases what only copies to a device still hold: the caller is not to blame for that.
         recovery: What may be done about faults.
         num_shard_prefetches: Shards in work ahead of the current one.
-        num_microbatch_prefetches: Microbatches produced and not delivered, for each shard; -1: no bound but memory.
+        num_microbatch_prefetches: Microbatches produced and not delivered, for each shard; -1: only memory bounds them.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Prefetcher:
         plan: ShardPlan,
         workers: Sequence[Worker],
         replace: Callable[[int], None],
+        release: Callable[[], None],
         recovery: Recovery,
         num_shard_prefetches: int,
         num_microbatch_prefetches: int,
@@ -82,16 +84,15 @@ class Prefetcher:
         self._plan = plan
         self._workers = workers
         self._replace = replace
+        self._release = release
         self._recovery = recovery
-        self._patience_s = recovery.patience().interval_s
-        self.let_go: Callable[[], None] | None = None
-        """Called before it is said that the caller holds too much: what only copies to a device hold is no fault."""
+        self._first_interval_s = recovery.wait_clock().interval_s
         self.restarts = Restarts(recovery.max_worker_restarts)
         """How often a dead worker was replaced."""
         self.skips = ShardSkips(recovery.max_skipped_shards, skips=recovery.skips_shards)
         """Which failing shards were skipped."""
-        self._num_shards_ahead = num_shard_prefetches
-        self._num_microbatches_ahead = num_microbatch_prefetches
+        self._num_shard_prefetches = num_shard_prefetches
+        self._num_microbatch_prefetches = num_microbatch_prefetches
         self._ticket = 0
         self._epoch: int = 0
         self._next_shard: int = 0
@@ -103,11 +104,11 @@ class Prefetcher:
         self._last_digest: int | None = None
         self._has_delivered = False
         self._allowance = 0
-        self._starved: MemoryShortage | None = None
-        self._has_told_of_group = False
+        self._shortage: MemoryShortage | None = None
+        self._has_warned_of_group = False
         self._sampler_error: Exception | None = None
         self.num_microbatches: dict[str, int] = {}
-        """Microbatches of shards that were seen to their end, by the shard's ``repr``; of a million at most."""
+        """Microbatches of shards that were read to their end, by the shard's ``repr``; of a million at most."""
 
     @property
     def num_arrived(self) -> int:
@@ -123,7 +124,7 @@ class Prefetcher:
         """Begin at a position; what was in work before is dropped."""
         self._arrived.clear()
         self._tasks.clear()
-        self._starved = self._sampler_error = None
+        self._shortage = self._sampler_error = None
         self._is_exhausted = False
         for worker in self._workers:
             worker.cancel(self._ticket)
@@ -134,11 +135,11 @@ class Prefetcher:
         self._begin_shard()
 
     def drop(self) -> None:
-        """Let go of what has arrived: it will not be handed out."""
+        """Drop what has arrived: it will not be handed out."""
         self._arrived.clear()
 
     def leave(self, position: Position) -> None:
-        """Take note that an epoch is left at a position; to be called before another one is started."""
+        """Leave an epoch at a position; to be called before another one is started."""
         self._plan.leave(position.epoch, position.shard + (position.microbatch > 0))
 
     def extend(self, count: int) -> None:
@@ -153,42 +154,40 @@ class Prefetcher:
             BaseException: The user's, in its place in the order.
             WorkerDiedError: The current shard's worker is gone, and is not to be replaced.
             WorkerStalledError: It was silent for too long, and is not to be replaced.
-            StaleIteratorError: Another thread has closed the loader meanwhile.
+            StaleIteratorError: Another thread closed the loader meanwhile.
             MemoryLimitError: The caller holds all the memory that the limit allows.
         """
         while self._tasks:
             message = self._arrived[0] if self._arrived else self._receive(block=block)
-            match message:
-                case None:
+            if isinstance(message, Item):
+                if message.is_last is None and len(self._arrived) == 1 and not self._look_ahead(block=block):
                     return None
-                case Item():
-                    if message.is_last is None and not self._look_ahead(block=block):
-                        return None
-                    self._arrived.popleft()
-                    return self._deliver(message)
-                case End():
-                    self._arrived.popleft()
-                    return ShardEnd(self._end_shard(message.num_microbatches))
-                case Failure():
-                    if not self._may_skip(message.error):
-                        raise message.error  # and again with the next call: it stays
-                    self._arrived.popleft()
-                    return ShardEnd(self._end_shard(self._delivered))
+                self._arrived.popleft()
+                return self._hand_out(message)
+            if message is None:
+                return None
+            if isinstance(message, End):
+                self._arrived.popleft()
+                return ShardEnd(self._end_shard(message.num_microbatches))
+            if not self._may_skip(message.error):
+                raise message.error  # and again with the next call: it stays
+            self._arrived.popleft()
+            return ShardEnd(self._end_shard(self._delivered))
         if self._sampler_error is not None:
             raise self._sampler_error
         return None
 
     def _look_ahead(self, *, block: bool) -> bool:
-        """Return whether a microbatch that has arrived may go to the caller.
+        """Return whether the only microbatch that has arrived may go to the caller.
 
-        What follows it tells whether it is the shard's last, and with that what the state says after it.
+        The message behind it says whether it is the shard's last, which decides on the state after it.
         """
         try:
-            return len(self._arrived) > 1 or self._receive(block=block) is not None
+            return self._receive(block=block) is not None
         except MemoryLimitError:
-            return True  # there is room for no more: the caller gets this one, and has to make some
+            return True  # the limit has no room for another: the caller gets this one, and has to release some
 
-    def _deliver(self, item: Item) -> Arrival:
+    def _hand_out(self, item: Item) -> Arrival:
         self._delivered = item.microbatch_index + 1
         self._last_digest = item.digest
         self._has_delivered = True
@@ -196,10 +195,12 @@ class Prefetcher:
         if is_last is None and self._arrived and isinstance(self._arrived[0], End):
             self._arrived.popleft()
             is_last = True
+        is_last_shard = False
         if is_last:
-            return Arrival(item.microbatch, True, self._end_shard(self._delivered), item.size_bytes, item.digest)
-        self._allow(self._delivered + self._num_microbatches_ahead)
-        return Arrival(item.microbatch, False, False, item.size_bytes, item.digest)
+            is_last_shard = self._end_shard(self._delivered)
+        elif self._num_microbatch_prefetches != NO_LIMIT:
+            self._allow(self._delivered + self._num_microbatch_prefetches)
+        return Arrival(item.microbatch, bool(is_last), is_last_shard, item.size_bytes, item.digest)
 
     def _end_shard(self, num_microbatches: int) -> bool:
         """Go on to the next shard; return whether the one that ended is the epoch's last."""
@@ -224,7 +225,7 @@ class Prefetcher:
             self._allowance = self._initial_allowance(self._delivered)
 
     def _fill(self) -> None:
-        wanted = 1 + self._num_shards_ahead + self._num_extra
+        wanted = 1 + self._num_shard_prefetches + self._num_extra
         while len(self._tasks) < wanted and not self._is_exhausted:
             self._assign(0)
 
@@ -255,12 +256,12 @@ class Prefetcher:
         return self._workers[task.ticket % len(self._workers)]
 
     def _initial_allowance(self, first_microbatch: int) -> int:
-        if self._num_microbatches_ahead == NO_LIMIT:
+        if self._num_microbatch_prefetches == NO_LIMIT:
             return NO_LIMIT
-        return first_microbatch + self._num_microbatches_ahead
+        return first_microbatch + self._num_microbatch_prefetches
 
     def _allow(self, allowance: int) -> None:
-        if self._num_microbatches_ahead != NO_LIMIT and allowance > self._allowance:
+        if allowance > self._allowance:
             self._allowance = allowance
             task = self._tasks[0]
             self._worker_of(task).allow(task.ticket, allowance)
@@ -270,49 +271,70 @@ class Prefetcher:
         task = self._tasks[0]
         worker = self._worker_of(task)
         num_expected = self._delivered + len(self._arrived)
-        if block:
-            # Whatever the bound says, what is waited for must be made.
+        if block and self._num_microbatch_prefetches != NO_LIMIT:
+            # The worker must make what the trainer waits for, even beyond the bound.
             self._allow(num_expected + 1)
         try:
-            return self._next_message(worker, task, num_expected, block=block)
-        except WorkerGone as gone:
-            if worker not in self._workers:
-                raise StaleIteratorError("the loader was closed while this iterator waited") from None
-            number = self.restarts.in_epoch
-            told = (gone.pid, gone.exit_code, task.shard, task.epoch, num_expected, gone.last_words)
-            return self._lose(worker, num_expected, WorkerDiedError(*told, socket.gethostname(), number), block=block)
-        except WorkerStalledError as stalled:
-            worker.close(0.0)
-            return self._lose(worker, num_expected, stalled, block=block)
+            message = worker.receive(timeout_s=0)
+            if isinstance(message, MemoryShortage):
+                self._record_shortage(message)
+                message = self._wait(worker, task, num_expected, block=block)
+            elif message is None or message.ticket < task.ticket:
+                message = self._wait(worker, task, num_expected, block=block)
+        except (WorkerGone, WorkerStalledError) as error:
+            lost = error
+        else:
+            if message is not None:
+                self._shortage = None
+                self._arrived.append(message)
+            return message
+        return self._lose(worker, num_expected, self._end_of(worker, task, num_expected, lost), block=block)
 
-    def _next_message(
-        self, worker: Worker, task: Task, num_expected: int, *, block: bool
-    ) -> Item | End | Failure | None:
-        patience: Patience | None = None
+    def _wait(self, worker: Worker, task: Task, num_expected: int, *, block: bool) -> Item | End | Failure | None:
+        """Return the task's next message: the last one was none, a shortage, or of a cancelled task."""
+        clock: WaitClock | None = None  # costs more than a short wait
+        interval_s = self._first_interval_s
         began_s = time.monotonic()
-        interval_s = self._patience_s if block else 0.0
         try:
             while True:
-                message = worker.receive(timeout_s=interval_s if self._starved is None else 0)
+                message = worker.receive(timeout_s=interval_s if block and self._shortage is None else 0)
                 if isinstance(message, MemoryShortage):
-                    self._starved = message
-                    self._tell_of_group(message)
-                elif message is None:
-                    if not block:
-                        return None
-                    if self._starved is not None:
-                        self._check_starvation(worker, time.monotonic() - began_s)
-                        continue
-                    patience = patience or self._recovery.patience()
-                    patience.report(worker, task, num_expected, len(self._tasks))
-                    interval_s = patience.interval_s
-                elif message.ticket >= task.ticket:  # a smaller one was cancelled when it was already on its way
-                    self._starved = None
-                    self._arrived.append(message)
-                    return message
+                    self._record_shortage(message)
+                elif message is not None:
+                    if message.ticket >= task.ticket:  # a smaller one was cancelled after the worker had sent it
+                        return message
+                elif not block:
+                    return None
+                elif self._shortage is not None:
+                    self._check_shortage(worker, self._shortage, time.monotonic() - began_s)
+                    self._shortage = None
+                else:
+                    clock = clock or self._recovery.wait_clock()
+                    clock.advance(worker, task, num_expected, len(self._tasks))
+                    interval_s = clock.interval_s
         finally:
-            if patience is not None:
-                patience.end()
+            if clock is not None:
+                clock.end()
+
+    def _end_of(
+        self, worker: Worker, task: Task, num_expected: int, error: WorkerGone | WorkerStalledError
+    ) -> WorkerError:
+        """Return the error to raise for a worker that has died, or was silent for too long and is killed here."""
+        if isinstance(error, WorkerStalledError):
+            worker.close(0.0)
+            return error
+        if worker not in self._workers:
+            raise StaleIteratorError("the loader was closed while this iterator waited")
+        return WorkerDiedError(
+            error.pid,
+            error.exit_code,
+            task.shard,
+            task.epoch,
+            num_expected,
+            error.last_words,
+            socket.gethostname(),
+            self.restarts.in_epoch,
+        )
 
     def _lose(
         self, worker: Worker, num_expected: int, error: WorkerError, *, block: bool
@@ -323,9 +345,9 @@ class Prefetcher:
         if remedy is Remedy.GIVE_UP or (remedy is Remedy.GIVE_UP_SHARD and not self.skips.is_active):
             self._arrived.append(Failure(task.ticket, error))
             return self._arrived[-1]
-        logger.warning("%s; another worker is started in its place", error)
+        logger.warning("%s; another worker replaces it", error)
         self._replace(task.ticket % len(self._workers))
-        self._starved = None
+        self._shortage = None
         last = self._arrived[-1] if self._arrived else None
         digest = last.digest if isinstance(last, Item) else self._last_digest
         resumed = task._replace(first_microbatch=num_expected, digest=digest)
@@ -344,44 +366,40 @@ class Prefetcher:
     def _may_skip(self, error: BaseException) -> bool:
         task = self._tasks[0]
         if isinstance(error, (WorkerDiedError, WorkerStalledError)) and not self._worker_of(task).is_alive:
-            return False  # nobody is there who could make the next shard
+            return False  # no worker could make the next shard
         is_last = len(self._tasks) == 1 and self._plan_shard(task.shard_index + 1) is None
         return self.skips.may_skip(task, error, is_whole_epoch_lost=is_last and not self._has_delivered)
 
-    def _tell_of_group(self, starved: MemoryShortage) -> None:
-        if starved.group_bytes >= 0 and not self._has_told_of_group:
-            self._has_told_of_group = True
+    def _record_shortage(self, shortage: MemoryShortage) -> None:
+        self._shortage = shortage
+        if shortage.group_bytes >= 0 and not self._has_warned_of_group:
+            self._has_warned_of_group = True
             logger.warning(
                 "the control group of this process leaves %.1f MiB for shared memory, and the next microbatch needs "
                 "%.1f MiB: microbatches wait for those before them",
-                starved.group_bytes / (1 << 20),
-                starved.needed_bytes / (1 << 20),
+                shortage.group_bytes / (1 << 20),
+                shortage.needed_bytes / (1 << 20),
             )
 
-    def _check_starvation(self, worker: Worker, waited_s: float) -> None:
-        """Raise if the worker waits for memory that nobody but the caller, or other processes, can give back."""
-        starved = self._starved
-        if starved is None:
-            return
+    def _check_shortage(self, worker: Worker, shortage: MemoryShortage, waited_s: float) -> None:
+        """Raise if the worker waits for memory that only the caller, or other processes, can release."""
         gc.collect()  # microbatches in reference cycles
-        if self.let_go is not None:
-            self.let_go()
+        self._release()
         held_bytes = worker.held_bytes
-        if held_bytes + starved.needed_bytes > starved.limit_bytes:
+        if held_bytes + shortage.needed_bytes > shortage.limit_bytes:
             raise MemoryLimitError(
-                starved.limit_bytes,
-                starved.needed_bytes,
+                shortage.limit_bytes,
+                shortage.needed_bytes,
                 held_bytes,
-                "by microbatches that the caller keeps. Let go of some, clone what is kept, or raise "
+                "by microbatches that the caller keeps. Release some, clone those that you keep, or raise "
                 "memory_limit_bytes: each worker has an equal share, and a loop needs room for two microbatches",
             )
-        # One that has arrived is delivered rather than kept until it is known whether it is its shard's last.
-        if starved.group_bytes >= 0 and (waited_s > _SHORT_OF_MEMORY_S or self._arrived):
+        # A microbatch that has arrived is delivered even if it is not known yet whether it is its shard's last.
+        if shortage.group_bytes >= 0 and (waited_s > _SHORT_OF_MEMORY_S or self._arrived):
             raise MemoryLimitError(
-                starved.limit_bytes,
-                starved.needed_bytes,
+                shortage.limit_bytes,
+                shortage.needed_bytes,
                 held_bytes,
-                f"and the control group of the process leaves {starved.group_bytes:,} bytes, a tenth of its limit kept "
-                "for others. Make smaller microbatches, use fewer workers, or give the group more memory",
+                f"and the control group of the process leaves {shortage.group_bytes:,} bytes, a tenth of its limit "
+                "kept for others. Make smaller microbatches, use fewer workers, or give the group more memory",
             )
-        self._starved = None

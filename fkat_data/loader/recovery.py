@@ -1,6 +1,6 @@
 """What is done about faults: how often a dead worker is replaced, and which failing shards are skipped.
 
-Counts and decisions alone; whoever asks acts on them.
+It counts and decides; the prefetcher acts.
 """
 
 import logging
@@ -8,8 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from fkat_data.errors import ConfigurationError, ReplayMismatchError
-from fkat_data.loader.patience import Patience
-from fkat_data.loader.stall import StallWatch
+from fkat_data.loader.wait_clock import WaitClock
 from fkat_data.observe.progress import display_for
 from fkat_data.plan.task import Task
 
@@ -19,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 ON_SHARD_ERROR = ("raise", "skip")
 _DEATHS_AT_ONE_PLACE = 2
-# A wrong configuration, too little memory, a dataset that is no function of the position: others would fail as well.
+# A wrong configuration, too little memory, a dataset that is no function of the position: other shards would fail too.
 _NOT_THE_SHARDS = (ConfigurationError, MemoryError, ReplayMismatchError)
 
 
@@ -27,11 +26,11 @@ class Recovery(NamedTuple):
     """What a user allows to be done about faults.
 
     Attributes:
-        max_worker_restarts: Workers that may be started in the place of dead ones, in each epoch.
+        max_worker_restarts: Dead workers that may be replaced, in each epoch.
         skips_shards: Whether a shard that raises is skipped.
         max_skipped_shards: Shards that may be skipped in each epoch.
-        stall_warning_s: After so long a wait for one worker it is reported.
-        stall_timeout_s: After so long it is killed; None: never.
+        stall_warning_s: Seconds of waiting for one worker before the first report.
+        stall_timeout_s: Seconds before the worker is killed; None: never.
     """
 
     max_worker_restarts: int
@@ -40,9 +39,9 @@ class Recovery(NamedTuple):
     stall_warning_s: float
     stall_timeout_s: float | None
 
-    def patience(self) -> Patience:
-        """Return what measures a wait that begins now."""
-        return Patience(StallWatch(self.stall_warning_s, self.stall_timeout_s), display_for())
+    def wait_clock(self) -> WaitClock:
+        """Return a clock for a wait that begins now."""
+        return WaitClock(self.stall_warning_s, self.stall_timeout_s, display_for())
 
 
 class Remedy(Enum):
@@ -50,14 +49,14 @@ class Remedy(Enum):
 
     GO_ON = "replace it and go on where it was"
     GIVE_UP_SHARD = "replace it, and give up the shard that kills it"
-    GIVE_UP = "tell the caller"
+    GIVE_UP = "raise in the caller"
 
 
 class Restarts:
     """Decides whether a dead worker is replaced.
 
-    Two deaths at one microbatch of one shard are no accident: a third try would end like the others. Deaths before
-    the shard was begun are not the shard's.
+    Two deaths at one microbatch of one shard are no accident: a third try would end the same way. A death before the
+    shard was begun does not count against it.
 
     Args:
         most: Replacements in one epoch.
@@ -106,11 +105,11 @@ class ShardSkips:
         """Shards skipped since the loader was made."""
 
     def shards(self, epoch: int) -> tuple[int, ...]:
-        """Return the places of the shards that were skipped in an epoch, if it is the present one."""
+        """Return the indices of the shards that were skipped in an epoch, if it is the present one."""
         return tuple(self._shards) if epoch == self._epoch else ()
 
     def load(self, epoch: int, shards: tuple[int, ...]) -> None:
-        """Take over what was skipped in an epoch before a resume."""
+        """Load which shards of an epoch were skipped before a resume."""
         self._epoch, self._shards = epoch, list(shards)
 
     def may_skip(self, task: Task, error: BaseException, *, is_whole_epoch_lost: bool) -> bool:
@@ -118,7 +117,7 @@ class ShardSkips:
 
         Args:
             task: The shard.
-            error: Why it failed; a note is added where the shard could have been skipped but for the bound.
+            error: Why it failed; gets a note if only the bound prevents the skip.
             is_whole_epoch_lost: Whether the epoch would end without a microbatch: failures alone are no empty epoch.
         """
         if task.epoch != self._epoch:
@@ -126,19 +125,22 @@ class ShardSkips:
         if not self.is_active or not isinstance(error, Exception) or isinstance(error, _NOT_THE_SHARDS):
             return False
         if len(self._shards) >= self._most:
-            error.add_note(f"fkat_data: not skipped: {self._most} shards were, in this epoch (max_skipped_shards)")
+            error.add_note(
+                f"fkat_data: not skipped: {self._most} shards of this epoch already were (max_skipped_shards)"
+            )
             return False
         if is_whole_epoch_lost:
-            error.add_note("fkat_data: not skipped: no shard of this epoch gave anything")
+            error.add_note("fkat_data: not skipped: no shard of this epoch gave a microbatch")
             return False
         self._shards.append(task.shard_index)
         self.total += 1
         logger.warning(
-            "skipping the rest of shard %r (epoch %d, shard index %d), the %d. shard skipped in this epoch: %s: %s",
+            "skipping the rest of shard %r (epoch %d, shard index %d), skip %d of at most %d in this epoch: %s: %s",
             task.shard,
             task.epoch,
             task.shard_index,
             len(self._shards),
+            self._most,
             type(error).__name__,
             error,
         )

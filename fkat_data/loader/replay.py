@@ -1,13 +1,13 @@
-"""One microbatch over and over: how fast everything behind the loader is, when the loader costs nothing."""
+"""One microbatch again and again: how fast training is with a loader that costs nothing."""
 
 import copy
-import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from fkat_data.loader.delivery import Delivery
-from fkat_data.loader.worker_pool import WorkerPool
+from fkat_data.device.host import Mover
+from fkat_data.loader.delivery import Delivery, DeliveryProgress
 from fkat_data.plan.cursor import Cursor
 from fkat_data.tree import map_tensors
 from fkat_data.types import Microbatch
@@ -16,65 +16,85 @@ __all__ = ["MicrobatchReplay"]
 
 
 class MicrobatchReplay:
-    """Takes the first microbatch as a loader does, ends the workers, and delivers it again and again.
+    """Takes the first microbatch of a delivery, ends the workers, and delivers it again and again, with the interface of a delivery.
 
-    The tensors are the same each time, on the device that they were delivered to; the containers around them are new,
-    so that a caller may take things out of them. The position stays where it is.
+    The tensors are the same each time, on the device that they were delivered to. The containers around them are new,
+    so that a caller may take things out of them. The position stays; an iteration has no end.
 
     Args:
         delivery: Gives the first microbatch, and counts all.
-        cursor: Where the loader is.
-        crew: The workers; they end when there is a microbatch, and the caller has the machine for itself.
+        cursor: The loader's position.
+        end_workers: Ends the workers, so that the caller has the machine to itself.
     """
 
-    def __init__(self, delivery: Delivery, cursor: Cursor, crew: WorkerPool) -> None:
+    def __init__(self, delivery: Delivery, cursor: Cursor, end_workers: Callable[[], None]) -> None:
         self._delivery = delivery
         self._cursor = cursor
-        self._crew = crew
+        self._end_workers = end_workers
         self._kept: tuple[Any, int] | None = None
-        self.num_delivered = 0
-        """How often it was delivered in the iteration under way."""
+        self._num_delivered = 0
 
     @property
-    def is_ready(self) -> bool:
-        """Whether there is a microbatch to deliver; otherwise an iteration has to begin."""
-        return self._kept is not None
+    def is_over(self) -> bool:
+        """Whether an iteration has to begin before there is a microbatch to deliver."""
+        return self._kept is None and self._delivery.is_over
 
-    def restart(self) -> None:
-        """Take note that another iteration begins."""
-        self.num_delivered = 0
+    @property
+    def step(self) -> int:
+        """The position's, and the deliveries of the iteration under way."""
+        return self._delivery.step + self._num_delivered
 
-    def forget(self) -> None:
-        """Let go of the microbatch: the next one is taken from the workers again."""
-        self._kept = None
+    def begin(self) -> None:
+        """Begin an iteration."""
+        self._num_delivered = 0
+        if self._kept is None:
+            self._delivery.begin()
 
     def next(self) -> Microbatch:
         """Return the microbatch.
 
         Raises:
             StopIteration: The epoch has none.
-            BaseException: What the making of it raises.
+            BaseException: The user's.
         """
-        self.num_delivered += 1
+        self._num_delivered += 1
         if self._kept is None:
             return self._first()
         microbatch, size_bytes = self._kept
-        self._delivery.delivered += 1
-        self._delivery.delivered_bytes += size_bytes
-        self._delivery.delivered_at_s = time.perf_counter()
+        self._delivery.count_again(size_bytes)
         return map_tensors(_same, microbatch)
 
+    def prefetch(self) -> None:
+        """Start to move the first microbatch to the device."""
+        self._delivery.prefetch()
+
+    def extend(self, num_shards: int) -> None:
+        """Do nothing: one microbatch is enough."""
+
+    def load_to(self, mover: Mover) -> None:
+        """Take a microbatch from the workers again, and move it by another mover."""
+        self._delivery.load_to(mover)
+        self._kept = None
+
+    def stop(self) -> None:
+        """End the iteration, and drop the microbatch."""
+        self._delivery.stop()
+        self._kept = None
+
+    def progress(self) -> DeliveryProgress:
+        """Return what was delivered so far."""
+        return self._delivery.progress()
+
     def _first(self) -> Microbatch:
-        if self._delivery.is_over:  # the microbatch was let go of in the midst of an iteration
-            self._crew.start()
+        if self._delivery.is_over:  # the microbatch was dropped during an iteration
             self._delivery.begin()
-        delivery, place = self._delivery, self._cursor.position
-        bytes_before = delivery.delivered_bytes
-        microbatch = delivery.next()
-        self._kept = microbatch, delivery.delivered_bytes - bytes_before
-        delivery.stop()
+        place = self._cursor.position
+        bytes_before = self._delivery.progress().delivered_bytes
+        microbatch = self._delivery.next()
+        self._kept = microbatch, self._delivery.progress().delivered_bytes - bytes_before
+        self._delivery.stop()
         self._cursor.load(place)
-        self._crew.close()
+        self._end_workers()
         return map_tensors(_same, microbatch)
 
 

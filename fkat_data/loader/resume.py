@@ -1,4 +1,4 @@
-"""From a saved state to a place: the very one that a rank had, or its part of what other ranks had left."""
+"""From a saved state to a position: the one that a rank had, or its share of what other ranks had left."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -22,10 +22,10 @@ class Resumption(NamedTuple):
     """Where to go on.
 
     Attributes:
-        position: The place in the plan that the layers give.
+        position: The position in the plan that the layers give.
         layers: Every change of the number of ranks that an epoch under way depends on.
         sampler: State of a user's own sampler at the epoch's begin.
-        skipped: Places of the epoch's shards that failed and were skipped.
+        skipped: Indices of the epoch's shards that failed and were skipped.
     """
 
     position: Position
@@ -55,14 +55,14 @@ def resume(state_dict: Mapping[str, Any], plan: ShardPlan, identity: Identity) -
     """Return where a loader goes on after a state; changes nothing.
 
     Raises:
-        StateMismatchError: It is no state, or belongs to another plan, or to another number of ranks while this
-            sampler, or a rank that is missing, does not let it be split anew.
+        StateMismatchError: It is no state, or belongs to another plan, or to another number of ranks and cannot be
+            split again: this sampler does not split, or a rank's state is missing.
     """
     ranks = read(state_dict)
     saved_size = _saved_size(ranks)
     if isinstance(plan, ElasticShardPlan):
         if saved_size != plan.dp_size:
-            return _split_anew(ranks, saved_size, plan, identity)
+            return _split_again(ranks, saved_size, plan, identity)
     elif ranks[0].layers or (ranks[0].dp_size or 1) > 1:
         hint = "the present sampler does not split its shards: use DistributedDataParallelShardSampler, for 1 rank too"
         raise StateMismatchError("dp_size", saved_size, "<not split>", hint)
@@ -73,7 +73,7 @@ def resume(state_dict: Mapping[str, Any], plan: ShardPlan, identity: Identity) -
         present = plan.for_rank(plan.dp_size, identity.dp_rank, epoch, saved.layers)
     verify(saved, rank_state(present, identity, Position(epoch, 0, 0, 0)))
     num_shards = present.num_shards(epoch)
-    # A part of an epoch that was without shards from the start is not over before it was iterated.
+    # A share of an epoch that had no shards from the start is not over before it was iterated.
     is_over = num_shards is not None and saved.position.shard >= max(1, num_shards)
     if is_over:
         return Resumption(saved.position.after_epoch(), saved.layers, saved.sampler)
@@ -81,14 +81,14 @@ def resume(state_dict: Mapping[str, Any], plan: ShardPlan, identity: Identity) -
 
 
 def adopt(plan: ShardPlan, resumption: Resumption, identity: Identity) -> None:
-    """Make a plan the one that a resumption's position is in."""
+    """Change a plan to the one of a resumption's position."""
     plan.load_sampler_state(resumption.position.epoch, resumption.sampler)
     if isinstance(plan, ElasticShardPlan):
         plan.adopt(identity.dp_rank, resumption.layers)
 
 
 def _saved_size(ranks: Sequence[RankState]) -> int:
-    """Return the data-parallel ranks that a state was saved by: there may be more ranks, with equal dp_ranks."""
+    """Return how many data-parallel ranks saved a state; several ranks may share one dp_rank."""
     if ranks[0].dp_size is not None:
         return ranks[0].dp_size
     dp_ranks = {rank.dp_rank for rank in ranks}
@@ -103,16 +103,16 @@ def _own_rank(ranks: Sequence[RankState], dp_rank: int) -> RankState:
         return ranks[rank]
     if ranks[0].dp_size is not None:
         return _one_of_each(ranks, ranks[0].dp_size)[dp_rank]
-    if world_size == 1 and dp_rank < len(ranks):  # ranks that torch.distributed does not know of
+    if world_size == 1 and dp_rank < len(ranks):  # ranks unknown to torch.distributed
         return ranks[dp_rank]
     raise StateMismatchError("dp_size", len(ranks), world_size, "resume with the ranks that saved it")
 
 
-def _split_anew(ranks: Sequence[RankState], saved_size: int, plan: ElasticShardPlan, identity: Identity) -> Resumption:
+def _split_again(ranks: Sequence[RankState], saved_size: int, plan: ElasticShardPlan, identity: Identity) -> Resumption:
     before = _one_of_each(ranks, saved_size)
     positions: dict[int, Position] = {}
     num_left = num_begun = 0
-    # By epoch: a sampler that shuffles for all ranks then need not do it for each of them.
+    # By epoch: a sampler that shuffles for all ranks then shuffles once.
     for dp_rank, saved in sorted(enumerate(before), key=lambda item: item[1].position.epoch):
         position = saved.position
         saved_plan = plan.for_rank(saved_size, dp_rank, position.epoch, saved.layers)
@@ -125,7 +125,7 @@ def _split_anew(ranks: Sequence[RankState], saved_size: int, plan: ElasticShardP
     layers, epoch = with_layer(before[0].layers, tuple(positions[dp_rank] for dp_rank in range(saved_size)))
     _check_dp_rank(plan, identity, epoch)
     _logger.info(
-        "state of %d data-parallel ranks split anew over %d, from epoch %d on: %d shards left, %d of them begun",
+        "state of %d data-parallel ranks split again over %d, from epoch %d on: %d shards left, %d of them begun",
         saved_size,
         plan.dp_size,
         epoch,
@@ -147,7 +147,7 @@ def _one_of_each(ranks: Sequence[RankState], dp_size: int) -> list[RankState]:
             expected = f"<one place for data-parallel rank {dp_rank}>"
             raise StateMismatchError("all_rank_indices", places, expected, "its replicas are not in step")
     if set(found) != set(range(dp_size)):
-        hint = "to split anew, every rank's place is needed: merge_state_dicts makes one state of all local ones"
+        hint = "a new split needs every rank's position: merge_state_dicts makes one state of all local ones"
         raise StateMismatchError("fingerprint.all_rank_dp_ranks", sorted(found), f"<all of {dp_size} ranks>", hint)
     return [found[dp_rank][1] for dp_rank in range(dp_size)]
 

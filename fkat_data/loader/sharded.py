@@ -1,8 +1,7 @@
-"""The loader that a trainer iterates.
+"""The loader that a trainer iterates: it makes the parts, and hands each what it needs.
 
-The way of a microbatch: the plan says which shard is next, a worker produces it, the prefetcher takes its microbatches
-from the pipe in order, the mover brings each to its device, and the cursor counts it as delivered: that is all that
-``state_dict`` has to say.
+The plan names the next shard, a worker produces it, the prefetcher takes its microbatches from the pipe in order, the
+delivery moves each to its device, and the cursor counts it. ``state_dict`` is that count.
 """
 
 import os
@@ -14,9 +13,11 @@ import torch
 
 from fkat_data import arguments
 from fkat_data.device.choice import mover_for
+from fkat_data.device.placement import Placement
 from fkat_data.distributed import gather, rank_and_world_size
-from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
-from fkat_data.loader.agreement import RankCheck
+from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.iteration import EpochIterator, Iterations
+from fkat_data.loader.agreement import rank_agreement
 from fkat_data.loader.delivery import Delivery
 from fkat_data.loader.identity import identity_of
 from fkat_data.loader.observation import Observation
@@ -25,7 +26,7 @@ from fkat_data.loader.recovery import ON_SHARD_ERROR, Recovery
 from fkat_data.loader.replay import MicrobatchReplay
 from fkat_data.loader.resume import adopt, rank_state, resume
 from fkat_data.loader.worker_pool import WorkerPool, WorkerPoolSettings
-from fkat_data.observe.profile import TrainerProfile
+from fkat_data.observe.sink import EventSink
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.observe.timeline import open_timeline
 from fkat_data.plan.cursor import Cursor
@@ -44,45 +45,45 @@ class ShardedDataLoader:
     an older one.
 
     Workers start with the constructor, which does not wait for them, and live until ``close()``. On the CPU,
-    microbatches are views of shared memory that stay valid for as long as they are kept; what is kept counts against
-    the memory limit.
+    microbatches are views of shared memory that stay valid while the caller keeps them; they count against the memory
+    limit until then.
 
     Args:
-        seed: Decides, with the place in the order, on every random draw in the workers. The same on every rank.
+        seed: Decides every random draw in the workers, with the position in the order. The same on every rank.
         shard_sampler: Gives this rank's shards: a ``ShardSampler``, a list, or any iterable of shards, which may be
             endless and may have ``state_dict`` and ``load_state_dict``.
         dataloader_factory: Called with a shard, in the worker; returns an iterable of microbatches.
         num_shard_prefetches: Shards in work ahead of the current one, each in a worker of its own; 0 or more. With
-            0, one worker begins a shard when the one before was handed out.
+            0, one worker begins a shard when the caller has the last microbatch of the one before.
         num_microbatch_prefetches: Microbatches made and not yet delivered, for each shard; -1 for as many as the
-            memory limit allows. With 0, one is made when it is asked for; a shard that does not know its length is
-            one ahead, as the last microbatch is to be known as such when it is delivered.
+            memory limit allows. With 0, a worker makes one when the caller asks for it; in a shard of unknown length it
+            makes one more, so that the loader knows the last microbatch when it delivers it.
         dp_rank: This process's data-parallel rank; ranks that share it draw the same random numbers. None: the rank
             whose shards the sampler gives, 0 if it does not say.
-        profiler: Told of the loader's actions by ``start(name)`` and ``stop(name)``.
+        profiler: Gets ``start(name)`` and ``stop(name)`` around each of the loader's actions.
         device: Where microbatches are delivered; None: as views on the CPU.
         multiprocessing: False produces in the caller's thread when a microbatch is asked for: for debugging and
             profiling. The microbatches are the same, bit for bit.
         memory_limit_bytes: Shared memory of all workers together; reaching it makes them wait. Default: an eighth
             of the available memory, at most 1 GiB.
         zero_copy: False delivers copies in memory of the caller's own.
-        max_worker_restarts: Workers that may be started in the place of dead ones, in each epoch; 0: a death is an
-            error. What follows a restart is what would have followed without the death, which is checked.
+        max_worker_restarts: Dead workers that may be replaced, in each epoch; 0: a death is an error. A replaced worker
+            makes the same microbatches, which the loader checks.
         on_shard_error: ``"raise"``, or ``"skip"`` to log a shard that raises and to go on with the next one.
         max_skipped_shards: Shards that may be skipped in each epoch.
-        stall_warning_s: After so many seconds of waiting for one microbatch, a log line tells what the worker is
-            doing; again after twice as many, and so on.
-        stall_timeout_s: After so many, the worker is killed, and the wait ends like a worker's death; None: never.
-        replica_group: The ranks that must be given the same microbatches as this one, as tensor-parallel ones must: a
-            process group of torch.distributed, or the list of its ranks. Every rank of the job names its own; what
-            is delivered is then compared, and ranks that disagree are named.
-        check_ranks_every: Microbatches between two comparisons in the background; 100 where there is a
-            ``replica_group``. Given without one, ranks compare their plans alone, when an iteration begins and after
-            a state was loaded: a collective call, on every rank.
-        trace: A file for the timeline of this run, for ``fkat-data report``, Perfetto or Chrome; of several ranks,
-            each has its own: ``run-rank3.json`` for ``run.json``. It is replaced, and ends at 256 MiB.
-        replay: Deliver the first microbatch over and over, without workers and without an end: how fast training is
-            with a loader that costs nothing. ``step`` counts; ``state_dict`` stays what it was before.
+        stall_warning_s: Seconds of waiting for one microbatch before the log shows what the worker does; again after
+            twice as long, and so on.
+        stall_timeout_s: Seconds before the worker is killed, and counts as dead; None: never.
+        replica_group: The ranks that must get the same microbatches as this one, as tensor-parallel ranks must: a
+            process group of torch.distributed, or the list of its ranks. Every rank of the job passes its own. The
+            ranks then compare what they deliver, and an error names those that disagree.
+        check_ranks_every: Microbatches between two comparisons in the background; 100 with a ``replica_group``. Without
+            one, ranks compare only their plans, when an iteration begins and after a state was loaded: a collective
+            call, on every rank.
+        trace: A file for the timeline of this run, for ``fkat-data report``, Perfetto or Chrome. Each of several ranks
+            writes its own: ``run-rank3.json`` for ``run.json``. An older file is replaced; it ends at 256 MiB.
+        replay: Deliver the first microbatch again and again, without workers and without an end: how fast training is
+            with a loader that costs nothing. ``step`` counts; ``state_dict`` stays the same.
 
     Raises:
         ConfigurationError: An argument cannot work, or the factory cannot be sent to a worker.
@@ -128,7 +129,6 @@ class ShardedDataLoader:
             stall_warning_s=arguments.seconds("stall_warning_s", stall_warning_s),
             stall_timeout_s=None if stall_timeout_s is None else arguments.seconds("stall_timeout_s", stall_timeout_s),
         )
-        profile = TrainerProfile(profiler)
         timeline = None if trace is None else open_timeline(trace, *rank_and_world_size())
         settings = WorkerPoolSettings(
             factory=dataloader_factory,
@@ -142,29 +142,38 @@ class ShardedDataLoader:
             is_digested=recovery.max_worker_restarts > 0 or replica_group is not None,
             timeline=timeline,
         )
-        self._crew = WorkerPool(settings, profile)
+        self._sink = EventSink(timeline, profiler)
+        self._pool = WorkerPool(settings, self._sink)
+        placement = Placement(mover_for(device, self._sink))
         self._prefetcher = Prefetcher(
             self._plan,
-            self._crew.workers,
-            self._crew.replace,
+            self._pool.workers,
+            self._pool.replace,
+            placement.release,
             recovery,
             num_shard_prefetches,
             num_microbatch_prefetches,
         )
+        self._observation = Observation(self._pool, self._prefetcher, self._sink, num_shard_prefetches, timeline)
+        self._agreement = rank_agreement(replica_group, check_ranks_every, self._identity, self._plan)
         self._cursor = Cursor()
-        self._delivery = Delivery(self._prefetcher, self._cursor, mover_for(device), profile)
-        self._observation = Observation(self._crew, self._prefetcher, self._delivery, num_shard_prefetches, timeline)
-        self._repetition: MicrobatchReplay | None = None
-        if arguments.boolean("replay", replay):
-            self._repetition = MicrobatchReplay(self._delivery, self._cursor, self._crew)
-        self._next = self._observation.drawn((self._repetition or self._delivery).next)
-        self._ranks = RankCheck(replica_group, check_ranks_every, self._identity.seed, self._plan)
-        # Which iterator is the newest: a reference to it would be one in a circle.
-        self._generation = 0
+        delivery = Delivery(
+            self._pool.start,
+            self._prefetcher,
+            self._cursor,
+            placement,
+            self._agreement,
+            self._sink,
+            self._observation,
+        )
+        is_replayed = arguments.boolean("replay", replay)
+        self._delivery = MicrobatchReplay(delivery, self._cursor, self._pool.close) if is_replayed else delivery
+        self._next = self._observation.drawn(self._delivery.next, self._delivery.progress)
+        self._iterations = Iterations("loader")
         self._is_handed_out = False
-        self._crew.start()
-        # For a loader that is dropped without close(). Not at exit: a process that ends takes its workers along.
-        weakref.finalize(self, self._crew.kill).atexit = False
+        self._pool.start()
+        # For a loader that is dropped without close(). Not at exit: a process that ends takes its workers with it.
+        weakref.finalize(self, self._pool.kill).atexit = False
 
     @property
     def epoch(self) -> int:
@@ -174,23 +183,20 @@ class ShardedDataLoader:
     @property
     def step(self) -> int:
         """Microbatches of that epoch that were delivered before it."""
-        return self._cursor.position.step + (0 if self._repetition is None else self._repetition.num_delivered)
+        return self._delivery.step
 
     def __iter__(self) -> Iterator[Microbatch]:
         """Begin an epoch, or the rest of one after ``load_state_dict``; an older iterator ends."""
-        if self._repetition is not None and self._repetition.is_ready:
-            self._repetition.restart()
-            self._generation += 1
-        elif self._is_handed_out or self._delivery.is_over:
+        if self._is_handed_out or self._delivery.is_over:
             self._begin()
         self._is_handed_out = True
-        return _EpochIterator(self, self._next, self._check_generation)
+        return EpochIterator(self._next, self._iterations, self)
 
     def __len__(self) -> int:
-        """Return the microbatches in an epoch; where it was split anew, those before count as ``step`` does.
+        """Return the microbatches in an epoch; if it was split again, those before count as for ``step``.
 
         Raises:
-            TypeError: That is not known: not every shard was seen to its end yet, and the factory has no
+            TypeError: That is not known: not every shard was read to its end yet, and the factory has no
                 ``num_microbatches(shard)``.
         """
         num_shards = self._plan.num_shards(self.epoch)
@@ -199,28 +205,28 @@ class ShardedDataLoader:
         return self._plan.first_step(self.epoch) + sum(self._num_microbatches(index) for index in range(num_shards))
 
     def __bool__(self) -> bool:
-        """Return True: a loader is something, whatever its length."""
+        """Return True, even for a loader without microbatches."""
         return True
 
     def load_batch(self) -> None:
-        """Bring the next microbatch on its way without waiting; begins an epoch if none is under way."""
+        """Start to move the next microbatch to the device, without waiting; begins an epoch if none is under way."""
         self._begin_if_over()
-        self._delivery.load_ahead()
+        self._delivery.prefetch()
 
     def load_batch_sync(self) -> Microbatch:
         """Return the next microbatch of the epoch under way; begins one if there is none.
 
         Raises:
             StopIteration: The epoch is over; the next call begins another.
-            StaleIteratorError: The loader was closed meanwhile, by another thread or a signal's handler.
+            StaleIteratorError: Another thread, or a signal handler, closed the loader meanwhile.
         """
         self._begin_if_over()
         self._is_handed_out = True
-        generation = self._generation
+        number = self._iterations.newest
         try:
             return self._next()
         except Exception:
-            self._check_generation(generation)
+            self._iterations.check(number)
             raise
 
     def prefetch_shards(self, count: int) -> None:
@@ -231,41 +237,40 @@ class ShardedDataLoader:
         """
         count = arguments.integer("count", count, minimum=0)
         self._begin_if_over()
-        if self._repetition is None:
-            self._prefetcher.extend(count)
+        self._delivery.extend(count)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place of all ranks: what was delivered, whatever was prefetched.
+        """Return the position of all ranks: what was delivered, not what was prefetched.
 
-        Where torch.distributed is initialised this is collective: every rank must call it. Otherwise it is this
-        rank's place alone. Loads with ``torch.load(weights_only=True)``. The form is described in
+        Where torch.distributed is initialised this is collective: every rank must call it. Otherwise it is only
+        this rank's position. Loads with ``torch.load(weights_only=True)``. The form is described in
         ``fkat_data.plan.state``.
         """
         return merge(gather(self._rank_state()))
 
     def local_state_dict(self) -> dict[str, Any]:
-        """Return this rank's place as plain values, which JSON can hold; not collective."""
+        """Return this rank's position as plain values, which JSON can hold; not collective."""
         return self._rank_state().as_dict()
 
     @staticmethod
     def merge_state_dicts(local_state_dicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return what ``state_dict`` would have, from every rank's ``local_state_dict`` in the order of ranks.
+        """Return what ``state_dict`` would return, from every rank's ``local_state_dict`` in the order of ranks.
 
         Raises:
-            StateMismatchError: One of them is no local state, or they do not belong together.
+            StateMismatchError: One of them is no local state, or they are of different runs.
         """
         if not local_state_dicts:
             raise StateMismatchError("local_state_dicts", 0, "<one for each rank>")
         return merge([read_rank(state) for state in local_state_dicts])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go to a saved place: the next iteration begins at the first microbatch that was not delivered before it.
+        """Go to a saved position: the next iteration begins at the first microbatch that was not delivered before it.
 
         An iteration under way ends: its iterator raises ``StaleIteratorError``. Takes what ``state_dict`` or
-        ``local_state_dict`` gave; of the former, this process's rank is used. A ``state_dict`` of another number of
-        data-parallel ranks is split anew: what is left of its epoch is dealt out to the present ranks, each of which
-        then begins in that epoch, at the largest ``step`` of those before. A rank for which nothing is left has an
-        epoch without microbatches, so that all ranks have equally many epochs.
+        ``local_state_dict`` gave; of the former, it uses this process's rank. A ``state_dict`` of another number of
+        data-parallel ranks is split again: the present ranks share what is left of its epoch, and each begins in that
+        epoch at the largest ``step`` of the ranks before. A rank that gets nothing has an epoch without microbatches,
+        so that all ranks have equally many epochs.
 
         Raises:
             StateMismatchError: It is no state, or belongs to another plan; nothing has changed then.
@@ -273,36 +278,36 @@ class ShardedDataLoader:
         resumption = resume(state_dict, self._plan, self._identity)
         adopt(self._plan, resumption, self._identity)
         self._stop()
-        self._ranks.is_due = True
+        if self._agreement is not None:
+            self._agreement.demand()
         self._cursor.load(resumption.position)
         self._prefetcher.skips.load(resumption.position.epoch, resumption.skipped)
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done so far; cheap enough for every step."""
-        return self._observation.statistics()
+        return self._observation.statistics(self._delivery.progress())
 
     def set_device(self, device: torch.device | str | None) -> None:
-        """Deliver to another device from the next microbatch on that is not yet on its way.
+        """Deliver to another device from the next microbatch on that is not moving yet.
 
         Raises:
-            ConfigurationError: There is no such device.
+            ConfigurationError: This machine has no such device.
         """
-        self._delivery.load_to(mover_for(device))
-        self._forget_repeated()
+        self._delivery.load_to(mover_for(device, self._sink))
 
     def close(self) -> None:
         """End the workers, within about a second; any number of calls. A new iteration starts them again."""
         self._stop()
-        self._observation.close()
-        self._crew.close()
+        self._observation.close(self._delivery.progress())
+        self._pool.close()
 
     def teardown(self, *args: Any) -> None:
-        """Close the loader; for trainers that call it so."""
+        """Close the loader; the name that some trainers call."""
         del args
         self.close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Close the loader; for trainers that call it so."""
+        """Close the loader; the name that some trainers call."""
         del exception
         self.close()
 
@@ -313,34 +318,22 @@ class ShardedDataLoader:
         self.close()
 
     def __reduce__(self) -> str:
-        raise TypeError("a ShardedDataLoader is not to be pickled: it owns processes; make one where it is needed")
+        raise TypeError(
+            "a ShardedDataLoader cannot be pickled: it owns processes. Make one in the process that needs it"
+        )
 
     def _begin(self) -> None:
-        self._crew.start()
         self._delivery.begin()
-        self._delivery.agreement = self._ranks.check(self._rank_state())
-        self._generation += 1
+        self._iterations.begin()
         self._is_handed_out = False
 
     def _begin_if_over(self) -> None:
-        if self._delivery.is_over and not (self._repetition is not None and self._repetition.is_ready):
+        if self._delivery.is_over:
             self._begin()
 
     def _stop(self) -> None:
-        self._generation += 1
+        self._iterations.begin()
         self._delivery.stop()
-        self._forget_repeated()
-
-    def _forget_repeated(self) -> None:
-        if self._repetition is not None:
-            self._repetition.forget()
-
-    def _check_generation(self, generation: int) -> None:
-        """Raise if what was begun in a generation was stopped: a stop must not look like an end, nor like a fault."""
-        if generation != self._generation:
-            raise StaleIteratorError(
-                "this iterator has ended: the loader was iterated anew, was given a state, or was closed"
-            ) from None
 
     def _rank_state(self) -> RankState:
         position = self._cursor.position
@@ -356,28 +349,3 @@ class ShardedDataLoader:
         if not callable(count):
             raise TypeError(f"the number of microbatches is not known before shard {shard!r} was read to its end")
         return arguments.integer("num_microbatches(shard)", count(shard), minimum=0) - num_before
-
-
-class _EpochIterator(Iterator[Microbatch]):
-    """One epoch of a loader."""
-
-    def __init__(
-        self, loader: ShardedDataLoader, take: Callable[[], Microbatch], check_generation: Callable[[int], None]
-    ) -> None:
-        self._loader = loader
-        self._next = take
-        self._check_generation = check_generation
-        self._generation = loader._generation  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # its other half
-        self._is_over = False
-
-    def __next__(self) -> Microbatch:
-        if self._is_over:
-            raise StopIteration
-        if self._generation != self._loader._generation:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-            self._check_generation(self._generation)
-        try:
-            return self._next()
-        except Exception as error:
-            self._check_generation(self._generation)  # it may have been closed while this waited
-            self._is_over = isinstance(error, StopIteration)
-            raise

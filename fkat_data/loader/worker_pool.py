@@ -11,9 +11,9 @@ import torch
 
 from fkat_data import arguments
 from fkat_data.observe.events import PRODUCTION_THREAD
-from fkat_data.observe.profile import TrainerProfile, WorkerProfile
+from fkat_data.observe.profile import WorkerProfile
+from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, added_times, new_page
-from fkat_data.observe.statistics import Waiting
 from fkat_data.observe.timeline import Timeline
 from fkat_data.transport.memory_limit import default_limit_bytes
 from fkat_data.transport.segment import anonymous_file
@@ -32,7 +32,7 @@ _SMALLEST_LIMIT_BYTES = 1 << 20
 
 
 class WorkerPoolSettings(NamedTuple):
-    """What a loader's workers are made of.
+    """The settings of a loader's workers.
 
     Attributes:
         factory: Makes the iterable of a shard's microbatches.
@@ -40,10 +40,10 @@ class WorkerPoolSettings(NamedTuple):
         dp_rank: The loader's data-parallel rank.
         num_workers: Worker processes.
         limit_bytes: Shared memory of all of them; None for the default.
-        profiler: Told of the workers' actions.
+        profiler: The user's; each worker gets a copy.
         is_multiprocessing: False: one worker, in the caller's thread.
         is_zero_copy: Whether microbatches are views of shared memory.
-        is_digested: Whether microbatches are to have digests.
+        is_digested: Whether workers digest each microbatch.
         timeline: Where events of the workers go; None: they send none.
     """
 
@@ -63,28 +63,26 @@ class WorkerPool:
     """Starts and ends a loader's workers.
 
     Args:
-        settings: What they are made of.
-        profile: The trainer's own ranges.
+        settings: The workers' settings.
+        sink: Gets the trainer's waits for them.
 
     Raises:
         ConfigurationError: The memory limit is too small, or the factory cannot be sent to a worker.
     """
 
-    def __init__(self, settings: WorkerPoolSettings, profile: TrainerProfile) -> None:
+    def __init__(self, settings: WorkerPoolSettings, sink: EventSink) -> None:
         limit_bytes = settings.limit_bytes
         smallest = _SMALLEST_LIMIT_BYTES * settings.num_workers
         if limit_bytes is not None:
             limit_bytes = arguments.integer("memory_limit_bytes", limit_bytes, minimum=smallest)
         self._limit_bytes = limit_bytes if limit_bytes is not None else max(default_limit_bytes(), smallest)
         self._settings = settings
-        self._profile = profile
+        self._sink = sink
         self._owner_pid = os.getpid()
-        # Where workers write their stacks when they are asked to; one at a time is asked.
+        # Where workers write their stacks on request; the trainer asks one at a time.
         self._stacks: int | None = None
-        self.waiting = Waiting()
-        """How long the trainer has waited for workers."""
         self.workers: list[Worker] = []
-        """The workers that run, in the order of their numbers; the same list for ever."""
+        """The workers that run, in the order of their numbers; always the same list."""
         self._past: list[StageTimes] = []
 
     @property
@@ -98,11 +96,11 @@ class WorkerPool:
         return sum(worker.held_bytes for worker in self.workers)
 
     def times(self) -> StageTimes:
-        """Return what all workers that there ever were have spent their time on."""
+        """Return the times of all workers, past ones included."""
         return added_times([*self._past, *(worker.times() for worker in self.workers)])
 
     def start(self) -> None:
-        """Start the workers that do not run, those that died included; does not wait for them.
+        """Start the workers that do not run, those that died included; do not wait for them.
 
         Raises:
             ConfigurationError: The factory cannot be sent to a worker.
@@ -121,17 +119,17 @@ class WorkerPool:
             self.workers.append(self._inline_worker())
 
     def replace(self, index: int) -> None:
-        """Start a worker in the place of a dead one; does not wait for it."""
+        """Replace a dead worker by a new one; do not wait for it."""
         self.workers[index].close(0.0)
         self._spawn([index])
 
     def close(self) -> None:
-        """End the workers: those that do not leave by themselves within a second are killed. Any number of calls."""
+        """End the workers: kill those that do not leave within a second. Any number of calls."""
         workers = list(self.workers)
         self.workers.clear()
         self._remember(workers)
         deadline_s = time.monotonic() + _GRACE_S
-        with contextlib.ExitStack() as stack:  # Ctrl-C while one is waited for must not spare the others
+        with contextlib.ExitStack() as stack:  # Ctrl-C during the wait for one must not spare the others
             stack.callback(self._close_stacks)
             for worker in workers:
                 stack.callback(_close_until, worker, deadline_s)
@@ -156,7 +154,7 @@ class WorkerPool:
             recorder = settings.timeline.recorder_of(PRODUCTION_THREAD, "production")
         clock = StageClock(new_page(), WorkerProfile(settings.profiler, None), recorder)
         producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark)
-        return InlineWorker(producer, self.waiting, clock, is_digested=settings.is_digested)
+        return InlineWorker(producer, self._sink, clock, is_digested=settings.is_digested)
 
     def _close_stacks(self) -> None:
         stacks, self._stacks = self._stacks, None
@@ -164,7 +162,7 @@ class WorkerPool:
             os.close(stacks)
 
     def _spawn(self, indices: Sequence[int]) -> None:
-        """Start the workers at these places, each beyond the last or in the place of a dead one."""
+        """Start the workers at these indices, each after the last one or instead of a dead one."""
         if not indices:
             return
         settings = self._settings
@@ -190,8 +188,7 @@ class WorkerPool:
                     self._stacks,
                     index,
                     limit_bytes,
-                    self._profile,
-                    self.waiting,
+                    self._sink,
                     settings.timeline,
                     is_zero_copy=settings.is_zero_copy,
                 )

@@ -1,12 +1,12 @@
 """A loader over loaders: microbatches of several sources in one order, each with the name of its source."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, Self, cast
 
-from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
+from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.iteration import EpochIterator, Iterations
 from fkat_data.mixing.draw_schedule import Schedule
 from fkat_data.mixing.mixed_source import MixedSource
 from fkat_data.mixing.strategies import SamplerStrategy
@@ -24,7 +24,7 @@ class DictDataLoader:
     """Yields the microbatches of several loaders, as a strategy mixes them, each labelled with its source.
 
     Each ``for`` loop is one epoch of the mixture. Sources go on from one epoch into the next: what is left of a source
-    when an epoch ends comes in the next one. An epoch that was left early is given up, and its sources begin anew;
+    when an epoch ends comes in the next one. After an epoch that was left early, the sources begin again;
     after ``load_state_dict`` the next loop is the rest of the epoch that the state was taken in. A newer iterator
     replaces an older one.
 
@@ -36,12 +36,12 @@ class DictDataLoader:
         dataloaders: The sources by their names: any iterables that can be iterated again and again.
         strategy: Says which source a microbatch is from; over the same names.
         key: The field of a microbatch, then a dict, that gets the name; None yields pairs of name and microbatch.
-        on_exhausted: What becomes of a source that has nothing left: ``"drop"``: it is left out, and the epoch ends
+        on_exhausted: What happens to a source that has nothing left. ``"drop"``: it is left out, and the epoch ends
             when none is left; ``"restart"``: it begins again, and the epoch ends when each has run out once;
             ``"stop"``: the epoch ends.
 
     Raises:
-        ConfigurationError: An argument is none of these.
+        ConfigurationError: An argument cannot work.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class DictDataLoader:
         self._on_exhausted = on_exhausted
         self._key = key
         self._num_delivered = 0
-        self._generation = 0
+        self._iterations = Iterations("mixture")
         self._is_left_early = False
         self._is_loaded = False
 
@@ -94,14 +94,14 @@ class DictDataLoader:
             source.go_on()
         if not self._is_loaded:
             self._begin_epoch()
-        self._generation += 1
-        return _EpochIterator(self._next, partial(self._is_newest, self._generation))
+        self._iterations.begin()
+        return EpochIterator(self._next, self._iterations, self)
 
     def __len__(self) -> int:
         """Return the microbatches in an epoch.
 
         Raises:
-            TypeError: That is not known beforehand: not of every source, or sources begin again or go on.
+            TypeError: It is not known beforehand: a source has no length, or sources begin again or go on.
         """
         if self._on_exhausted != "drop":
             raise TypeError(
@@ -110,11 +110,11 @@ class DictDataLoader:
         return sum(len(cast("Any", source.loader)) for source in self._sources.values())
 
     def __bool__(self) -> bool:
-        """Return True: a loader is something, whatever its length."""
+        """Return True, even for a loader without microbatches."""
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place: what was delivered, whatever was prefetched.
+        """Return the position: what was delivered, not what was prefetched.
 
         Plain values, and whatever the sources' own states hold. Where a source's ``state_dict`` is collective, as a
         ``ShardedDataLoader``'s is, this is too: every rank must call it.
@@ -127,7 +127,7 @@ class DictDataLoader:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go to a saved place: the next iteration begins at the first microbatch that was not delivered before it.
+        """Go to a saved position: the next iteration begins at the first microbatch that was not delivered before it.
 
         An iteration under way ends: its iterator raises ``StaleIteratorError``.
 
@@ -148,7 +148,7 @@ class DictDataLoader:
         for name, source in self._sources.items():
             source.check(saved[name])
         self._schedule.load_state_dict(state_dict)
-        self._generation += 1
+        self._iterations.begin()
         self._is_left_early = False
         self._is_loaded = True
         for name, source in self._sources.items():
@@ -169,7 +169,7 @@ class DictDataLoader:
 
     def close(self) -> None:
         """Close every source that can be closed, and end the iteration under way; any number of calls."""
-        self._generation += 1
+        self._iterations.begin()
         for source in self._sources.values():
             source.stop()
             close = getattr(source.loader, "close", None)
@@ -177,12 +177,12 @@ class DictDataLoader:
                 close()
 
     def teardown(self, *args: Any) -> None:
-        """Close the sources; for trainers that call it so."""
+        """Close the sources; the name that some trainers call."""
         del args
         self.close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Close the sources; for trainers that call it so."""
+        """Close the sources; the name that some trainers call."""
         del exception
         self.close()
 
@@ -191,9 +191,6 @@ class DictDataLoader:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _is_newest(self, generation: int) -> bool:
-        return generation == self._generation
 
     def _next(self) -> Microbatch:
         while (name := self._schedule.source()) is not None:
@@ -240,25 +237,3 @@ class DictDataLoader:
         if self._key in microbatch:
             raise ConfigurationError("key", self._key, f"a field that microbatches from {name!r} do not have")
         return {**cast("Mapping[Any, Any]", microbatch), self._key: name}
-
-
-class _EpochIterator(Iterator[Microbatch]):
-    """One epoch of a mixture."""
-
-    def __init__(self, take: Callable[[], Microbatch], is_newest: Callable[[], bool]) -> None:
-        self._take = take
-        self._is_newest = is_newest
-        self._is_over = False
-
-    def __next__(self) -> Microbatch:
-        if self._is_over:
-            raise StopIteration
-        if not self._is_newest():
-            raise StaleIteratorError(
-                "this iterator has ended: the mixture was iterated anew, was given a state, or was closed"
-            )
-        try:
-            return self._take()
-        except StopIteration:
-            self._is_over = True
-            raise

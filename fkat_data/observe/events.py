@@ -1,12 +1,12 @@
 """Events of a timeline, as Chrome's and Perfetto's trace format has them: one JSON object each.
 
 A process collects its events and turns them into text many at a time. Where microbatches come faster than a person
-could look at, only some are drawn.
+can look at them, only some are drawn.
 """
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 __all__ = [
@@ -23,32 +23,30 @@ __all__ = [
 ]
 
 MAIN_THREAD, PRODUCTION_THREAD, COPY_THREAD = 1, 2, 3
-"""The tracks of a process: what its main thread does; in process, the making of microbatches; copies to a device."""
+"""The tracks of a process: its main thread; production in the trainer's own process; copies to a device."""
 
 BEGINS_CYCLE = frozenset({"produce", "replay", "next", "copy"})
-"""The names of the events that a microbatch's begin with."""
+"""The names of the events that begin a microbatch."""
 
 CYCLE_S = 0.0005
 """At most 2,000 microbatches a second are drawn for each process."""
 
 LONG_S = 0.0001
-"""What lasts longer is drawn in any case."""
+"""Longer events are always drawn."""
 
 _BATCH_EVENTS = 512
 _BATCH_S = 0.5
 
 
 class EventRecorder:
-    """Collects the events of one thread of a process, and hands them on in batches; used by one thread.
+    """Collects the events of one thread of a process, and gives them out in batches; used by one thread.
 
     Args:
-        hand_on: Called with events as text, each of which ends with ``,`` and a new line.
         process: The process's number.
         thread: The track's number in the process.
     """
 
-    def __init__(self, hand_on: Callable[[bytes], None], process: int, thread: int) -> None:
-        self._hand_on = hand_on
+    def __init__(self, process: int, thread: int) -> None:
         self._place = f'"pid":{process},"tid":{thread}'
         self._events: list[tuple[str, float, float, int, str]] = []
         self._due_s = time.perf_counter() + _BATCH_S
@@ -66,15 +64,14 @@ class EventRecorder:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to hand on what was collected."""
+        """Whether it is time to take what was collected."""
         return len(self._events) >= _BATCH_EVENTS or (bool(self._events) and self._events[-1][2] > self._due_s)
 
-    def flush(self) -> None:
-        """Hand on what was collected."""
-        if self._events:
-            events, self._events = self._events, []
-            self._hand_on("".join(self._texts(events)).encode())
+    def take(self) -> bytes:
+        """Return what was collected since the last call, as text: each event ends with ``,`` and a new line."""
+        events, self._events = self._events, []
         self._due_s = time.perf_counter() + _BATCH_S
+        return "".join(self._texts(events)).encode()
 
     def _texts(self, events: list[tuple[str, float, float, int, str]]) -> Iterator[str]:
         place = self._place
@@ -92,7 +89,7 @@ def named_event(kind: str, process: int, thread: int, name: str) -> bytes:
 
 
 def counter_event(name: str, at_s: float, process: int, values: Mapping[str, float]) -> bytes:
-    """Return the event that says how numbers stand."""
+    """Return the event that shows the present values of numbers."""
     return _text({"name": name, "ph": "C", "ts": 1e6 * at_s, "pid": process, "tid": 0, "args": dict(values)})
 
 

@@ -20,12 +20,12 @@ _LOG_GROWTH = 2.0
 
 
 class Activity(NamedTuple):
-    """What is waited for.
+    """What a worker does while the trainer waits for it.
 
     Attributes:
-        text: What is being done.
-        done: How much of it, where that can be counted.
-        total: Of how much; None: it cannot be counted.
+        text: The activity.
+        done: How much of it is done, if it can be counted.
+        total: How much there is to do; None: it cannot be counted.
     """
 
     text: str
@@ -47,11 +47,11 @@ class WaitDisplay:
         """Seconds until ``show`` is to be called."""
 
     def show(self, waited_s: float, doing: Activity) -> None:
-        """Show how it goes.
+        """Show the wait.
 
         Args:
             waited_s: Seconds since the wait began.
-            doing: What is waited for.
+            doing: What the worker does.
         """
         if self._bar_type is None:
             counted = "" if doing.total is None else f": {doing.done:,} of {doing.total:,}"
@@ -62,32 +62,32 @@ class WaitDisplay:
         if self._bar is not None and self._bar.total != doing.total:
             self.end()
         if self._bar is None:
-            told = None if doing.total is not None else "{desc}"
-            self._bar = self._bar_type(total=doing.total, leave=False, dynamic_ncols=True, bar_format=told)
+            form = None if doing.total is not None else "{desc}"
+            self._bar = self._bar_type(total=doing.total, leave=False, dynamic_ncols=True, bar_format=form)
         self._bar.n = doing.done
         self._bar.set_description_str(f"waiting for {waited_s:.0f} s: {doing.text}")
 
     def end(self) -> None:
-        """Take the bar away; any number of calls."""
+        """Remove the bar; any number of calls."""
         bar, self._bar = self._bar, None
         if bar is not None:
             bar.close()
 
 
 class ReplayDisplay:
-    """Shows, from the thread that does it, how far it is with making again what was delivered before a resume."""
+    """Shows progress in making again what was delivered before a resume, from the thread that makes it."""
 
     def __init__(self) -> None:
         self._display: WaitDisplay | None = None
         self._began_s = self._shown_s = 0.0
 
     def show(self, shard: str, num_done: int, num_microbatches: int) -> None:
-        """Take note that a microbatch is about to be made again; shown from time to time.
+        """Show, at intervals, that a microbatch is about to be made again.
 
         Args:
-            shard: What they are of.
-            num_done: Microbatches of it that have been made again.
-            num_microbatches: How many there are to be made again.
+            shard: The shard.
+            num_done: Microbatches of it that were made again.
+            num_microbatches: Microbatches to make again.
         """
         now_s = time.perf_counter()
         if self._display is None:
@@ -98,17 +98,17 @@ class ReplayDisplay:
             self._display.show(now_s - self._began_s, Activity(text, num_done, num_microbatches))
 
     def end(self) -> None:
-        """Take note that it is over; any number of calls."""
+        """End the display; any number of calls."""
         display, self._display = self._display, None
         if display is not None:
             display.end()
 
 
 def display_for(stream: Any = None) -> WaitDisplay:
-    """Return what shows a wait that begins now.
+    """Return a display for a wait that begins now.
 
-    A bar needs a terminal, tqdm, and a process that has the terminal for itself: several ranks would write over each
-    other, and a notebook or a file has no lines that can be taken back.
+    A bar needs a terminal, tqdm, and a process that has the terminal to itself: several ranks would write over each
+    other, and lines in a notebook or a file cannot be removed.
 
     Args:
         stream: Where a bar would go; None: ``sys.stderr``.
@@ -125,5 +125,5 @@ def display_for(stream: Any = None) -> WaitDisplay:
 def _is_terminal(stream: Any) -> bool:
     try:
         return bool(stream.isatty())
-    except (AttributeError, ValueError):  # there is none, or it was closed
+    except (AttributeError, ValueError):  # no stream, or a closed one
         return False

@@ -1,4 +1,4 @@
-"""What a worker spends its time on: stages, one at a time, measured where the work is done.
+"""How a worker spends its time: stages, one at a time, measured where the work is done.
 
 The numbers live in a page of memory that a worker shares with its trainer: the worker adds to them, the trainer reads
 them when it is asked for statistics, and neither sends anything. A page outlives its worker, so what a dead one did
@@ -32,8 +32,8 @@ Page: TypeAlias = "memoryview[float] | array[float]"
 """``NUM_SLOTS`` numbers, all 0 in the beginning."""
 
 STAGES = ("", "build", "produce", "replay", "store", "encode", "blocked", "idle")
-"""Nothing of these; the factory at work; the making of a microbatch; of one that was delivered before a resume, again;
-waiting for stored bytes; writing a microbatch into shared memory; waiting for room or leave to go on; for a task."""
+"""None; the factory works; a microbatch is made; one that was delivered before a resume is made again; the worker waits
+for stored bytes; writes a microbatch into shared memory; waits for memory or for its allowance; waits for a task."""
 
 _NUMBER = {name: number for number, name in enumerate(STAGES)}
 # After the seconds of each stage: microbatches made, the stage in work, what it is about, when it began.
@@ -41,19 +41,19 @@ _PRODUCED, _STAGE, _INDEX, _BEGAN_S = range(len(STAGES), len(STAGES) + 4)
 NUM_SLOTS = len(STAGES) + 4
 """Numbers of 8 bytes in a page."""
 
-# What a profiler is told of; the others would only cut these in pieces.
+# The stages that a profiler gets; the others would only cut these in pieces.
 _PROFILED = {"": "", "build": "build", "produce": "produce", "replay": "produce", "encode": "encode"}
 
 
 class StageTimes(NamedTuple):
-    """What a worker has done so far.
+    """What a worker did so far.
 
     Attributes:
         produced: Microbatches made.
         seconds: Time in each of ``STAGES``, the one in work included.
         stage: The one in work.
         began_s: When it began, on the clock of ``time.perf_counter``.
-        place: What it is about: a shard of the epoch, or a microbatch of the shard; -1: neither.
+        place: Its subject: a shard of the epoch, or a microbatch of the shard; -1: neither.
     """
 
     produced: int
@@ -72,8 +72,8 @@ class StageClock:
 
     Args:
         slots: A page.
-        profile: Told of the stages that a profiler knows; None: nobody is told.
-        recorder: Given an event for each stage; None: nothing is drawn.
+        profile: Gets the stages that a profiler knows; None: no profiler listens.
+        recorder: Gets an event for each stage; None: nothing is drawn.
     """
 
     def __init__(
@@ -95,16 +95,16 @@ class StageClock:
 
         Args:
             name: One of ``STAGES``.
-            index: Which shard of its epoch it is about, for ``build``; or which microbatch of its shard.
-            label: What a timeline calls it besides.
+            index: The shard's index in its epoch, for ``build``; or the microbatch's in its shard.
+            label: A name for the timeline.
         """
         now_s = time.perf_counter()
         if self._is_heard:
-            self._tell(name, label, now_s)
+            self._report(name, label, now_s)
         slots, before, began_s = self._slots, self._stage, self._began_s
         self._stage = slots[_STAGE] = _NUMBER[name]
         self._index = slots[_INDEX] = index
-        # The beginning before the sum: who reads between them counts too little for an instant, not twice.
+        # The beginning before the sum: a reader between the two counts too little for an instant, not twice.
         self._began_s = slots[_BEGAN_S] = now_s
         slots[before] += now_s - began_s
 
@@ -118,7 +118,7 @@ class StageClock:
 
     @contextmanager
     def within(self, name: str) -> Generator[None]:
-        """Measure a stage inside of another, which goes on afterwards; of other threads, nothing is measured."""
+        """Measure a stage within another, which goes on afterwards; other threads are not measured."""
         if threading.get_ident() != self._thread:
             yield
             return
@@ -131,7 +131,7 @@ class StageClock:
 
     @contextmanager
     def installed(self) -> Generator[None]:
-        """Let ``reading`` in this thread tell this clock, while the context lasts."""
+        """Let ``reading`` in this thread mark this clock, within the context."""
         self._thread = threading.get_ident()
         before, _installed[:] = list(_installed), [self]
         try:
@@ -139,7 +139,7 @@ class StageClock:
         finally:
             _installed[:] = before
 
-    def _tell(self, name: str, label: str, now_s: float) -> None:
+    def _report(self, name: str, label: str, now_s: float) -> None:
         if self.recorder is not None and self._stage:
             self.recorder.add(STAGES[self._stage], self._began_s, now_s, self._index, self._label)
         self._label = label
@@ -148,7 +148,7 @@ class StageClock:
 
 
 _installed: list[StageClock] = []
-# The child of a fork has the page, but not the clock's time: a nested DataLoader's worker is nobody's stage.
+# The child of a fork has the page, but not the clock's time: a nested DataLoader's worker has no stage.
 os.register_at_fork(after_in_child=_installed.clear)
 
 

@@ -1,51 +1,20 @@
 """What a loader has done so far, in numbers."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from fkat_data.observe.events import LONG_S, EventRecorder
 from fkat_data.observe.verdict import Verdict, judge
 
-__all__ = ["LoaderStatistics", "Waiting"]
+__all__ = ["LoaderStatistics"]
 
-# How things stand now, or how the loader was made: no sums over time.
+# Present states and the loader's arguments: no sums over time.
 _STATES = frozenset(
     {"queue_depth", "num_segments", "segment_bytes", "held_bytes", "num_workers", "num_shard_prefetches", "num_cpus"}
 )
 # One for all loaders of a caller.
 _SHARED = frozenset({"elapsed_s", "num_shard_prefetches", "num_cpus"})
-
-
-class Waiting:
-    """How long a trainer has waited for its workers.
-
-    Attributes:
-        total_s: Seconds so far.
-        first_s: Those of them before the first microbatch of an iteration.
-        num_delivered: Returns how many microbatches were delivered.
-        recorder: Given an event for each wait; None: nothing is drawn.
-    """
-
-    def __init__(self) -> None:
-        self.total_s = 0.0
-        self.first_s = 0.0
-        self.num_delivered: Callable[[], int] = int
-        self.recorder: EventRecorder | None = None
-        self._delivered_before = 0
-
-    def begin(self) -> None:
-        """Take note that an iteration begins."""
-        self._delivered_before = self.num_delivered()
-
-    def add(self, began_s: float, ended_s: float) -> None:
-        """Count a wait, given by its begin and end on the clock of ``time.perf_counter``."""
-        self.total_s += ended_s - began_s
-        if self.num_delivered() == self._delivered_before:
-            self.first_s += ended_s - began_s
-        if self.recorder is not None and ended_s - began_s > LONG_S:
-            self.recorder.add("wait", began_s, ended_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +28,8 @@ class LoaderStatistics:
         delivered: Microbatches that the caller received.
         delivered_bytes: Bytes of their tensors and arrays that came through shared memory or the pipe; 0 in process.
         elapsed_s: Seconds of iteration, up to the last delivery: between two iterations none are counted.
-        waited_s: Seconds that the caller stood still because its microbatch was not there yet, or too many copies to
-            the device were under way; in process, because it had to be made.
+        waited_s: Seconds that the caller waited because its microbatch had not arrived, or too many copies to the
+            device were under way; in process, because it had to be made.
         waited_first_s: Those of them before the first microbatch of an iteration: workers start, shards are opened.
         produced: Microbatches that the workers have made, those dropped by a resume or an epoch left early included.
         queue_depth: Microbatches that are made and not yet delivered, now.
@@ -68,17 +37,17 @@ class LoaderStatistics:
         build_s: Workers' seconds in the factory, and in the first look at what it returns.
         produce_s: Workers' seconds in the making of microbatches: the DataLoader, ``__getitem__``, collating.
         replay_s: Workers' seconds in making again what was delivered before a resume.
-        encode_s: Workers' seconds in writing microbatches into shared memory, and telling of them.
-        blocked_s: Workers' seconds waiting for room in the memory limit, or for leave to go on.
+        encode_s: Workers' seconds in writing microbatches into shared memory, and sending their messages.
+        blocked_s: Workers' seconds waiting for memory within the limit, or for their allowance.
         idle_s: Workers' seconds waiting for a shard to produce.
         copied_s: Seconds in which copies to the device were under way.
         num_segments: Pieces of shared memory, now.
         segment_bytes: Their bytes.
         held_bytes: Bytes of those whose microbatches are alive now.
-        worker_restarts: Workers that were started in the place of dead ones.
-        skipped_shards: Shards whose rest was left out, as they failed.
+        worker_restarts: Dead workers that were replaced.
+        skipped_shards: Shards that failed, and whose rest was skipped.
         num_workers: Worker processes; 0 in process.
-        num_shard_prefetches: As the loader was given it.
+        num_shard_prefetches: The loader's argument.
         num_cpus: CPUs that this process may run on.
     """
 
@@ -130,7 +99,7 @@ class LoaderStatistics:
         }
 
     def since(self, earlier: Self) -> Self:
-        """Return what was done since an earlier snapshot; what is no sum over time stays as it is now."""
+        """Return what was done since an earlier snapshot; values that are no sums over time keep their present value."""
         sums = {name: getattr(self, name) - getattr(earlier, name) for name in _NAMES if name not in _STATES}
         return dataclasses.replace(self, **sums)
 

@@ -56,12 +56,12 @@ class Timeline:
     def recorder_of(self, thread: int, name: str) -> EventRecorder:
         """Return what collects the events of another track of the trainer's process."""
         self.name_thread(self._pid, thread, name)
-        self._recorders.append(EventRecorder(self.write, self._pid, thread))
+        self._recorders.append(EventRecorder(self._pid, thread))
         return self._recorders[-1]
 
     def write(self, events: bytes) -> None:
-        """Append events, each of which ends with ``,`` and a new line; those of workers have come through the pipe."""
-        if self._is_ended or os.getpid() != self._pid:
+        """Append events, each of which ends with ``,`` and a new line; nothing where there are none."""
+        if not events or self._is_ended or os.getpid() != self._pid:
             return
         if self._size_bytes + len(events) > _LARGEST_BYTES:
             self._end(f"it has {_LARGEST_BYTES >> 20} MiB")
@@ -87,10 +87,10 @@ class Timeline:
         )
         self.write(b"".join(counters))
 
-    def tell(self, name: str, statistics: LoaderStatistics, **more: Any) -> None:
-        """Write the numbers of this moment, under a name that Perfetto shows."""
+    def record(self, name: str, statistics: LoaderStatistics, **more: Any) -> None:
+        """Write all events collected so far, and the numbers of this moment under a name that Perfetto shows."""
         for recorder in self._recorders:
-            recorder.flush()
+            self.write(recorder.take())
         self.write(instant_event(name, time.perf_counter(), self._pid, {**more, **statistics.as_dict()}))
 
     def _end(self, reason: object) -> None:

@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 __all__ = ["LIMITS", "Verdict", "judge"]
 
 LIMITS = ("none", "start", "store", "build", "produce", "transport", "copy", "caller")
-"""What may limit a loop: nothing is known yet; the first microbatch of all; stored bytes; the factory; the making of
-microbatches; shared memory; copies to the device; the caller."""
+"""What may limit a loop: unknown yet; the first microbatch; stored bytes; the factory; the production of microbatches;
+shared memory; copies to the device; the caller."""
 
 # Below this share of time waited, making the loader faster would not be noticed.
 _NOTICED_SHARE = 0.02
-# Copies that are under way for so much of the time leave no room for faster ones.
+# Above this share of the time, copies limit the loop.
 _COPYING_SHARE = 0.8
-# Workers that are busy for less of the time do not need others beside them.
+# Below this share of the time, busy workers need no others beside them.
 _BUSY_SHARE = 0.6
 # Waiting for bytes takes no CPU: more workers than CPUs can do it.
 _STORE_WORKERS_PER_CPU = 4
@@ -60,7 +60,7 @@ class Verdict:
 
 
 def judge(statistics: "LoaderStatistics") -> Verdict:
-    """Return what limits the loop that these numbers are of."""
+    """Return what limits the loop that has these numbers."""
     if not statistics.delivered or statistics.elapsed_s <= 0:
         return Verdict("none", 0.0, 0.0, "", "nothing was delivered yet")
     share = statistics.waited_share
@@ -71,7 +71,7 @@ def judge(statistics: "LoaderStatistics") -> Verdict:
         text = f"{waited}; copies to the device were under way for {_percent(copying)} of it: {advice}"
         return Verdict("copy", share, copying, advice, text)
     if share < _NOTICED_SHARE:
-        return Verdict("caller", share, 0.0, "", f"{waited}: not the loader limits the speed, but what is done with it")
+        return Verdict("caller", share, 0.0, "", f"{waited}: the caller limits the speed, and the loader keeps up")
     steady_s = statistics.elapsed_s - statistics.waited_first_s
     steady = max(0.0, statistics.waited_s - statistics.waited_first_s) / steady_s if steady_s > 0 else 0.0
     if steady < _NOTICED_SHARE:
@@ -93,7 +93,7 @@ def _of_workers(statistics: "LoaderStatistics", waited: str) -> Verdict:
     total_s = busy_s + statistics.blocked_s + statistics.idle_s
     limit = max(seconds, key=lambda name: seconds[name])
     if total_s <= 0:
-        text = f"{waited}; what the workers did is not known"
+        text = f"{waited}; the workers' activity is unknown"
         return Verdict("none", statistics.waited_share, 0.0, "", text)
     share = seconds[limit] / total_s
     who = "the worker" if statistics.num_workers < 2 else f"the {statistics.num_workers} workers"
@@ -111,16 +111,16 @@ def _of_workers(statistics: "LoaderStatistics", waited: str) -> Verdict:
 
 
 def _let_them_run(statistics: "LoaderStatistics") -> str:
-    """Return how workers that could do more are let do it."""
+    """Return how to use workers that could do more."""
     if statistics.blocked_s > statistics.idle_s:
-        return "let them run further ahead: raise num_microbatch_prefetches (-1: no limit) or memory_limit_bytes"
+        return "let them prefetch more: raise num_microbatch_prefetches (-1: no limit) or memory_limit_bytes"
     if statistics.num_shard_prefetches == 0:
-        return "raise num_shard_prefetches from 0 to 1, so that the next shard is begun before it is asked for"
+        return "raise num_shard_prefetches from 0 to 1, so that the next shard begins before the caller needs it"
     return "there are too few shards in an epoch for them: make smaller ones, or let epochs follow one another sooner"
 
 
 def _more_of_them(statistics: "LoaderStatistics", busy_s: float, limit: str) -> str:
-    """Return how many workers would keep up, where there are CPUs for them."""
+    """Return how many workers would keep up, if there are CPUs for them."""
     now = statistics.num_workers
     most = statistics.num_cpus * (_STORE_WORKERS_PER_CPU if limit == "store" else 1)
     if now >= most:

@@ -31,8 +31,13 @@ class Cursor:
     def deliver(self, *, is_last_in_shard: bool, is_last_shard: bool) -> None:
         """Count one microbatch as delivered."""
         self._is_loaded = False
-        position = self.position.after_microbatch()
+        epoch, shard, microbatch, step = self.position
+        position = Position(epoch, shard, microbatch + 1, step + 1)
         self.position = position.after_shard(is_last_shard=is_last_shard) if is_last_in_shard else position
+
+    def pass_epoch(self) -> None:
+        """Count the rest of the epoch as delivered."""
+        self.position = self.position.after_epoch()
 
     def pass_shard(self, *, is_last_shard: bool) -> None:
         """Count the current shard as delivered, because it has no more microbatches."""

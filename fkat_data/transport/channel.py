@@ -25,7 +25,7 @@ __all__ = ["Channel", "ChannelClosed", "Frame"]
 _HEADER = struct.Struct("<IB")
 _BUFFER_BYTES = 1 << 18
 _ANCILLARY_BYTES = socket.CMSG_SPACE(16 * struct.calcsize("i"))
-#: What a kernel that is short of memory, or of descriptors on their way, says: later there may be room.
+#: A kernel that is short of memory, or of descriptors in flight, returns these: there may be room later.
 _FULL = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS})
 _LONGEST_FULL_S = 30.0
 _PAUSE_S = 0.005
@@ -33,7 +33,7 @@ _PAUSE_S = 0.005
 _Rights: TypeAlias = "list[tuple[int, int, array.array[int]]]"
 
 
-class ChannelClosed(Exception):  # noqa: N818 - it is no error: it is how the other side says that it is gone
+class ChannelClosed(Exception):  # noqa: N818 - no error: the other side may leave
     """The peer is gone, and everything that it sent was received."""
 
 
@@ -52,10 +52,14 @@ class Channel:
 
     Args:
         sock: A connected stream socket; the channel owns it.
+        while_full: Makes the context in which ``send`` waits for room.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(
+        self, sock: socket.socket, while_full: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    ) -> None:
         self._socket = sock
+        self._while_full = while_full
         self._buffer = bytearray(_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._start: int = 0
@@ -65,8 +69,6 @@ class Channel:
         self._outbox: deque[bytes] = deque()
         self._unsent = b""
         self._sending = threading.Lock()
-        self.while_full: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
-        """Makes the context in which ``send`` waits for room."""
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
 
@@ -91,7 +93,7 @@ class Channel:
         try:
             sent = self._sent(frame, rights, socket.MSG_DONTWAIT)
             if sent < len(frame):
-                with self.while_full():
+                with self._while_full():
                     self._send_rest(frame, rights, sent)
         except (BrokenPipeError, ConnectionResetError):
             raise ChannelClosed from None
@@ -99,7 +101,7 @@ class Channel:
     def post(self, kind: int, body: bytes) -> None:
         """Send a message without waiting; what finds no room goes with the next call.
 
-        A peer that is gone is no error here: the next ``receive`` tells.
+        A peer that is gone is no error here: the next ``receive`` raises it.
         """
         self.defer(kind, body)
         self.flush()
@@ -109,9 +111,9 @@ class Channel:
         self._outbox.append(_HEADER.pack(len(body), kind) + body)
 
     def flush(self) -> None:
-        """Send what was posted, as far as the socket takes it."""
-        # Whoever holds the lock looks into the outbox again after letting go, so nobody has to wait for it: neither
-        # another thread, nor a finaliser that runs inside this very call.
+        """Send what was posted, if the socket has room."""
+        # The holder of the lock looks into the outbox again after the release, so no other call has to wait for it:
+        # neither another thread's, nor a finaliser's that runs inside this very call.
         while self._outbox or self._unsent:
             if not self._sending.acquire(blocking=False):
                 return
@@ -154,7 +156,7 @@ class Channel:
         The peer's end counts as something.
 
         Args:
-            timeout_s: How long at most; None: for ever.
+            timeout_s: How long at most; None: without a limit.
         """
         self.flush()
         timeout_ms = None if timeout_s is None else 1000 * timeout_s
@@ -168,7 +170,7 @@ class Channel:
             if not events or any(event != select.POLLOUT for _, event in events):
                 break
             if len(self._unsent) >= left_bytes > 0:
-                # There is room, but the kernel has no memory: neither hurry, nor wait for longer than was asked.
+                # There is room, but the kernel has no memory: do not spin, nor wait for longer than the caller asked.
                 time.sleep(_PAUSE_S)
                 pause_s += _PAUSE_S
                 if timeout_s is not None and pause_s > timeout_s:
@@ -199,7 +201,7 @@ class Channel:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close the descriptors without a word to the peer: for a forked child that inherited them."""
+        """Close the descriptors without notifying the peer: for a forked child that inherited them."""
         self._socket.close()
         self._start = self._end = 0
         self._ended = True
@@ -237,7 +239,7 @@ class Channel:
         try:
             sent = self._socket.send(offered, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError as error:
-            # Nobody will take it from a peer that is gone, or a socket that was closed.
+            # Nothing receives it from here on: the peer is gone, or the socket was closed.
             sent = 0 if error.errno in _FULL else len(offered)
         self._unsent = offered[sent:]
         return not self._unsent

@@ -1,4 +1,4 @@
-"""A microbatch as an envelope and parts: what has bytes leaves the pickle stream, the rest stays in it.
+"""A microbatch as an envelope and parts: memory leaves the pickle stream, everything else stays in it.
 
 ``encode`` pickles with protocol 5. Dense CPU tensors and contiguous arrays become *parts*, memory to be copied
 once into a segment; everything else that pickles stays in the envelope. ``decode`` builds views of the memory that
@@ -11,7 +11,6 @@ import io
 import pickle
 import struct
 import types
-from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import cloudpickle
@@ -25,12 +24,12 @@ __all__ = ["ALIGNMENT", "Encoded", "MemoryPart", "copied_size", "decode", "dumps
 ALIGNMENT = 64
 """Bytes that every part's offset is a multiple of: a cache line, and what vector instructions like."""
 
-# In one order in both processes, which run one version of torch. Quantised tensors are more than their numbers.
+# In one order in both processes, which run the same torch. Quantised tensors are more than their numbers.
 _QUANTISED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 _DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)} - _QUANTISED, key=str)
 _DTYPE_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
-# Stands in the stream where a tensor's memory was; protocol 5 asks for something that exports a writable buffer.
+# Replaces a tensor's memory in the stream; protocol 5 requires an object that exports a writable buffer.
 _PLACEHOLDER = bytearray(1)
 
 
@@ -41,7 +40,7 @@ class MemoryPart(NamedTuple):
         size_bytes: Its length.
         is_tensor: Whether ``decode`` hands it on as (base, offset) for a tensor, or as a memoryview.
         address: Where it is, for a tensor.
-        owner: What keeps it there: the tensor, or the buffer itself.
+        owner: What keeps it: the tensor, or the buffer itself.
     """
 
     size_bytes: int
@@ -56,8 +55,8 @@ class Encoded(NamedTuple):
     Attributes:
         envelope: The pickle stream without the parts.
         parts: The parts, in the order in which the stream asks for them.
-        layout: What ``decode`` has to know of the parts: 8 bytes each.
-        size_bytes: What the parts take together, each aligned.
+        layout: What ``decode`` has to know about the parts: 8 bytes each.
+        size_bytes: Size of all parts together, each aligned.
     """
 
     envelope: bytes
@@ -69,8 +68,7 @@ class Encoded(NamedTuple):
 def encode(microbatch: Any) -> Encoded:
     """Return the microbatch as an envelope and parts; the parts still lie in the microbatch's own memory.
 
-    Tensors that share memory share it after ``decode`` as well, unless what lies between them would take more room
-    than they do.
+    Tensors that share memory share it after ``decode``, too, unless the gaps between them are larger than they are.
 
     Raises:
         Exception: Whatever the pickling of the microbatch raises.
@@ -95,7 +93,7 @@ def encode(microbatch: Any) -> Encoded:
         f"<{len(parts)}q", *(part.size_bytes if part.is_tensor else -1 - part.size_bytes for part in parts)
     )
     encoded = Encoded(stream.getvalue(), parts, layout, copied_size([part.size_bytes for part in parts]))
-    # One part a tensor: a container that holds a tensor twice has another envelope than its signature tells.
+    # One part a tensor: a container that holds a tensor twice has another envelope than its signature says.
     if flat is not None and not is_sharing and len(parts) == len(flat[1]):
         if len(_forms) >= _MOST_FORMS:
             _forms.clear()
@@ -138,7 +136,15 @@ def decode(envelope: bytes | memoryview, sizes: tuple[int, ...], base: Any, offs
     Raises:
         Exception: Whatever the unpickling raises.
     """
-    return pickle.loads(envelope, buffers=_buffers(sizes, base, offset))
+    buffers: list[Any] = []
+    for size in sizes:
+        if size < 0:
+            size = -1 - size  # noqa: PLW2901 - the sign says what it is
+            buffers.append(memoryview(base)[offset : offset + size])
+        else:
+            buffers.append((base, offset))
+        offset += (size + ALIGNMENT - 1) & -ALIGNMENT
+    return pickle.loads(envelope, buffers=buffers)
 
 
 def dumps(value: Any) -> bytes:
@@ -153,14 +159,14 @@ def loads(data: bytes | memoryview) -> Any:
     return pickle.loads(data)
 
 
-# What is written of a flat container of dense tensors, but for their bytes, follows from their names, dtypes and
-# shapes. Most shards repeat those for every microbatch: pickling once saves two thirds of the time.
+# The envelope of a flat container of dense tensors follows from their names, dtypes and shapes. Most shards repeat
+# those for every microbatch: pickling once saves two thirds of the time.
 _forms: dict[Any, tuple[bytes, bytes, int]] = {}
 _MOST_FORMS = 4096
 
 
 def _flat(microbatch: Any) -> tuple[Any, list[MemoryPart]] | None:
-    """Return what decides on the form of a flat container of dense tensors, and its parts; None for anything else."""
+    """Return the signature of a flat container of dense tensors, and its parts; None for anything else."""
     kind = cast("type[Any]", type(microbatch))
     names: Any = ()
     tensors: Any = microbatch
@@ -205,17 +211,6 @@ def _aligned(size: int) -> int:
     return (size + ALIGNMENT - 1) & -ALIGNMENT
 
 
-def _buffers(sizes: tuple[int, ...], base: Any, offset: int) -> Iterator[Any]:
-    for size in sizes:
-        if size >= 0:
-            yield base, offset
-            offset += _aligned(size)
-        else:
-            length = -1 - size
-            yield memoryview(base)[offset : offset + length]
-            offset += _aligned(length)
-
-
 class _InBandPickler(pickle.Pickler):
     """Ships by value what the other process cannot import: classes and functions of ``__main__`` and of functions."""
 
@@ -231,7 +226,7 @@ class _InBandPickler(pickle.Pickler):
 
 
 def _dump_by_value(definition: Any) -> bytes:
-    # A function's closure may change from one microbatch to the next; a class is what it was.
+    # A function's closure may change from one microbatch to the next; a class does not.
     return _dump_class(definition) if isinstance(definition, type) else cloudpickle.dumps(definition)
 
 
@@ -242,7 +237,7 @@ def _dump_class(definition: type) -> bytes:
 
 @functools.lru_cache(maxsize=1024)
 def _load_by_value(data: bytes) -> Any:
-    # cloudpickle knows a class that this process once shipped by its id: the caller gets its own class back.
+    # cloudpickle recognises a class that this process shipped by its id: the caller gets its own class back.
     return cloudpickle.loads(data)
 
 
@@ -252,7 +247,7 @@ class _Pickler(_InBandPickler):
     def __init__(self, file: io.BytesIO) -> None:
         parts: list[MemoryPart] = []
 
-        # No method: a pickler that refers to itself would keep the microbatch until the next garbage collection.
+        # Not a method: a pickler that refers to itself would keep the microbatch until the next garbage collection.
         def take(buffer: pickle.PickleBuffer) -> None:
             memory = buffer.raw()
             if memory.obj is not _PLACEHOLDER:
@@ -291,7 +286,7 @@ class _SharingPickler(_Pickler):
 
     def __init__(self, file: io.BytesIO, spans: list[Extent]) -> None:
         super().__init__(file)
-        # One object a span: the pickler's memo then makes one part of it, however many tensors view it.
+        # One object for each span: the pickler's memo then makes one part of it, for any number of tensors.
         self._spans = [_SharedMemory(span) for span in spans]
 
     def reducer_override(self, obj: Any) -> Any:
@@ -332,7 +327,7 @@ _Strides: TypeAlias = tuple[int, ...] | None
 
 
 def _dense(tensor: torch.Tensor) -> tuple[torch.Tensor, _Strides]:
-    """Return the tensor with memory worth copying, and its strides where they are not the usual ones."""
+    """Return the tensor with memory worth copying, and its strides unless they are the usual ones."""
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     if tensor.is_contiguous():

@@ -1,4 +1,4 @@
-"""A microbatch's content in four bytes: cheap enough for every one, telling enough to find two that differ."""
+"""A microbatch's content in four bytes: cheap enough for every one, distinct enough to find two that differ."""
 
 import ctypes
 import dataclasses

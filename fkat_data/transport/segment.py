@@ -1,7 +1,7 @@
 """Segments: pieces of anonymous shared memory that hold one microbatch at a time and are used again.
 
-A worker creates a segment, sends its descriptor once, and both sides map it once. What costs a loader is not the
-copy but the page faults of fresh memory: a mapping that is kept has none. Anonymous memory has no name, so nothing
+A worker creates a segment, sends its descriptor once, and both sides map it once. Page faults of new memory cost a
+loader more than copies do: a mapping that is kept has none. Anonymous memory has no name, so nothing
 can be left behind, and it does not count against the size of /dev/shm.
 
 The worker's side is ``SegmentPool``. The trainer's is ``SegmentLeases``: a *lease* is a microbatch's hold on its
@@ -30,9 +30,12 @@ __all__ = ["Mapping", "Segment", "SegmentLeases", "SegmentPool", "anonymous_file
 _SMALLEST = 1 << 16
 _TAKES_BETWEEN_CLEARANCES = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_mmap = ctypes.CFUNCTYPE(
+    ctypes.c_void_p,
+    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long),
+    use_errno=True,
+)(("mmap", _libc))
+_munmap = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)(("munmap", _libc))
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 Bytes = npt.NDArray[np.uint8]
@@ -109,7 +112,7 @@ class SegmentPool:
         self._limit_bytes = limit_bytes
         self._left_bytes = left_bytes
         self.group_bytes: int | None = None
-        """What the control groups left when the last segment was not made for lack of it; else None."""
+        """What the control groups left when that was too little for the last segment; else None."""
         self._announce = announce
         self._retire = retire
         self._segments: dict[int, Segment] = {}
@@ -155,7 +158,7 @@ class SegmentPool:
         """Return a free segment of at least ``size_bytes``, or None."""
         size_bytes = self.size_of(size_bytes)
         for position in range(len(self._free) - 1, -1, -1):
-            # A segment much larger than what goes into it would be missed by a microbatch that needs it.
+            # A segment much larger than its content would be missing for a microbatch that needs it.
             if size_bytes <= self._free[position].size_bytes <= 2 * size_bytes:
                 segment = self._free.pop(position)
                 self._count_take()
@@ -163,32 +166,32 @@ class SegmentPool:
         return None
 
     def size_of(self, size_bytes: int) -> int:
-        """Return the size of the segment that ``size_bytes`` would get."""
+        """Return the size of the segment for ``size_bytes``."""
         return max(size_bytes, min(rounded_size(size_bytes), self._limit_bytes))
 
     def give_back(self, index: int) -> None:
-        """Take the credit for a segment: nobody reads it any more."""
+        """Free a segment: the trainer no longer reads it."""
         self._free.append(self._segments[index])
 
     def discard(self, index: int) -> None:
-        """Let go of a segment that is not free and must not be written again."""
+        """Drop a segment that is not free and must not be written again."""
         self._drop(self._segments[index])
 
     def _is_granted(self, size_bytes: int) -> bool:
-        """Return whether the control groups leave enough for another segment: they would kill, and not refuse."""
+        """Return whether the control groups leave enough for another segment: beyond that they kill instead of refusing."""
         left_bytes = self._left_bytes()
         if left_bytes is None or size_bytes <= left_bytes:
             self.group_bytes = None
             return True
-        # What is free is in nobody's use: it makes room once the trainer has let go of it as well.
+        # Nothing uses a free segment: dropping it makes room once the trainer has dropped it, too.
         while self._free:
             self._drop(self._free.pop())
         self.group_bytes = left_bytes
         return False
 
     def _count_take(self) -> None:
-        # A moment in which the trainer was late must not make the pool larger for ever: now and then, what was never
-        # needed since the last time goes.
+        # One moment of a late trainer must not enlarge the pool forever: at intervals, drop what was never needed since
+        # the interval before.
         self._num_takes += 1
         self._fewest_free = min(self._fewest_free, len(self._free))
         if self._num_takes >= _TAKES_BETWEEN_CLEARANCES:
@@ -216,12 +219,12 @@ class SegmentPool:
 
 
 class SegmentLeases:
-    """The trainer's side: the mapped segments of one worker, and who still looks at them.
+    """The trainer's side: the mapped segments of one worker, and which are still viewed.
 
     Args:
-        release: Called with a segment's index and size when the last view of its microbatch is gone; on whichever thread
+        release: Called with a segment's index and size when the last view of its microbatch is gone, on the thread that
             dropped it, so it must neither block nor take a lock that the caller may hold.
-        discard: Called so in place of ``release`` for a segment that must not be written again.
+        discard: Called instead of ``release`` for a segment that must not be written again.
     """
 
     def __init__(self, release: Callable[[int, int], None], discard: Callable[[int, int], None] | None = None) -> None:
@@ -278,11 +281,11 @@ class SegmentLeases:
         return exporter
 
     def share(self) -> None:
-        """Take note that a process is about to be forked, which may look at what is leased now for as long as it lives."""
+        """Before a fork: mark what is leased now, as the child may read it for as long as it lives."""
         self._shared.update(list(self._leases))
 
     def clear(self) -> None:
-        """Forget all segments; memory that is still looked at stays mapped until its last view dies."""
+        """Forget all segments; memory that is still viewed stays mapped until its last view dies."""
         self._leases.clear()
         self._segments.clear()
         self.mapped_bytes = 0
@@ -293,10 +296,10 @@ def _mapped(descriptor: int, size_bytes: int, *, is_written: bool) -> Any:
 
     Python's own ``mmap`` duplicates the descriptor: one file a segment would stay open on either side.
     """
-    # Writing faults page by page: the writer has them all mapped at once. Reading maps 16 at a time by itself.
+    # Writing faults page by page: the writer maps all pages at once. Reading maps 16 at a time by itself.
     flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if is_written else 0)
     protection = mmap.PROT_READ | mmap.PROT_WRITE
-    address = _libc.mmap(None, size_bytes, protection, flags, descriptor, 0)
+    address = _mmap(None, size_bytes, protection, flags, descriptor, 0)
     if address == _MAP_FAILED:
         number = ctypes.get_errno()
         raise OSError(number, f"mapping {size_bytes:,} bytes of shared memory: {os.strerror(number)}")
@@ -320,8 +323,8 @@ def mapping_at(address: int) -> Mapping | None:
     return mapping if mapping is not None and address < mapping.address + mapping.size_bytes else None
 
 
-# Those for reading, by address. Any thread may unmap one at any instant, so their order is kept beside them, anew when
-# one comes. One that is gone may stay in it: no tensor's address lies there.
+# Those for reading, by address. Any thread may unmap one at any instant, so their order is kept beside them, and sorted
+# again when one is added. One that is gone may stay in it: no tensor's address lies there.
 _mappings: dict[int, Mapping] = {}
 _ordered: list[list[int]] = []
 
@@ -330,19 +333,19 @@ def _unmap(mapping: Mapping) -> None:
     _mappings.pop(mapping.address, None)
     for action in mapping.before_unmap:
         action()
-    _libc.munmap(mapping.address, mapping.size_bytes)
+    _munmap(mapping.address, mapping.size_bytes)
 
 
 def anonymous_file() -> int:
-    """Return a descriptor of memory without a name; empty, sealable where the system knows seals."""
+    """Return a descriptor of empty memory without a name; sealable where the system has seals."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("fkat_data", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with tempfile.TemporaryFile(dir="/dev/shm") as file:  # unlinked at birth
+    with tempfile.TemporaryFile(dir="/dev/shm") as file:  # unlinked already
         return os.dup(file.fileno())
 
 
 def _reserve(descriptor: int, size_bytes: int) -> None:
-    """Give the file its size, with memory behind it: exhaustion is an error here, not a SIGBUS while writing."""
+    """Give the file its size, with memory behind it: exhaustion is an error here instead of a SIGBUS while writing."""
     try:
         os.posix_fallocate(descriptor, 0, size_bytes)
     except OSError as error:
@@ -352,5 +355,5 @@ def _reserve(descriptor: int, size_bytes: int) -> None:
             available_bytes(), size_bytes, 0, f"the machine has no more shared memory ({os.strerror(error.errno)})"
         ) from error
     if hasattr(fcntl, "F_ADD_SEALS"):
-        # Neither side can shrink it under the other's feet.
+        # Neither side can shrink it while the other uses it.
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)

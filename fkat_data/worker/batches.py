@@ -35,7 +35,7 @@ class Production(NamedTuple):
 
 
 def begin(product: Iterable[Any], first_microbatch: int, streams: ShardStreams) -> Production:
-    """Begin to iterate over a factory's product, as near to ``first_microbatch`` as it goes without making data."""
+    """Begin to iterate over a factory's product, as near to ``first_microbatch`` as possible without making data."""
     if is_map_style(product):
         return _begin_map_style(product, first_microbatch, streams)
     if first_microbatch and isinstance(product, Skippable):
@@ -53,11 +53,12 @@ def is_map_style(product: object) -> bool:
 
 
 def _begin_map_style(product: Any, first_microbatch: int, streams: ShardStreams) -> Production:
-    # The factory's product may be used again: what follows changes a copy.
+    # The factory may return its product again: change a copy.
     loader = copy.copy(product)
     attribute = "batch_sampler" if loader.batch_sampler is not None else "sampler"
     batches = SeededBatches(getattr(loader, attribute), first_microbatch, streams, is_nested=loader.num_workers > 0)
-    # DataLoader guards these attributes against changes that its other ones would contradict; this one agrees.
+    # DataLoader guards these attributes against changes that contradict its other ones; this one does not, and no
+    # constructor gives a copy of a user's own class with another sampler.
     object.__setattr__(loader, attribute, batches)
     return Production(iter(loader), first_microbatch, batches, None)
 

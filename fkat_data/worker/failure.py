@@ -1,4 +1,4 @@
-"""An exception on its way to another process: itself where it survives the trip, its story in any case."""
+"""An exception on its way to another process: itself if it can be rebuilt there, its traceback in any case."""
 
 import contextlib
 import pickle
@@ -18,11 +18,11 @@ def pack_failure(error: BaseException, place: str = "") -> bytes:
 
     Args:
         error: The exception.
-        place: What is told of its place where it takes no notes itself.
+        place: A note about its place, for an exception that takes no notes itself.
     """
     try:
         text = "".join(traceback.format_exception(error))
-    except Exception:  # noqa: BLE001 - an exception whose own __str__ raises must still be told of
+    except Exception:  # noqa: BLE001 - an exception whose own __str__ raises must still be reported
         text = (
             f"{type(error).__name__} (its message cannot be shown)\n{''.join(traceback.format_tb(error.__traceback__))}"
         )
@@ -35,15 +35,15 @@ def pack_failure(error: BaseException, place: str = "") -> bytes:
 def unpack_failure(body: bytes) -> BaseException:
     """Return the exception to raise, with the worker's traceback as a note.
 
-    It has its own type where that could be rebuilt, otherwise it is a ``WorkerError`` that tells the same.
+    It has its own type where that could be rebuilt, otherwise it is a ``WorkerError`` with the same text.
     """
     pickled, name, text, notes = pickle.loads(body)
     error = _rebuilt(pickled)
     if error is None:
         error = WorkerError(f"{name} in a worker; it cannot be rebuilt in this process, its traceback follows")
     with contextlib.suppress(Exception):  # a frozen dataclass, for one, takes no notes
-        if not getattr(error, "__notes__", None):
-            error.__notes__ = list(notes)
+        for note in () if getattr(error, "__notes__", None) else notes:
+            error.add_note(note)
         error.add_note(f"The worker's traceback:\n{text}")
     return error
 

@@ -1,4 +1,4 @@
-"""The in-process twin: produces in the caller's own thread, for breakpoints, profilers and tracebacks."""
+"""A worker in the caller's own thread: for breakpoints, profilers and tracebacks."""
 
 import inspect
 import os
@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Generator
 
 from fkat_data.observe.progress import ReplayDisplay
+from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, new_page
-from fkat_data.observe.statistics import Waiting
 from fkat_data.plan.task import Task
 from fkat_data.seeding import preserved_generators
 from fkat_data.transport.digest import digest_of
@@ -19,25 +19,25 @@ __all__ = ["InlineWorker"]
 
 
 class InlineWorker:
-    """Produces a microbatch when one is asked for; nothing is prefetched and nothing copied.
+    """Produces a microbatch when the caller asks for one; prefetches and copies nothing.
 
-    The caller's random generators are left as they are found.
+    The caller's random generators keep their state.
 
     Args:
         producer: How tasks are produced.
-        waiting: Told how long the caller has waited for production.
-        clock: What the producer marks; measures what is done.
-        is_digested: Whether microbatches are to have digests.
+        sink: Gets the time that the caller waits for production.
+        clock: Measures the stages that the producer marks.
+        is_digested: Whether to digest each microbatch.
     """
 
     def __init__(
-        self, producer: Producer, waiting: Waiting, clock: StageClock | None = None, *, is_digested: bool = False
+        self, producer: Producer, sink: EventSink, clock: StageClock | None = None, *, is_digested: bool = False
     ) -> None:
         self._clock = clock or StageClock(new_page())
         self._mark = producer.mark
         self._producer = producer._replace(mark=self._mark_and_show)
         self._replay = ReplayDisplay()
-        self._waiting = waiting
+        self._sink = sink
         self._is_digested = is_digested
         self._tasks: deque[Task] = deque()
         self._production: Generator[Produced] | None = None
@@ -70,25 +70,25 @@ class InlineWorker:
 
     @property
     def num_received(self) -> int:
-        """All that was made: nothing waits on its way."""
+        """Everything that was made: there is no pipe."""
         return self._clock.times().produced
 
     def times(self) -> StageTimes:
-        """Return what the time was spent on, between microbatches not counted."""
+        """Return how the time was spent, without the time between microbatches."""
         return self._clock.times()
 
     def dismiss(self) -> None:
-        """Do nothing: no process is to leave."""
+        """Do nothing: there is no process."""
 
     def take_events(self, deadline_s: float) -> None:
-        """Do nothing: they go straight to the timeline."""
+        """Do nothing: the timeline already has them."""
 
     def has_begun(self, ticket: int) -> bool:
         """Return whether the task is in work."""
         return bool(self._tasks) and self._tasks[0].ticket == ticket and self._production is not None
 
     def stack(self) -> str:
-        """Return nothing: whoever asks is the one who works."""
+        """Return nothing: the thread that asks is the one that works."""
         return ""
 
     def assign(self, task: Task, allowance: int) -> None:
@@ -97,7 +97,7 @@ class InlineWorker:
         self._tasks.append(task)
 
     def allow(self, ticket: int, allowance: int) -> None:
-        """Do nothing: a microbatch is produced when it is asked for."""
+        """Do nothing: a microbatch is produced when the caller asks for it."""
 
     def cancel(self, ticket: int) -> None:
         """Drop every task with a ticket below this one."""
@@ -122,7 +122,7 @@ class InlineWorker:
             finally:
                 self._clock.mark("")
                 self._replay.end()
-                self._waiting.add(began_s, time.perf_counter())
+                self._sink.waited(began_s, time.perf_counter())
         if produced is None:
             self._end_task(task)
             return End(task.ticket, self._next_index)
@@ -134,7 +134,7 @@ class InlineWorker:
         return Item(task.ticket, produced.microbatch_index, produced.is_last, produced.microbatch, 0, digest)
 
     def hang_up(self) -> None:
-        """Do nothing: there is no one to tell."""
+        """Do nothing: there is no pipe."""
 
     def close(self, timeout_s: float) -> None:
         """Drop every task."""
@@ -149,10 +149,10 @@ class InlineWorker:
             self._replay.show(repr(task.shard), index, task.first_microbatch)
 
     def _end_task(self, task: Task) -> None:
-        if not self._tasks or self._tasks[0] is not task:  # the loader was closed while the task was at work
+        if not self._tasks or self._tasks[0] is not task:  # the loader was closed during the task
             return
         self._tasks.popleft()
         production, self._production = self._production, None
-        # One at work in another thread, or below a signal's handler, ends when it is let go.
+        # A generator that runs, in another thread or below a signal handler, ends when its last reference dies.
         if production is not None and inspect.getgeneratorstate(production) != inspect.GEN_RUNNING:
             production.close()

@@ -1,4 +1,4 @@
-"""What a worker's process does first: it binds its life to its trainer's, and goes deaf to what is not meant for it.
+"""What a worker's process does first: it binds its life to its trainer's, and ignores signals meant for the trainer.
 
 The text of this module runs in the worker before anything slow is imported, so it needs nothing but the standard
 library: a trainer may die, and a scheduler may signal the whole job, while workers are still importing torch.
@@ -13,8 +13,8 @@ import threading
 __all__ = ["DEAF_TO", "bind"]
 
 DEAF_TO = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
-"""Ctrl-C and a scheduler's signals reach the whole job: what follows is the trainer's decision, and its end of the
-pipe tells. Schedulers announce a preemption by SIGUSR1 or SIGUSR2, which by default end a process."""
+"""Ctrl-C and a scheduler's signals reach the whole job: the trainer decides what follows, and closes its end of
+the pipe to end a worker. Schedulers announce a preemption by SIGUSR1 or SIGUSR2, which by default end a process."""
 
 _F_SETSIG = 10
 
@@ -22,7 +22,7 @@ _F_SETSIG = 10
 def bind(descriptor: int) -> None:
     """Ignore ``DEAF_TO``, and have the kernel kill this process and its children when the trainer is gone.
 
-    The kernel sends the signal, so it ends a process that never gets back to Python's bytecode, and it goes to the
+    The kernel sends the signal, so it ends a process that never returns to Python's bytecode, and it goes to the
     process group, so it ends the workers of a nested DataLoader as well.
 
     Args:
@@ -30,7 +30,7 @@ def bind(descriptor: int) -> None:
     """
     for number in DEAF_TO:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF_TO)  # the trainer had them blocked up to here
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF_TO)  # the trainer blocked them up to here
     try:
         fcntl.fcntl(descriptor, _F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(descriptor, fcntl.F_SETOWN, -os.getpgrp())

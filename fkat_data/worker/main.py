@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import mmap
 import os
 import pickle
@@ -17,14 +18,14 @@ from fkat_data.observe.stages import Page, StageClock
 from fkat_data.transport.channel import Channel
 from fkat_data.transport.segment import Segment
 from fkat_data.types import Shard
-from fkat_data.worker.messages import PAGE_BYTES, Kind
+from fkat_data.worker.messages import PAGE_BYTES
 from fkat_data.worker.produce import Producer
 from fkat_data.worker.serve import Server
 from fkat_data.worker.settings import WorkerSettings
 
 __all__ = ["main"]
 
-# From malloc.h: memory that a dataset frees and takes again for every microbatch stays mapped between them.
+# From malloc.h: memory that a dataset frees and allocates again for every microbatch stays mapped in between.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_THRESHOLD_BYTES = 32 << 20
 _TRIM_THRESHOLD_BYTES = 512 << 20
@@ -39,27 +40,25 @@ def main(settings_file: mmap.mmap, worker_index: int, channel_descriptor: int, p
         settings_file: The pickled ``WorkerSettings``, at its current position.
         worker_index: The worker's number among its loader's.
         channel_descriptor: The worker's end of the pipe.
-        page_descriptor: Where the worker says what it spends its time on, see ``fkat_data.observe.stages``.
+        page_descriptor: Where the worker reports its stages, see ``fkat_data.observe.stages``.
     """
-    channel = Channel(socket.socket(fileno=channel_descriptor))
-    os.register_at_fork(after_in_child=lambda: _leave_to_parent(channel))
+    sock = socket.socket(fileno=channel_descriptor)
+    os.register_at_fork(after_in_child=lambda: _leave_to_parent(sock))
     _keep_freed_memory()
     torch.set_num_threads(1)
     page = Segment(0, page_descriptor, PAGE_BYTES, is_written=True)
     os.close(page_descriptor)
-    server, clock = _prepare(settings_file, worker_index, channel, page.view.cast("d"))
+    server, clock = _prepare(settings_file, worker_index, sock, page.view.cast("d"))
     with clock.installed():
         server.run()
 
 
-def _prepare(settings_file: mmap.mmap, worker_index: int, channel: Channel, page: Page) -> tuple[Server, StageClock]:
+def _prepare(settings_file: mmap.mmap, worker_index: int, sock: socket.socket, page: Page) -> tuple[Server, StageClock]:
     settings = _settings(settings_file)
     torch.set_default_dtype(settings.default_dtype)
     profile = WorkerProfile(settings.profiler, worker_index)
-    recorder = None
-    if settings.is_traced:
-        recorder = EventRecorder(lambda events: channel.send(Kind.EVENTS, events), os.getpid(), MAIN_THREAD)
-    clock = StageClock(page, profile, recorder)
+    clock = StageClock(page, profile, EventRecorder(os.getpid(), MAIN_THREAD) if settings.is_traced else None)
+    channel = Channel(sock, functools.partial(clock.within, "blocked"))
     producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark)
     finish, is_digested = profile.finish, settings.is_digested
     return Server(channel, producer, settings.limit_bytes, finish, clock=clock, is_digested=is_digested), clock
@@ -68,12 +67,12 @@ def _prepare(settings_file: mmap.mmap, worker_index: int, channel: Channel, page
 def _settings(settings_file: mmap.mmap) -> WorkerSettings:
     try:
         return pickle.load(settings_file)
-    except Exception as error:  # noqa: BLE001 - told to the trainer in place of the first shard
+    except Exception as error:  # noqa: BLE001 - the trainer gets it with the first shard
         return WorkerSettings(_Unloadable(error), 0, 0, 1, None, torch.get_default_dtype(), False, False)
 
 
 class _Unloadable:
-    """Stands for a factory that did not survive the trip: each shard fails with the reason."""
+    """Replaces a factory that cannot be rebuilt here: each shard fails with the reason."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -83,9 +82,9 @@ class _Unloadable:
         raise self._error
 
 
-def _leave_to_parent(channel: Channel) -> None:
-    """In a forked child: the pipe is its parent's, and signals mean what they usually do."""
-    channel.abandon()
+def _leave_to_parent(sock: socket.socket) -> None:
+    """In a forked child: leave the pipe to the parent, and give SIGTERM its usual meaning."""
+    sock.close()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 

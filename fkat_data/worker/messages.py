@@ -1,4 +1,4 @@
-"""What a trainer and its workers say to each other, as values and as bytes."""
+"""The messages between a trainer and its workers, as values and as bytes."""
 
 import mmap
 import pickle
@@ -14,11 +14,11 @@ __all__ = [
     "CREDIT",
     "END",
     "ITEM",
+    "MEMORY_SHORTAGE",
     "NO_LIMIT",
     "NO_SEGMENT",
     "PAGE_BYTES",
     "SEGMENT",
-    "STARVED",
     "TICKET",
     "End",
     "Failure",
@@ -48,13 +48,14 @@ class Kind(IntEnum):
     ITEM = 18
     END = 19
     FAILURE = 20
-    STARVED = 21
+    MEMORY_SHORTAGE = 21
     BEGIN = 22
     EVENTS = 23
 
 
-# ticket, microbatch index, is last (-1: not known), segment index, envelope in segment, parts, envelope bytes, digest
-ITEM = struct.Struct("<QQbi?IQI")
+# ticket, microbatch index, is last (-1: not known), segment index, envelope in segment, parts, envelope bytes,
+# bytes of the parts, digest
+ITEM = struct.Struct("<QQbi?IQQI")
 NO_SEGMENT = -1
 # ticket, number of microbatches
 END = struct.Struct("<QQ")
@@ -67,10 +68,10 @@ ALLOWANCE = struct.Struct("<Qq")
 NO_LIMIT = -1
 # tickets below this one
 TICKET = struct.Struct("<Q")
-# where a worker says what it does (see fkat_data.observe.stages): what a system can map at the least
+# where a worker reports its stages (see fkat_data.observe.stages): the least that a system can map
 PAGE_BYTES = mmap.PAGESIZE
-# bytes needed, bytes held, limit in bytes
-STARVED = struct.Struct("<QQQq")
+# bytes needed, bytes held, limit in bytes, bytes that a control group leaves (-1: enough)
+MEMORY_SHORTAGE = struct.Struct("<QQQq")
 
 
 class Item(NamedTuple):
@@ -79,10 +80,10 @@ class Item(NamedTuple):
     Attributes:
         ticket: The task it belongs to.
         microbatch_index: Its place in the shard.
-        is_last: Whether the shard ends with it; None where only its end will tell.
+        is_last: Whether the shard ends with it; None if only the next message says so.
         microbatch: What the user's DataLoader yielded.
-        size_bytes: Bytes of its tensors and arrays; 0 where nothing was copied.
-        digest: What ``fkat_data.transport.digest`` says of its content; 0 where nobody asked for it.
+        size_bytes: Bytes of its tensors and arrays; 0 if nothing was copied.
+        digest: Of its content, by ``fkat_data.transport.digest``; 0 if the loader needs none.
     """
 
     ticket: int
@@ -94,11 +95,11 @@ class Item(NamedTuple):
 
 
 class End(NamedTuple):
-    """A shard has ended, after an item that did not say that it was the last, or without any.
+    """A shard has ended, after an item that was not marked as the last, or without any item.
 
     Attributes:
         ticket: The task that has ended.
-        num_microbatches: What the shard held, those that were stepped over included.
+        num_microbatches: Microbatches of the shard, skipped ones included.
     """
 
     ticket: int
@@ -118,13 +119,13 @@ class Failure(NamedTuple):
 
 
 class MemoryShortage(NamedTuple):
-    """The worker waits for memory that somebody holds.
+    """The worker waits for memory that others hold.
 
     Attributes:
         needed_bytes: What the next microbatch needs.
         held_bytes: What is held.
         limit_bytes: What the worker may take.
-        group_bytes: What a control group has left, where it is that which is short; else -1.
+        group_bytes: What a control group leaves, if that is too little; else -1.
     """
 
     needed_bytes: int
@@ -138,7 +139,7 @@ class WorkerGone(Exception):  # noqa: N818 - becomes a WorkerDiedError where sha
 
     Args:
         pid: Its process id.
-        exit_code: As ``subprocess`` gives it; None if it could not be learned.
+        exit_code: As ``subprocess`` gives it; None if it is unknown.
         last_words: The last lines that it wrote to stderr.
     """
 
@@ -153,11 +154,11 @@ Message = Item | End | Failure | MemoryShortage
 
 
 class Worker(Protocol):
-    """A producer of tasks, wherever it runs."""
+    """Produces tasks, in any process."""
 
     @property
     def is_alive(self) -> bool:
-        """Whether the worker can be given tasks."""
+        """Whether the worker can take tasks."""
         ...
 
     @property
@@ -167,12 +168,12 @@ class Worker(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of memory that delivered or arrived microbatches hold."""
+        """Bytes of shared memory whose microbatches are alive."""
         ...
 
     @property
     def num_segments(self) -> int:
-        """Pieces of shared memory that the worker has."""
+        """The worker's pieces of shared memory."""
         ...
 
     @property
@@ -186,7 +187,7 @@ class Worker(Protocol):
         ...
 
     def times(self) -> StageTimes:
-        """Return what the worker has spent its time on."""
+        """Return how the worker spent its time."""
         ...
 
     def dismiss(self) -> None:
@@ -194,15 +195,15 @@ class Worker(Protocol):
         ...
 
     def take_events(self, deadline_s: float) -> None:
-        """Take in the events that a dismissed worker sends, and drop all else, up to ``deadline_s`` (monotonic)."""
+        """Receive the events that a dismissed worker sends, and drop all else, up to ``deadline_s`` (monotonic)."""
         ...
 
     def has_begun(self, ticket: int) -> bool:
-        """Return whether the worker is known to have set to work on a task."""
+        """Return whether the worker has reported that it works on a task."""
         ...
 
     def stack(self) -> str:
-        """Return what the worker is doing: its Python stacks, taken from outside."""
+        """Return the worker's Python stacks, taken from outside."""
         ...
 
     def assign(self, task: Task, allowance: int) -> None:
@@ -218,7 +219,7 @@ class Worker(Protocol):
         ...
 
     def receive(self, *, timeout_s: float | None) -> Message | None:
-        """Return the next message, or None if none comes within ``timeout_s``; None waits for as long as it takes.
+        """Return the next message, or None if none comes within ``timeout_s``; None: wait without a limit.
 
         Raises:
             WorkerGone: The worker's process is gone, and everything that it sent was received.
@@ -226,7 +227,7 @@ class Worker(Protocol):
         ...
 
     def hang_up(self) -> None:
-        """Tell the worker to end, without waiting for it."""
+        """Close the pipe, so that the worker ends; do not wait for it."""
         ...
 
     def close(self, timeout_s: float) -> None:

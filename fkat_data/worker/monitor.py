@@ -1,7 +1,7 @@
-"""The trainer's attendant of one worker process: it passes on what the worker says, and buries it when it dies.
+"""The trainer's monitor of one worker process: it forwards the worker's stderr, and reaps the process at its end.
 
-A thread, because both must happen while the trainer computes: a worker that writes to a full pipe would wait, a dead
-one would stay a zombie, and its own children would live on.
+A thread, because both must happen while the trainer computes: a worker would wait at a full pipe, a dead one would
+stay a zombie, and its own children would live on.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _STDERR = 2
 class WorkerMonitor(threading.Thread):
     """Reads a worker's stderr, writes it to the trainer's, and keeps the last lines; reaps the process at its end.
 
-    When the process ends, what is left of its process group is killed: nobody else knows of its children.
+    When the process ends, what is left of its process group is killed: no other process knows its children.
 
     Args:
         process: The worker, leader of a process group.
@@ -33,11 +33,11 @@ class WorkerMonitor(threading.Thread):
     """
 
     def __init__(self, process: "subprocess.Popen[bytes]", pidfd: int | None, stderr: int) -> None:
-        super().__init__(name=f"fkat_data attendant of {process.pid}", daemon=True)
+        super().__init__(name=f"fkat_data monitor of {process.pid}", daemon=True)
         self._process = process
         self._pidfd = pidfd
         self._stderr = stderr
-        # Not join(): interrupted by Ctrl-C, Python 3.11 takes the thread for ended from then on.
+        # Not join(): after Ctrl-C in it, Python 3.11 believes that the thread has ended.
         self._has_ended = threading.Event()
         self.is_listening = True
         """Whether the pipe is still open."""
@@ -55,7 +55,7 @@ class WorkerMonitor(threading.Thread):
         return self._has_ended.wait(timeout_s)
 
     def run(self) -> None:
-        """Attend until the process has ended."""
+        """Forward until the process has ended, then reap it."""
         stderr = self._stderr
         try:
             self._listen(stderr)
@@ -77,20 +77,20 @@ class WorkerMonitor(threading.Thread):
             for descriptor, _ in poll.poll():
                 if descriptor == self._pidfd:
                     return
-                if not self._pass_on(stderr):
+                if not self._forward(stderr):
                     if self._pidfd is None:
                         return
                     poll.unregister(stderr)
 
     def _drain(self, stderr: int) -> None:
-        """Pass on what the process left in the pipe, which a child of its own may hold open."""
+        """Forward what the process left in the pipe, which a child of its own may hold open."""
         with contextlib.suppress(BlockingIOError):
             os.set_blocking(stderr, False)
-            while self._pass_on(stderr):
+            while self._forward(stderr):
                 pass
 
-    def _pass_on(self, stderr: int) -> bool:
-        """Pass on one piece; return whether there may be another."""
+    def _forward(self, stderr: int) -> bool:
+        """Forward one piece; return whether there may be another."""
         chunk = os.read(stderr, _CHUNK_BYTES)
         with contextlib.suppress(OSError):  # a trainer without a stderr
             os.write(_STDERR, chunk)

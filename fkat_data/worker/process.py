@@ -1,6 +1,6 @@
-"""A worker's process, as the operating system knows it: started, watched from outside, ended.
+"""A worker's process, from the operating system's side: started, watched, ended.
 
-The process is started anew (no fork: threads, locks and CUDA stay behind), without importing the trainer's
+The process is spawned (not forked: threads, locks and CUDA stay behind), without importing the trainer's
 ``__main__`` (so a script needs no guard, and a notebook has none), in a process group of its own (so that Ctrl-C at
 the terminal is the trainer's alone).
 """
@@ -21,11 +21,11 @@ from fkat_data.worker.monitor import WorkerMonitor
 __all__ = ["STACK_SIGNAL", "WorkerProcess"]
 
 STACK_SIGNAL = signal.SIGRTMAX - 3
-"""Has a worker write its Python stacks: not one that a dataset would use."""
+"""Makes a worker write its Python stacks; datasets do not use this signal."""
 
 # The settings are a pickled list of the paths to import from, then the pickled settings proper. The first lines are the
-# lifeline module's own, which cannot be imported before the paths are known; those after them make the stacks visible,
-# those of the imports that follow as well.
+# lifeline module's, which cannot be imported before the paths are known. The next ones make stacks visible, those of
+# the following imports included.
 _BOOTSTRAP = f"""\
 {inspect.getsource(lifeline)}
 import sys, faulthandler
@@ -52,7 +52,7 @@ class WorkerProcess:
         settings: A descriptor of the shipped settings (see ``fkat_data.worker.ship``); stays the caller's.
         worker_index: The worker's number among its loader's.
         channel: The worker's end of the pipe; stays the caller's.
-        page: A descriptor of the page where the worker says what it does; stays the caller's.
+        page: A descriptor of the page where the worker reports its stages; stays the caller's.
         stacks: A descriptor of memory that the loader's workers write their stacks to; stays the caller's.
     """
 
@@ -72,9 +72,9 @@ class WorkerProcess:
         self.pid = self._process.pid
         """The process id."""
         self.pidfd = _pidfd(self.pid)
-        """Readable when the process has ended; None where the kernel has no such thing."""
-        self._attendant = WorkerMonitor(self._process, self.pidfd, self._stderr)
-        self._attendant.start()
+        """Readable when the process has ended; None if the kernel has no pidfd."""
+        self._monitor = WorkerMonitor(self._process, self.pidfd, self._stderr)
+        self._monitor.start()
 
     @property
     def exit_code(self) -> int | None:
@@ -84,7 +84,7 @@ class WorkerProcess:
     @property
     def last_words(self) -> str:
         """The last lines that the process wrote to stderr."""
-        return self._attendant.last_words
+        return self._monitor.last_words
 
     def is_dead(self) -> bool:
         """Return whether the process has ended."""
@@ -92,48 +92,48 @@ class WorkerProcess:
             return True
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # the attendant was quicker
+        except ChildProcessError:  # the monitor was quicker
             return True
 
     def kill(self) -> None:
         """Kill the process and its children."""
-        # Once it is reaped its number may be another's; the attendant has killed what was left of the group by then.
+        # Once it is reaped its number may be another's; the monitor has killed what was left of the group by then.
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def join(self, timeout_s: float) -> None:
         """Wait until the process has ended and its last words are known, at most ``timeout_s``."""
-        if not sys.is_finalizing():  # other threads stand still then
-            self._attendant.wait(timeout_s)
+        if not sys.is_finalizing():  # other threads no longer run then
+            self._monitor.wait(timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """Wait for the process to end, kill it when ``timeout_s`` has passed, and let go of it."""
+        """Wait for the process to end, kill it when ``timeout_s`` has passed, and close its descriptors."""
         try:
             self.join(timeout_s)
-        finally:  # Ctrl-C ends the waiting, not the ending
+        finally:  # Ctrl-C ends the wait, but not the worker's end
             self.kill()
             self.join(_KILL_GRACE_S)
             os.close(self._lifeline)
-            if self.pidfd is not None and self._attendant.wait(0):
+            if self.pidfd is not None and self._monitor.wait(0):
                 os.close(self.pidfd)
 
     def abandon(self) -> None:
-        """In a forked child: let go of what would keep the process alive, and of nothing else."""
+        """In a forked child: close what would keep the process alive, and nothing else."""
         os.close(self._lifeline)
-        if self._attendant.is_listening:
+        if self._monitor.is_listening:
             os.close(self._stderr)
         if self.pidfd is not None:
             os.close(self.pidfd)
 
     def stack(self) -> str:
-        """Return the process's Python stacks, taken from outside: it need not hold still, nor reach its bytecode.
+        """Return the process's Python stacks, taken from outside: it goes on meanwhile, and need not reach its bytecode.
 
-        Where there is none, what the kernel says of the process.
+        Without a stack: what the kernel reports about the process.
         """
         status = _status(self.pid)
         if not int(status.get("SigCgt", "0"), 16) >> (STACK_SIGNAL - 1) & 1:
-            return f"no Python stack yet: the process is being started (state {status.get('State', 'gone')})"
+            return f"no Python stack yet: the process is starting (state {status.get('State', 'gone')})"
         os.ftruncate(self._stacks, 0)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, STACK_SIGNAL)
@@ -150,9 +150,9 @@ class WorkerProcess:
 
 
 def _start(numbers: tuple[int, ...], stderr: int) -> "subprocess.Popen[bytes]":
-    # Flags such as -X and -W hold for workers too; multiprocessing has had this function since Python 3.2.
+    # Flags such as -X and -W apply to workers, too; multiprocessing has had this function since Python 3.2.
     flags = cast("list[str]", subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]  # noqa: SLF001
-    # A process inherits what its parent's thread blocks: nothing that the worker is deaf to reaches it before it is.
+    # A process inherits the signals that its parent's thread blocks: none reaches the worker before it ignores them.
     blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, lifeline.DEAF_TO)
     try:
         return subprocess.Popen(  # noqa: S603 - our own interpreter
@@ -169,7 +169,7 @@ def _start(numbers: tuple[int, ...], stderr: int) -> "subprocess.Popen[bytes]":
 def _pidfd(pid: int) -> int | None:
     try:
         return os.pidfd_open(pid)
-    except (AttributeError, OSError):  # another kernel: the end of the pipe alone tells
+    except (AttributeError, OSError):  # another kernel: only the end of the pipe shows it
         return None
 
 

@@ -9,11 +9,10 @@
 """
 
 import contextlib
-import functools
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,10 +29,10 @@ from fkat_data.worker.messages import (
     CREDIT,
     END,
     ITEM,
+    MEMORY_SHORTAGE,
     NO_LIMIT,
     NO_SEGMENT,
     SEGMENT,
-    STARVED,
     TICKET,
     Kind,
     unpack_task,
@@ -48,27 +47,21 @@ _INLINE_BYTES = 2048
 _LONGEST_ENVELOPE = 16384
 # From here the cache decides on the speed of a copy, and a system call beside it does not count.
 _LARGE_BYTES = 1 << 20
-# So far ahead, there is time to wait for what is on its way back; without that the pool would grow with each delay.
+# With this many, there is time to wait for one that comes back; without that the pool would grow with each delay.
 _MANY_SEGMENTS = 128
 _MOMENT_S = 0.001
-# Where a control group is short of memory: between two looks at it, and between two words about it.
-_SHORT_S, _TELL_AGAIN_S = 0.02, 0.5
+# While a control group is short of memory: seconds between two looks, and between two reports.
+_SHORT_S, _REPORT_AGAIN_S = 0.02, 0.5
 _MOST_UNHEARD = 16
 _LONGEST_UNHEARD_S = 0.001
 
 
 class _UnheardError(Exception):
-    """What the trainer said was not taken in: the worker must not go on as if it had been."""
+    """A message of the trainer's was lost: the worker must not go on as if it had acted on it."""
 
 
 class _CancelledError(Exception):
-    """The trainer does not want the current task any more."""
-
-
-@dataclass
-class _Job:
-    task: Task
-    allowance: int
+    """The trainer no longer wants the current task."""
 
 
 class Server:
@@ -79,8 +72,8 @@ class Server:
         producer: How tasks are produced.
         limit_bytes: Shared memory that this worker may take.
         finish: Called once at the end.
-        clock: Counts what is made, and measures the time.
-        is_digested: Whether microbatches are to have digests.
+        clock: Counts microbatches, and measures the stages.
+        is_digested: Whether to digest each microbatch.
     """
 
     def __init__(
@@ -94,7 +87,6 @@ class Server:
         is_digested: bool = False,
     ) -> None:
         self._clock = clock
-        channel.while_full = functools.partial(clock.within, "blocked")
         self._recorder = clock.recorder
         self._is_digested = is_digested
         self._finish = finish
@@ -102,7 +94,8 @@ class Server:
         self._producer = producer
         self._limit_bytes = limit_bytes
         self._pool = SegmentPool(limit_bytes, self._announce, self._retire)
-        self._jobs: deque[_Job] = deque()
+        self._tasks: deque[Task] = deque()
+        self._allowances: dict[int, int] = {}
         self._cancelled_below = 0
         self._num_unheard = 0
         self._heard_s = 0.0
@@ -111,36 +104,34 @@ class Server:
         self._scratch_address: int = scratch.ctypes.data
 
     def run(self) -> None:
-        """Serve; returns when the trainer is gone or has closed the pipe."""
+        """Serve until the trainer is gone or has closed the pipe."""
         try:
             while True:
-                if not self._jobs:
+                if not self._tasks:
                     self._wait_for_task()
-                self._do(self._jobs[0])
-                if self._jobs:
-                    self._jobs.popleft()
+                self._do(self._tasks[0])
+                self._allowances.pop(self._tasks.popleft().ticket)
         except ChannelClosed:
-            # Pieces of a timeline that are still here: the trainer may have closed its side of the pipe alone.
+            # The timeline's last events: the trainer may have closed only its side of the pipe.
             self._producer.mark("")
             with contextlib.suppress(ChannelClosed):
                 self._send_events()
         finally:
             self._finish()
 
-    def _do(self, job: _Job) -> None:
-        task = job.task
+    def _do(self, task: Task) -> None:
         index = task.first_microbatch
         is_last: bool | None = None
         production = produce(task, self._producer)
         self._channel.send(Kind.BEGIN, TICKET.pack(task.ticket))
         try:
-            self._wait_for_allowance(job, index)
+            self._wait_for_allowance(task, index)
             for produced in production:
                 self._publish(task, produced)
                 index, is_last = produced.microbatch_index + 1, produced.is_last
                 if is_last:
                     break
-                self._wait_for_allowance(job, index)
+                self._wait_for_allowance(task, index)
             if not is_last:
                 self._send_events()
                 self._channel.send(Kind.END, END.pack(task.ticket, index))
@@ -148,8 +139,8 @@ class Server:
             pass
         except (ChannelClosed, _UnheardError):
             raise
-        except BaseException as raised:  # noqa: BLE001 - a user's exception of any kind is the trainer's to handle
-            error = raised if isinstance(raised, Exception) else _told(raised)
+        except BaseException as raised:  # noqa: BLE001 - the trainer handles every exception of the user's
+            error = _reportable(raised)
             place = name_place(error, task, index, is_open=True)
             self._send_events()
             self._channel.send(Kind.FAILURE, TICKET.pack(task.ticket) + pack_failure(error, place))
@@ -159,22 +150,22 @@ class Server:
     def _wait_for_task(self) -> None:
         self._producer.mark("idle")
         self._send_events()
-        while not self._jobs:
+        while not self._tasks:
             self._hear(block=True)
         self._producer.mark("")
 
-    def _wait_for_allowance(self, job: _Job, index: int) -> None:
-        self._check_wanted(job.task)
-        # Listening costs a system call: a fast producer does it every few microbatches, a slow one for each.
+    def _wait_for_allowance(self, task: Task, index: int) -> None:
+        self._check_wanted(task)
+        # Receiving costs a system call: a fast producer does it every few microbatches, a slow one for each.
         self._num_unheard += 1
         if self._num_unheard >= _MOST_UNHEARD or time.monotonic() - self._heard_s > _LONGEST_UNHEARD_S:
             self._hear(block=False)
-            self._check_wanted(job.task)
-        if job.allowance != NO_LIMIT and index >= job.allowance:
+            self._check_wanted(task)
+        if index >= self._allowances[task.ticket]:
             self._producer.mark("blocked", index)
-            while job.allowance != NO_LIMIT and index >= job.allowance:
+            while index >= self._allowances[task.ticket]:
                 self._hear(block=True)
-                self._check_wanted(job.task)
+                self._check_wanted(task)
             self._producer.mark("")
 
     def _check_wanted(self, task: Task) -> None:
@@ -208,43 +199,44 @@ class Server:
             in_segment,
             len(encoded.parts),
             len(envelope),
+            size_bytes,
             digest,
         )
         if self._recorder is not None and (produced.is_last or self._recorder.is_due):
-            self._recorder.flush()
+            self._send_events()
         self._clock.count()
         self._channel.send(Kind.ITEM, b"".join((head, encoded.layout, tail)))
 
     def _take_segment(self, task: Task, size_bytes: int) -> Segment:
-        # Segments that were given back meanwhile are warm: a large microbatch goes there, not to the next free one.
+        # Segments that came back meanwhile are warm: a large microbatch uses one of them instead of the next free one.
         segment = None if size_bytes >= _LARGE_BYTES else self._pool.take_free(size_bytes)
         if segment is None:
             self._hear(block=False)
             self._check_wanted(task)
             segment = self._take_returning(task, size_bytes) or self._pool.take(size_bytes)
         if segment is None:
-            self._tell_starved(size_bytes)
+            self._report_shortage(size_bytes)
             with self._clock.within("blocked"):
-                told_s = time.monotonic()
+                reported_s = time.monotonic()
                 while segment is None:
-                    # Nobody tells of memory that a control group has again.
+                    # No message comes when a control group has memory again.
                     is_short = self._pool.group_bytes is not None
                     self._hear(block=not is_short or self._channel.wait(_SHORT_S))
                     self._check_wanted(task)
                     segment = self._pool.take(size_bytes)
-                    if is_short and segment is None and time.monotonic() > told_s + _TELL_AGAIN_S:
-                        self._tell_starved(size_bytes)
-                        told_s = time.monotonic()
+                    if is_short and segment is None and time.monotonic() > reported_s + _REPORT_AGAIN_S:
+                        self._report_shortage(size_bytes)
+                        reported_s = time.monotonic()
         return segment
 
-    def _tell_starved(self, size_bytes: int) -> None:
+    def _report_shortage(self, size_bytes: int) -> None:
         pool = self._pool
         group_bytes = -1 if pool.group_bytes is None else pool.group_bytes
         numbers = (pool.size_of(size_bytes), pool.held_bytes, self._limit_bytes, group_bytes)
-        self._channel.send(Kind.STARVED, STARVED.pack(*numbers))
+        self._channel.send(Kind.MEMORY_SHORTAGE, MEMORY_SHORTAGE.pack(*numbers))
 
     def _take_returning(self, task: Task, size_bytes: int) -> Segment | None:
-        """Return a free segment; where many are out, one that comes back within a moment: a new one costs as much."""
+        """Return a free segment; if many are in use, one that comes back within a moment: a new one costs as much."""
         segment = self._pool.take_free(size_bytes)
         if segment is None and self._pool.num_segments >= _MANY_SEGMENTS and self._channel.wait(_MOMENT_S):
             self._hear(block=False)
@@ -253,11 +245,11 @@ class Server:
         return segment
 
     def _send_events(self) -> None:
-        if self._recorder is not None:
-            self._recorder.flush()
+        if self._recorder is not None and (events := self._recorder.take()):
+            self._channel.send(Kind.EVENTS, events)
 
     def _hear(self, *, block: bool) -> None:
-        """Take what the trainer has said; wait for at least one message if ``block``."""
+        """Act on the trainer's messages; wait for at least one if ``block``."""
         self._num_unheard, self._heard_s = 0, time.monotonic()
         frame = self._channel.receive()
         while frame is None and block:
@@ -269,8 +261,8 @@ class Server:
             except ChannelClosed:
                 raise
             except Exception as error:
-                # Taken for the dataset's, it would fail one shard, and a lost task would be waited for in vain.
-                raise _UnheardError("a message of the trainer's could not be taken in") from error
+                # It would pass for an error of the dataset's, and the trainer would wait for a lost task forever.
+                raise _UnheardError("the worker could not act on a message of the trainer's") from error
             frame = self._channel.receive_buffered()
 
     def _obey(self, kind: int, body: bytes) -> None:
@@ -281,20 +273,18 @@ class Server:
                 self._pool.discard(CREDIT.unpack(body)[0])
             case Kind.ALLOW:
                 ticket, allowance = ALLOWANCE.unpack(body)
-                for job in self._jobs:
-                    if job.task.ticket == ticket:
-                        job.allowance = allowance
+                if ticket in self._allowances:
+                    self._allowances[ticket] = allowance
             case Kind.ASSIGN:
                 task, allowance = unpack_task(body)
-                self._jobs.append(_Job(task, allowance))
+                self._allowances[task.ticket] = sys.maxsize if allowance == NO_LIMIT else allowance
+                self._tasks.append(task)
             case Kind.CANCEL:
                 self._cancelled_below = TICKET.unpack(body)[0]
-                # The first job is the one in work: it ends itself.
-                self._jobs = deque(
-                    job
-                    for place, job in enumerate(self._jobs)
-                    if place == 0 or job.task.ticket >= self._cancelled_below
-                )
+                # The first task is the one in work: it ends itself.
+                while len(self._tasks) > 1 and self._tasks[1].ticket < self._cancelled_below:
+                    self._allowances.pop(self._tasks[1].ticket)
+                    del self._tasks[1]
             case _:
                 raise ValueError(f"the trainer sent a message of unknown kind {kind}")
 
@@ -305,8 +295,11 @@ class Server:
         self._channel.send(Kind.RETIRE, CREDIT.pack(index))
 
 
-def _told(raised: BaseException) -> WorkerError:
-    """Return an error for what must not be raised in the trainer: a dataset's SystemExit would end it without a word."""
-    error = WorkerError(f"the dataset raised {type(raised).__name__}({raised})")
-    error.__cause__ = raised
-    return error
+def _reportable(raised: BaseException) -> Exception:
+    """Return an error to raise in the trainer: a dataset's own SystemExit would end it silently."""
+    if isinstance(raised, Exception):
+        return raised
+    try:
+        raise WorkerError(f"the dataset raised {type(raised).__name__}({raised})") from raised
+    except WorkerError as error:
+        return error

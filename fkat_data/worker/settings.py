@@ -1,4 +1,4 @@
-"""What a worker is told at birth."""
+"""What a worker needs to start."""
 
 from typing import Any, NamedTuple
 
@@ -10,16 +10,16 @@ __all__ = ["WorkerSettings"]
 
 
 class WorkerSettings(NamedTuple):
-    """What a worker is told at birth.
+    """What a worker needs to start.
 
     Attributes:
         factory: Makes the iterable of a shard's microbatches.
         seed: The loader's seed.
         dp_rank: The loader's data-parallel rank.
         limit_bytes: Shared memory that the worker may take.
-        profiler: Told of the worker's actions.
+        profiler: The user's; the worker has its own copy.
         default_dtype: torch's default, as the trainer has it.
-        is_digested: Whether microbatches are to have digests.
+        is_digested: Whether to digest each microbatch.
         is_traced: Whether the trainer wants events of a timeline.
     """
 

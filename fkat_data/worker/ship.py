@@ -1,4 +1,4 @@
-"""The user's objects on their way to a worker: pickled by value where need be, and named where they cannot go."""
+"""Ship the user's objects to a worker: pickle them by value if need be, and name what cannot be pickled."""
 
 import contextlib
 import functools
@@ -21,14 +21,14 @@ _DEEPEST = 12
 
 
 def ship(settings: Any, **users: Any) -> int:
-    """Return a descriptor of anonymous memory with what a worker is told at birth; the caller closes it.
+    """Return a descriptor of anonymous memory with what a worker needs to start; the caller closes it.
 
     Args:
         settings: What is sent.
-        users: The user's objects in it, by the names of the arguments that they came in.
+        users: The user's objects in it, by the names of their arguments.
 
     Raises:
-        ConfigurationError: Part of a user's object cannot be pickled; it is named by its path of attributes.
+        ConfigurationError: Part of a user's object cannot be pickled; the error names its path of attributes.
     """
     paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109 - sys.path holds strings
     try:

@@ -1,4 +1,4 @@
-"""A worker in a process of its own, as the trainer talks to it."""
+"""A worker in a process of its own, from the trainer's side."""
 
 import contextlib
 import os
@@ -10,9 +10,8 @@ from typing import Any
 
 from fkat_data.errors import WorkerError
 from fkat_data.observe.events import MAIN_THREAD
-from fkat_data.observe.profile import TrainerProfile
+from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageTimes, stage_times
-from fkat_data.observe.statistics import Waiting
 from fkat_data.observe.timeline import Timeline
 from fkat_data.plan.task import Task
 from fkat_data.transport.channel import Channel, ChannelClosed, Frame
@@ -24,10 +23,10 @@ from fkat_data.worker.messages import (
     CREDIT,
     END,
     ITEM,
+    MEMORY_SHORTAGE,
     NO_SEGMENT,
     PAGE_BYTES,
     SEGMENT,
-    STARVED,
     TICKET,
     End,
     Failure,
@@ -55,9 +54,8 @@ class ProcessWorker:
         stacks: A descriptor of memory for the worker's stacks (see ``WorkerProcess``); stays the caller's.
         worker_index: Its number among the loader's workers.
         limit_bytes: Shared memory that the worker may take.
-        profile: Told when a microbatch is decoded.
-        waiting: Told how long the trainer has waited.
-        timeline: Given the worker's events; None: it sends none.
+        sink: Gets the trainer's waits, and a range for each decoding.
+        timeline: Gets the worker's events; None: it sends none.
         is_zero_copy: Whether microbatches are views of shared memory, or copies.
     """
 
@@ -67,14 +65,12 @@ class ProcessWorker:
         stacks: int,
         worker_index: int,
         limit_bytes: int,
-        profile: TrainerProfile,
-        waiting: Waiting,
+        sink: EventSink,
         timeline: Timeline | None = None,
         *,
         is_zero_copy: bool,
     ) -> None:
-        self._profile = profile
-        self._waiting = waiting
+        self._sink = sink
         self._timeline = timeline
         self._num_received = 0
         self._is_zero_copy = is_zero_copy
@@ -98,10 +94,10 @@ class ProcessWorker:
             timeline.name_thread(self.pid, MAIN_THREAD, "production")
         self._channel = Channel(ours)
         if self._process.pidfd is not None:
-            # The process is watched as well as the pipe, which a child of the worker may hold open.
+            # Beside the pipe, which a child of the worker may hold open.
             self._channel.watch(self._process.pidfd)
-        self._given_back = given_back = _Credits(self._channel, limit_bytes)
-        self._leases = SegmentLeases(given_back, given_back.discard)
+        self._credits = _Credits(self._channel, limit_bytes)
+        self._leases = SegmentLeases(self._credits.give, self._credits.discard)
         self._is_hung_up = False
         self._is_closed = False
         self._last_begun = -1
@@ -114,7 +110,7 @@ class ProcessWorker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the worker can be given tasks."""
+        """Whether the worker can take tasks."""
         return not self._is_closed and not self._process.is_dead()
 
     @property
@@ -124,7 +120,7 @@ class ProcessWorker:
 
     @property
     def num_segments(self) -> int:
-        """Pieces of shared memory that the worker has."""
+        """The worker's pieces of shared memory."""
         return self._leases.num_mapped
 
     @property
@@ -138,7 +134,7 @@ class ProcessWorker:
         return self._num_received
 
     def times(self) -> StageTimes:
-        """Return what the worker has spent its time on."""
+        """Return how the worker spent its time."""
         return stage_times(self._page, time.perf_counter())
 
     def dismiss(self) -> None:
@@ -146,7 +142,7 @@ class ProcessWorker:
         self._channel.finish_sending()
 
     def take_events(self, deadline_s: float) -> None:
-        """Take in the events that a dismissed worker sends, and drop all else, up to ``deadline_s`` (monotonic)."""
+        """Receive the events that a dismissed worker sends, and drop all else, up to ``deadline_s`` (monotonic)."""
         with contextlib.suppress(ChannelClosed, WorkerError):
             while self._timeline is not None and (left_s := deadline_s - time.monotonic()) > 0:
                 frame = self._channel.receive()
@@ -157,7 +153,7 @@ class ProcessWorker:
                     return
 
     def has_begun(self, ticket: int) -> bool:
-        """Return whether the worker is known to have set to work on a task."""
+        """Return whether the worker has reported that it works on a task."""
         return self._last_begun >= ticket
 
     def stack(self) -> str:
@@ -177,7 +173,7 @@ class ProcessWorker:
         self._channel.post(Kind.CANCEL, TICKET.pack(ticket))
 
     def receive(self, *, timeout_s: float | None) -> Message | None:
-        """Return the next message, or None if none comes within ``timeout_s``; None waits for as long as it takes.
+        """Return the next message, or None if none comes within ``timeout_s``; None: wait without a limit.
 
         Raises:
             WorkerGone: The process is gone, and everything that it sent was received.
@@ -187,15 +183,18 @@ class ProcessWorker:
                 frame = self._channel.receive()
             except ChannelClosed:
                 raise self._gone() from None
-            if frame is not None:
-                message = self._understand(frame)
+            if frame is None:
+                if timeout_s == 0 or not self._wait(timeout_s):
+                    return None
+            elif frame.kind == _ITEM_KIND:
+                return self._item(frame.body)
+            else:
+                message = self._control(frame)
                 if message is not None:
                     return message
-            elif timeout_s == 0 or not self._wait(timeout_s):
-                return None
 
     def hang_up(self) -> None:
-        """Close the pipe: the worker ends when it next looks at it, and a thread that waits for the worker wakes up."""
+        """Close the pipe: the worker ends when it next reads, and a thread that waits for the worker wakes up."""
         self._is_hung_up = True
         self._channel.hang_up()
 
@@ -210,16 +209,16 @@ class ProcessWorker:
         try:
             self._process.close(timeout_s)
         finally:
-            # Not before: a thread that waits in receive() is to be woken, and to find its descriptors as they were.
+            # Only now: a thread that waits in receive() wakes up, and must find its descriptors as they were.
             self._channel.close()
             self._leases.clear()
 
     def share(self) -> None:
-        """Before a fork: what its child inherits must not be written again."""
+        """Before a fork: mark what the child inherits, as it must not be written again."""
         self._leases.share()
 
     def abandon(self) -> None:
-        """In a forked child: let go of what would keep the worker alive, and of nothing else."""
+        """In a forked child: close what would keep the worker alive, and nothing else."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -227,12 +226,12 @@ class ProcessWorker:
         self._process.abandon()
 
     def _wait(self, timeout_s: float | None) -> bool:
-        """Wait for something to receive; return whether there is."""
+        """Wait for a message; return whether one has arrived."""
         began_s = time.perf_counter()
         try:
             has_arrived = self._channel.wait(timeout_s)
         finally:
-            self._waiting.add(began_s, time.perf_counter())
+            self._sink.waited(began_s, time.perf_counter())
         if not has_arrived and self._process.is_dead():
             raise self._gone()
         return has_arrived
@@ -243,23 +242,16 @@ class ProcessWorker:
                 f"this loader belongs to process {self._owner_pid}; make one in process {os.getpid()}, "
                 "which was forked from it"
             )
-        if self._is_hung_up:  # by another thread; the worker is given the time to leave
+        if self._is_hung_up:  # by another thread, which gives the worker time to leave
             return WorkerGone(self.pid, None, "")
         self._process.kill()
         self._process.join(1.0)
         return WorkerGone(self.pid, self._process.exit_code, self._process.last_words)
 
-    def _starved(self, body: bytes) -> MemoryShortage:
-        starved = MemoryShortage(*STARVED.unpack(body))
-        if starved.group_bytes >= 0:
-            self._given_back.is_urgent = True
-        return starved
-
-    def _understand(self, frame: Frame) -> Message | None:
+    def _control(self, frame: Frame) -> Message | None:
+        """Act on a message that is no microbatch; return it if the loader has to act, too."""
         body = frame.body
         match frame.kind:
-            case Kind.ITEM:
-                return self._item(body)
             case Kind.SEGMENT:
                 index, size_bytes = SEGMENT.unpack(body)
                 self._leases.add(index, self._channel.take_descriptor(), size_bytes)
@@ -271,8 +263,11 @@ class ProcessWorker:
                 return Failure(TICKET.unpack_from(body)[0], unpack_failure(body[TICKET.size :]))
             case Kind.BEGIN:
                 self._last_begun = TICKET.unpack(body)[0]
-            case Kind.STARVED:
-                return self._starved(body)
+            case Kind.MEMORY_SHORTAGE:
+                shortage = MemoryShortage(*MEMORY_SHORTAGE.unpack(body))
+                if shortage.group_bytes >= 0:
+                    self._credits.hurry()
+                return shortage
             case Kind.EVENTS:
                 if self._timeline is not None:
                     self._timeline.write(body)
@@ -282,10 +277,11 @@ class ProcessWorker:
 
     def _item(self, body: bytes) -> Message:
         self._num_received += 1
-        ticket, index, is_last, segment, in_segment, num_parts, envelope_bytes, digest = ITEM.unpack_from(body)
-        start = ITEM.size + 8 * num_parts
+        ticket, index, is_last, segment, in_segment, num_parts, envelope_bytes, size_bytes, digest = ITEM.unpack_from(
+            body
+        )
         sizes: tuple[int, ...] = struct.unpack_from(f"<{num_parts}q", body, ITEM.size)
-        size_bytes = copied_size([size if size >= 0 else -1 - size for size in sizes])
+        start = ITEM.size + 8 * num_parts
         base: Any
         offset = 0
         if segment == NO_SEGMENT:
@@ -300,8 +296,8 @@ class ProcessWorker:
             if not self._is_zero_copy:
                 base, offset = bytearray(memoryview(base)[offset : offset + size_bytes]), 0
         try:
-            if self._profile.is_active:
-                with self._profile.range("decode"):
+            if self._sink.is_profiled():
+                with self._sink.range("decode"):
                     microbatch = decode(envelope, sizes, base, offset)
             else:
                 microbatch = decode(envelope, sizes, base, offset)
@@ -311,8 +307,11 @@ class ProcessWorker:
         return Item(ticket, index, None if is_last < 0 else bool(is_last), microbatch, size_bytes, digest)
 
 
+_ITEM_KIND = int(Kind.ITEM)
+
+
 class _Credits:
-    """Gives segments back to their worker; called by finalisers, so it holds nothing but the channel.
+    """Gives segments back to their worker. Finalisers call it, so it holds nothing but the channel.
 
     A credit wakes the worker: small ones wait for each other, or for the trainer to wait.
     """
@@ -321,10 +320,13 @@ class _Credits:
         self._channel = channel
         self._deferred_bytes = 0
         self._most_deferred_bytes = min(_LARGE_CREDIT_BYTES, limit_bytes // 8)
-        self.is_urgent = False
-        """Whether none is to wait: the worker has less memory than its limit says."""
 
-    def __call__(self, index: int, size_bytes: int) -> None:
+    def hurry(self) -> None:
+        """Defer no credit from now on: the worker has less memory than its limit says."""
+        self._most_deferred_bytes = 0
+
+    def give(self, index: int, size_bytes: int) -> None:
+        """Give a segment back."""
         self._give(Kind.CREDIT, index, size_bytes)
 
     def discard(self, index: int, size_bytes: int) -> None:
@@ -334,7 +336,7 @@ class _Credits:
     def _give(self, kind: Kind, index: int, size_bytes: int) -> None:
         self._channel.defer(kind, CREDIT.pack(index))
         self._deferred_bytes += size_bytes
-        if self._deferred_bytes >= self._most_deferred_bytes or self.is_urgent:
+        if self._deferred_bytes >= self._most_deferred_bytes:
             self._deferred_bytes = 0
             self._channel.flush()
 

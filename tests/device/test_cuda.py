@@ -118,7 +118,7 @@ def test_the_host_waits_for_nothing():
         for _ in range(50):  # memory of the device and of page locks is got
             next(microbatches)
         torch.cuda.synchronize()
-        streams = [torch.cuda.current_stream(), loader._delivery._mover._engine._stream]
+        streams = [torch.cuda.current_stream(), loader._delivery._placement.mover._engine._stream]
         markers = []
         for stream in streams:
             with torch.cuda.stream(stream):

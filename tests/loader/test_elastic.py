@@ -154,7 +154,7 @@ def test_what_was_split_anew_is_logged_once(caplog):
     with caplog.at_level(logging.INFO, logger="fkat_data"):
         loader.load_state_dict(state)
     (record,) = caplog.records
-    assert record.getMessage().startswith("state of 3 data-parallel ranks split anew over 2, from epoch 0 on: ")
+    assert record.getMessage().startswith("state of 3 data-parallel ranks split again over 2, from epoch 0 on: ")
 
 
 class Secretive(ShardSampler):

@@ -38,12 +38,12 @@ def test_failing_shards_are_skipped_counted_and_logged(caplog):
     skips = ShardSkips(2, skips=True)
     with caplog.at_level(logging.WARNING):
         assert skips.may_skip(task(0, 3), ValueError("bad row"), is_whole_epoch_lost=False)
-    assert "shard 's3' (epoch 0, shard index 3), the 1. shard skipped in this epoch: ValueError: bad row" in caplog.text
+    assert "shard 's3' (epoch 0, shard index 3), skip 1 of at most 2 in this epoch: ValueError: bad row" in caplog.text
     assert skips.may_skip(task(0, 5), OSError("gone"), is_whole_epoch_lost=False)
     assert skips.shards(0) == (3, 5)
     error = ValueError("one more")
     assert not skips.may_skip(task(0, 6), error, is_whole_epoch_lost=False)
-    assert error.__notes__ == ["fkat_data: not skipped: 2 shards were, in this epoch (max_skipped_shards)"]
+    assert error.__notes__ == ["fkat_data: not skipped: 2 shards of this epoch already were (max_skipped_shards)"]
     assert skips.may_skip(task(1, 0), ValueError("the next epoch"), is_whole_epoch_lost=False)
     assert (skips.shards(0), skips.shards(1), skips.total) == ((), (0,), 3)
 
@@ -67,4 +67,4 @@ def test_nothing_is_skipped_by_default_and_no_epoch_is_lost_in_silence():
     assert not ShardSkips(9, skips=False).may_skip(task(), ValueError(), is_whole_epoch_lost=False)
     error = ValueError()
     assert not ShardSkips(9, skips=True).may_skip(task(), error, is_whole_epoch_lost=True)
-    assert error.__notes__ == ["fkat_data: not skipped: no shard of this epoch gave anything"]
+    assert error.__notes__ == ["fkat_data: not skipped: no shard of this epoch gave a microbatch"]

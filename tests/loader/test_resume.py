@@ -175,7 +175,7 @@ def test_a_state_loaded_while_an_iteration_runs_takes_effect_at_the_next(uninter
     iterator = iter(loader)
     next(iterator)
     loader.load_state_dict(states[3])
-    with pytest.raises(RuntimeError, match="was given a state"):
+    with pytest.raises(RuntimeError, match="loaded a state"):
         next(iterator)
     assert following(loader, len(microbatches) - 3) == microbatches[3:]
 
@@ -274,7 +274,7 @@ def test_the_local_state_asks_nothing_of_a_worker():
     with make(["list-a-9"], multiprocessing=True) as loader:
         next(iter(loader))
         state = loader.local_state_dict()
-        for worker in loader._crew.workers:
+        for worker in loader._pool.workers:
             os.kill(worker.pid, signal.SIGKILL)
             while worker.is_alive:
                 time.sleep(0.01)

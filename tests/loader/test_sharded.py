@@ -158,7 +158,7 @@ def test_a_newer_iterator_replaces_the_older(multiprocessing):
 def test_a_loader_cannot_be_iterated_twice_at_once(multiprocessing):
     with (
         make(multiprocessing=multiprocessing) as loader,
-        pytest.raises(StaleIteratorError, match="iterated anew"),
+        pytest.raises(StaleIteratorError, match="began a newer iteration"),
     ):
         list(zip(iter(loader), _begun(loader), strict=False))
 
@@ -470,7 +470,7 @@ def test_a_worker_is_deaf_to_ctrl_c_and_sigterm():
     with make(["a"], factory, multiprocessing=True, num_microbatch_prefetches=0) as loader:
         iterator = iter(loader)
         next(iterator)
-        pid = loader._crew.workers[0].pid
+        pid = loader._pool.workers[0].pid
         os.kill(pid, signal.SIGINT)
         os.kill(pid, signal.SIGTERM)
         assert [int(microbatch) for microbatch in iterator] == [1, 2, 3]

@@ -109,11 +109,11 @@ def test_the_file_is_whole_after_every_write(tmp_path_factory, batches):
     path = tmp_path_factory.mktemp("timeline") / "run.json"
     timeline = Timeline(path, "trainer")
     num_written = len(json.loads(path.read_text()))
-    recorder = EventRecorder(timeline.write, 7, MAIN_THREAD)
+    recorder = EventRecorder(7, MAIN_THREAD)
     for batch in batches:
         for label, began_s, duration_s, index in batch:
             recorder.add("build", began_s, began_s + duration_s + 0.001, index, label)
-        recorder.flush()
+        timeline.write(recorder.take())
         num_written += len(batch)
         events = json.loads(path.read_text())
         assert len(events) == num_written
@@ -133,7 +133,7 @@ def factory(shard):
 loader = ShardedDataLoader(0, ["a"], factory, max_worker_restarts=1, trace=sys.argv[1])
 for index, microbatch in enumerate(loader):
     if index == 400:
-        os.kill(os.getpid() if sys.argv[2] == "trainer" else loader._crew.workers[0].pid, signal.SIGKILL)
+        os.kill(os.getpid() if sys.argv[2] == "trainer" else loader._pool.workers[0].pid, signal.SIGKILL)
     if index == 900:
         break
 """
@@ -151,14 +151,12 @@ def test_a_killed_process_does_not_spoil_the_file(victim, tmp_path):
 
 
 def test_microbatches_come_too_fast_to_draw_them_all():
-    written = []
-    recorder = EventRecorder(written.append, 1, 1)
+    recorder = EventRecorder(1, 1)
     for index in range(10_000):  # one each 10 µs, for a tenth of a second
         recorder.add("produce", index * 1e-5, index * 1e-5 + 4e-6, index)
         recorder.add("encode", index * 1e-5 + 4e-6, index * 1e-5 + 8e-6, index)
     recorder.add("build", 1.0, 1.5)
-    recorder.flush()
-    lines = written[0].decode().splitlines()
+    lines = recorder.take().decode().splitlines()
     assert 200 < len(lines) < 500
     places = [json.loads(line.rstrip(","))["args"]["index"] for line in lines[:-1]]
     assert places[::2] == places[1::2]  # a microbatch is drawn whole or not at all
@@ -196,7 +194,7 @@ def test_a_loader_that_was_closed_goes_on_in_its_file(tmp_path):
 
 
 def test_each_of_several_ranks_has_its_own_file(tmp_path):
-    open_timeline(tmp_path / "run.json", 3, 4).tell("now", LoaderStatistics())
+    open_timeline(tmp_path / "run.json", 3, 4).record("now", LoaderStatistics())
     assert [path.name for path in tmp_path.iterdir()] == ["run-rank3.json"]
     assert "trainer, rank 3" in (tmp_path / "run-rank3.json").read_text()
 
@@ -213,7 +211,7 @@ def test_a_forked_child_writes_nothing(tmp_path):
     before = (tmp_path / "run.json").read_bytes()
     child = os.fork()
     if child == 0:
-        timeline.tell("now", LoaderStatistics())
+        timeline.record("now", LoaderStatistics())
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert (tmp_path / "run.json").read_bytes() == before

@@ -35,7 +35,7 @@ CASES = {
         dataclasses.replace(STARVED, waited_s=0.04),
         "caller",
         "",
-        "the trainer waited 0.4 % of the time: not the loader limits the speed, but what is done with it",
+        "the trainer waited 0.4 % of the time: the caller limits the speed, and the loader keeps up",
     ),
     "the dataset": (
         STARVED,
@@ -106,13 +106,13 @@ CASES = {
     "memory": (
         dataclasses.replace(STARVED, produce_s=3.0, blocked_s=6.0),
         "produce",
-        "let them run further ahead: raise num_microbatch_prefetches (-1: no limit) or memory_limit_bytes",
+        "let them prefetch more: raise num_microbatch_prefetches (-1: no limit) or memory_limit_bytes",
         None,
     ),
     "nothing ahead": (
         dataclasses.replace(STARVED, produce_s=3.0, idle_s=6.0, num_shard_prefetches=0),
         "produce",
-        "raise num_shard_prefetches from 0 to 1, so that the next shard is begun before it is asked for",
+        "raise num_shard_prefetches from 0 to 1, so that the next shard begins before the caller needs it",
         None,
     ),
     "few shards": (
@@ -140,7 +140,7 @@ CASES = {
         LoaderStatistics(delivered=1, elapsed_s=1.0, waited_s=1.0, num_workers=1),
         "none",
         "",
-        "the trainer waited 100 % of the time; what the workers did is not known",
+        "the trainer waited 100 % of the time; the workers' activity is unknown",
     ),
 }
 

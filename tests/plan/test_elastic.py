@@ -40,7 +40,7 @@ class World:
         if num_left == place.microbatch:
             self.places[rank] = place.after_shard(is_last_shard=is_last_shard)
             return None
-        moved = place.after_microbatch()
+        moved = place._replace(microbatch=place.microbatch + 1, step=place.step + 1)
         is_last = moved.microbatch == num_left
         self.places[rank] = moved.after_shard(is_last_shard=is_last_shard) if is_last else moved
         return place.epoch, size, piece.dp_rank, piece.shard_index, piece.first_microbatch + place.microbatch

@@ -268,7 +268,6 @@ def test_an_abandoned_channel_leaves_its_twin_in_the_parent_alive(ends):
 @given(sizes=st.lists(st.integers(0, 400_000), min_size=1, max_size=6), carries=st.booleans())
 @settings(max_examples=30, deadline=None)
 def test_what_is_sent_arrives_whole_and_it_is_known_when_that_has_to_wait(sizes, carries):
-    first, second = (Channel(sock) for sock in socket.socketpair())
     got, waits = [], []
 
     @contextlib.contextmanager
@@ -285,7 +284,8 @@ def test_what_is_sent_arrives_whole_and_it_is_known_when_that_has_to_wait(sizes,
                 os.close(second.take_descriptor())
             got.append((frame.kind, len(frame.body)))
 
-    first.while_full = while_full
+    ours, theirs = socket.socketpair()
+    first, second = Channel(ours, while_full), Channel(theirs)
     started = threading.Event()
     listener = threading.Thread(target=listen)
     listener.start()

@@ -101,7 +101,7 @@ class Trainer:
                 assert kind == Kind.BEGIN
 
     def _take_item(self, body):
-        ticket, index, is_last, segment, in_segment, num_parts, envelope_bytes, _ = ITEM.unpack_from(body)
+        ticket, index, is_last, segment, in_segment, num_parts, envelope_bytes, _, _ = ITEM.unpack_from(body)
         assert ticket not in self.failures
         assert index == len(self.received[ticket])
         assert not in_segment

@@ -1,0 +1,70 @@
+"""The one sink for what a loader's parts report: each part gets it when it is made, and knows no listener."""
+
+from contextlib import AbstractContextManager
+
+from fkat_data.observe.events import COPY_THREAD, LONG_S, EventRecorder
+from fkat_data.observe.profile import TrainerProfile
+from fkat_data.observe.timeline import Timeline
+from fkat_data.types import Profiler
+
+__all__ = ["EventSink"]
+
+
+class EventSink:
+    """Adds up how long the trainer waits; draws waits, moves and copies; opens ranges for profilers.
+
+    All times are on the clock of ``time.perf_counter``.
+
+    Args:
+        timeline: Where events are drawn; None: nowhere.
+        profiler: The user's profiler; None: only torch's own, while it records.
+    """
+
+    def __init__(self, timeline: Timeline | None = None, profiler: Profiler | None = None) -> None:
+        self._timeline = timeline
+        self._copies: EventRecorder | None = None
+        self._is_before_first = True
+        profile = TrainerProfile(profiler)
+        self.is_profiled = profile.is_active
+        """Returns whether a profiler listens; asked for each microbatch."""
+        self._range = profile.range
+        self.waited_s = 0.0
+        """Seconds that the trainer has waited."""
+        self.waited_first_s = 0.0
+        """Those of them before the first microbatch of an iteration."""
+
+    def range(self, name: str) -> AbstractContextManager[None]:
+        """Return a context in which the named action runs: ``wait``, ``decode`` or ``move``."""
+        return self._range(name)
+
+    def iteration_began(self) -> None:
+        """Record that an iteration begins."""
+        self._is_before_first = True
+
+    def first_delivered(self) -> None:
+        """Record that the caller has the first microbatch of an iteration."""
+        self._is_before_first = False
+
+    def waited(self, began_s: float, ended_s: float) -> None:
+        """Record a wait for a worker, or for copies to a device."""
+        duration_s = ended_s - began_s
+        self.waited_s += duration_s
+        if self._is_before_first:
+            self.waited_first_s += duration_s
+        if self._timeline is not None and duration_s > LONG_S:
+            self._timeline.recorder.add("wait", began_s, ended_s)
+
+    def moved(self, began_s: float, ended_s: float) -> None:
+        """Record how long the host issued the copies of a microbatch."""
+        if self._timeline is not None:
+            self._timeline.recorder.add("move", began_s, ended_s)
+
+    def copied(self, began_s: float, ended_s: float) -> None:
+        """Record how long the copies of a microbatch were under way; the first one opens the timeline's track."""
+        if self._timeline is None:
+            return
+        if self._copies is None:
+            self._copies = self._timeline.recorder_of(COPY_THREAD, "copies to the device")
+        self._copies.add("copy", began_s, ended_s)
+        if self._copies.is_due:
+            self._timeline.write(self._copies.take())
