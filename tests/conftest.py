@@ -1,20 +1,20 @@
 """What tests of several folders need: nothing left behind, and scripts run in processes of their own."""
 
-import contextlib
 import gc
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 # Modules here can be imported by spawned workers, which search the trainer's sys.path.
-sys.path.insert(0, str(Path(__file__).parent / "loader"))
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("loader", "lanes")]
+
+import leavings  # noqa: E402 - found by the path above
+from selection import LANES, LaneSelection  # noqa: E402 - found by the path above
 
 # Whoever starts the tests in the background may have them ignore these, and every program that they start as well.
 for _number in (signal.SIGINT, signal.SIGHUP):
@@ -24,41 +24,50 @@ for _number in (signal.SIGINT, signal.SIGHUP):
 _SETTLE_S = 5.0
 
 
+def pytest_addoption(parser):
+    parser.addoption("--lane", choices=list(LANES), default="all", help="which tests to run: %(choices)s")
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(LaneSelection(config.getoption("lane")), "lanes")
+
+
+def pytest_collection_finish():
+    # What is there now stays: no collection of garbage needs to look at it again.
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def processes():
+    """Permit the test to start processes and servers; fail it if a process, or its shared memory, outlives it."""
+    yield from _check_left(leavings.processes)
+
+
+@pytest.fixture(scope="session")
+def shared_processes():
+    """Permit a fixture that tests share to start processes and servers; it ends them itself."""
+
+
 @pytest.fixture
 def nothing_left_behind():
     """Fail the test if a process, a file of shared memory or a descriptor of its own outlives it."""
-    before = _leavings()
+    yield from _check_left(lambda: leavings.processes() | leavings.descriptors())
+
+
+def _check_left(look):
+    before, shared_memory = look(), leavings.SharedMemory()
     yield
     deadline = time.monotonic() + _SETTLE_S
-    while True:
-        gc.collect()
-        left = _leavings() - before
-        if not left:
-            return
+    while left := (look() - before) | shared_memory.left():
         if time.monotonic() > deadline:
             pytest.fail(f"left behind: {sorted(map(str, left))}")
+        gc.collect()
         time.sleep(0.02)
 
 
-def _leavings():
-    ours = {child.pid for child in psutil.Process().children(recursive=True)} | {os.getpid()}
-    left = {("process", pid) for pid in ours}
-    if Path("/dev/shm").is_dir():
-        for file in Path("/dev/shm").iterdir():
-            maker = re.match(r"torch_(\d+)_|psm_|fkat", file.name)
-            # torch names its files by the process that made them; other jobs on this machine make their own.
-            if maker and (not maker[1] or int(maker[1]) in ours or not psutil.pid_exists(int(maker[1]))):
-                left.add(("shared memory", file.name))
-    for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the descriptor of the listing itself
-            target = str(link.readlink())
-            if not target.startswith("/dev/nvidia"):  # a driver opens them when it likes, and keeps them
-                left.add(("descriptor", link.name, target))
-    return left
-
-
 @pytest.fixture
-def run_script(tmp_path):
+def run_script(processes, tmp_path):
     """Run a text as a Python program of its own and return its standard output."""
 
     def run(text, *arguments, by="file", timeout=120, check=True):

@@ -83,7 +83,7 @@ torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+def ranks(shared_processes, tmp_path_factory):
     """What two gloo ranks found."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "program.py").write_text(PROGRAM)

@@ -21,6 +21,7 @@ NAMES = sorted(path.relative_to(CONFIGS).with_suffix("").as_posix() for path in 
 
 SEQUENCE_LENGTH = 16
 NUM_SHARDS = 4
+WITH_WORKERS = {"train", "loader/sharded", "loader/mixture"}
 #: Of microbatches, where they are not those of the prepared rows.
 LENGTHS = {"data/packed": SEQUENCE_LENGTH}
 OF_ANY_LENGTH = {"data/bucketed", "data/budgeted"}
@@ -62,7 +63,10 @@ def test_the_walk_finds_the_tree():
     assert {"train", "train_debug", "loader/debug", "sampler/data_parallel", "data/stdlib"} <= set(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.with_processes if name in WITH_WORKERS else ()) for name in NAMES],
+)
 def test_every_configuration_gives_microbatches_that_its_model_takes(data, name):
     config = composed(data, name)
     model = instantiate(config.model)
@@ -104,6 +108,7 @@ def test_every_way_to_read_and_to_mix_resumes_exactly(data, name):
             assert [plain(microbatch) for microbatch in loader] == microbatches[position:]
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_debug_variant_gives_the_same_microbatches(data):
     epochs = []
     for name in ("train", "train_debug"):

@@ -128,6 +128,7 @@ def test_a_node_that_makes_its_own_parts_is_left_to_do_so():
     assert made.value == {"_target_": "fkat_data.Nothing"}
 
 
+@pytest.mark.usefixtures("processes")
 def test_importing_the_library_does_not_import_hydra():
     program = "import sys, fkat_data; sys.exit(any(name in sys.modules for name in ('hydra', 'omegaconf', 'fsspec')))"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -67,6 +67,7 @@ def test_any_order_of_visits_any_copy_and_any_worker_sees_the_same(keys, buffer_
     assert dataset.__getitems__(chosen) == [in_order[index] for index in chosen]
 
 
+@pytest.mark.usefixtures("processes")
 def test_another_process_sees_the_same():
     program = (
         "from dataset_examples import Keyed; from fkat_data.datasets import BufferSortedDataset;"
@@ -77,6 +78,7 @@ def test_another_process_sees_the_same():
     assert json.loads(printed) == list(BufferSortedDataset(Keyed([i * 7 % 5 for i in range(50)]), 16, 4, 3))
 
 
+@pytest.mark.usefixtures("processes")
 def test_workers_of_a_dataloader_see_the_same(nothing_left_behind):
     dataset = BufferSortedDataset(Keyed(np.arange(60) % 7), 20, 5, 1)
     alone = [batch.tolist() for batch in DataLoader(dataset, batch_size=5)]

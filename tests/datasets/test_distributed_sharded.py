@@ -298,6 +298,7 @@ def test_a_shard_without_a_length_is_named():
         )
 
 
+@pytest.mark.usefixtures("processes")
 def test_workers_of_a_dataloader_open_shards_of_their_own(nothing_left_behind):
     # A forked worker inherits neither a shard nor a thread that is under way.
     dataset = DistributedShardedDataset(list, params([6] * 4), rank=0, world_size=1, shuffle=True)

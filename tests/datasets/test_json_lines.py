@@ -150,6 +150,7 @@ def test_copies_and_pickles_read_alike_without_a_new_index(path, monkeypatch):
     assert dataset[4] == SAMPLES[4]
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_forked_process_reads_beside_its_parent(path):
     dataset = JsonDataset(path)
     dataset[0]
@@ -183,6 +184,7 @@ def test_any_file_system_of_fsspec_is_read(path):
         assert list(IterableJsonDataset(uri)) == SAMPLES
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_torch_dataloaders_workers_give_each_sample_once(path):
     loader = DataLoader(IterableJsonDataset(path), batch_size=None, num_workers=2)
     assert sorted(sample["number"] for sample in loader) == list(range(10))
@@ -258,6 +260,7 @@ def test_a_wrong_argument_is_named(path, kind, argument, value):
         kind(**{"paths": path, argument: value})
 
 
+@pytest.mark.usefixtures("processes")
 def test_without_zstandard_it_says_what_to_install(tmp_path):
     path = tmp_path / "lines.zst"
     path.write_bytes(COMPRESSIONS["zstd"](b"1\n"))

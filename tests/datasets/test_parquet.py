@@ -178,6 +178,7 @@ def test_copies_and_pickles_are_small_and_read_alike(path):
     assert len(pickle.dumps(dataset)) < 2000
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_forked_process_opens_its_own_files(path):
     dataset = ParquetDataset(path, ["label"])
     dataset[0]
@@ -405,6 +406,7 @@ def test_an_iterable_dataset_decodes_so_many_rows_at_a_time(tmp_path):
     assert most < 16 << 20
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_torch_dataloaders_workers_read_each_row_once(path):
     loader = DataLoader(IterableParquetDataset([path], ["label"]), batch_size=None, num_workers=2)
     assert sorted(row["label"] for row in loader) == list(range(10))
@@ -427,6 +429,7 @@ def test_an_iterable_dataset_names_what_is_wrong(tmp_path, path):
             IterableParquetDataset(**{"paths": path, argument: value})
 
 
+@pytest.mark.usefixtures("processes")
 def test_without_pyarrow_it_says_what_to_install():
     program = """
 import sys
@@ -442,6 +445,7 @@ except Exception as error:
     )
 
 
+@pytest.mark.usefixtures("processes")
 def test_importing_the_package_of_datasets_does_not_import_pyarrow():
     program = "import sys, fkat_data.datasets; sys.exit(bool({'pyarrow', 'fsspec', 'zstandard'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -149,6 +149,7 @@ torch.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_device_mesh_says_which_view_it_is(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -53,10 +53,12 @@ def is_wrong(engine, number, microbatch):
     return bool((microbatch["x"] != microbatch["index"]).any())
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_segment_is_not_given_back_before_it_was_read():
     assert wrong_microbatches(LateEngine()) == 0
 
 
+@pytest.mark.usefixtures("processes")
 def test_this_test_can_fail():
     assert wrong_microbatches(Forgetful()) > 0
 
@@ -76,6 +78,7 @@ def test_the_device_may_change_between_two_microbatches(multiprocessing):
         assert [int(microbatch["x"].unique()) for microbatch in kept] == list(range(NUM_MICROBATCHES))
 
 
+@pytest.mark.usefixtures("processes")
 def test_copies_that_are_late_are_waited_for_before_memory_runs_out():
     """They hold as much as the limit allows, and nobody else lets them go."""
 

@@ -37,6 +37,7 @@ def factory(shard):
         yield torch.full((20_000,), index), torch.full((50_000,), index)
 
 
+@pytest.mark.usefixtures("processes")
 def test_each_segment_is_locked_once_and_unlocked_before_it_goes():
     runtime = Runtime()
     locks = PageLocks(torch.device("cpu"), runtime)
@@ -53,6 +54,7 @@ def test_each_segment_is_locked_once_and_unlocked_before_it_goes():
     assert page_lock._locked == {}
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_refusal_is_told_once_and_remembered(caplog):
     runtime = Runtime(code=2)
     locks = PageLocks(torch.device("cpu"), runtime)

@@ -15,7 +15,7 @@ def _nothing_left_behind(nothing_left_behind):
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(processes, tmp_path):
     """Start a text as a trainer's program in a session of its own; it and all below it are gone at the end."""
     from programs import Program
 

@@ -243,12 +243,14 @@ def check_what_is_kept(num_trials):
         assert loader.statistics().delivered == num_trials * NUM_MICROBATCHES
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 @pytest.mark.parametrize("num_trials", [100, pytest.param(3000, marks=pytest.mark.slow)])
 def test_what_is_kept_never_changes_though_the_pool_is_at_its_smallest(num_trials):
     check_what_is_kept(num_trials)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 def test_the_same_trials_notice_memory_that_is_given_back_too_early(monkeypatch):
     def lease_for_no_time(self, index):

@@ -69,6 +69,7 @@ def begun(start, end, num_shards_ahead=0, num_microbatches_ahead=2):
     return program
 
 
+@pytest.mark.usefixtures("processes")
 def test_o01_a_killed_worker_is_an_error_at_once_that_tells_pid_shard_and_signal():
     with loader_of(lambda: os.kill(os.getpid(), signal.SIGKILL)) as loader:
         pid = loader._pool.workers[0].pid
@@ -98,6 +99,7 @@ def test_o04_an_uncaught_exception_ends_the_trainer(start):
     assert program.stderr.rstrip().endswith("ValueError: mine")
 
 
+@pytest.mark.usefixtures("processes")
 def test_o05_an_epoch_left_early_is_followed_by_a_whole_one():
     with loader_of(num_microbatch_prefetches=2) as loader:
         for _ in range(3):
@@ -149,6 +151,7 @@ loader.close()
     program.check_silent_end()
 
 
+@pytest.mark.usefixtures("processes")
 def test_o08_ctrl_c_ends_the_wait_for_a_sample_that_hangs():
     with loader_of(lambda: time.sleep(600)) as loader:
         iterator = iter(loader)
@@ -206,6 +209,7 @@ def failing(kind):
     return fail
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("number", "kind"), [("o10", ValueError), ("o11", TwoArgumentsError), ("o12", UnpicklableError)]
 )
@@ -221,6 +225,7 @@ def test_o10_o11_o12_an_exception_of_the_dataset_arrives_whole(number, kind):
     assert "test_original_failures.py" in story
 
 
+@pytest.mark.usefixtures("processes")
 def test_o13_a_factory_that_cannot_be_sent_is_refused_by_the_constructor_and_a_lambda_can_be():
     lock = threading.Lock()
     with pytest.raises(ConfigurationError, match=r"dataloader_factory\.<closure lock>"):
@@ -230,6 +235,7 @@ def test_o13_a_factory_that_cannot_be_sent_is_refused_by_the_constructor_and_a_l
     assert pickle.dumps is not None
 
 
+@pytest.mark.usefixtures("processes")
 def test_o14_o15_o16_numpy_arrives_as_views_and_nothing_is_taken_of_or_left_in_dev_shm():
     # O15: a full /dev/shm; none of it is needed. O16: a directory a shard was left in it.
     before = set(Path("/dev/shm").iterdir())
@@ -242,6 +248,7 @@ def test_o14_o15_o16_numpy_arrives_as_views_and_nothing_is_taken_of_or_left_in_d
     assert set(Path("/dev/shm").iterdir()) <= before
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("num_shards_ahead", [0, 3])
 def test_o17_o18_o20_a_state_of_any_moment_repeats_and_loses_nothing_and_needs_no_other_rank(num_shards_ahead):
     # O17: in a shard, and on its very edge. O18: before the first. O20: without torch.distributed.
@@ -285,6 +292,7 @@ class Jittery(Samples):
         return self.shard, index, float(torch.rand(())), float(np.random.random_sample())
 
 
+@pytest.mark.usefixtures("processes")
 def test_o21_the_random_numbers_hang_on_neither_timing_nor_depth():
     def run(num_shards_ahead):
         def load(shard):
@@ -316,6 +324,7 @@ def test_o23_a_constructor_that_fails_raises_its_own_error_alone(capfd):
     assert not hasattr(ShardedDataLoader, "__del__")
 
 
+@pytest.mark.usefixtures("processes")
 def test_o24_a_slow_shard_has_no_time_limit_of_its_own():
     with loader_of(lambda: time.sleep(1.0)) as loader:
         # Nothing waits with a limit: the one that there is concerns closing.
@@ -325,6 +334,7 @@ def test_o24_a_slow_shard_has_no_time_limit_of_its_own():
     assert "settimeout" not in source
 
 
+@pytest.mark.usefixtures("processes")
 def test_o25_waiting_costs_next_to_nothing():
     def slow(shard):
         yield 0

@@ -41,6 +41,7 @@ def hanging(shard):
     return DataLoader(Hanging(), batch_size=None)
 
 
+@pytest.mark.usefixtures("processes")
 def test_segments_lent_before_forks_come_back_after_them():
     with ShardedDataLoader(0, ["a", "b"], full, memory_limit_bytes=1 << 20) as loader:
         children, seen = [], []
@@ -58,6 +59,7 @@ def test_segments_lent_before_forks_come_back_after_them():
             os.waitpid(pid, 0)
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_a_forked_child_inherited_never_changes_under_it():
     ours, theirs = os.pipe()
     go, gone = os.pipe()
@@ -213,6 +215,7 @@ def numbered(shard):
     return (torch.full((3000,), int(shard) + index) for index in range(10))
 
 
+@pytest.mark.usefixtures("processes")
 def test_loaders_in_several_threads_and_several_in_one_are_each_right():
     received = {}
 
@@ -232,6 +235,7 @@ def test_loaders_in_several_threads_and_several_in_one_are_each_right():
         assert received[thread] == [(1000 * thread + index, 1000 * thread + 100 + index) for index in range(10)]
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_loader_outlives_the_thread_that_made_it():
     made = []
     thread = threading.Thread(target=lambda: made.append(ShardedDataLoader(0, ["100"], numbered)))
@@ -262,6 +266,7 @@ def waiting(loader, take, caught):
     return thread
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("close", ["close", "teardown", "on_exception"])
 @pytest.mark.parametrize("by", ["next", "load_batch_sync"])
 def test_closing_from_another_thread_ends_a_wait_with_a_clear_error(close, by):
@@ -316,6 +321,7 @@ def test_a_signals_handler_may_close_the_loader_that_waits_below_it(multiprocess
 # --- closing -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("processes")
 def test_closing_workers_that_all_hang_takes_no_longer_than_one():
     loader = ShardedDataLoader(0, ["a", "b", "c"], hanging, num_shard_prefetches=3)
     iterator = iter(loader)
@@ -332,6 +338,7 @@ def test_closing_workers_that_all_hang_takes_no_longer_than_one():
     assert not any(worker.is_running() for worker in workers)
 
 
+@pytest.mark.usefixtures("processes")
 def test_closing_again_and_again_in_every_state_is_no_error():
     loader = ShardedDataLoader(0, ["0", "100"], numbered)
     for num_taken in (0, 1, 9, 10, 20):
@@ -350,6 +357,7 @@ def test_closing_again_and_again_in_every_state_is_no_error():
         loader.on_exception(ValueError())
 
 
+@pytest.mark.usefixtures("processes")
 def test_closing_in_finally_lets_the_exception_through():
     loader = ShardedDataLoader(0, ["0"], numbered)
     with pytest.raises(ZeroDivisionError):  # noqa: PT012 - it is the finally that is under test
@@ -386,6 +394,7 @@ def test_a_constructor_that_fails_leaves_nothing_and_says_nothing_else(options, 
     assert not psutil.Process().children()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_constructor_that_cannot_start_a_worker_leaves_none(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     with pytest.raises(FileNotFoundError):

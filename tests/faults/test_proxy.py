@@ -12,6 +12,7 @@ def get(server, name, **headers):
         return answer.read()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_script_is_followed_and_counted(tmp_path):
     (tmp_path / "a").write_bytes(b"0123456789")
     (tmp_path / "b").write_bytes(b"other")
@@ -29,6 +30,7 @@ def test_a_script_is_followed_and_counted(tmp_path):
         assert server.ranges["a"] == [None, None, None, "bytes=3-5"]
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_server_that_is_down_resets_connections(tmp_path):
     (tmp_path / "a").write_bytes(b"here")
     with FaultServer(tmp_path) as server:

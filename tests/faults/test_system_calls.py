@@ -113,6 +113,7 @@ def check_worker(call, action, occurrence, tmp_path):
     return happened
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("call", "action", "occurrence"), [("sendto", "signal=KILL", 3), ("sendto", "error=ENOBUFS", 2)]
 )

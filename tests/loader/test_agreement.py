@@ -71,7 +71,7 @@ with open(f"{sys.argv[1]}/rank{rank}.json", "w") as file:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(shared_processes, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "program.py").write_text(PROGRAM)
     with socket.socket() as sock:

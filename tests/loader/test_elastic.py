@@ -238,6 +238,7 @@ def whole_ledger(dp_size):
     return sorted([*uninterrupted(inside, dp_size, 0), *uninterrupted(inside, dp_size, 1)])
 
 
+@pytest.mark.usefixtures("processes")
 def test_ranks_of_torchrun_go_on_as_three_and_as_one(tmp_path):
     torchrun(tmp_path, 2, 3, 0)
     torchrun(tmp_path, 3, 1, 0)
@@ -245,6 +246,7 @@ def test_ranks_of_torchrun_go_on_as_three_and_as_one(tmp_path):
     assert sorted(ledger) == sorted([*uninterrupted(inside, 2, 0), *uninterrupted(inside, 1, 1)])
 
 
+@pytest.mark.usefixtures("processes")
 def test_an_elastic_restart_after_a_killed_rank_delivers_each_microbatch_once(tmp_path):
     assert sorted(torchrun(tmp_path, 2, 0, 7, max_restarts=1)) == whole_ledger(2)
     assert {path.name for path in tmp_path.glob("resumed-*")} == {"resumed-0-in-round-1", "resumed-1-in-round-1"}

@@ -134,6 +134,7 @@ def test_an_exception_in_process_arrives_in_its_place_and_names_its_shard(kind, 
     check_arrival(make(["good", "bad", "good"], factory, num_shard_prefetches=1), kind, [7, 8, 0, 1, 2])
 
 
+@pytest.mark.usefixtures("processes")
 def test_every_exception_of_a_worker_process_arrives_in_its_place_and_names_its_shard():
     cases = [f"{kind}/{product}" for kind in kinds() for product in ("map", "stream")]
 
@@ -285,6 +286,7 @@ def test_ctrl_c_in_process_is_a_keyboard_interrupt_and_the_loader_goes_on_after_
     assert [*got, *iterator] == [0, 1, 2, 3]
 
 
+@pytest.mark.usefixtures("processes")
 def test_ctrl_c_while_a_sample_hangs_is_a_keyboard_interrupt_at_once_and_the_loader_goes_on_after_it():
     def factory(shard):
         yield 0
@@ -324,6 +326,7 @@ def test_a_memory_error_of_the_dataset_is_raised_again_and_skips_nothing(multipr
                 next(iterator)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_microbatch_larger_than_the_limit_is_refused_with_numbers():
     def factory(shard):
         return [torch.zeros(2 << 20, dtype=torch.uint8)]
@@ -360,6 +363,7 @@ def hoarded(product, size=100_000):
     return factory
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("product", ["map", "stream"])
 @pytest.mark.parametrize("num_microbatches_ahead", [-1, 1])
 def test_a_caller_who_keeps_microbatches_meets_the_limit_and_goes_on_after_letting_go(product, num_microbatches_ahead):
@@ -383,6 +387,7 @@ def test_a_caller_who_keeps_microbatches_meets_the_limit_and_goes_on_after_letti
         assert [int(microbatch[0]) for microbatch in iterator] == list(range(count, NUM_HOARDED))
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("product", ["map", "stream"])
 def test_a_limit_of_two_and_a_half_microbatches_is_enough_for_a_caller_who_keeps_one(product):
     with make(["a"], hoarded(product, 400_000), multiprocessing=True, memory_limit_bytes=1 << 20) as loader:
@@ -392,6 +397,7 @@ def test_a_limit_of_two_and_a_half_microbatches_is_enough_for_a_caller_who_keeps
         assert seen == list(range(NUM_HOARDED))
 
 
+@pytest.mark.usefixtures("processes")
 def test_microbatches_in_reference_cycles_are_let_go_before_the_limit_is_an_error():
     with make(["a"], hoarded("map"), multiprocessing=True, memory_limit_bytes=1 << 20) as loader:
         for microbatch in loader:
@@ -425,6 +431,7 @@ def deaths():
     }
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("death", deaths())
 def test_a_worker_that_dies_is_reported_within_a_second_after_what_it_had_made(death):
     how, exit_code, text = deaths()[death]
@@ -452,6 +459,7 @@ def test_a_worker_that_dies_is_reported_within_a_second_after_what_it_had_made(d
         assert epoch(resumed) == [2, 3]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("num_shards_ahead", [0, 2])
 def test_a_worker_killed_while_the_caller_waits_is_reported_within_a_second(num_shards_ahead):
     def factory(shard):
@@ -479,6 +487,7 @@ def test_a_worker_killed_while_the_caller_waits_is_reported_within_a_second(num_
         timer.join()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_dead_worker_is_noticed_though_a_child_of_its_own_holds_the_pipe_open():
     def factory(shard):
         import subprocess
@@ -511,6 +520,7 @@ def test_a_dead_worker_is_noticed_though_a_child_of_its_own_holds_the_pipe_open(
         children[0].kill()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_loader_whose_worker_died_works_again_after_close():
     with make(["list-a-3"], multiprocessing=True) as loader:
         iterator = iter(loader)
@@ -593,6 +603,7 @@ def test_a_factory_with_an_empty_cell_beside_a_lock_is_still_refused():
         make(["a"], factory, multiprocessing=True)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_class_that_the_worker_cannot_import_is_told_by_its_shard(monkeypatch):
     module = types.ModuleType("here_but_not_there")
     exec("class Factory:\n    def __call__(self, shard):\n        return []", module.__dict__)
@@ -661,6 +672,7 @@ def test_a_failed_move_loses_no_microbatch(multiprocessing):
         assert [index for index in got if index != "failed"] == [0, 1, 2, 3]
 
 
+@pytest.mark.usefixtures("processes")
 def test_numpy_arrays_are_views_that_stay_valid():
     def factory(shard):
         return [np.full(10_000, index) for index in range(5)]

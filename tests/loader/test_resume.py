@@ -270,6 +270,7 @@ def test_the_local_state_is_cheap(record_property):
     assert median_us < 5000  # the promise is 50: a bound that a noisy machine keeps
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_local_state_asks_nothing_of_a_worker():
     with make(["list-a-9"], multiprocessing=True) as loader:
         next(iter(loader))

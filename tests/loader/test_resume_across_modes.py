@@ -7,6 +7,8 @@ from test_resume import following, generators, walk
 
 from fkat_data import ShuffledShardSampler
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 NUM_EPOCHS = 2
 #: Shards ahead, microbatches ahead, zero copy: each value of each with some of the others.
 DEPTHS = [(0, -1, True), (0, 0, True), (1, 1, True), (1, 0, False), (3, 2, True), (3, -1, False)]

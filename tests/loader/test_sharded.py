@@ -253,6 +253,7 @@ def settled(folder):
     )
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("num_shards_ahead", [0, 1, 2])
 def test_as_many_shards_are_in_work_ahead_as_was_said(num_shards_ahead, tmp_path):
     shards = ["0", "1", "2", "3", "4", "5"]
@@ -262,6 +263,7 @@ def test_as_many_shards_are_in_work_ahead_as_was_said(num_shards_ahead, tmp_path
         assert settled(tmp_path)[0] == shards[: 1 + num_shards_ahead]
 
 
+@pytest.mark.usefixtures("processes")
 def test_prefetch_shards_has_more_of_them_made(tmp_path):
     shards = ["0", "1", "2", "3", "4", "5"]
     with make(shards, recording(tmp_path), multiprocessing=True) as loader:
@@ -270,6 +272,7 @@ def test_prefetch_shards_has_more_of_them_made(tmp_path):
         assert len(epoch(loader)) == 18
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("kind", [list, iter], ids=["of known length", "of unknown length"])
 @pytest.mark.parametrize("num_microbatches_ahead", [0, 1, 3])
 def test_no_more_microbatches_are_made_ahead_than_was_said(num_microbatches_ahead, kind, tmp_path):
@@ -380,6 +383,7 @@ def test_a_loader_can_be_closed_any_number_of_times_and_iterated_again(multiproc
     loader.close()
 
 
+@pytest.mark.usefixtures("processes")
 def test_leaving_the_context_ends_the_workers():
     def train():
         with make(multiprocessing=True) as loader:
@@ -391,6 +395,7 @@ def test_leaving_the_context_ends_the_workers():
     assert psutil.Process().children() == []
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_loader_that_is_dropped_ends_its_workers():
     loader = make(multiprocessing=True, num_shard_prefetches=2)
     next(iter(loader))
@@ -402,6 +407,7 @@ def test_a_loader_that_is_dropped_ends_its_workers():
     assert psutil.Process().children() == []
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_microbatch_outlives_its_loader():
     with make(["a"], lambda shard: [torch.arange(10_000)], multiprocessing=True) as loader:
         microbatch = next(iter(loader))
@@ -410,6 +416,7 @@ def test_a_microbatch_outlives_its_loader():
     assert torch.equal(microbatch, torch.arange(10_000))
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_constructor_does_not_wait_for_the_workers():
     def factory(shard):
         return [torch.tensor(os.getpid())]
@@ -425,6 +432,7 @@ def test_the_constructor_does_not_wait_for_the_workers():
     assert took < whole / 2
 
 
+@pytest.mark.usefixtures("processes")
 def test_workers_survive_across_epochs():
     def factory(shard):
         return [torch.tensor(os.getpid())]
@@ -435,6 +443,7 @@ def test_workers_survive_across_epochs():
         assert pids != {os.getpid()}
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_loader_can_be_made_and_used_in_a_thread():
     got = []
 
@@ -448,6 +457,7 @@ def test_a_loader_can_be_made_and_used_in_a_thread():
     assert got == [epoch(make())]
 
 
+@pytest.mark.usefixtures("processes")
 def test_no_signal_handler_is_changed():
     import signal
 
@@ -461,6 +471,7 @@ def test_no_signal_handler_is_changed():
     assert handlers() == before
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_worker_is_deaf_to_ctrl_c_and_sigterm():
     import signal
 
@@ -505,6 +516,7 @@ loader.close()
     assert done.stdout.endswith("[1, 2, 3, 4] 0\n")
 
 
+@pytest.mark.usefixtures("processes")
 def test_statistics_count_what_the_caller_received():
     def factory(shard):
         return [torch.zeros(10_000, dtype=torch.uint8) for _ in range(3)]
@@ -524,6 +536,7 @@ def test_statistics_count_what_the_caller_received():
         assert loader.statistics().held_bytes == 0
 
 
+@pytest.mark.usefixtures("processes")
 def test_only_what_was_not_there_was_waited_for():
     with make(["list-a-9"], multiprocessing=True) as loader:
         iterator = iter(loader)
@@ -550,6 +563,7 @@ def test_in_process_the_making_is_what_was_waited_for():
 # --- microbatches of every kind, through a real process ----------------------------------------------------------
 
 
+@pytest.mark.usefixtures("processes")
 def test_microbatches_of_every_size_and_kind_come_through_a_process():
     def factory(shard):
         rng = np.random.default_rng(0)
@@ -623,6 +637,7 @@ print("done")
     assert done.stdout == "done\n", done.stderr[-1500:]
 
 
+@pytest.mark.usefixtures("processes")
 def test_kept_microbatches_never_change():
     def factory(shard):
         generator = torch.Generator().manual_seed(len(shard))

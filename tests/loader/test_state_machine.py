@@ -216,6 +216,7 @@ def test_any_history_in_process_delivers_what_is_due():
     check(LoaderMachine, 60, 25)
 
 
+@pytest.mark.usefixtures("processes")
 def test_any_history_with_workers_delivers_what_is_due():
     check(ProcessMachine, 5, 12, UNSHRUNK)
 

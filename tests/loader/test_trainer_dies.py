@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 PROGRAM = """
 import os, sys, time
 import torch

@@ -29,6 +29,7 @@ def kill(loader, index, number=signal.SIGKILL):
             time.sleep(0.001)
 
 
+@pytest.mark.usefixtures("processes")
 @settings(max_examples=6, deadline=None)
 @given(
     kills=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=3),
@@ -51,6 +52,7 @@ def test_an_epoch_with_deaths_has_the_bits_of_one_without(kills, num_shards_ahea
         assert loader.statistics().delivered == len(expected)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_worker_killed_while_it_starts_is_replaced_too():
     with make(**RESTARTS) as loader:
         for _ in range(3):
@@ -60,6 +62,7 @@ def test_a_worker_killed_while_it_starts_is_replaced_too():
         assert loader.statistics().worker_restarts == 3
 
 
+@pytest.mark.usefixtures("processes")
 def test_kept_microbatches_of_a_dead_worker_stay_as_they_are():
     def factory(shard):
         return [torch.full((5000,), index) for index in range(6)]
@@ -82,6 +85,7 @@ def crashing(shard):
         yield torch.tensor(index)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_shard_that_kills_its_worker_twice_is_named_with_its_last_words():
     with make(["a", "b", "c"], crashing, **RESTARTS) as loader:
         found = []
@@ -95,6 +99,7 @@ def test_a_shard_that_kills_its_worker_twice_is_named_with_its_last_words():
         assert loader.step == 6
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_shard_that_kills_its_worker_is_skipped_where_that_is_asked_for(caplog):
     with make(["a", "b", "c"], crashing, on_shard_error="skip", **RESTARTS) as loader:
         with caplog.at_level(logging.WARNING):
@@ -104,6 +109,7 @@ def test_a_shard_that_kills_its_worker_is_skipped_where_that_is_asked_for(caplog
         assert "skipping the rest of shard 'b'" in caplog.text
 
 
+@pytest.mark.usefixtures("processes")
 def test_no_more_workers_are_replaced_than_was_allowed_in_an_epoch():
     with make(["list-a-9"], multiprocessing=True, max_worker_restarts=2, num_microbatch_prefetches=0) as loader:
         iterator = iter(loader)
@@ -132,6 +138,7 @@ class Unrepeatable:
         return torch.full((3,), GENERATOR.random())
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("factory", [unrepeatable, lambda shard: DataLoader(Unrepeatable())], ids=["list", "map"])
 def test_a_restart_that_is_not_provably_equal_is_an_error(factory):
     with make(["a"], factory, **RESTARTS, num_microbatch_prefetches=1, on_shard_error="skip") as loader:
@@ -174,6 +181,7 @@ with ShardedDataLoader(0, ["a"], factory) as loader:
     assert len(done.stderr) == 50 * 10_001
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_dead_worker_is_buried_with_its_children_though_the_trainer_computes():
     with make(["nested-a-40"], multiprocessing=True, num_microbatch_prefetches=1) as loader:
         next(iter(loader))
@@ -257,6 +265,7 @@ def sleeping(shard):
     yield torch.tensor(1)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("factory", [hanging, sleeping])
 def test_a_silent_worker_is_reported_with_its_stack_and_at_last_ended(factory, caplog):
     options = {"multiprocessing": True, "stall_warning_s": 0.25, "stall_timeout_s": 1.0}
@@ -278,6 +287,7 @@ def test_a_silent_worker_is_reported_with_its_stack_and_at_last_ended(factory, c
             assert f"in {'holding_the_lock_in_c' if factory is hanging else 'sleeping'}" in text
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_stopped_worker_is_told_of_as_such_and_replaced_at_the_timeout(caplog):
     options = {"stall_warning_s": 0.5, "stall_timeout_s": 4.0, "num_microbatch_prefetches": 0, **RESTARTS}
     with make(["list-a-5"], **options) as loader:
@@ -291,6 +301,7 @@ def test_a_stopped_worker_is_told_of_as_such_and_replaced_at_the_timeout(caplog)
         assert loader.statistics().worker_restarts == 1
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_slow_caller_is_no_stall(caplog):
     with make(MIXED, mixed, multiprocessing=True, stall_warning_s=0.3, stall_timeout_s=5.0) as loader:
         iterator = iter(loader)

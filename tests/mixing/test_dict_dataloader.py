@@ -252,7 +252,7 @@ def test_a_second_and_a_third_resume_are_as_exact_as_the_first():
         assert found == microbatches
 
 
-@pytest.mark.usefixtures("nothing_left_behind")
+@pytest.mark.usefixtures("processes", "nothing_left_behind")
 def test_a_mixture_of_loaders_with_workers_resumes_exactly_and_closes():
     def made():
         loaders = {

@@ -45,6 +45,7 @@ def names(text):
     return Counter(line.split()[0].removeprefix("ShardedDataLoader.") for line in text.splitlines() if line.strip())
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_profiler_is_told_of_both_sides_and_each_worker_writes_its_own_file(tmp_path):
     profiler = lightning_like(str(tmp_path / "profile.txt"))
     with make(["list-a-3", "map-b-4"], multiprocessing=True, num_shard_prefetches=2, profiler=profiler) as loader:
@@ -89,6 +90,7 @@ def test_in_process_a_failure_leaves_no_action_running(tmp_path):
     assert profiler.running == {}
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_profiler_needs_only_start_and_stop():
     class Bare:
         def start(self, action_name): ...
@@ -173,6 +175,7 @@ def test_in_process_a_profile_of_the_trainer_shows_the_datasets_functions():
     assert calls["__getitem__"] == 6
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("kind", ["SimpleProfiler", "AdvancedProfiler"])
 def test_lightnings_profilers_are_told_and_each_worker_writes_its_own_file(kind, tmp_path):
     profilers = pytest.importorskip("pytorch_lightning.profilers", exc_type=ImportError)

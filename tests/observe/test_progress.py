@@ -56,6 +56,7 @@ def run(stderr, **variables):
     return done
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_terminal_shows_a_bar_and_is_left_as_it_was():
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 120))
@@ -80,6 +81,7 @@ def test_a_terminal_shows_a_bar_and_is_left_as_it_was():
     assert "\n" not in text
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("variables", [{}, {"WORLD_SIZE": "2"}], ids=["a pipe", "one of several ranks"])
 def test_nothing_is_written_elsewhere(variables):
     assert run(subprocess.PIPE, **variables).stderr == b""

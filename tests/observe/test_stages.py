@@ -2,6 +2,7 @@ import os
 import threading
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,6 +50,7 @@ def test_a_stage_within_another_is_cut_out_of_it():
     assert clock.times().of("produce") < 0.05 <= clock.times().of("store")
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_other_threads_and_forked_children_read_is_not_measured():
     clock = StageClock(new_page())
     clock.mark("produce")

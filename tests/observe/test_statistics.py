@@ -47,6 +47,7 @@ def test_each_second_of_a_worker_counts_in_one_stage(multiprocessing):
     assert statistics.queue_depth == 0
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_is_made_and_not_delivered_is_the_queue():
     with make(["list-a-9"], multiprocessing=True) as loader:
         microbatches = iter(loader)
@@ -60,6 +61,7 @@ def test_what_is_made_and_not_delivered_is_the_queue():
         assert loader.statistics().produced == 9
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_worker_that_waits_for_leave_is_blocked_and_one_without_a_shard_idle():
     with make(["list-a-9"], multiprocessing=True, num_microbatch_prefetches=1) as loader:
         microbatches = iter(loader)
@@ -74,6 +76,7 @@ def test_a_worker_that_waits_for_leave_is_blocked_and_one_without_a_shard_idle()
         assert done.elapsed_s == done.delivered == done.waited_s == 0
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_worker_that_finds_the_pipe_full_is_blocked():
     with make(["list-a-100000"], multiprocessing=True) as loader:
         next(iter(loader))
@@ -84,6 +87,7 @@ def test_a_worker_that_finds_the_pipe_full_is_blocked():
         assert done.encode_s < 0.2
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_numbers_of_workers_outlive_them():
     with make(["list-a-9"], multiprocessing=True) as loader:
         epoch(loader)

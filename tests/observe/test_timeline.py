@@ -83,6 +83,7 @@ def test_spans_of_a_track_follow_or_contain_each_other(multiprocessing, tmp_path
             open_until.append(span["ts"] + span["dur"])
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_workers_do_is_drawn_up_to_the_end(tmp_path):
     path = tmp_path / "run.json"
     with make(["list-a-100000"], multiprocessing=True, trace=path) as loader:
@@ -139,6 +140,7 @@ for index, microbatch in enumerate(loader):
 """
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("victim", ["trainer", "worker"])
 def test_a_killed_process_does_not_spoil_the_file(victim, tmp_path):
     path = tmp_path / "run.json"
@@ -206,6 +208,7 @@ def test_a_file_that_cannot_be_written_is_told_at_once(trace, tmp_path, monkeypa
         make(["list-a-3"], trace=trace)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_forked_child_writes_nothing(tmp_path):
     timeline = Timeline(tmp_path / "run.json", "trainer")
     before = (tmp_path / "run.json").read_bytes()

@@ -272,6 +272,7 @@ def test_what_are_no_shards_is_refused_by_its_position(shards, where):
     assert str(raised.value).startswith(where)
 
 
+@pytest.mark.usefixtures("processes")
 def test_importing_the_samplers_imports_no_fsspec():
     program = "import fkat_data, fkat_data.samplers, sys; print('fsspec' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

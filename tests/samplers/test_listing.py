@@ -66,7 +66,7 @@ def test_the_files_in_memory_are_uris_as_the_given_one(memory, uri):
 
 
 @pytest.fixture(scope="module")
-def bucket():
+def bucket(shared_processes):
     sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
     import servers
 

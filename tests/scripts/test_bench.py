@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 BENCH = Path(__file__).resolve().parents[2] / "scripts" / "bench"
 
 # Few microbatches, one workload each, and as few worker processes as show every program at work.

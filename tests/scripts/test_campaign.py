@@ -124,6 +124,7 @@ def test_a_report_counts_kills_and_measures_from_the_kill_or_from_when_the_train
     assert figures["restarted_s"]["max"] == 1.25
 
 
+@pytest.mark.usefixtures("processes")
 def test_twenty_kills_lose_nothing_and_leave_nothing(tmp_path):
     path = [str(SCRIPTS), *(entry for entry in sys.path if entry)]
     done = subprocess.run(

@@ -52,19 +52,23 @@ def run_demo(checkout, *arguments, expected_code=0, **environment):
     return asked.read_text().splitlines() if asked.exists() else done.stderr
 
 
+@pytest.mark.usefixtures("processes")
 def test_from_nothing_it_makes_an_environment_installs_prepares_and_trains(fresh):
     assert run_demo(fresh) == ["venv", "install", *TRAIN]
 
 
+@pytest.mark.usefixtures("processes")
 def test_its_arguments_go_to_the_training(fresh):
     assert run_demo(fresh, "resume=true", "steps=5")[-1] == "scripts/train.py resume=true steps=5"
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_second_time_it_only_trains(fresh):
     run_demo(fresh)
     assert run_demo(fresh) == TRAIN
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
 def test_it_installs_again_where_the_requirements_have_changed(fresh, name):
     run_demo(fresh)
@@ -73,6 +77,7 @@ def test_it_installs_again_where_the_requirements_have_changed(fresh, name):
     assert run_demo(fresh) == ["install", *TRAIN]
 
 
+@pytest.mark.usefixtures("processes")
 def test_an_installation_that_failed_is_repeated(fresh):
     (fresh / "no-network").touch()
     assert run_demo(fresh, expected_code=1) == ["venv", "install"]
@@ -80,6 +85,7 @@ def test_an_installation_that_failed_is_repeated(fresh):
     assert run_demo(fresh) == ["install", *TRAIN]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("left", ["", "exit 1", "exec nothing"])
 def test_a_half_made_environment_is_made_again(fresh, left):
     (fresh / ".venv" / "bin").mkdir(parents=True)
@@ -90,11 +96,13 @@ def test_a_half_made_environment_is_made_again(fresh, left):
     assert run_demo(fresh) == ["venv", "install", *TRAIN]
 
 
+@pytest.mark.usefixtures("processes")
 def test_another_python_can_be_named(fresh):
     (fresh / "bin" / "python3").rename(fresh / "my python")
     assert run_demo(fresh, PYTHON=str(fresh / "my python")) == ["venv", "install", *TRAIN]
 
 
+@pytest.mark.usefixtures("processes")
 def test_an_old_python_is_refused(fresh):
     old = fresh / "bin" / "old"
     old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.1\nexit 1\n')

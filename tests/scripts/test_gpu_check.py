@@ -13,6 +13,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
 def test_without_a_device_the_tests_skip_and_nothing_is_measured(tmp_path):
     done = subprocess.run(

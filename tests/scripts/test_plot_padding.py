@@ -28,6 +28,7 @@ def test_padding_is_the_share_that_no_sample_fills():
     assert padding(np.array([1, 3, 4, 4, 9]), 2) == pytest.approx(2 / 14)  # what fills no batch does not count
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_script_prints_the_shares_of_a_corpus(tmp_path):
     for place in range(4):
         (tmp_path / f"{place}.py").write_text("\n".join("x" * (index * 37 % 91) for index in range(500)))

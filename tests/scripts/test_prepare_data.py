@@ -102,6 +102,7 @@ def test_the_shards_are_made_anew_where_something_has_changed(prepare_data, sour
     }
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_killed_preparation_leaves_no_manifest_and_is_made_up_for(source, prepare_data, tmp_path):
     # The process kills itself when the second shard is about to get its name.
     program = """
@@ -149,6 +150,7 @@ def test_what_cannot_work_is_said_in_one_line(prepare_data, source, tmp_path, se
         prepare_data.prepare(tmp_path / "data", source, **settings)
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_command_line_takes_the_same_settings(source, tmp_path):
     command = [sys.executable, SCRIPTS / "prepare_data.py", "--destination", tmp_path / "data", "--source", source]
     done = subprocess.run(

@@ -77,7 +77,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(shared_processes, tmp_path_factory):
     """A folder with small shards in data/stdlib, and a program that dies."""
     folder = tmp_path_factory.mktemp("training")
     (folder / "source").mkdir()
@@ -122,10 +122,11 @@ def assert_equal_runs(folder, one, other):
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(folder):
+def uninterrupted(shared_processes, folder):
     return train(folder, output_dir="uninterrupted")
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_last_line_says_what_was_done(uninterrupted):
     (line,) = [line for line in uninterrupted.splitlines() if line.startswith("done: ")]
     assert "steps 1 to 30, now 12 microbatches into epoch 3" in line
@@ -140,6 +141,7 @@ def test_the_bar_shows_loss_speed_and_the_share_of_time_that_was_waited(uninterr
     assert re.search(shown, bars[-1]), bars[-3:]
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_run_killed_at_the_worst_moments_loses_nothing(folder, uninterrupted):
     # Each is resumed and killed again; worker and in-process mode take turns.
     for turn, place in enumerate(
@@ -157,6 +159,7 @@ def test_a_run_killed_at_the_worst_moments_loses_nothing(folder, uninterrupted):
     assert_equal_runs(folder, "uninterrupted", "killed")
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_run_killed_from_outside_at_any_moment_loses_nothing(folder, uninterrupted):
     for num_losses in (4, 17):
         process = subprocess.Popen(
@@ -174,6 +177,7 @@ def test_a_run_killed_from_outside_at_any_moment_loses_nothing(folder, uninterru
     assert_equal_runs(folder, "uninterrupted", "outside")
 
 
+@pytest.mark.usefixtures("processes")
 def test_two_ranks_lose_nothing_either_when_one_of_them_is_killed(folder):
     train(folder, "loader=debug", output_dir="two_ranks", num_ranks=2)
     place = "in a step of rank 0"
@@ -184,6 +188,7 @@ def test_two_ranks_lose_nothing_either_when_one_of_them_is_killed(folder):
     assert_equal_runs(folder, "two_ranks", "one_killed")
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_new_run_takes_nothing_from_an_earlier_one(folder, uninterrupted):
     output_dir = "again"
     train(folder, "loader=debug", "seed=2", output_dir=output_dir)
@@ -197,6 +202,7 @@ def test_a_new_run_takes_nothing_from_an_earlier_one(folder, uninterrupted):
     assert "Traceback" not in refused
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

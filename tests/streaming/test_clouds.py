@@ -24,7 +24,7 @@ OPTIONS = {"batch_size": 4, "shuffle": True, "shuffle_algo": "block", "validate_
 
 
 @pytest.fixture(scope="module", params=["gs", "az"])
-def cloud(request, tmp_path_factory):
+def cloud(shared_processes, request, tmp_path_factory):
     """A scheme, an emulator's URL, and a function from a URL to the storage options."""
     directory = tmp_path_factory.mktemp(request.param)
     with {"gs": servers.google, "az": servers.azure}[request.param](directory) as (url, options_of):

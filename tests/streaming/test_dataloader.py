@@ -1,5 +1,3 @@
-from multiprocessing import resource_tracker
-
 import pytest
 import torch
 from streaming_examples import numbers, same, world, write
@@ -11,14 +9,6 @@ from fkat_data.streaming import Stream, StreamingDataLoader, StreamingDataset
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 COLUMNS = ("number", "text", "row")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def resource_tracker_runs():
-    """Python's own helper of spawned processes would live as long as the process that starts it."""
-    resource_tracker.ensure_running()
-    yield
-    resource_tracker._resource_tracker._stop()
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +45,7 @@ WORKERS = [
 ]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("workers", WORKERS, ids=str)
 def test_workers_change_nothing(data, workers):
     plain, parallel = StreamingDataLoader(make(data)), StreamingDataLoader(make(data), **workers)
@@ -79,6 +70,7 @@ def _at(data, epoch):
     return dataset
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("workers", WORKERS, ids=str)
 def test_torchs_own_loader_reads_epoch_after_epoch(data, workers):
     dataset = make(data, writable=True)

@@ -31,6 +31,7 @@ def loaders(run, args):
     ]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("run", VECTORS["runs"], ids=lambda run: run["name"])
 @pytest.mark.usefixtures("nothing_left_behind")
 def test_an_epoch_its_state_and_its_resumption_are_the_references(run):

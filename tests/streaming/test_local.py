@@ -33,6 +33,7 @@ def test_compressed_shards_are_read_as_others(tmp_path, compression):
     assert directory
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_torch_dataloader_with_workers_reads_it(data):
     loader = DataLoader(LocalDataset(data, arrays="torch"), batch_size=8, num_workers=1)
     assert [batch["number"].tolist() for batch in loader] == [list(range(8)), list(range(8, 16)), list(range(16, 23))]

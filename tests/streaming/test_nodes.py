@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 
 from proxy import FaultServer
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+pytestmark = pytest.mark.usefixtures("processes", "nothing_left_behind")
 
 COUNT = 96
 GLOBAL_BATCH_SIZE = 8

@@ -17,6 +17,7 @@ def data(tmp_path_factory):
     return write(tmp_path_factory.mktemp("data") / "numbers", 97)
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_documented_configuration_reads_epochs_and_resumes(data, nothing_left_behind):
     config = OmegaConf.create(PAGE.read_text().partition("```yaml\n")[2].partition("```")[0])
     config.dataloader_factory.dataset_generator.local = data

@@ -43,7 +43,7 @@ def run_ranks(num_nodes, ranks_per_node, **options):
     return [sorted(number for batch in step for number in batch) for step in steps], [states for _, states in outputs]
 
 
-@pytest.mark.usefixtures("nothing_left_behind")
+@pytest.mark.usefixtures("processes", "nothing_left_behind")
 def test_ranks_fetch_side_by_side_and_a_run_goes_on_in_another_world(tmp_path):
     data = write(tmp_path / "data", 96, compression="zstd", hashes=["xxh64"])
     options = {"shuffle": True, "shuffle_algo": "block", "shuffle_block_size": 40, "num_canonical_nodes": 2}

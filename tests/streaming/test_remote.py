@@ -58,7 +58,7 @@ def compressed(tmp_path_factory):
 
 
 @pytest.fixture
-def serve():
+def serve(processes):
     """Return a function that serves a directory, with faults."""
     with_exits = []
 
@@ -157,6 +157,7 @@ def test_shards_are_fetched_before_they_are_needed(data, serve, tmp_path):
     assert [sample["number"] for sample in samples] == list(range(1, COUNT))
 
 
+@pytest.mark.usefixtures("processes")
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1_000_000), probability=st.sampled_from([0.3, 0.9]), num_workers=st.sampled_from([0, 0, 1]))
 def test_under_faults_that_end_every_sample_arrives_once(data, tmp_path_factory, seed, probability, num_workers):

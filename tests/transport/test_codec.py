@@ -521,6 +521,7 @@ def can_be_pickled(dtype):
     return True
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.usefixtures("nothing_left_behind")
 def test_all_of_them_come_from_a_real_worker_as_they_are():

@@ -121,6 +121,7 @@ def user(directory):
     process.communicate()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_directory_that_another_process_uses_is_refused_to_another_state_until_that_process_ends(directory, user):
     fill(directory)
     DatasetVersion(directory).adopt("old", names)

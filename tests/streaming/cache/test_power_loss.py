@@ -22,7 +22,7 @@ def can_trace():
     return shutil.which("strace") is not None and not subprocess.run(["strace", "-o", "/dev/null", "true"], check=False).returncode  # fmt: skip
 
 
-pytestmark = pytest.mark.skipif(not can_trace(), reason="needs strace, and leave to use it")
+pytestmark = pytest.mark.skipif("not can_trace()", reason="needs strace, and leave to use it")
 
 
 COUNT = 30
@@ -71,6 +71,7 @@ def lay_out(state, folder):
             (folder / path).write_bytes(content)
 
 
+@pytest.mark.usefixtures("processes")
 def test_whatever_the_disk_has_kept_right_bytes_are_read(tmp_path):
     remotes = {name: write(tmp_path / name, COUNT, first=first) for name, first in FIRST.items()}
     os.utime(Path(remotes["after"], "index.json"), (1_000_000_000, 1_000_000_000))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cache_examples import cache_in, get, is_right, leftovers_in, shards_in
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+pytestmark = pytest.mark.usefixtures("processes", "nothing_left_behind")
 
 #: Nothing waits this long on any machine, and no wait of the cache's own is nearly as long.
 LONG_S = 60.0

@@ -17,7 +17,7 @@ def _short_waits(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def moto_server():
+def moto_server(shared_processes):
     import servers
     from stored_files import fill
 
@@ -27,7 +27,7 @@ def moto_server():
 
 
 @pytest.fixture(scope="session")
-def s3rver_server(tmp_path_factory):
+def s3rver_server(shared_processes, tmp_path_factory):
     import servers
     from stored_files import fill
 
@@ -37,7 +37,7 @@ def s3rver_server(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def nginx_server(tmp_path_factory):
+def nginx_server(shared_processes, tmp_path_factory):
     import servers
     from stored_files import write_into
 
@@ -49,7 +49,7 @@ def nginx_server(tmp_path_factory):
 
 
 @pytest.fixture
-def through(request, tmp_path, monkeypatch):
+def through(processes, request, tmp_path, monkeypatch):
     """Return a function that opens a store by one of ``WAYS``, behind a server with faults."""
     import servers
     from proxy import FaultServer

@@ -19,6 +19,7 @@ from fkat_data.streaming.store.open_store import open_store
 NAME = "shard.00000.mds"
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("seed", range(2))
 def test_two_hundred_files_arrive_though_every_third_answer_is_broken(tmp_path, seed):
     served = tmp_path / "served"

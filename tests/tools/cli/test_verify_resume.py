@@ -52,6 +52,7 @@ def verify(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.usefixtures("processes")
 def test_exact_data_pass_in_worker_processes_and_in_process(verify):
     code, output = verify(loader_config(dataset_config("Exact")), "--trials", "2")
     assert code == 0, output
@@ -66,7 +67,12 @@ FAULTY = [
     (dataset_config("Counter"), "in-process", InexactCause.KEPT_STATE),
     (dataset_config("Clock"), "in-process", InexactCause.CLOCK),
     # The order of a set differs from process to process only.
-    (dataset_config("SetOrder"), "both", InexactCause.PROCESS_IDENTITY),
+    pytest.param(
+        dataset_config("SetOrder"),
+        "both",
+        InexactCause.PROCESS_IDENTITY,
+        marks=pytest.mark.with_processes,
+    ),
     (BUFFER, "in-process", InexactCause.KEPT_STATE),
 ]
 
@@ -136,7 +142,7 @@ def test_failing_data_are_reported_with_their_place(verify):
     assert "of shard '2' (epoch 0" in output
 
 
-@pytest.mark.parametrize("mode", ["workers", "in-process"])
+@pytest.mark.parametrize("mode", [pytest.param("workers", marks=pytest.mark.with_processes), "in-process"])
 def test_a_loader_that_hangs_is_ended(verify, mode):
     code, output = verify(loader_config(dataset_config("Hanging")), "--timeout-s", "0.5", "--mode", mode)
     assert code == 2
@@ -149,6 +155,7 @@ def test_time_that_is_over_before_a_stop_proves_nothing(verify):
     assert "nothing proven" in output
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_installed_program_finds_modules_beside_it_and_says_its_options(tmp_path):
     module = Path(sys.modules["verify_examples"].__file__) if "verify_examples" in sys.modules else None
     source = module or Path(__file__).parents[1] / "resume_check" / "verify_examples.py"

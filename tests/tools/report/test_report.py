@@ -76,6 +76,7 @@ def test_a_run_becomes_one_page_that_needs_nothing_else(multiprocessing, tmp_pat
     assert {"step", "wait", "produce"} <= drawn <= set(MEANINGS)
 
 
+@pytest.mark.usefixtures("processes")
 def test_names_of_shards_cannot_break_the_page(tmp_path):
     traced(tmp_path / "run.json", ["<script>alert(1)</script>", '"&'])
     text = page(read_run(tmp_path / "run.json"), "<b>.json")
@@ -100,6 +101,7 @@ def test_a_long_run_is_drawn_with_few_elements(tmp_path):
     assert len(text) < 500_000
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("kept", [0.3, 0.9, 0.9999])
 def test_what_is_left_of_a_file_that_was_cut_off_is_read(kept, tmp_path):
     traced(tmp_path / "run.json")

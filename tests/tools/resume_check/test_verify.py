@@ -20,6 +20,7 @@ SHALLOW = 22
 NUM_IN_EPOCH = len(examples.SHARDS) * examples.SAMPLES // examples.BATCH_SIZE
 
 
+@pytest.mark.usefixtures("processes")
 def test_exact_data_are_found_exact_in_both_modes_and_crossed():
     report = verify_resume(maker(examples.Exact), num_trials=4, seed=SHALLOW)
     assert report.is_exact, report
@@ -85,6 +86,7 @@ def test_data_that_keep_state_part_after_a_stop_alone(factory, cause):
     assert f"stopped after {wrong[0].stop} (in process; resumed: in process, " in str(report)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("dataset", "cause"),
     [
@@ -100,6 +102,7 @@ def test_what_depends_on_the_process_shows_between_the_modes(monkeypatch, datase
     assert report.diagnosis.cause is cause
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_a_worker_carries_from_shard_to_shard_shows_with_more_workers():
     shards = [str(number) for number in range(5)]
     report = verify_resume(maker(examples.BufferFactory, shards), num_trials=1, multiprocessing=True, seed=1)

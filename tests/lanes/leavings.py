@@ -1,0 +1,89 @@
+"""What a test's own processes leave: processes, shared memory, descriptors."""
+
+import contextlib
+import os
+import re
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+import psutil
+
+__all__ = ["SharedMemory", "descriptors", "processes"]
+
+_SHARED_MEMORY = Path("/dev/shm")
+# torch names its files by the process that made them, Python by chance.
+_NAMES = re.compile(r"torch_(\d+)_|psm_|fkat")
+
+
+def processes():
+    """Return the processes below this one, but for one that Python itself keeps until it ends."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        try:
+            kept = any("multiprocessing.resource_tracker" in word for word in child.cmdline())
+        except psutil.ZombieProcess:
+            kept = False
+        except psutil.NoSuchProcess:
+            continue
+        if not kept:
+            found.add(("process", child.pid))
+    return found
+
+
+def descriptors():
+    """Return the descriptors of this process, with what each stands for, but for those that are kept until its end."""
+    found = set()
+    tracker = str(resource_tracker._resource_tracker._fd)
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
+            target = str(link.readlink())
+            if link.name != tracker and not target.startswith("/dev/nvidia"):  # a driver opens them when it likes
+                found.add(("descriptor", link.name, target))
+    return found
+
+
+class SharedMemory:
+    """The files that own processes have left in shared memory since this was made; other programs make files, too.
+
+    A file belongs to a test if it is named after a process of the test, or is in use by one. A process that is gone
+    was the test's if it began after the test did, and a file without a process in its name was its own if no living
+    process uses it.
+    """
+
+    def __init__(self):
+        self._before = _files()
+        self._pids_before = set(psutil.pids())
+
+    def left(self):
+        """Return what has been left."""
+        return {("shared memory", name) for name in _files() - self._before if self._is_own(name)}
+
+    def _is_own(self, name):
+        own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+        if any(_uses(pid, name) for pid in own):
+            return True
+        named = _NAMES.match(name)
+        if not named:
+            return False
+        if named[1]:
+            pid = int(named[1])
+            return pid in own or not (psutil.pid_exists(pid) or pid in self._pids_before)
+        return not any(_uses(pid, name) for pid in psutil.pids())
+
+
+def _files():
+    return {file.name for file in _SHARED_MEMORY.iterdir()} if _SHARED_MEMORY.is_dir() else set()
+
+
+def _uses(pid, name):
+    """Return whether a process has mapped a file of shared memory or holds it open."""
+    file = _SHARED_MEMORY / name
+    with contextlib.suppress(OSError):
+        maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+        if any(line.endswith(str(file)) for line in maps.splitlines()):
+            return True
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if link.readlink() == file:
+                    return True
+    return False

@@ -1,0 +1,104 @@
+"""Which lane a test belongs to, by the fixtures it uses and by the table of promises."""
+
+import pytest
+from guard import Guard
+from promises import PROMISES
+
+__all__ = ["LANES", "STARTS", "LaneSelection"]
+
+#: Fixtures that permit a test to start something.
+STARTS = frozenset({"processes", "shared_processes"})
+LANES = {
+    "fast": "no test that starts a process or a server",
+    "default": "the fast lane, and the tests that hold the promises",
+    "all": "everything that is not marked slow",
+}
+
+
+class LaneSelection:
+    """The plugin: chooses the tests of a lane and guards each test.
+
+    Attributes:
+        guard: What the running test may start.
+        problems: What is wrong with the table of promises, as far as the tests were collected.
+    """
+
+    def __init__(self, lane):
+        self._lane = lane
+        self.guard = Guard()
+        self.problems = []
+
+    def pytest_report_header(self):
+        return f"lane: {self._lane} ({LANES[self._lane]})"
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, config, items):
+        for item in items:
+            _add_what_its_parameters_need(item)
+        holding = self._find_promised(items)
+        if self._lane == "all":
+            return
+        chosen = {item for item in items if not starts(item)}
+        if self._lane == "default":
+            chosen |= holding
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = [item for item in items if item in chosen]
+
+    def _find_promised(self, items):
+        by_function, files = {}, set()
+        for item in items:
+            path, _, name = item.nodeid.removeprefix("tests/").partition("::")
+            files.add(path)
+            for key in {f"{path}::{name}", f"{path}::{name.partition('[')[0]}"}:
+                by_function.setdefault(key, []).append(item)
+        holding = set()
+        for promise, names in PROMISES.items():
+            for name in names:
+                found = by_function.get(name, [])
+                holding.update(found)
+                if not found and name.partition("::")[0] in files:
+                    self.problems.append(f"{promise}: there is no test {name}")
+                self.problems += [
+                    f"{promise}: {item.nodeid} starts no process and no server" for item in found if not starts(item)
+                ]
+        return holding
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item):
+        self.guard.offences.clear()
+        self.guard.servers = starts(item)
+        self.guard.processes = "processes" in item.fixturenames
+        try:
+            return (yield)
+        finally:
+            self.guard.servers = self.guard.processes = True
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item):
+        # What is shared starts here; the test itself needs a permission of its own.
+        self.guard.processes = starts(item)
+        try:
+            return (yield)
+        finally:
+            self.guard.processes = "processes" in item.fixturenames
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self):
+        result = yield
+        if self.guard.offences:
+            pytest.fail("\n".join(self.guard.offences), pytrace=False)
+        return result
+
+
+def starts(item):
+    """Return whether a test may start a process or a server."""
+    return not STARTS.isdisjoint(item.fixturenames)
+
+
+def _add_what_its_parameters_need(item):
+    """Let the value of one parameter ask for a fixture: a loader with workers needs processes, one without does not."""
+    if not hasattr(item, "callspec"):
+        return
+    needed = item.callspec.params.get("multiprocessing") is True or item.get_closest_marker("with_processes")
+    if needed and "processes" not in item.fixturenames:
+        item.fixturenames = ["processes", *item.fixturenames]
