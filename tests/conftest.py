@@ -9,12 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Modules here can be imported by spawned workers, which search the trainer's sys.path.
 sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("loader", "lanes")]
 
 import leavings  # noqa: E402 - found by the path above
-from selection import LANES, LaneSelection  # noqa: E402 - found by the path above
+from selection import EXAMPLES, LANES, LaneSelection  # noqa: E402 - found by the path above
 
 # Whoever starts the tests in the background may have them ignore these, and every program that they start as well.
 for _number in (signal.SIGINT, signal.SIGHUP):
@@ -29,6 +30,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    # How long an example takes on a busy machine says nothing.
+    settings.register_profile("no deadline", deadline=None)
+    settings.load_profile("no deadline")
     config.pluginmanager.register(LaneSelection(config.getoption("lane")), "lanes")
 
 
@@ -41,7 +45,10 @@ def pytest_collection_finish():
 @pytest.fixture
 def processes():
     """Permit the test to start processes and servers; fail it if a process, or its shared memory, outlives it."""
-    yield from _check_left(leavings.processes)
+    before, shared_memory = leavings.processes(), leavings.SharedMemory()
+    yield
+    gc.collect()
+    _wait_until_none(lambda: (leavings.processes() - before) | shared_memory.left())
 
 
 @pytest.fixture(scope="session")
@@ -51,19 +58,25 @@ def shared_processes():
 
 @pytest.fixture
 def nothing_left_behind():
-    """Fail the test if a process, a file of shared memory or a descriptor of its own outlives it."""
-    yield from _check_left(lambda: leavings.processes() | leavings.descriptors())
-
-
-def _check_left(look):
-    before, shared_memory = look(), leavings.SharedMemory()
+    """Fail the test if a descriptor outlives it, or what `processes` looks at."""
+    before = leavings.descriptors()
     yield
+    _wait_until_none(lambda: leavings.descriptors() - before)
+
+
+def _wait_until_none(left):
     deadline = time.monotonic() + _SETTLE_S
-    while left := (look() - before) | shared_memory.left():
+    while found := left():
         if time.monotonic() > deadline:
-            pytest.fail(f"left behind: {sorted(map(str, left))}")
+            pytest.fail(f"left behind: {sorted(map(str, found))}")
         gc.collect()
-        time.sleep(0.02)
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="session")
+def share_of_examples(pytestconfig):
+    """The share of its cases that a test of many cases goes through in this lane."""
+    return EXAMPLES[pytestconfig.getoption("lane")]
 
 
 @pytest.fixture

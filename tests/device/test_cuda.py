@@ -22,6 +22,7 @@ from fkat_data.device.page_lock import PageLocks
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("processes"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     # torch warns of features in beta, once, wherever it likes.
     pytest.mark.filterwarnings("default"),

@@ -28,6 +28,9 @@ from fkat_data.device.engine import StreamEngine
 from fkat_data.device.page_lock import PageLocks
 from fkat_data.tools.report.traced_run import read_run
 
+# They run in a process of their own, so there is no test among them for the fast lane.
+pytestmark = pytest.mark.usefixtures("processes")
+
 NUM_MICROBATCHES = 200
 LENGTHS = (1_000, 20_000, 30_000, 1_000, 5_000)
 

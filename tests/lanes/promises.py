@@ -1,8 +1,12 @@
-"""Which tests hold each promise of docs/reliability.md and README.md, with real processes, sockets and files.
+"""The table of promises, and the tests that hold each."""
 
-The default lane runs these tests besides the fast ones. A name without brackets stands for all cases of a test.
-"""
+import tomllib
+from pathlib import Path
 
-__all__ = ["PROMISES"]
+__all__ = ["CLAIMS", "FILES_ALONE", "PROMISES"]
 
-PROMISES: dict[str, tuple[str, ...]] = {}
+_TABLES = tomllib.loads(Path(__file__).with_name("promises.toml").read_text())
+PROMISES: dict[str, list[str]] = _TABLES["promises"]
+CLAIMS: dict[str, list[str]] = _TABLES["claims"]
+#: Promises of what is read from files, which no process or socket can break: fast tests hold them with real files.
+FILES_ALONE = {"G", "H1"}

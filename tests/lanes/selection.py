@@ -2,9 +2,10 @@
 
 import pytest
 from guard import Guard
-from promises import PROMISES
+from hypothesis import settings
+from promises import CLAIMS, FILES_ALONE, PROMISES
 
-__all__ = ["LANES", "STARTS", "LaneSelection"]
+__all__ = ["EXAMPLES", "LANES", "STARTS", "LaneSelection"]
 
 #: Fixtures that permit a test to start something.
 STARTS = frozenset({"processes", "shared_processes"})
@@ -13,6 +14,9 @@ LANES = {
     "default": "the fast lane, and the tests that hold the promises",
     "all": "everything that is not marked slow",
 }
+#: The share of its examples that a property is tested with: every run draws others.
+EXAMPLES = {"fast": 0.2, "default": 0.2, "all": 1.0}
+_FEWEST_EXAMPLES = 10
 
 
 class LaneSelection:
@@ -35,6 +39,7 @@ class LaneSelection:
     def pytest_collection_modifyitems(self, config, items):
         for item in items:
             _add_what_its_parameters_need(item)
+            _reduce_examples(item, EXAMPLES[self._lane])
         holding = self._find_promised(items)
         if self._lane == "all":
             return
@@ -52,15 +57,16 @@ class LaneSelection:
             for key in {f"{path}::{name}", f"{path}::{name.partition('[')[0]}"}:
                 by_function.setdefault(key, []).append(item)
         holding = set()
-        for promise, names in PROMISES.items():
-            for name in names:
-                found = by_function.get(name, [])
-                holding.update(found)
-                if not found and name.partition("::")[0] in files:
-                    self.problems.append(f"{promise}: there is no test {name}")
-                self.problems += [
-                    f"{promise}: {item.nodeid} starts no process and no server" for item in found if not starts(item)
-                ]
+        for promise, names in (PROMISES | CLAIMS).items():
+            found = {name: by_function.get(name, []) for name in names}
+            absent = [name for name in names if name.partition("::")[0] not in files]
+            tests = [item for items_of_name in found.values() for item in items_of_name]
+            holding.update(tests)
+            self.problems += [
+                f"{promise}: no test {name} was collected" for name in names if not found[name] and name not in absent
+            ]
+            if not (absent or promise in FILES_ALONE or any(starts(item) for item in tests)):
+                self.problems.append(f"{promise}: none of its tests starts a process or a server")
         return holding
 
     @pytest.hookimpl(wrapper=True)
@@ -102,3 +108,13 @@ def _add_what_its_parameters_need(item):
     needed = item.callspec.params.get("multiprocessing") is True or item.get_closest_marker("with_processes")
     if needed and "processes" not in item.fixturenames:
         item.fixturenames = ["processes", *item.fixturenames]
+
+
+def _reduce_examples(item, share):
+    """Have Hypothesis test a property with fewer examples; it keeps a test's settings where its own plugin finds them."""
+    test = getattr(item, "obj", None)
+    given = getattr(test, "_hypothesis_internal_use_settings", None)
+    if share < 1 and given is not None and not getattr(test, "has_fewer_examples", False):
+        number = max(_FEWEST_EXAMPLES, round(given.max_examples * share))
+        test._hypothesis_internal_use_settings = settings(given, max_examples=min(number, given.max_examples))
+        test.has_fewer_examples = True

@@ -134,40 +134,6 @@ def test_an_exception_in_process_arrives_in_its_place_and_names_its_shard(kind, 
     check_arrival(make(["good", "bad", "good"], factory, num_shard_prefetches=1), kind, [7, 8, 0, 1, 2])
 
 
-@pytest.mark.usefixtures("processes")
-def test_every_exception_of_a_worker_process_arrives_in_its_place_and_names_its_shard():
-    cases = [f"{kind}/{product}" for kind in kinds() for product in ("map", "stream")]
-
-    class OneFailureAnEpoch:
-        """One loader for all: each epoch has a shard that fails, and the loop that was left begins the next epoch."""
-
-        def set_epoch(self, epoch):
-            self.epoch = epoch
-
-        def __iter__(self):
-            yield from ["good", cases[self.epoch % len(cases)], "good"]
-
-    def factory(shard):
-        kind, _, product = shard.partition("/")
-        if kind == "good":
-            return [torch.tensor(7), torch.tensor(8)]
-        return DataLoader(raising_dataset(kind, 3), batch_size=None) if product == "map" else raising_stream(kind, 3)
-
-    with make(OneFailureAnEpoch(), factory, multiprocessing=True, num_shard_prefetches=1) as loader:
-        for case in cases:
-            _, expected, text = kinds()[case.partition("/")[0]]
-            iterator = iter(loader)
-            assert [int(next(iterator)) for _ in range(5)] == [7, 8, 0, 1, 2]
-            for _ in range(2):
-                with pytest.raises(expected) as caught:
-                    bounded(lambda: next(iterator), loader)  # noqa: B023
-                assert text in told(caught.value), case
-                assert f"microbatch 3 of shard '{case}'" in told(caught.value)
-                assert "test_failures.py" in told(caught.value), "the worker's traceback shows the user's own line"
-            assert loader.state_dict()["all_rank_microbatches"] == [3]
-            assert loader.state_dict()["all_rank_steps"] == [5]
-
-
 def test_an_exception_that_takes_no_notes_arrives_as_itself():
     def factory(shard):
         raise FrozenError("no notes")
@@ -176,14 +142,13 @@ def test_an_exception_that_takes_no_notes_arrives_as_itself():
         next(iter(make(["a"], factory)))
 
 
-@both_modes
-def test_a_shard_that_cannot_be_opened_is_named_after_everything_before_it(multiprocessing):
+def test_a_shard_that_cannot_be_opened_is_named_after_everything_before_it():
     def factory(shard):
         if shard == "absent":
             return open("/nonexistent/absent")  # noqa: PTH123 - what a user's dataset does
         return [torch.tensor(1)]
 
-    with make(["a", "absent", "b"], factory, multiprocessing=multiprocessing, num_shard_prefetches=3) as loader:
+    with make(["a", "absent", "b"], factory, num_shard_prefetches=3) as loader:
         iterator = iter(loader)
         next(iterator)
         with pytest.raises(FileNotFoundError) as caught:
@@ -192,8 +157,7 @@ def test_a_shard_that_cannot_be_opened_is_named_after_everything_before_it(multi
     assert caught.value.filename == "/nonexistent/absent"
 
 
-@both_modes
-def test_an_exception_in_collate_arrives(multiprocessing):
+def test_an_exception_in_collate_arrives():
     def factory(shard):
         def collate(samples):
             if samples[0] == 4:
@@ -202,7 +166,7 @@ def test_an_exception_in_collate_arrives(multiprocessing):
 
         return DataLoader(list(range(8)), batch_size=2, collate_fn=collate)
 
-    with make(["a"], factory, multiprocessing=multiprocessing) as loader:
+    with make(["a"], factory) as loader:
         iterator = iter(loader)
         assert [next(iterator), next(iterator)] == [[0, 1], [2, 3]]
         with pytest.raises(ValueError, match="cannot collate") as caught:
@@ -210,10 +174,9 @@ def test_an_exception_in_collate_arrives(multiprocessing):
     assert "microbatch 2 of shard 'a'" in told(caught.value)
 
 
-@both_modes
-def test_a_product_that_is_not_iterable_is_refused_by_name(multiprocessing):
+def test_a_product_that_is_not_iterable_is_refused_by_name():
     with (
-        make(["a"], lambda shard: 5, multiprocessing=multiprocessing) as loader,
+        make(["a"], lambda shard: 5) as loader,
         pytest.raises(ConfigurationError, match="dataloader_factory = 5: expected something that returns an iterable"),
     ):
         next(iter(loader))
@@ -454,9 +417,9 @@ def test_a_worker_that_dies_is_reported_within_a_second_after_what_it_had_made(d
             next(iterator)
         assert loader.state_dict()["all_rank_microbatches"] == [2]
         state = loader.state_dict()
-    with make(["good", "bad"], dying(lambda: None), multiprocessing=True) as resumed:
-        resumed.load_state_dict(state)
-        assert epoch(resumed) == [2, 3]
+    resumed = make(["good", "bad"], dying(lambda: None))
+    resumed.load_state_dict(state)
+    assert epoch(resumed) == [2, 3]
 
 
 @pytest.mark.usefixtures("processes")

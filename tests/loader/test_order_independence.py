@@ -45,9 +45,9 @@ def check(num_shards_ahead, num_microbatches_ahead, longest_s):
         assert digest(loader) == whole
 
 
-# One worker with nothing ahead, one, two and four.
+# One worker with nothing ahead, two and four.
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize(("num_shards_ahead", "num_microbatches_ahead"), [(0, 0), (1, 3), (2, -1), (4, 1)])
+@pytest.mark.parametrize(("num_shards_ahead", "num_microbatches_ahead"), [(0, 0), (1, 3), (3, -1)])
 def test_an_epoch_has_one_digest(num_shards_ahead, num_microbatches_ahead):
     check(num_shards_ahead, num_microbatches_ahead, JITTER_S)
 

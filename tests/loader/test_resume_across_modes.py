@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from loader_examples import MIXED, bounded, epoch, make, mixed, plain, same_state
+from loader_examples import MIXED, bounded, epoch, make, mixed, same_state
 from test_resume import following, generators, walk
 
 from fkat_data import ShuffledShardSampler
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("processes")
 
 NUM_EPOCHS = 2
 #: Shards ahead, microbatches ahead, zero copy: each value of each with some of the others.
-DEPTHS = [(0, -1, True), (0, 0, True), (1, 1, True), (1, 0, False), (3, 2, True), (3, -1, False)]
+DEPTHS = [(0, -1, True), (1, 1, True), (2, 0, False)]
 
 
 def sampler():
@@ -116,8 +116,7 @@ def torch_loader(shard, num_workers):
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("num_microbatches_ahead", [0, 1, 2, -1])
-@pytest.mark.parametrize("num_shards_ahead", [0, 1, 2])
+@pytest.mark.parametrize(("num_shards_ahead", "num_microbatches_ahead"), [(0, 2), (1, 0), (1, 1), (2, -1)])
 def test_leaving_off_again_and_again_at_any_place_never_hangs(num_shards_ahead, num_microbatches_ahead):
     shards = ["list-a-9", "map-b-3", "generator-c-4", "map-d-9"]
     whole = epoch(make(shards))
@@ -143,14 +142,6 @@ def test_the_callers_generators_are_left_alone_by_worker_processes():
         loader.load_state_dict(loader.state_dict())
         next(iter(loader))
     assert generators() == before
-
-
-def test_the_number_of_workers_changes_nothing():
-    orders = []
-    for num_workers in (1, 2, 4):
-        with make(multiprocessing=True, num_shard_prefetches=num_workers) as loader:
-            orders.append([plain(microbatch) for microbatch in loader])
-    assert orders[0] == orders[1] == orders[2] == epoch(make())
 
 
 def test_a_worker_has_the_trainers_default_dtype_and_one_thread():

@@ -176,10 +176,9 @@ def test_in_process_a_profile_of_the_trainer_shows_the_datasets_functions():
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("kind", ["SimpleProfiler", "AdvancedProfiler"])
-def test_lightnings_profilers_are_told_and_each_worker_writes_its_own_file(kind, tmp_path):
+def test_lightnings_profilers_are_told_and_each_worker_writes_its_own_file(tmp_path):
     profilers = pytest.importorskip("pytorch_lightning.profilers", exc_type=ImportError)
-    profiler = getattr(profilers, kind)(dirpath=tmp_path, filename="profile")
+    profiler = profilers.AdvancedProfiler(dirpath=tmp_path, filename="profile")
     with make(["list-a-3", "map-b-4"], multiprocessing=True, num_shard_prefetches=2, profiler=profiler) as loader:
         assert len(epoch(loader)) == 5
     profiler.describe()

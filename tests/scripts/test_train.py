@@ -177,9 +177,18 @@ def test_a_run_killed_from_outside_at_any_moment_loses_nothing(folder, uninterru
     assert_equal_runs(folder, "uninterrupted", "outside")
 
 
+@pytest.fixture(scope="module")
+def two_ranks(shared_processes, folder):
+    return train(folder, "loader=debug", output_dir="two_ranks", num_ranks=2)
+
+
+def test_two_ranks_train(folder, two_ranks):
+    assert "done: steps 1 to 30" in two_ranks
+    assert len(losses(folder, "two_ranks")) == STEPS
+
+
 @pytest.mark.usefixtures("processes")
-def test_two_ranks_lose_nothing_either_when_one_of_them_is_killed(folder):
-    train(folder, "loader=debug", output_dir="two_ranks", num_ranks=2)
+def test_two_ranks_lose_nothing_either_when_one_of_them_is_killed(folder, two_ranks):
     place = "in a step of rank 0"
     assert "Signal 9" in train(folder, output_dir="one_killed", place=place, num_ranks=2, expected_code=1)
     assert len(losses(folder, "one_killed")) == 7

@@ -146,8 +146,8 @@ def run(numbers, tmp_path):
 
 
 @pytest.mark.usefixtures("traced")
-def test_damage_gives_correct_data_or_an_error(tmp_path):
-    run(range(NUM_CASES), tmp_path)
+def test_damage_gives_correct_data_or_an_error(share_of_examples, tmp_path):
+    run(range(round(NUM_CASES * share_of_examples)), tmp_path)
 
 
 @pytest.mark.slow
