@@ -26,7 +26,8 @@ NUM_SHARDS = 4
 WITH_WORKERS = {"train", "loader/sharded", "loader/mixture"}
 #: Of microbatches, where they are not those of the prepared rows.
 LENGTHS = {"data/packed": SEQUENCE_LENGTH}
-SMALL = ("model.num_layers=1", "model.num_heads=2", "model.width=16")
+SEED = 77
+SMALL = ["model.num_layers=1", "model.num_heads=2", "model.width=16"]
 OF_ANY_LENGTH = {"data/bucketed", "data/budgeted"}
 
 
@@ -64,7 +65,8 @@ def _composed(data, name, *overrides):
     if group:
         overrides = (*(() if group == "loader" else ("loader=debug",)), f"{group}={option}", *overrides)
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        settings = [f"data.uri={data}", f"data.sequence_length={SEQUENCE_LENGTH}"]
+        settings = [f"data.uri={data}", f"data.sequence_length={SEQUENCE_LENGTH}", f"seed={SEED}"]
+        settings += [] if group == "model" else SMALL
         return compose("train" if group else name, [*settings, *overrides])
 
 
@@ -77,7 +79,7 @@ def test_the_walk_finds_the_tree():
     [pytest.param(name, marks=pytest.mark.with_processes if name in WITH_WORKERS else ()) for name in NAMES],
 )
 def test_every_configuration_gives_microbatches_that_its_model_takes(data, name):
-    config = composed(data, name, *(() if name.startswith("model/") else SMALL))
+    config = composed(data, name)
     model = instantiate(config.model)
     optimizer = instantiate(config.optimizer)(model.parameters())
     with instantiate(config.loader) as loader:
@@ -137,9 +139,9 @@ def test_the_seed_at_the_top_feeds_every_part(data, name):
             for item in node:
                 yield from seeds(item)
 
-    found = list(seeds(OmegaConf.to_container(composed(data, name, "seed=77"), resolve=True)))
+    found = list(seeds(OmegaConf.to_container(composed(data, name), resolve=True)))
     assert len(found) >= 2
-    assert set(found) == {77}
+    assert set(found) == {SEED}
 
 
 def test_the_ranks_of_torchrun_read_other_shards_in_each_epoch(data, monkeypatch):

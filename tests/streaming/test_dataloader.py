@@ -177,7 +177,7 @@ def test_in_a_sharded_loader_it_resumes_exactly(data, multiprocessing):
         whole = numbers(loader)
     assert whole[:25] == numbers(StreamingDataLoader(_at(data, 0)))
     assert whole[25:] == numbers(StreamingDataLoader(_at(data, 1)))
-    for stop in (1, 37) if multiprocessing else (1, 24, 25, 37):
+    for stop in (37,) if multiprocessing else (1, 24, 25, 37):
         with make_loader() as loader:
             for _, _batch in zip(range(stop), loader, strict=False):
                 state = loader.state_dict()

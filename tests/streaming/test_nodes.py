@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from streaming_examples import write
 
+from fkat_data.streaming import StreamingDataLoader, StreamingDataset
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 
 from proxy import FaultServer
@@ -87,14 +89,12 @@ def test_nodes_of_torchrun_fetch_once_each_and_one_node_goes_on_with_the_same_gl
     program, folder = tmp_path / "rank.py", tmp_path / "run"
     program.write_text(RANK)
     folder.mkdir()
+    # In one process, from the directory itself.
+    options = {"shuffle": True, "shuffle_algo": "block", "shuffle_block_size": 40, "num_canonical_nodes": 2}
+    whole = StreamingDataLoader(StreamingDataset(local=str(data), batch_size=GLOBAL_BATCH_SIZE, **options))
+    expected = [sorted(batch["number"].tolist()) for batch in whole]
+    assert sorted(itertools.chain(*expected)) == list(range(COUNT))
     with FaultServer(data) as server:
-        whole = tmp_path / "whole"
-        whole.mkdir()
-        launch(program, 1, 1, (server.url, tmp_path / "cache", whole, GLOBAL_BATCH_SIZE, -1))
-        expected = steps_of(whole, 1)
-        assert sorted(itertools.chain(*expected)) == list(range(COUNT))
-        server.counts.clear()
-
         nodes = [(server.url, tmp_path / f"cache{node}", folder, 2, 5) for node in range(2)]
         launch(program, 2, 2, *nodes)
         steps = steps_of(folder, 4)
