@@ -91,6 +91,7 @@ def test_a_run_in_process_resumes_exactly_from_every_position(uninterrupted):
 
 
 @pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("uninterrupted", ["packed", "distributed"], indirect=True)
 def test_a_run_with_workers_resumes_exactly(uninterrupted, nothing_left_behind):
     name, epochs, states = uninterrupted
     whole = [microbatch for epoch in epochs for microbatch in epoch]

@@ -8,15 +8,19 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["SharedMemory", "descriptors", "processes"]
+__all__ = ["SHARED", "SharedMemory", "descriptors", "processes"]
 
 _SHARED_MEMORY = Path("/dev/shm")
 # torch names its files by the process that made them, Python by chance.
 _NAMES = re.compile(r"torch_(\d+)_|psm_|fkat")
 
 
+#: What fixtures that tests share have started, which ends with them.
+SHARED: set[tuple[str, int]] = set()
+
+
 def processes():
-    """Return the processes below this one, but for one that Python itself keeps until it ends."""
+    """Return the processes below this one that a test must end: neither shared ones nor Python's own."""
     found = set()
     for child in psutil.Process().children(recursive=True):
         try:
@@ -27,7 +31,7 @@ def processes():
             continue
         if not kept:
             found.add(("process", child.pid))
-    return found
+    return found - SHARED
 
 
 def descriptors():

@@ -1,5 +1,6 @@
 """Which lane a test belongs to, by the fixtures it uses and by the table of promises."""
 
+import leavings
 import pytest
 from guard import Guard
 from hypothesis import settings
@@ -89,6 +90,16 @@ class LaneSelection:
             self.guard.processes = "processes" in item.fixturenames
 
     @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef):
+        if "shared_processes" not in fixturedef.argnames:
+            return (yield)
+        before = leavings.processes()
+        try:
+            return (yield)
+        finally:
+            leavings.SHARED.update(leavings.processes() - before)
+
+    @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self):
         result = yield
         if self.guard.offences:
@@ -112,9 +123,11 @@ def _add_what_its_parameters_need(item):
 
 def _reduce_examples(item, share):
     """Have Hypothesis test a property with fewer examples; it keeps a test's settings where its own plugin finds them."""
-    test = getattr(item, "obj", None)
-    given = getattr(test, "_hypothesis_internal_use_settings", None)
-    if share < 1 and given is not None and not getattr(test, "has_fewer_examples", False):
+    holder, name = item.obj, "_hypothesis_internal_use_settings"
+    if hasattr(item.obj, "_hypothesis_state_machine_class"):
+        holder, name = item.cls, "settings"
+    given = getattr(holder, name, None)
+    if share < 1 and isinstance(given, settings) and not hasattr(holder, "has_fewer_examples"):
         number = max(_FEWEST_EXAMPLES, round(given.max_examples * share))
-        test._hypothesis_internal_use_settings = settings(given, max_examples=min(number, given.max_examples))
-        test.has_fewer_examples = True
+        setattr(holder, name, settings(given, max_examples=min(number, given.max_examples)))
+        holder.has_fewer_examples = True

@@ -327,8 +327,7 @@ def hoarded(product, size=100_000):
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("product", ["map", "stream"])
-@pytest.mark.parametrize("num_microbatches_ahead", [-1, 1])
+@pytest.mark.parametrize(("product", "num_microbatches_ahead"), [("map", 1), ("stream", -1)])
 def test_a_caller_who_keeps_microbatches_meets_the_limit_and_goes_on_after_letting_go(product, num_microbatches_ahead):
     with make(
         ["a"],
@@ -423,8 +422,7 @@ def test_a_worker_that_dies_is_reported_within_a_second_after_what_it_had_made(d
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("num_shards_ahead", [0, 2])
-def test_a_worker_killed_while_the_caller_waits_is_reported_within_a_second(num_shards_ahead):
+def test_a_worker_killed_while_the_caller_waits_is_reported_within_a_second():
     def factory(shard):
         import time
 
@@ -432,7 +430,7 @@ def test_a_worker_killed_while_the_caller_waits_is_reported_within_a_second(num_
         yield torch.tensor(1)
         time.sleep(60)
 
-    with make(["a", "b", "c"], factory, multiprocessing=True, num_shard_prefetches=num_shards_ahead) as loader:
+    with make(["a", "b", "c"], factory, multiprocessing=True, num_shard_prefetches=2) as loader:
         iterator = iter(loader)
         next(iterator)
         killed_at = []
@@ -582,8 +580,7 @@ def test_a_class_that_the_worker_cannot_import_is_told_by_its_shard(monkeypatch)
 # --- failures of samplers and movers -----------------------------------------------------------------------------
 
 
-@both_modes
-@pytest.mark.parametrize("num_shards_ahead", [0, 3])
+@pytest.mark.parametrize(("multiprocessing", "num_shards_ahead"), [(False, 0), (True, 3)])
 def test_a_samplers_own_failure_comes_after_the_shards_before_it(multiprocessing, num_shards_ahead):
     class Failing:
         def __iter__(self):

@@ -52,7 +52,7 @@ loader.close()
 RESULT = "RESULT [[100, 101], [102], [100, 101], [102]] True True True"
 
 
-@pytest.mark.parametrize("by", ["file", "stdin", "-c"])
+@pytest.mark.parametrize("by", ["file", "stdin"])
 def test_a_program_that_defines_its_dataset_in_main_runs(run_script, by):
     done = run_script(PROGRAM, by=by)
     assert done.stdout.strip() == RESULT

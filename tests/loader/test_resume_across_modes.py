@@ -115,7 +115,6 @@ def torch_loader(shard, num_workers):
     return DataLoader(MapDataset(shard), batch_size=2, shuffle=True, num_workers=num_workers)
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize(("num_shards_ahead", "num_microbatches_ahead"), [(0, 2), (1, 0), (1, 1), (2, -1)])
 def test_leaving_off_again_and_again_at_any_place_never_hangs(num_shards_ahead, num_microbatches_ahead):
     shards = ["list-a-9", "map-b-3", "generator-c-4", "map-d-9"]

@@ -212,8 +212,8 @@ def check(machine, examples, steps, phases=tuple(Phase)):
     run_state_machine_as_test(machine, settings=how)
 
 
-def test_any_history_in_process_delivers_what_is_due():
-    check(LoaderMachine, 60, 25)
+def test_any_history_in_process_delivers_what_is_due(share_of_examples):
+    check(LoaderMachine, round(60 * share_of_examples), 25)
 
 
 @pytest.mark.usefixtures("processes")

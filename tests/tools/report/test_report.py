@@ -101,10 +101,9 @@ def test_a_long_run_is_drawn_with_few_elements(tmp_path):
     assert len(text) < 500_000
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("kept", [0.3, 0.9, 0.9999])
 def test_what_is_left_of_a_file_that_was_cut_off_is_read(kept, tmp_path):
-    traced(tmp_path / "run.json")
+    traced(tmp_path / "run.json", multiprocessing=False)
     content = (tmp_path / "run.json").read_bytes()
     (tmp_path / "cut.json").write_bytes(content[: int(kept * len(content))])
     run = read_run(tmp_path / "cut.json")
