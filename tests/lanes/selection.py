@@ -16,8 +16,8 @@ LANES = {
     "all": "everything that is not marked slow",
 }
 #: The share of its examples that a property is tested with: every run draws others.
-EXAMPLES = {"fast": 0.2, "default": 0.2, "all": 1.0}
-_FEWEST_EXAMPLES = 10
+EXAMPLES = {"fast": 0.1, "default": 0.1, "all": 1.0}
+_FEWEST_EXAMPLES = 5
 
 
 class LaneSelection:
