@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from fault_campaign.processes import MARK, wait_until_gone
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+pytestmark = pytest.mark.usefixtures("processes", "nothing_left_behind")
 
 #: Both kinds of ends, small microbatches and such that need segments, more of them than the memory limit allows.
 SHARDS = ["map-a-3", "large-b-6", "stream-c-2", "fails-d-2", "map-e-2"]

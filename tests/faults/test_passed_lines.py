@@ -37,6 +37,7 @@ def run(folder, *armed):
 CALL = "sizes.py:size_bytes_of()"
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_run_says_which_lines_and_calls_it_has_passed_and_how_often(tmp_path):
     assert run(tmp_path) == (0, ["0", "1", "2"])
     found = passes(tmp_path)
@@ -45,6 +46,7 @@ def test_a_run_says_which_lines_and_calls_it_has_passed_and_how_often(tmp_path):
     assert all(place.startswith("sizes.py:") for place in found)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("action", "code", "said"),
     [

@@ -11,6 +11,8 @@ import torch
 import fkat_data
 from fkat_data import ShardedDataLoader
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 ROOT = Path(fkat_data.__file__).parent
 README = ROOT.parent / "README.md"
 MOST_FILES, MOST_CALLS = 8, 40

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+pytestmark = pytest.mark.usefixtures("processes", "nothing_left_behind")
 
 PROGRAM = Path(__file__).parent / "operations.py"
 
