@@ -28,7 +28,7 @@ class Runtime:
 
 @pytest.fixture(autouse=True)
 def _untold(monkeypatch):
-    monkeypatch.setattr(page_lock, "_told", [])
+    monkeypatch.setattr(page_lock, "_warned", [])
     monkeypatch.setattr(page_lock, "_locked", {})
 
 
@@ -55,7 +55,7 @@ def test_each_segment_is_locked_once_and_unlocked_before_it_goes():
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_refusal_is_told_once_and_remembered(caplog):
+def test_a_refusal_is_logged_once_and_remembered(caplog):
     runtime = Runtime(code=2)
     locks = PageLocks(torch.device("cpu"), runtime)
     with make(["a"], factory, multiprocessing=True) as loader, caplog.at_level(logging.WARNING):
