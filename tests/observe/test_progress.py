@@ -47,21 +47,19 @@ def _alone(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
 
-def run(stderr):
+def start(stderr):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=stderr, env=environment, timeout=120, check=True
-    )
-    assert done.stdout == b"[[5, 5, 5]]\n"
-    return done
+    return subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=stderr, env=environment)
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_terminal_shows_a_bar_and_is_left_as_it_was():
+def test_a_terminal_shows_a_bar_and_is_left_as_it_was_and_a_pipe_gets_nothing():
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 120))
     try:
-        run(theirs)
+        with start(theirs) as on_a_terminal, start(subprocess.PIPE) as on_a_pipe:
+            assert on_a_pipe.communicate(timeout=120) == (b"[[5, 5, 5]]\n", b"")
+            assert on_a_terminal.communicate(timeout=120)[0] == b"[[5, 5, 5]]\n"
         os.set_blocking(ours, False)
         shown = b""
         deadline_s = time.monotonic() + 5
@@ -79,11 +77,6 @@ def test_a_terminal_shows_a_bar_and_is_left_as_it_was():
     assert "/5 " in text
     assert text.rsplit("\r", 2)[1].strip() == ""  # the last thing is a line of blanks, and back to its begin
     assert "\n" not in text
-
-
-@pytest.mark.usefixtures("processes")
-def test_nothing_is_written_to_a_pipe():
-    assert run(subprocess.PIPE).stderr == b""
 
 
 def test_lines_of_the_log_come_at_growing_intervals(caplog):
