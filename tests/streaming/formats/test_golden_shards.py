@@ -103,8 +103,9 @@ def test_pickles_are_refused_unless_they_are_allowed():
 TRIPLES = json.loads((SHARDS / "encodings.json").read_text())
 
 
-@pytest.mark.parametrize("triple", TRIPLES, ids=lambda triple: triple["encoding"])
-def test_values_have_the_bytes_that_the_original_gives_them(triple):
-    encoding = encoding_of(triple["encoding"])
-    assert encoding.size_bytes == triple["fixed_size"]
-    assert encoding.encode(value_of(triple["input"])).hex() == triple["hex"]
+def test_values_have_the_bytes_that_the_original_gives_them():
+    assert len(TRIPLES) > 100
+    for triple in TRIPLES:
+        encoding = encoding_of(triple["encoding"])
+        assert encoding.size_bytes == triple["fixed_size"], triple
+        assert encoding.encode(value_of(triple["input"])).hex() == triple["hex"], triple
