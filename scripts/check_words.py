@@ -49,7 +49,7 @@ BANISHED = {
     r"\bof (his|her|its|their) own accord\b": "itself",
     r"\bmade of\b(?=.*\bwhat)": "consists of",
     r"(?<=[\s(])the \{[^}]*\}\. ": "shard {n}, not the {n}. shard",
-    r"\b[Nn]ot the \w+ \w+s\b": "name what does, not what does not",
+    r"\b(?:not|Not) the \w+ \w+s\b": "name what does, not what does not",
 }
 
 #: (file, line's text): what stays, because somebody else's interface has it
