@@ -82,7 +82,8 @@ def main() -> int:
         num_lines = sum(len(path.read_text().splitlines()) for path in (ROOT / "fkat_data").rglob("*.py"))
         print(f"{len(found)} banished words in {num_lines} lines: {10_000 * len(found) / num_lines:.0f} in 10,000")
         return 0
-    print(*found, sep="\n")
+    if found:
+        print(*found, sep="\n")
     return 1 if found else 0
 
 
