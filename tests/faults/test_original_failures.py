@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from leavings import SharedMemory
 from torch.utils.data import DataLoader, Dataset
 
 from fkat_data import ConfigurationError, ShardedDataLoader, ShuffledShardSampler, WorkerDiedError, WorkerError
@@ -85,12 +86,12 @@ def test_o01_a_killed_worker_is_an_error_at_once_that_tells_pid_shard_and_signal
     ("number", "num_microbatches_ahead"), [("o02", 2), ("o03", -1)], ids=["o02 at its limit", "o03 without one"]
 )
 def test_o02_o03_a_killed_trainer_leaves_no_worker_and_no_shared_memory(start, number, num_microbatches_ahead):
-    before = {file.name for file in Path("/dev/shm").iterdir()}
+    shared_memory = SharedMemory()
     program = begun(start, "time.sleep(600)", num_microbatches_ahead=num_microbatches_ahead)
     assert program.below()
     program.kill()
     program.check_all_gone()
-    assert {file.name for file in Path("/dev/shm").iterdir() if not file.name.startswith("torch_")} <= before
+    assert {name for _, name in shared_memory.left() if not name.startswith("torch_")} == set()
 
 
 def test_o04_an_uncaught_exception_ends_the_trainer(start):
@@ -238,14 +239,14 @@ def test_o13_a_factory_that_cannot_be_sent_is_refused_by_the_constructor_and_a_l
 @pytest.mark.usefixtures("processes")
 def test_o14_o15_o16_numpy_arrives_as_views_and_nothing_is_taken_of_or_left_in_dev_shm():
     # O15: a full /dev/shm; none of it is needed. O16: a directory a shard was left in it.
-    before = set(Path("/dev/shm").iterdir())
+    shared_memory = SharedMemory()
     with ShardedDataLoader(0, SHARDS, lambda shard: [np.arange(50_000), np.zeros(0)]) as loader:
         for number, array in enumerate(loader):
             assert not array.flags.owndata
             assert array.sum() == (0 if number % 2 else sum(range(50_000)))
-            assert set(Path("/dev/shm").iterdir()) <= before
+            assert shared_memory.left() == set()
     del array
-    assert set(Path("/dev/shm").iterdir()) <= before
+    assert shared_memory.left() == set()
 
 
 @pytest.mark.usefixtures("processes")
