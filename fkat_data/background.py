@@ -24,8 +24,9 @@ class BackgroundCall(Generic[_Result]):
         self._results: list[_Result] = []
         self._error: BaseException | None = None
         self._is_dropped = False
-        self._thread = threading.Thread(target=self._run, name="fkat_data background", daemon=True)
-        self._thread.start()
+        # Not join(): Python 3.11 takes a thread for ended once Ctrl-C has interrupted a join.
+        self._is_over = threading.Event()
+        threading.Thread(target=self._run, name="fkat_data background", daemon=True).start()
 
     def result(self, timeout_s: float | None = None) -> _Result:
         """Wait for the call and return what the function returned, once.
@@ -39,8 +40,7 @@ class BackgroundCall(Generic[_Result]):
             TimeoutError: The call takes longer.
             BaseException: Whatever the function raised.
         """
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        if not self._is_over.wait(timeout_s):
             raise TimeoutError
         error, self._error = self._error, None
         if error is None:
@@ -58,20 +58,21 @@ class BackgroundCall(Generic[_Result]):
 
     def wait(self) -> None:
         """Wait until the call is over."""
-        self._thread.join()
+        self._is_over.wait()
 
     def _run(self) -> None:
         if self._after is not None:
             self._after.wait()
             self._after = None
-        if self._is_dropped:
-            return
         try:
-            self._results.append(self._function())
+            if not self._is_dropped:
+                self._results.append(self._function())
         except BaseException as error:  # noqa: BLE001 - raised where the outcome is fetched
             self._error = error
-        if self._is_dropped:
-            self._results.clear()
+        finally:
+            if self._is_dropped:
+                self._results.clear()
+            self._is_over.set()
 
 
 def in_thread(function: Callable[[], _Result], timeout_s: float) -> _Result:
