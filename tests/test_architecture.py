@@ -8,6 +8,8 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 import fkat_data
 
 ROOT = Path(fkat_data.__file__).parent
@@ -72,6 +74,13 @@ def tree_of(path):
     return ast.parse(path.read_text())
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _forget_the_trees():
+    """What is kept here makes each collection of garbage in the tests after these slower."""
+    yield
+    tree_of.cache_clear()
+
+
 def imported(path):
     """Yield the modules of the package that a file imports, those inside functions included, as parts."""
     for node in ast.walk(tree_of(path)):
@@ -79,9 +88,10 @@ def imported(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
-            if node.module == "fkat_data":
-                names = [f"fkat_data.{alias.name}" for alias in node.names]
+            module = node.module or ""
+            folder = ROOT.parent.joinpath(*module.split("."))
+            deeper = {f"{module}.{alias.name}" for alias in node.names if (folder / f"{alias.name}.py").exists()}
+            names = [f"fkat_data.{alias.name}" for alias in node.names] if module == "fkat_data" else [module, *deeper]
         for name in names:
             if name.split(".")[0] == "fkat_data":
                 parts = name.split(".")[1:] or ["__init__"]
@@ -122,6 +132,29 @@ def test_strangers_do_not_know_one_another():
         for other, path in others.items()
         if own.split(".")[0] != other.split(".")[0] and {own.split(".")[0], other.split(".")[0]} <= STRANGERS
     ]
+    assert not offenders, "\n".join(offenders)
+
+
+def test_packages_open_the_modules_that_they_name():
+    """A package's docstring names the modules that other packages may import; what it exports is for everybody."""
+    packages = {path.parent.relative_to(ROOT).parts: path for path in FILES if path.name == "__init__.py"} | {(): None}
+    reached = defaultdict(dict)
+    for path in FILES:
+        own = path.parent.relative_to(ROOT).parts
+        for parts in imported(path):
+            *package, module = parts
+            other = tuple(package)
+            inside = own[: len(other)] == other
+            if own and other and not inside and tuple(parts) not in packages:
+                reached[other].setdefault(module, str(path.relative_to(ROOT)))
+    offenders = []
+    for package, path in packages.items():
+        text = " ".join((ast.get_docstring(tree_of(path)) or "").split()) if path else ""
+        listed = re.search(r"Open to other packages: ([^.]*)\.", text)
+        named = set(re.findall(r"``(\w+)``", listed[1])) if listed else set()
+        for module in sorted(named ^ set(reached[package])):
+            why = f"imported by {reached[package][module]}" if module in reached[package] else "named, and not imported"
+            offenders.append(f"{'.'.join(package)}.{module}: {why}")
     assert not offenders, "\n".join(offenders)
 
 

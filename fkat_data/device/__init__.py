@@ -1,1 +1,4 @@
-"""Microbatches onto the device that the caller computes on."""
+"""Microbatches onto the device that the caller computes on.
+
+Open to other packages: ``choice``, ``host``, ``placement``.
+"""

@@ -1,1 +1,4 @@
-"""The loader that users iterate, and the factory that they give it."""
+"""The loader that users iterate, and the factory that they give it.
+
+Open to other packages: ``sharded``.
+"""

@@ -1,4 +1,7 @@
-"""What the loader shows of itself: counts, times, named ranges, a timeline, a report."""
+"""What the loader shows of itself: counts, times, named ranges, a timeline, a report.
+
+Open to other packages: ``events``, ``profile``, ``progress``, ``sink``, ``stages``, ``statistics``, ``timeline``.
+"""
 
 from fkat_data.observe.stages import reading
 from fkat_data.observe.statistics import LoaderStatistics

@@ -1,4 +1,7 @@
-"""Shard samplers: which shards a rank reads, and in which order."""
+"""Shard samplers: which shards a rank reads, and in which order.
+
+Open to other packages: ``base``, ``sequence``.
+"""
 
 from fkat_data.samplers.base import ShardSampler, check_shards
 from fkat_data.samplers.data_parallel import DistributedDataParallelShardSampler

@@ -1,6 +1,8 @@
 """Datasets in shards, on disk or in a store, in a computed order. Needs the extra ``streaming``.
 
 The packages ``cache``, ``formats``, ``order`` and ``store`` have public names too.
+
+Open to other packages: ``audit``, ``dataloader``, ``dataset``.
 """
 
 from fkat_data.streaming.dataloader import StreamingDataLoader

@@ -1,4 +1,7 @@
-"""A node's copies of shards, shared by its processes and jobs. The directory is the only state."""
+"""A node's copies of shards, shared by its processes and jobs. The directory is the only state.
+
+Open to other packages: ``cache``, ``cache_budget``, ``cache_directory``, ``dataset_version``.
+"""
 
 from fkat_data.streaming.cache.cache import Cache
 from fkat_data.streaming.cache.cache_budget import CacheBudget

@@ -1,4 +1,8 @@
-"""The formats of datasets on disk: index, shards, encodings, compression and hashes. Readers trust no file."""
+"""The formats of datasets on disk: index, shards, encodings, compression and hashes. Readers trust no file.
+
+Open to other packages: ``columns``, ``compression``, ``encoding``, ``encodings``, ``entry``, ``files``, ``hashing``,
+``index``, ``open_shard``, ``reader``, ``summary``, ``verification``.
+"""
 
 from fkat_data.streaming.formats.compression import decompress_file
 from fkat_data.streaming.formats.entry import FileInfo, ShardEntry

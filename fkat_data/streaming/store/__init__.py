@@ -1,4 +1,7 @@
-"""Download files of a dataset from any store that fsspec opens: complete and verified, or an error in bounded time."""
+"""Download files of a dataset from any store that fsspec opens: complete and verified, or an error in bounded time.
+
+Open to other packages: ``open_store``, ``store``.
+"""
 
 from fkat_data.streaming.store.open_store import open_store
 from fkat_data.streaming.store.store import Store

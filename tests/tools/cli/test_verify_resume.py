@@ -8,6 +8,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from fkat_data.tools.cli import commands
 from fkat_data.tools.cli.commands import app
 from fkat_data.tools.resume_check.diagnose import InexactCause
 
@@ -143,7 +144,8 @@ def test_failing_data_are_reported_with_their_place(verify):
 
 
 @pytest.mark.parametrize("mode", [pytest.param("workers", marks=pytest.mark.with_processes), "in-process"])
-def test_a_loader_that_hangs_is_ended(verify, mode):
+def test_a_loader_that_hangs_is_ended(verify, mode, monkeypatch):
+    monkeypatch.setattr(commands, "_LEAST_GRACE_S", 0.1)
     code, output = verify(loader_config(dataset_config("Hanging")), "--timeout-s", "0.5", "--mode", mode)
     assert code == 2
     assert output.startswith("the loader hangs, so nothing was verified:\nHangError: ")

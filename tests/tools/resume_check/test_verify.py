@@ -178,7 +178,7 @@ def test_a_time_limit_proves_less_and_says_so():
         if phase == "stopping and resuming":
             time.sleep(0.02)
 
-    report = in_process(examples.Exact, num_trials=1000, timeout_s=0.8, progress=slow)
+    report = in_process(examples.Exact, num_trials=1000, timeout_s=0.4, progress=slow)
     assert report.is_exact
     assert report.is_cut
     assert 0 < len(report.trials) < 1000
