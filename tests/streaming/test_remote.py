@@ -443,14 +443,16 @@ def test_ranks_of_two_jobs_fetch_each_shard_once(data, serve, tmp_path):
 @pytest.mark.parametrize("rounds", [3, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_two_jobs_on_a_cache_of_a_tenth_read_rightly_whoever_is_killed(larger, serve, tmp_path, rounds, monkeypatch):
     server, local = serve(larger), tmp_path / "local"
-    removals = os.open(tmp_path / "removals", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    removals = tmp_path / "removals"
+    removals.touch()
     remove = CacheDirectory.remove
 
     def noted(self, name):
-        os.write(removals, f"{name}\n".encode())
+        with removals.open("ab", buffering=0) as file:  # a descriptor of its own: forked ranks have this, too
+            file.write(f"{name}\n".encode())
         return remove(self, name)
 
-    monkeypatch.setattr(CacheDirectory, "remove", noted)  # forked ranks have it too
+    monkeypatch.setattr(CacheDirectory, "remove", noted)
     num_killed = 0
     limit = sum(path.stat().st_size for path in larger.iterdir()) // 10
     draw = random.Random(7)
@@ -469,12 +471,11 @@ def test_two_jobs_on_a_cache_of_a_tenth_read_rightly_whoever_is_killed(larger, s
         assert sorted(set().union(*jobs[1].read().values())) == list(range(LARGER_COUNT))
         # A shard is fetched once, again each time it was evicted, and once more for a death while it was fetched.
         num_killed += sum(process.exitcode == -signal.SIGKILL for process in jobs[0].processes)
-        removed = collections.Counter((tmp_path / "removals").read_text().split())
+        removed = collections.Counter(removals.read_text().split())
         fetched = dict(zip(shards(larger), gets(server, larger), strict=True))
         assert sum(fetched.values()) >= len(fetched)
         assert all(count <= 1 + removed[name] + num_killed for name, count in fetched.items()), (fetched, removed)
         assert sum(fetched.values()) <= len(fetched) + removed.total() + 8 * num_killed
-    os.close(removals)
     dataset = StreamingDataset(remote=server.url, local=str(local), cache_limit=limit, **OPTIONS)
     assert not list(Path(local, ".fkat_data", "making").iterdir())
     assert sorted(itertools.chain(*numbers(StreamingDataLoader(dataset)))) == list(range(LARGER_COUNT))
