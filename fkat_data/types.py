@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
 
-__all__ = ["Microbatch", "Profiler", "ResplittableSampler", "Shard", "Skippable", "Stateful"]
+__all__ = ["Microbatch", "Profiler", "RandomAccess", "ResplittableSampler", "Shard", "Skippable", "Stateful"]
 
 Shard: TypeAlias = str | list[str]
 """URI of a file with samples, or a list of URIs that are read as one group."""
@@ -52,6 +52,24 @@ class Skippable(Protocol):
         ...
 
     def __iter__(self) -> Iterator[Microbatch]: ...
+
+
+@runtime_checkable
+class RandomAccess(Protocol):
+    """A shard's microbatches, each of which can be made without those before it.
+
+    What a factory returns may have these two beside, or instead of, ``__iter__``: several workers then make one shard
+    together, and a resume makes nothing that was delivered before.
+    """
+
+    @property
+    def num_microbatches(self) -> int:
+        """Microbatches in the shard."""
+        ...
+
+    def microbatch(self, index: int) -> Microbatch:
+        """Make the microbatch at ``index``, from 0; a function of the index and of the random generators alone."""
+        ...
 
 
 @runtime_checkable

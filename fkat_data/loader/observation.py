@@ -67,6 +67,7 @@ class Observation:
             elapsed_s=self._elapsed_s + self._under_way_s(progress),
             waited_s=self._sink.waited_s,
             waited_first_s=self._sink.waited_first_s,
+            waited_behind_s=self._sink.waited_behind_s,
             produced=times.produced,
             queue_depth=0 if progress.is_over else num_ready,
             store_s=times.of("store"),
@@ -83,6 +84,7 @@ class Observation:
             worker_restarts=self._prefetcher.restarts.total,
             skipped_shards=self._prefetcher.skips.total,
             num_workers=self._pool.num_processes,
+            num_workers_per_shard=self._pool.group_size,
             num_shard_prefetches=self._num_shard_prefetches,
             num_cpus=self._num_cpus,
         )

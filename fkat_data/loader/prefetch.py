@@ -1,7 +1,7 @@
 """Shards in work, and their microbatches in order.
 
-Ticket *t* belongs to worker *t mod number of workers*, and a worker does its tasks in the order of their tickets. So
-the next microbatch is the next one in the pipe whose turn it is: nothing has to be sorted.
+Ticket *t* belongs to group *t mod number of groups* of the workers, and a group does its tasks in the order of their
+tickets. So the next microbatch is the next one of the group whose turn it is: nothing has to be sorted here.
 """
 
 import gc
@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 from fkat_data.errors import MemoryLimitError, StaleIteratorError, WorkerDiedError, WorkerError, WorkerStalledError
 from fkat_data.loader.recovery import Recovery, Remedy, Restarts, ShardSkips
 from fkat_data.loader.wait_clock import WaitClock
+from fkat_data.loader.worker_group import WorkerGroup
 from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.plan.task import Task
 from fkat_data.position import Position
 from fkat_data.types import Shard
+from fkat_data.worker.claims import NUM_TASKS
 from fkat_data.worker.messages import NO_LIMIT, End, Failure, Item, MemoryShortage, Worker, WorkerGone
 
 __all__ = ["Arrival", "Prefetcher", "ShardEnd"]
@@ -63,8 +65,8 @@ class Prefetcher:
 
     Args:
         plan: The ordered work.
-        workers: They do it.
-        replace: Replaces the worker at an index by another one.
+        groups: The groups of workers that do it.
+        replace: Replaces the dead workers of a group.
         release: Releases what only copies to a device still hold: the caller is not to blame for that.
         recovery: What may be done about faults.
         num_shard_prefetches: Shards in work ahead of the current one.
@@ -74,15 +76,15 @@ class Prefetcher:
     def __init__(
         self,
         plan: ShardPlan,
-        workers: Sequence[Worker],
-        replace: Callable[[int], None],
+        groups: Sequence[WorkerGroup],
+        replace: Callable[[WorkerGroup], None],
         release: Callable[[], None],
         recovery: Recovery,
         num_shard_prefetches: int,
         num_microbatch_prefetches: int,
     ) -> None:
         self._plan = plan
-        self._workers = workers
+        self._groups = groups
         self._replace = replace
         self._release = release
         self._recovery = recovery
@@ -113,7 +115,9 @@ class Prefetcher:
     @property
     def num_arrived(self) -> int:
         """Microbatches that have arrived and were not handed out."""
-        return sum(isinstance(message, Item) for message in self._arrived)
+        return sum(isinstance(message, Item) for message in self._arrived) + sum(
+            group.num_early for group in self._groups
+        )
 
     @property
     def task(self) -> Task | None:
@@ -126,8 +130,8 @@ class Prefetcher:
         self._tasks.clear()
         self._shortage = self._sampler_error = None
         self._is_exhausted = False
-        for worker in self._workers:
-            worker.cancel(self._ticket)
+        for group in self._groups:
+            group.cancel(self._ticket)
         self._epoch, self._next_shard, self._num_extra = position.epoch, position.shard, 0
         self._has_delivered = position.step > 0
         self._assign(position.microbatch)
@@ -225,7 +229,7 @@ class Prefetcher:
             self._allowance = self._initial_allowance(self._delivered)
 
     def _fill(self) -> None:
-        wanted = 1 + self._num_shard_prefetches + self._num_extra
+        wanted = min(1 + self._num_shard_prefetches + self._num_extra, NUM_TASKS - 1)
         while len(self._tasks) < wanted and not self._is_exhausted:
             self._assign(0)
 
@@ -237,7 +241,7 @@ class Prefetcher:
         if piece is not None:
             first_microbatch += piece.first_microbatch
         task = Task(self._ticket, self._epoch, self._next_shard, shard, first_microbatch, piece)
-        self._worker_of(task).assign(task, self._initial_allowance(first_microbatch))
+        self._group_of(task).assign(task, self._initial_allowance(first_microbatch))
         self._tasks.append(task)
         self._ticket += 1
         self._next_shard += 1
@@ -252,8 +256,8 @@ class Prefetcher:
             self._is_exhausted = True
         return shard
 
-    def _worker_of(self, task: Task) -> Worker:
-        return self._workers[task.ticket % len(self._workers)]
+    def _group_of(self, task: Task) -> WorkerGroup:
+        return self._groups[task.ticket % len(self._groups)]
 
     def _initial_allowance(self, first_microbatch: int) -> int:
         if self._num_microbatch_prefetches == NO_LIMIT:
@@ -264,23 +268,23 @@ class Prefetcher:
         if allowance > self._allowance:
             self._allowance = allowance
             task = self._tasks[0]
-            self._worker_of(task).allow(task.ticket, allowance)
+            self._group_of(task).allow(task.ticket, allowance)
 
     def _receive(self, *, block: bool) -> Item | End | Failure | None:
         """Return the current task's next message, and keep it as the last that has arrived."""
         task = self._tasks[0]
-        worker = self._worker_of(task)
+        group = self._group_of(task)
         num_expected = self._delivered + len(self._arrived)
         if block and self._num_microbatch_prefetches != NO_LIMIT:
             # The worker must make what the trainer waits for, even beyond the bound.
             self._allow(num_expected + 1)
         try:
-            message = worker.receive(timeout_s=0)
+            message = group.receive(timeout_s=0)
             if isinstance(message, MemoryShortage):
                 self._record_shortage(message)
-                message = self._wait(worker, task, num_expected, block=block)
+                message = self._wait(group, task, num_expected, block=block)
             elif message is None or message.ticket < task.ticket:
-                message = self._wait(worker, task, num_expected, block=block)
+                message = self._wait(group, task, num_expected, block=block)
         except (WorkerGone, WorkerStalledError) as error:
             lost = error
         else:
@@ -288,16 +292,17 @@ class Prefetcher:
                 self._shortage = None
                 self._arrived.append(message)
             return message
-        return self._lose(worker, num_expected, self._end_of(worker, task, num_expected, lost), block=block)
+        self._lose(group, task, num_expected, lost)
+        return self._receive(block=block)
 
-    def _wait(self, worker: Worker, task: Task, num_expected: int, *, block: bool) -> Item | End | Failure | None:
+    def _wait(self, group: WorkerGroup, task: Task, num_expected: int, *, block: bool) -> Item | End | Failure | None:
         """Return the task's next message: the last one was none, a shortage, or of a cancelled task."""
         clock: WaitClock | None = None  # costs more than a short wait
         interval_s = self._first_interval_s
         began_s = time.monotonic()
         try:
             while True:
-                message = worker.receive(timeout_s=interval_s if block and self._shortage is None else 0)
+                message = group.receive(timeout_s=interval_s if block and self._shortage is None else 0)
                 if isinstance(message, MemoryShortage):
                     self._record_shortage(message)
                 elif message is not None:
@@ -306,66 +311,61 @@ class Prefetcher:
                 elif not block:
                     return None
                 elif self._shortage is not None:
+                    worker = group.maker(task.ticket, num_expected)
                     self._check_shortage(worker, self._shortage, time.monotonic() - began_s)
                     self._shortage = None
                 else:
                     clock = clock or self._recovery.wait_clock()
-                    clock.advance(worker, task, num_expected, len(self._tasks))
+                    clock.advance(group.maker(task.ticket, num_expected), task, num_expected, len(self._tasks))
                     interval_s = clock.interval_s
         finally:
             if clock is not None:
                 clock.end()
 
-    def _end_of(
-        self, worker: Worker, task: Task, num_expected: int, error: WorkerGone | WorkerStalledError
-    ) -> WorkerError:
-        """Return the error to raise for a worker that has died, or was silent for too long and is killed here."""
-        if isinstance(error, WorkerStalledError):
-            worker.close(0.0)
-            return error
-        if worker not in self._workers:
+    def _lose(self, group: WorkerGroup, task: Task, num_expected: int, lost: WorkerGone | WorkerStalledError) -> None:
+        """Act on the end of a worker of the current shard's group: another one goes on, or its error comes in its place."""
+        dead = list(group.members)
+        if isinstance(lost, WorkerStalledError):
+            for worker in dead:
+                if worker.pid == lost.pid:
+                    worker.close(0.0)
+        elif all(worker.pid != lost.pid for worker in dead):
             raise StaleIteratorError("the loader was closed while this iterator waited")
-        return WorkerDiedError(
-            error.pid,
-            error.exit_code,
-            task.shard,
-            task.epoch,
-            num_expected,
-            error.last_words,
-            socket.gethostname(),
-            self.restarts.in_epoch,
+        loss = group.loss(task, num_expected)
+        error: WorkerError = (
+            lost
+            if isinstance(lost, WorkerStalledError)
+            else WorkerDiedError(
+                lost.pid,
+                lost.exit_code,
+                loss.task.shard,
+                loss.task.epoch,
+                loss.microbatch_index,
+                lost.last_words,
+                socket.gethostname(),
+                self.restarts.in_epoch,
+            )
         )
-
-    def _lose(
-        self, worker: Worker, num_expected: int, error: WorkerError, *, block: bool
-    ) -> Item | End | Failure | None:
-        """Act on the end of the current shard's worker; return the next message."""
-        task = self._tasks[0]
-        remedy = self.restarts.remedy(task, num_expected, has_begun=worker.has_begun(task.ticket))
+        remedy = self.restarts.remedy(loss.task, loss.microbatch_index, has_begun=loss.has_begun)
         if remedy is Remedy.GIVE_UP or (remedy is Remedy.GIVE_UP_SHARD and not self.skips.is_active):
-            self._arrived.append(Failure(task.ticket, error))
-            return self._arrived[-1]
+            group.fail(loss, error)
+            return
         logger.warning("%s; another worker replaces it", error)
-        self._replace(task.ticket % len(self._workers))
+        if remedy is Remedy.GIVE_UP_SHARD:
+            group.fail(loss, error)
+        self._replace(group)
         self._shortage = None
         last = self._arrived[-1] if self._arrived else None
         digest = last.digest if isinstance(last, Item) else self._last_digest
-        resumed = task._replace(first_microbatch=num_expected, digest=digest)
-        for lost in list(self._tasks):
-            if lost.ticket % len(self._workers) != task.ticket % len(self._workers):
-                continue
-            if lost is not task:
-                self._worker_of(lost).assign(lost, self._initial_allowance(lost.first_microbatch))
-            elif remedy is Remedy.GO_ON:
-                self._worker_of(task).assign(resumed, self._allowance)
-        if remedy is Remedy.GO_ON:
-            return self._receive(block=block)
-        self._arrived.append(Failure(task.ticket, error))
-        return self._arrived[-1]
+        given_up = loss.task if remedy is Remedy.GIVE_UP_SHARD else None
+        tasks = [each for each in self._tasks if self._group_of(each) is group]
+        allowances = [self._allowance, *(self._initial_allowance(each.first_microbatch) for each in tasks[1:])]
+        work = [(each, limit) for each, limit in zip(tasks, allowances, strict=True) if each is not given_up]
+        group.resume(work, task, num_expected, digest, dead)
 
     def _may_skip(self, error: BaseException) -> bool:
         task = self._tasks[0]
-        if isinstance(error, (WorkerDiedError, WorkerStalledError)) and not self._worker_of(task).is_alive:
+        if isinstance(error, (WorkerDiedError, WorkerStalledError)) and not self._group_of(task).is_alive:
             return False  # no worker could make the next shard
         is_last = len(self._tasks) == 1 and self._plan_shard(task.shard_index + 1) is None
         return self.skips.may_skip(task, error, is_whole_epoch_lost=is_last and not self._has_delivered)

@@ -53,8 +53,8 @@ class ShardedDataLoader:
         shard_sampler: Gives this rank's shards: a ``ShardSampler``, a list, or any iterable of shards, which may be
             endless and may have ``state_dict`` and ``load_state_dict``.
         dataloader_factory: Called with a shard, in the worker; returns an iterable of microbatches.
-        num_shard_prefetches: Shards in work ahead of the current one, each in a worker of its own; 0 or more. With
-            0, one worker begins a shard when the caller has the last microbatch of the one before.
+        num_shard_prefetches: Shards in work ahead of the current one; 0 or more. That many shards are made at once,
+            by workers of their own. With 0, a shard begins when the caller has the last microbatch of the one before.
         num_microbatch_prefetches: Microbatches made and not yet delivered, for each shard; -1 for as many as the
             memory limit allows. With 0, a worker makes one when the caller asks for it; in a shard of unknown length it
             makes one more, so that the loader knows the last microbatch when it delivers it.
@@ -64,6 +64,10 @@ class ShardedDataLoader:
         device: Where microbatches are delivered; None: as views on the CPU.
         multiprocessing: False produces in the caller's thread when a microbatch is asked for: for debugging and
             profiling. The microbatches are the same, bit for bit.
+        num_workers_per_shard: Workers that make the microbatches of one shard together; the loader has that many for
+            each shard that it makes at once. The microbatches are the same bits for any number. It takes a
+            ``DataLoader`` over a dataset with indices, or a product with ``num_microbatches`` and
+            ``microbatch(index)`` (see ``fkat_data.types.RandomAccess``); one worker makes all of any other shard.
         memory_limit_bytes: Shared memory of all workers together; reaching it makes them wait. Default: an eighth
             of the available memory, at most 1 GiB.
         zero_copy: False delivers copies in memory of the caller's own.
@@ -101,6 +105,7 @@ class ShardedDataLoader:
         device: torch.device | str | None = None,
         multiprocessing: bool = True,
         *,
+        num_workers_per_shard: int = 1,
         memory_limit_bytes: int | None = None,
         zero_copy: bool = True,
         max_worker_restarts: int = 0,
@@ -134,7 +139,8 @@ class ShardedDataLoader:
             factory=dataloader_factory,
             seed=self._identity.seed,
             dp_rank=self._identity.dp_rank,
-            num_workers=max(1, num_shard_prefetches),
+            num_groups=max(1, num_shard_prefetches),
+            group_size=arguments.integer("num_workers_per_shard", num_workers_per_shard, minimum=1),
             limit_bytes=memory_limit_bytes,
             profiler=profiler,
             is_multiprocessing=arguments.boolean("multiprocessing", multiprocessing),
@@ -147,7 +153,7 @@ class ShardedDataLoader:
         placement = Placement(mover_for(device, self._sink))
         self._prefetcher = Prefetcher(
             self._plan,
-            self._pool.workers,
+            self._pool.groups,
             self._pool.replace,
             placement.release,
             recovery,

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import os
 import time
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fkat_data import arguments
+from fkat_data.loader.worker_group import WorkerGroup
 from fkat_data.observe.events import PRODUCTION_THREAD
 from fkat_data.observe.profile import WorkerProfile
 from fkat_data.observe.sink import EventSink
@@ -18,6 +20,7 @@ from fkat_data.observe.timeline import Timeline
 from fkat_data.transport.memory_limit import default_limit_bytes
 from fkat_data.transport.segment import anonymous_file
 from fkat_data.types import Profiler
+from fkat_data.worker.claims import Claims
 from fkat_data.worker.inline import InlineWorker
 from fkat_data.worker.messages import Worker
 from fkat_data.worker.produce import Producer
@@ -38,7 +41,8 @@ class WorkerPoolSettings(NamedTuple):
         factory: Makes the iterable of a shard's microbatches.
         seed: The loader's seed.
         dp_rank: The loader's data-parallel rank.
-        num_workers: Worker processes.
+        num_groups: Groups of workers; each makes one shard at a time.
+        group_size: Workers of a group.
         limit_bytes: Shared memory of all of them; None for the default.
         profiler: The user's; each worker gets a copy.
         is_multiprocessing: False: one worker, in the caller's thread.
@@ -50,13 +54,19 @@ class WorkerPoolSettings(NamedTuple):
     factory: Any
     seed: int
     dp_rank: int
-    num_workers: int
+    num_groups: int
+    group_size: int
     limit_bytes: int | None
     profiler: Profiler | None
     is_multiprocessing: bool
     is_zero_copy: bool
     is_digested: bool
     timeline: Timeline | None = None
+
+    @property
+    def num_workers(self) -> int:
+        """Worker processes."""
+        return self.num_groups * self.group_size
 
 
 class WorkerPool:
@@ -83,12 +93,24 @@ class WorkerPool:
         self._stacks: int | None = None
         self.workers: list[Worker] = []
         """The workers that run, in the order of their numbers; always the same list."""
+        num_groups, size = (settings.num_groups, settings.group_size) if settings.is_multiprocessing else (1, 1)
+        self._tables: dict[int, tuple[Claims, int]] = {}
+        self.groups = [
+            WorkerGroup(self.workers, index * size, size, functools.partial(self._claims, index), sink)
+            for index in range(num_groups)
+        ]
+        """The groups that the workers form."""
         self._past: list[StageTimes] = []
 
     @property
     def num_processes(self) -> int:
         """Workers in processes of their own, when all of them run."""
         return self._settings.num_workers if self._settings.is_multiprocessing else 0
+
+    @property
+    def group_size(self) -> int:
+        """Workers that make a shard together."""
+        return self._settings.group_size
 
     @property
     def held_bytes(self) -> int:
@@ -118,10 +140,12 @@ class WorkerPool:
         elif not self.workers:
             self.workers.append(self._inline_worker())
 
-    def replace(self, index: int) -> None:
-        """Replace a dead worker by a new one; do not wait for it."""
-        self.workers[index].close(0.0)
-        self._spawn([index])
+    def replace(self, group: WorkerGroup) -> None:
+        """Replace the dead workers of a group by new ones; do not wait for them."""
+        dead = [self.workers.index(worker) for worker in group.members if not worker.is_alive]
+        for index in dead:
+            self.workers[index].close(0.0)
+        self._spawn(dead)
 
     def close(self) -> None:
         """End the workers: kill those that do not leave within a second. Any number of calls."""
@@ -130,7 +154,7 @@ class WorkerPool:
         self._remember(workers)
         deadline_s = time.monotonic() + _GRACE_S
         with contextlib.ExitStack() as stack:  # Ctrl-C during the wait for one must not spare the others
-            stack.callback(self._close_stacks)
+            stack.callback(self._close_files)
             for worker in workers:
                 stack.callback(_close_until, worker, deadline_s)
             for worker in workers:
@@ -143,7 +167,7 @@ class WorkerPool:
         self.workers.clear()
         for worker in workers:
             worker.close(0.0)
-        self._close_stacks()
+        self._close_files()
 
     def _remember(self, workers: Sequence[Worker]) -> None:
         self._past = [added_times([*self._past, *(worker.times() for worker in workers)])]
@@ -156,10 +180,18 @@ class WorkerPool:
         producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark)
         return InlineWorker(producer, self._sink, clock, is_digested=settings.is_digested)
 
-    def _close_stacks(self) -> None:
+    def _claims(self, group_index: int) -> Claims:
+        """Return a group's table, which it keeps until the pool is closed."""
+        if group_index not in self._tables:
+            self._tables[group_index] = Claims.create(self._settings.group_size)
+        return self._tables[group_index][0]
+
+    def _close_files(self) -> None:
         stacks, self._stacks = self._stacks, None
         if stacks is not None:
             os.close(stacks)
+        while self._tables:
+            os.close(self._tables.popitem()[1][1])
 
     def _spawn(self, indices: Sequence[int]) -> None:
         """Start the workers at these indices, each after the last one or instead of a dead one."""
@@ -192,6 +224,10 @@ class WorkerPool:
                     settings.timeline,
                     is_zero_copy=settings.is_zero_copy,
                 )
+                if settings.group_size > 1:
+                    group_index, place = divmod(index, settings.group_size)
+                    self._claims(group_index)
+                    worker.join_group(self._tables[group_index][1], settings.group_size, place)
                 if index < len(self.workers):
                     self._remember([self.workers[index]])
                     self.workers[index].close(0.0)

@@ -1,13 +1,16 @@
 """The one sink for what a loader's parts report: each part gets it when it is made, and knows no listener."""
 
+import logging
 from contextlib import AbstractContextManager
 
 from fkat_data.observe.events import COPY_THREAD, LONG_S, EventRecorder
 from fkat_data.observe.profile import TrainerProfile
 from fkat_data.observe.timeline import Timeline
-from fkat_data.types import Profiler
+from fkat_data.types import Profiler, Shard
 
 __all__ = ["EventSink"]
+
+logger = logging.getLogger(__name__)
 
 
 class EventSink:
@@ -32,6 +35,9 @@ class EventSink:
         """Seconds that the trainer has waited."""
         self.waited_first_s = 0.0
         """Those of them before the first microbatch of an iteration."""
+        self.waited_behind_s = 0.0
+        """Those of them in which later microbatches had arrived: a slow one held them up."""
+        self._has_said_alone = False
 
     def range(self, name: str) -> AbstractContextManager[None]:
         """Return a context in which the named action runs: ``wait``, ``decode`` or ``move``."""
@@ -45,9 +51,30 @@ class EventSink:
         """Record that the caller has the first microbatch of an iteration."""
         self._is_before_first = False
 
-    def waited(self, began_s: float, ended_s: float) -> None:
-        """Record a wait for a worker, or for copies to a device."""
+    def made_alone(self, shard: Shard, kind: str, num_workers: int) -> None:
+        """Log, once, that one worker makes a shard that several were to make together."""
+        if not self._has_said_alone:
+            self._has_said_alone = True
+            logger.info(
+                "one worker makes all of shard %r instead of %d together: what the factory returns (%s) does not make "
+                "a microbatch without those before it; a DataLoader over a dataset with indices does, and an object "
+                "with num_microbatches and microbatch(index)",
+                shard,
+                num_workers,
+                kind,
+            )
+
+    def waited(self, began_s: float, ended_s: float, *, is_behind: bool = False) -> None:
+        """Record a wait for a worker, or for copies to a device.
+
+        Args:
+            began_s: When it began.
+            ended_s: When it ended.
+            is_behind: Whether later microbatches had arrived.
+        """
         duration_s = ended_s - began_s
+        if is_behind:
+            self.waited_behind_s += duration_s
         self.waited_s += duration_s
         if self._is_before_first:
             self.waited_first_s += duration_s

@@ -11,10 +11,19 @@ __all__ = ["LoaderStatistics"]
 
 # Present states and the loader's arguments: no sums over time.
 _STATES = frozenset(
-    {"queue_depth", "num_segments", "segment_bytes", "held_bytes", "num_workers", "num_shard_prefetches", "num_cpus"}
+    {
+        "queue_depth",
+        "num_segments",
+        "segment_bytes",
+        "held_bytes",
+        "num_workers",
+        "num_workers_per_shard",
+        "num_shard_prefetches",
+        "num_cpus",
+    }
 )
 # One for all loaders of a caller.
-_SHARED = frozenset({"elapsed_s", "num_shard_prefetches", "num_cpus"})
+_SHARED = frozenset({"elapsed_s", "num_workers_per_shard", "num_shard_prefetches", "num_cpus"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,8 @@ class LoaderStatistics:
         waited_s: Seconds that the caller waited because its microbatch had not arrived, or too many copies to the
             device were under way; in process, because it had to be made.
         waited_first_s: Those of them before the first microbatch of an iteration: workers start, shards are opened.
+        waited_behind_s: Seconds of ``waited_s`` in which later microbatches of the shard had arrived: a slow one held
+            them up.
         produced: Microbatches that the workers have made, those dropped by a resume or an epoch left early included.
         queue_depth: Microbatches that are made and not yet delivered, now.
         store_s: Workers' seconds in ``fkat_data.observe.reading``: waiting for stored bytes.
@@ -47,6 +58,7 @@ class LoaderStatistics:
         worker_restarts: Dead workers that were replaced.
         skipped_shards: Shards that failed, and whose rest was skipped.
         num_workers: Worker processes; 0 in process.
+        num_workers_per_shard: The loader's argument.
         num_shard_prefetches: The loader's argument.
         num_cpus: CPUs that this process may run on.
     """
@@ -56,6 +68,7 @@ class LoaderStatistics:
     elapsed_s: float = 0.0
     waited_s: float = 0.0
     waited_first_s: float = 0.0
+    waited_behind_s: float = 0.0
     produced: int = 0
     queue_depth: int = 0
     store_s: float = 0.0
@@ -72,6 +85,7 @@ class LoaderStatistics:
     worker_restarts: int = 0
     skipped_shards: int = 0
     num_workers: int = 0
+    num_workers_per_shard: int = 1
     num_shard_prefetches: int = 0
     num_cpus: int = 1
 

@@ -21,6 +21,8 @@ _COPYING_SHARE = 0.8
 _BUSY_SHARE = 0.6
 # Waiting for bytes takes no CPU: more workers than CPUs can do it.
 _STORE_WORKERS_PER_CPU = 4
+# Above this share of the waiting, what held it up was one microbatch, with others ready behind it.
+_BEHIND_SHARE = 0.5
 
 _DOING = {
     "store": "waiting for stored bytes",
@@ -101,6 +103,12 @@ def _of_workers(statistics: "LoaderStatistics", waited: str) -> Verdict:
     if statistics.num_workers == 0:
         doing = f"{_percent(share)} of what it waited for was {_DOING[limit]}"
         advice = "set multiprocessing=True, so that a worker makes microbatches ahead"
+    elif statistics.waited_behind_s / statistics.waited_s >= _BEHIND_SHARE:
+        behind = _percent(statistics.waited_behind_s / statistics.waited_s)
+        doing = f"for {behind} of that, one slow microbatch held up others that were ready; {doing}"
+        advice = (
+            "make the slow ones cheaper, or look further ahead: raise num_microbatch_prefetches or memory_limit_bytes"
+        )
     elif busy_s / total_s < _BUSY_SHARE:
         advice = _let_them_run(statistics)
         standing = _percent((statistics.blocked_s + statistics.idle_s) / total_s)
@@ -129,6 +137,10 @@ def _more_of_them(statistics: "LoaderStatistics", busy_s: float, limit: str) -> 
     needed = math.ceil(busy_s / max(1, statistics.produced) / caller_s)
     wanted = min(max(needed, now + 1), most)
     advice = f"raise num_shard_prefetches from {statistics.num_shard_prefetches} to {wanted}"
+    if statistics.num_workers_per_shard > 1:
+        groups = max(1, statistics.num_shard_prefetches)
+        wanted = math.ceil(wanted / groups)
+        advice = f"raise num_workers_per_shard from {statistics.num_workers_per_shard} to {wanted}"
     return f"{advice}, and {_CHEAPER[limit]}" if needed > most else advice
 
 

@@ -12,7 +12,7 @@ class Task(NamedTuple):
     """One shard to produce.
 
     Attributes:
-        ticket: Number of the task in its loader; worker ``ticket % num_workers`` produces it.
+        ticket: Number of the task in its loader; the workers of group ``ticket % num_groups`` produce it.
         epoch: Epoch of the shard.
         shard_index: Index of the shard in this rank's order of the epoch.
         shard: The shard, which the worker passes to the factory.
@@ -20,6 +20,8 @@ class Task(NamedTuple):
         piece: Origin of the shard and its random streams in an epoch that was re-split; None: this rank.
         digest: Digest of the last skipped microbatch if a dead worker had produced it. The worker produces that
             microbatch again and compares.
+        lost_microbatch: Index of a microbatch that a dead worker of a group had claimed: its successor makes it before
+            it claims others. None: there is none.
     """
 
     ticket: int
@@ -29,3 +31,4 @@ class Task(NamedTuple):
     first_microbatch: int
     piece: Piece | None = None
     digest: int | None = None
+    lost_microbatch: int | None = None

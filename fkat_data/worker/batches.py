@@ -1,21 +1,23 @@
 """Where in a shard production begins, and under which random stream each microbatch is made.
 
-A map-style ``DataLoader`` is asked for its batches of indices, not for data, to get to a place: what a resume steps
-over is not loaded. Anything else is replayed, or steps forward by a ``skip(count)`` of its own.
+A map-style ``DataLoader``, or a product with ``microbatch(index)``, makes any microbatch without those before it: what
+a resume steps over is not loaded, and several workers can make one shard. Anything else is replayed, or steps forward
+by a ``skip(count)`` of its own.
 """
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from fkat_data import arguments
 from fkat_data.seeding import ShardStreams, seed_global_generators
-from fkat_data.types import Skippable
+from fkat_data.types import RandomAccess, Skippable
+from fkat_data.worker.fetch import direct_fetch
+from fkat_data.worker.index_batches import IndexBatch, draw_batches
 
-__all__ = ["Production", "SeededBatches", "begin", "is_map_style"]
-
-_LARGEST_CHUNK = 64
+__all__ = ["IndexedProduction", "Production", "SeededBatches", "begin", "is_map_style", "is_random_access"]
 
 
 class Production(NamedTuple):
@@ -34,14 +36,79 @@ class Production(NamedTuple):
     num_microbatches: int | None
 
 
-def begin(product: Iterable[Any], first_microbatch: int, streams: ShardStreams) -> Production:
-    """Begin to iterate over a factory's product, as near to ``first_microbatch`` as possible without making data."""
+class IndexedProduction:
+    """A shard whose microbatches are made one by one, by their indices, which must grow from call to call.
+
+    Args:
+        make: Makes a microbatch, from what a draw says of it.
+        draws: Yields what there is to make, in order.
+        streams: The shard's random streams.
+    """
+
+    def __init__(self, make: Callable[[Any], Any], draws: Iterator[IndexBatch], streams: ShardStreams) -> None:
+        self._make = make
+        self._draws = draws
+        self._streams = streams
+        self._drawn: IndexBatch | None = None
+        self._error: Exception | None = None
+        self._is_over = False
+
+    def has(self, index: int) -> bool:
+        """Return whether the shard has this microbatch; one whose draw raises counts.
+
+        Raises:
+            ValueError: The index is below one that was asked for before.
+        """
+        while (
+            not self._is_over and self._error is None and (self._drawn is None or self._drawn.microbatch_index < index)
+        ):
+            try:
+                self._drawn = next(self._draws)
+            except StopIteration:
+                self._is_over = True
+            except Exception as error:  # noqa: BLE001 - the sampler's; raised for the first microbatch that it left out
+                self._error = error
+        if self._drawn is not None and self._drawn.microbatch_index > index:
+            raise ValueError(f"microbatch {index} was asked for after microbatch {self._drawn.microbatch_index}")
+        return self._error is not None or (self._drawn is not None and self._drawn.microbatch_index == index)
+
+    def make(self, index: int) -> tuple[Any, bool] | None:
+        """Return a microbatch, made under its own random stream, and whether it is the last; None: there is none.
+
+        Raises:
+            Exception: The user's.
+        """
+        if not self.has(index):
+            return None
+        drawn = self._drawn
+        if drawn is None or drawn.microbatch_index != index:
+            raise cast("Exception", self._error)
+        self._streams.seed_microbatch(index)
+        return self._make(drawn.indices), drawn.is_last
+
+
+def begin(
+    product: Iterable[Any] | RandomAccess, first_microbatch: int, streams: ShardStreams
+) -> Production | IndexedProduction:
+    """Begin to make a factory's product, as near to ``first_microbatch`` as possible without making data.
+
+    Raises:
+        ConfigurationError: ``num_microbatches`` of the product is no number of microbatches.
+    """
+    if is_random_access(product):
+        return _begin_random_access(cast("RandomAccess", product), streams)
+    product = cast("Iterable[Any]", product)
     if is_map_style(product):
         return _begin_map_style(product, first_microbatch, streams)
     if first_microbatch and isinstance(product, Skippable):
         return Production(iter(product.skip(first_microbatch)), first_microbatch, None, None)
     num_microbatches = len(product) if isinstance(product, (list, tuple)) else None
     return Production(iter(product), 0, None, num_microbatches)
+
+
+def is_random_access(product: object) -> bool:
+    """Return whether the product makes any microbatch without those before it."""
+    return callable(getattr(product, "microbatch", None)) and hasattr(product, "num_microbatches")
 
 
 def is_map_style(product: object) -> bool:
@@ -52,22 +119,29 @@ def is_map_style(product: object) -> bool:
     return type(loader).__iter__ is DataLoader.__iter__ and not isinstance(loader.dataset, IterableDataset)
 
 
-def _begin_map_style(product: Any, first_microbatch: int, streams: ShardStreams) -> Production:
+def _begin_random_access(product: RandomAccess, streams: ShardStreams) -> IndexedProduction:
+    count = arguments.integer("num_microbatches of the factory's product", product.num_microbatches, minimum=0)
+    draws = (IndexBatch(index, index, index == count - 1) for index in range(count))
+    return IndexedProduction(product.microbatch, draws, streams)
+
+
+def _begin_map_style(product: Any, first_microbatch: int, streams: ShardStreams) -> Production | IndexedProduction:
     # The factory may return its product again: change a copy.
     loader = copy.copy(product)
     attribute = "batch_sampler" if loader.batch_sampler is not None else "sampler"
-    batches = SeededBatches(getattr(loader, attribute), first_microbatch, streams, is_nested=loader.num_workers > 0)
+    sampler = getattr(loader, attribute)
+    batches = SeededBatches(sampler, first_microbatch, streams, is_nested=loader.num_workers > 0)
     # DataLoader guards these attributes against changes that contradict its other ones; this one does not, and no
     # constructor gives a copy of a user's own class with another sampler.
     object.__setattr__(loader, attribute, batches)
+    fetch = direct_fetch(loader)
+    if fetch is not None:
+        return IndexedProduction(fetch, draw_batches(sampler, streams), streams)
     return Production(iter(loader), first_microbatch, batches, None)
 
 
 class SeededBatches:
-    """Batches of indices from a place on, each of which sets the random stream that its microbatch is made under.
-
-    The batches are drawn in chunks, each under a stream of its own, so that a sampler which draws from the global
-    generators gives the same batches whether or not data was made between them.
+    """Batches of indices for a DataLoader that is iterated, each of which sets its microbatch's random stream.
 
     Args:
         sampler: A batch sampler, or a sampler of single indices.
@@ -90,55 +164,19 @@ class SeededBatches:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches."""
-        pending: list[Any] = []
-        index = 0
-        try:
-            for batch in self._draw():
-                # One batch is kept back: when a batch is handed out, it is known whether it is the last.
-                if pending and (handed := self._hand_out(pending.pop(), index - 1)) is not None:
-                    yield handed[0]
-                pending.append(batch)
-                index += 1
-        except Exception:  # the sampler's: raised after the batches before it
-            yield from self._last(pending, index - 1)
-            raise
-        self.num_batches = index
-        yield from self._last(pending, index - 1)
-
-    def _last(self, pending: list[Any], index: int) -> Iterator[Any]:
-        if pending and (handed := self._hand_out(pending.pop(), index)) is not None:
-            yield handed[0]
-
-    def _draw(self) -> Iterator[Any]:
-        size, chunk_index = 1, 0
-        self._streams.seed_batch_order(0)
-        iterator = iter(self._sampler)
-        while True:
-            if chunk_index:
-                self._streams.seed_batch_order(chunk_index)
-            chunk: list[Any] = []
-            is_over = True
-            try:
-                for batch in iterator:
-                    chunk.append(batch)
-                    if len(chunk) == size:
-                        is_over = False
-                        break
-            except Exception:
-                yield from chunk
-                raise
-            yield from chunk
-            if is_over:
-                return
-            size, chunk_index = min(2 * size, _LARGEST_CHUNK), chunk_index + 1
-
-    def _hand_out(self, batch: Any, index: int) -> tuple[Any] | None:
-        if index < self._first:
-            return None
-        if self._is_nested:
-            return (_SeedingBatch(batch, self._streams.seed_of(index)),)
-        self._streams.seed_microbatch(index)
-        return (batch,)
+        num_batches = 0
+        for batch in draw_batches(self._sampler, self._streams):
+            num_batches = batch.microbatch_index + 1
+            if batch.is_last:
+                self.num_batches = num_batches
+            if batch.microbatch_index < self._first:
+                continue
+            if self._is_nested:
+                yield _SeedingBatch(batch.indices, self._streams.seed_of(batch.microbatch_index))
+            else:
+                self._streams.seed_microbatch(batch.microbatch_index)
+                yield batch.indices
+        self.num_batches = num_batches
 
 
 class _SeedingBatch:

@@ -54,6 +54,11 @@ class InlineWorker:
         return os.getpid()
 
     @property
+    def descriptors(self) -> tuple[int, ...]:
+        """None: there is no pipe."""
+        return ()
+
+    @property
     def held_bytes(self) -> int:
         """0: nothing is copied."""
         return 0
@@ -104,6 +109,9 @@ class InlineWorker:
         while self._tasks and self._tasks[0].ticket < ticket:
             self._end_task(self._tasks[0])
 
+    def flush(self) -> None:
+        """Do nothing: there is no pipe."""
+
     def receive(self, *, timeout_s: float | None) -> Message | None:
         """Return the next message, produced now; None if ``timeout_s`` is 0, or if there is no task."""
         if timeout_s == 0 or not self._tasks:
@@ -118,7 +126,7 @@ class InlineWorker:
                 produced = next(self._production, None)
             except Exception as error:  # noqa: BLE001 - raised in its place in the order
                 self._end_task(task)
-                return Failure(task.ticket, error)
+                return Failure(task.ticket, error, self._next_index)
             finally:
                 self._clock.mark("")
                 self._replay.end()

@@ -11,8 +11,10 @@ from fkat_data.plan.task import Task
 
 __all__ = [
     "ALLOWANCE",
+    "CLAIMS",
     "CREDIT",
     "END",
+    "FAILURE",
     "ITEM",
     "MEMORY_SHORTAGE",
     "NO_LIMIT",
@@ -24,6 +26,7 @@ __all__ = [
     "Failure",
     "Item",
     "Kind",
+    "MadeAlone",
     "MemoryShortage",
     "Message",
     "Worker",
@@ -42,6 +45,7 @@ class Kind(IntEnum):
     CREDIT = 3
     CANCEL = 4
     DISCARD = 5
+    CLAIMS = 6
     # worker to trainer
     SEGMENT = 16
     RETIRE = 17
@@ -51,6 +55,7 @@ class Kind(IntEnum):
     MEMORY_SHORTAGE = 21
     BEGIN = 22
     EVENTS = 23
+    MADE_ALONE = 24
 
 
 # ticket, microbatch index, is last (-1: not known), segment index, envelope in segment, parts, envelope bytes,
@@ -68,6 +73,10 @@ ALLOWANCE = struct.Struct("<Qq")
 NO_LIMIT = -1
 # tickets below this one
 TICKET = struct.Struct("<Q")
+# ticket, microbatch index; the packed failure follows
+FAILURE = struct.Struct("<QQ")
+# workers of the group, the worker's place among them; the table's descriptor comes along
+CLAIMS = struct.Struct("<II")
 # where a worker reports its stages (see fkat_data.observe.stages): the least that a system can map
 PAGE_BYTES = mmap.PAGESIZE
 # bytes needed, bytes held, limit in bytes, bytes that a control group leaves (-1: enough)
@@ -112,10 +121,12 @@ class Failure(NamedTuple):
     Attributes:
         ticket: The task that failed.
         error: What to raise in the trainer.
+        microbatch_index: The place in the shard that has no microbatch for it.
     """
 
     ticket: int
     error: BaseException
+    microbatch_index: int
 
 
 class MemoryShortage(NamedTuple):
@@ -150,6 +161,18 @@ class WorkerGone(Exception):  # noqa: N818 - becomes a WorkerDiedError where sha
         self.last_words = last_words
 
 
+class MadeAlone(NamedTuple):
+    """One worker makes all microbatches of a shard, as they cannot be made one by one.
+
+    Attributes:
+        ticket: The task.
+        kind: The name of the class of what the factory returned.
+    """
+
+    ticket: int
+    kind: str
+
+
 Message = Item | End | Failure | MemoryShortage
 
 
@@ -164,6 +187,11 @@ class Worker(Protocol):
     @property
     def pid(self) -> int:
         """The process that it runs in."""
+        ...
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What becomes readable when a message comes, or when the worker's process ends; none in process."""
         ...
 
     @property
@@ -218,7 +246,11 @@ class Worker(Protocol):
         """Drop every task with a ticket below this one."""
         ...
 
-    def receive(self, *, timeout_s: float | None) -> Message | None:
+    def flush(self) -> None:
+        """Send what was posted, as far as there is room for it."""
+        ...
+
+    def receive(self, *, timeout_s: float | None) -> Message | MadeAlone | None:
         """Return the next message, or None if none comes within ``timeout_s``; None: wait without a limit.
 
         Raises:

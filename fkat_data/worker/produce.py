@@ -2,16 +2,16 @@
 
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from fkat_data.errors import ConfigurationError, ReplayMismatchError, WorkerError
 from fkat_data.plan.task import Task
 from fkat_data.seeding import ShardStreams
 from fkat_data.transport.digest import digest_of
 from fkat_data.types import Shard
-from fkat_data.worker.batches import Production, begin
+from fkat_data.worker.batches import IndexedProduction, Production, begin, is_random_access
 
-__all__ = ["Produced", "Producer", "name_place", "produce"]
+__all__ = ["OpenShard", "Produced", "Producer", "name_place", "produce"]
 
 
 class Produced(NamedTuple):
@@ -44,70 +44,145 @@ class Producer(NamedTuple):
     mark: Callable[..., None]
 
 
-def produce(task: Task, producer: Producer) -> Generator[Produced]:
-    """Yield the task's microbatches, each made under its own random stream.
+class OpenShard:
+    """A shard that a worker has opened: it makes the shard's microbatches, each under its own random stream.
+
+    Args:
+        task: The shard, and where in it to begin.
+        producer: How it is made.
 
     Raises:
-        Exception: Whatever the user's code raises, with notes that name shard and microbatch.
-        ReplayMismatchError: A dead worker had made other data for the same place.
+        Exception: Whatever the user's code raises.
         WorkerError: The user's code raised StopIteration, which would look like the end of the shard.
     """
-    index = task.first_microbatch
-    production: Production | None = None
-    try:
+
+    def __init__(self, task: Task, producer: Producer) -> None:
+        self._task = task
+        self._mark = producer.mark
         dp_rank, shard_index = (producer.dp_rank, task.shard_index) if task.piece is None else task.piece[:2]
-        streams = ShardStreams.of(producer.seed, dp_rank, task.epoch, shard_index)
+        self._streams = ShardStreams.of(producer.seed, dp_rank, task.epoch, shard_index)
         producer.mark("build", task.shard_index, repr(task.shard))
-        streams.seed_opening()
-        production = _begin(task, producer, streams)
-        for made, microbatch in _iterate(production, task.first_microbatch, streams, producer.mark):
-            if made == task.first_microbatch - 1 and task.digest not in (None, digest_of(microbatch)):
-                raise ReplayMismatchError(task.shard, task.epoch, made)
-            if made >= task.first_microbatch:
-                index = made
-                yield Produced(made, microbatch, _is_last(production, made))
-                index = made + 1
-    except Exception as error:
-        name_place(error, task, index, is_open=production is not None)
-        raise
-    finally:
-        producer.mark("")
+        self._streams.seed_opening()
+        self._first = task.first_microbatch if task.lost_microbatch is None else task.lost_microbatch
+        product = self._made_by(producer.factory)
+        self.kind = type(cast("object", product)).__qualname__
+        """The name of the class of what the factory returned."""
+        self._production = self._begun(product)
 
+    @property
+    def is_random_access(self) -> bool:
+        """Whether it makes any microbatch without those before it."""
+        return isinstance(self._production, IndexedProduction)
 
-def _begin(task: Task, producer: Producer, streams: ShardStreams) -> Production:
-    try:
-        product = producer.factory(task.shard)
-    except StopIteration as error:
-        raise WorkerError("the factory raised StopIteration") from error
-    if not isinstance(product, Iterable):
-        raise ConfigurationError(
-            "dataloader_factory", product, "something that returns an iterable of microbatches for a shard"
-        )
-    # What a dead worker made last is made again, to see that it is the same.
-    first = task.first_microbatch - (task.digest is not None)
-    try:
-        return begin(product, first, streams)
-    except StopIteration as error:
-        raise WorkerError("the factory's product raised StopIteration when its iteration began") from error
+    def has(self, index: int) -> bool:
+        """Return whether the shard has a microbatch; for random access, and indices that grow from call to call."""
+        return cast("IndexedProduction", self._production).has(index)
 
+    def make(self, index: int) -> Produced | None:
+        """Return a microbatch, None if the shard has none there; for random access, and indices that grow.
 
-def _iterate(
-    production: Production, first_wanted: int, streams: ShardStreams, mark: Callable[..., None]
-) -> Iterator[tuple[int, Any]]:
-    index = production.first_index
-    batches = production.batches
-    while True:
-        if batches is None:
-            streams.seed_microbatch(index)
-        mark("produce" if index >= first_wanted else "replay", index)
+        Raises:
+            Exception: Whatever the user's code raises.
+            ReplayMismatchError: A dead worker had made other data for the microbatch before the first.
+        """
+        if self._first is not None and self._task.digest is not None and index == self._first > 0:
+            # What a dead worker made last is made again, to see that it is the same.
+            self._check(index - 1, self._made(index - 1, "replay"))
+        self._first = None
+        return self._made(index, "produce")
+
+    def produce(self) -> Generator[Produced]:
+        """Yield the shard's microbatches from the task's first.
+
+        Raises:
+            Exception: Whatever the user's code raises, with notes that name shard and microbatch.
+            ReplayMismatchError: A dead worker had made other data for the same place.
+            WorkerError: The user's code raised StopIteration, which would look like the end of the shard.
+        """
+        index = self._task.first_microbatch
         try:
-            microbatch = next(production.microbatches)
-        except StopIteration as error:
-            if batches is not None and (batches.num_batches is None or index < batches.num_batches):
-                raise WorkerError("the dataset raised StopIteration, which would end the shard early") from error
+            for produced in self._rest():
+                index = produced.microbatch_index
+                yield produced
+                index += 1
+        except Exception as error:
+            name_place(error, self._task, index, is_open=True)
+            raise
+        finally:
+            self._mark("")
+
+    def _rest(self) -> Iterator[Produced]:
+        if isinstance(self._production, IndexedProduction):
+            index = self._task.first_microbatch
+            while (produced := self.make(index)) is not None:
+                yield produced
+                if produced.is_last:
+                    return
+                index += 1
             return
-        yield index, microbatch
-        index += 1
+        for produced in self._iterated(self._production):
+            if produced.microbatch_index >= self._task.first_microbatch:
+                yield produced
+            elif produced.microbatch_index == self._task.first_microbatch - 1:
+                self._check(produced.microbatch_index, produced)
+
+    def _made_by(self, factory: Callable[[Shard], Any]) -> Any:
+        try:
+            product: Any = factory(self._task.shard)
+        except StopIteration as error:
+            raise WorkerError("the factory raised StopIteration") from error
+        if not isinstance(product, Iterable) and not is_random_access(product):
+            raise ConfigurationError(
+                "dataloader_factory", product, "something that returns an iterable of microbatches for a shard"
+            )
+        return product
+
+    def _begun(self, product: Any) -> Production | IndexedProduction:
+        first = self._first if self._first is not None else 0
+        try:
+            return begin(product, first - (self._task.digest is not None and first > 0), self._streams)
+        except StopIteration as error:
+            raise WorkerError("the factory's product raised StopIteration when its iteration began") from error
+
+    def _made(self, index: int, stage: str) -> Produced | None:
+        self._mark(stage, index)
+        try:
+            made = cast("IndexedProduction", self._production).make(index)
+        except StopIteration as error:
+            raise WorkerError("the dataset raised StopIteration, which would end the shard early") from error
+        return None if made is None else Produced(index, *made)
+
+    def _check(self, index: int, produced: Produced | None) -> None:
+        task = self._task
+        if task.digest is not None and (produced is None or task.digest != digest_of(produced.microbatch)):
+            raise ReplayMismatchError(task.shard, task.epoch, index)
+
+    def _iterated(self, production: Production) -> Iterator[Produced]:
+        index = production.first_index
+        batches = production.batches
+        while True:
+            if batches is None:
+                self._streams.seed_microbatch(index)
+            self._mark("produce" if index >= self._task.first_microbatch else "replay", index)
+            try:
+                microbatch = next(production.microbatches)
+            except StopIteration as error:
+                if batches is not None and (batches.num_batches is None or index < batches.num_batches):
+                    raise WorkerError("the dataset raised StopIteration, which would end the shard early") from error
+                return
+            yield Produced(index, microbatch, _is_last(production, index))
+            index += 1
+
+
+def produce(task: Task, producer: Producer) -> Generator[Produced]:
+    """Open a shard and yield its microbatches, see ``OpenShard``."""
+    try:
+        shard = OpenShard(task, producer)
+    except Exception as error:
+        producer.mark("")
+        name_place(error, task, task.first_microbatch, is_open=False)
+        raise
+    yield from shard.produce()
 
 
 def _is_last(production: Production, index: int) -> bool | None:

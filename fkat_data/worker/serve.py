@@ -12,7 +12,7 @@ import contextlib
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import numpy as np
 
@@ -23,11 +23,14 @@ from fkat_data.transport.channel import Channel, ChannelClosed
 from fkat_data.transport.codec import copied_size, encode, write
 from fkat_data.transport.digest import digest_of
 from fkat_data.transport.segment import Segment, SegmentPool
+from fkat_data.worker.claims import Claims, Refusal
 from fkat_data.worker.failure import pack_failure
 from fkat_data.worker.messages import (
     ALLOWANCE,
+    CLAIMS,
     CREDIT,
     END,
+    FAILURE,
     ITEM,
     MEMORY_SHORTAGE,
     NO_LIMIT,
@@ -37,7 +40,7 @@ from fkat_data.worker.messages import (
     Kind,
     unpack_task,
 )
-from fkat_data.worker.produce import Produced, Producer, name_place, produce
+from fkat_data.worker.produce import OpenShard, Produced, Producer, name_place, produce
 
 __all__ = ["Server"]
 
@@ -96,6 +99,9 @@ class Server:
         self._pool = SegmentPool(limit_bytes, self._announce, self._retire)
         self._tasks: deque[Task] = deque()
         self._allowances: dict[int, int] = {}
+        # Where workers make shards together: their table, and whether the last shard's factory gave random access.
+        self._claims: Claims | None = None
+        self._gave_random_access = True
         self._cancelled_below = 0
         self._num_unheard = 0
         self._heard_s = 0.0
@@ -120,10 +126,21 @@ class Server:
             self._finish()
 
     def _do(self, task: Task) -> None:
+        self._channel.send(Kind.BEGIN, TICKET.pack(task.ticket))
+        try:
+            if self._claims is None or self._claims.owner(task.ticket) == self._claims.worker:
+                self._make_alone(task, produce(task, self._producer))
+            else:
+                self._make_together(task, self._claims)
+        except _CancelledError:
+            pass
+        finally:
+            self._producer.mark("")
+
+    def _make_alone(self, task: Task, production: Generator[Produced]) -> None:
+        """Make all of a shard that is left."""
         index = task.first_microbatch
         is_last: bool | None = None
-        production = produce(task, self._producer)
-        self._channel.send(Kind.BEGIN, TICKET.pack(task.ticket))
         try:
             self._wait_for_allowance(task, index)
             for produced in production:
@@ -135,17 +152,81 @@ class Server:
             if not is_last:
                 self._send_events()
                 self._channel.send(Kind.END, END.pack(task.ticket, index))
-        except _CancelledError:
-            pass
-        except (ChannelClosed, _UnheardError):
+        except (_CancelledError, ChannelClosed, _UnheardError):
             raise
         except BaseException as raised:  # noqa: BLE001 - the trainer handles every exception of the user's
-            error = _reportable(raised)
-            place = name_place(error, task, index, is_open=True)
-            self._send_events()
-            self._channel.send(Kind.FAILURE, TICKET.pack(task.ticket) + pack_failure(error, place))
+            self._send_failure(task, index, raised, is_open=True)
         finally:
             production.close()
+
+    def _make_together(self, task: Task, claims: Claims) -> None:
+        """Make those microbatches of a shard that no other worker of the group makes."""
+        shard: OpenShard | None = None
+        index: int | None = task.first_microbatch
+        try:
+            # Where the shard before had no random access, the whole shard is claimed before it is opened.
+            if self._gave_random_access or task.lost_microbatch is not None:
+                index = self._claim(task, claims, None)
+            elif not claims.own(task.ticket, task.first_microbatch):
+                return
+            if index is None:
+                return
+            shard = OpenShard(task, self._producer)
+            self._gave_random_access = shard.is_random_access
+            if not shard.is_random_access or claims.owner(task.ticket) is not None:
+                self._make_if_owned(task, claims, shard)
+                return
+            while index is not None:
+                index = self._claim(task, claims, shard) if self._make_one(task, claims, shard, index) else None
+        except (_CancelledError, ChannelClosed, _UnheardError):
+            raise
+        except BaseException as raised:  # noqa: BLE001 - the trainer handles every exception of the user's
+            index = task.first_microbatch if index is None else index
+            claims.end(task.ticket, index)
+            self._send_failure(task, index, raised, is_open=shard is not None)
+
+    def _make_if_owned(self, task: Task, claims: Claims, shard: OpenShard) -> None:
+        """Make a shard that only one worker can make, unless another one does."""
+        if claims.own(task.ticket, task.first_microbatch):
+            self._channel.send(Kind.MADE_ALONE, TICKET.pack(task.ticket) + shard.kind.encode())
+            self._make_alone(task, shard.produce())
+
+    def _make_one(self, task: Task, claims: Claims, shard: OpenShard, index: int) -> bool:
+        """Make a microbatch that was claimed; return whether the shard has it."""
+        produced = shard.make(index)
+        if produced is None or produced.is_last:
+            claims.end(task.ticket, index + (produced is not None))
+        if produced is not None:
+            self._publish(task, produced)
+        elif index == task.first_microbatch:
+            self._send_events()
+            self._channel.send(Kind.END, END.pack(task.ticket, index))
+        return produced is not None
+
+    def _claim(self, task: Task, claims: Claims, shard: OpenShard | None) -> int | None:
+        """Return the next microbatch of a shard for this worker; None: it has no other."""
+        self._hear_at_times(task)
+        if task.lost_microbatch is not None and shard is None:
+            claims.claim_again(task.ticket, task.lost_microbatch)
+            return task.lost_microbatch
+        ticket, first = task.ticket, task.first_microbatch
+        index = claims.claim(ticket, first, self._allowances[ticket])
+        if index is Refusal.NOT_ALLOWED:
+            self._producer.mark("blocked", claims.next_index(ticket))
+            while index is Refusal.NOT_ALLOWED:
+                if shard is not None and not shard.has(claims.next_index(ticket)):
+                    return None  # nobody has to wait for what the shard does not have
+                self._hear(block=True)
+                self._check_wanted(task)
+                index = claims.claim(ticket, first, self._allowances[ticket])
+            self._producer.mark("")
+        return index if isinstance(index, int) else None
+
+    def _send_failure(self, task: Task, index: int, raised: BaseException, *, is_open: bool) -> None:
+        error = _reportable(raised)
+        place = name_place(error, task, index, is_open=is_open)
+        self._send_events()
+        self._channel.send(Kind.FAILURE, FAILURE.pack(task.ticket, index) + pack_failure(error, place))
 
     def _wait_for_task(self) -> None:
         self._producer.mark("idle")
@@ -155,18 +236,21 @@ class Server:
         self._producer.mark("")
 
     def _wait_for_allowance(self, task: Task, index: int) -> None:
-        self._check_wanted(task)
-        # Receiving costs a system call: a fast producer does it every few microbatches, a slow one for each.
-        self._num_unheard += 1
-        if self._num_unheard >= _MOST_UNHEARD or time.monotonic() - self._heard_s > _LONGEST_UNHEARD_S:
-            self._hear(block=False)
-            self._check_wanted(task)
+        self._hear_at_times(task)
         if index >= self._allowances[task.ticket]:
             self._producer.mark("blocked", index)
             while index >= self._allowances[task.ticket]:
                 self._hear(block=True)
                 self._check_wanted(task)
             self._producer.mark("")
+
+    def _hear_at_times(self, task: Task) -> None:
+        self._check_wanted(task)
+        # Receiving costs a system call: a fast producer does it every few microbatches, a slow one for each.
+        self._num_unheard += 1
+        if self._num_unheard >= _MOST_UNHEARD or time.monotonic() - self._heard_s > _LONGEST_UNHEARD_S:
+            self._hear(block=False)
+            self._check_wanted(task)
 
     def _check_wanted(self, task: Task) -> None:
         if task.ticket < self._cancelled_below:
@@ -279,6 +363,9 @@ class Server:
                 task, allowance = unpack_task(body)
                 self._allowances[task.ticket] = sys.maxsize if allowance == NO_LIMIT else allowance
                 self._tasks.append(task)
+            case Kind.CLAIMS:
+                num_workers, place = CLAIMS.unpack(body)
+                self._claims = Claims(self._channel.take_descriptor(), num_workers, place)
             case Kind.CANCEL:
                 self._cancelled_below = TICKET.unpack(body)[0]
                 # The first task is the one in work: it ends itself.

@@ -6,6 +6,7 @@ import socket
 import struct
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from fkat_data.errors import WorkerError
@@ -20,8 +21,10 @@ from fkat_data.transport.segment import Segment, SegmentLeases, anonymous_file
 from fkat_data.worker.failure import unpack_failure
 from fkat_data.worker.messages import (
     ALLOWANCE,
+    CLAIMS,
     CREDIT,
     END,
+    FAILURE,
     ITEM,
     MEMORY_SHORTAGE,
     NO_SEGMENT,
@@ -32,6 +35,7 @@ from fkat_data.worker.messages import (
     Failure,
     Item,
     Kind,
+    MadeAlone,
     MemoryShortage,
     Message,
     WorkerGone,
@@ -133,6 +137,23 @@ class ProcessWorker:
         """Microbatches that were received from the worker."""
         return self._num_received
 
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What becomes readable when a message comes, or when the process ends."""
+        pidfd = self._process.pidfd
+        return (self._channel.fileno(),) if pidfd is None else (self._channel.fileno(), pidfd)
+
+    def join_group(self, claims: int, num_workers: int, place: int) -> None:
+        """Let the worker make shards together with others; before its first task.
+
+        Args:
+            claims: A descriptor of the group's table (see ``fkat_data.worker.claims``); stays the caller's.
+            num_workers: Workers of the group.
+            place: The worker's place among them.
+        """
+        with contextlib.suppress(ChannelClosed):  # the next receive() raises it
+            self._channel.send(Kind.CLAIMS, CLAIMS.pack(num_workers, place), claims)
+
     def times(self) -> StageTimes:
         """Return how the worker spent its time."""
         return stage_times(self._page, time.perf_counter())
@@ -172,7 +193,11 @@ class ProcessWorker:
         """Drop every task with a ticket below this one."""
         self._channel.post(Kind.CANCEL, TICKET.pack(ticket))
 
-    def receive(self, *, timeout_s: float | None) -> Message | None:
+    def flush(self) -> None:
+        """Send what was posted, as far as there is room for it; for a caller that waits for several workers."""
+        self._channel.flush()
+
+    def receive(self, *, timeout_s: float | None) -> Message | MadeAlone | None:
         """Return the next message, or None if none comes within ``timeout_s``; None: wait without a limit.
 
         Raises:
@@ -248,19 +273,17 @@ class ProcessWorker:
         self._process.join(1.0)
         return WorkerGone(self.pid, self._process.exit_code, self._process.last_words)
 
-    def _control(self, frame: Frame) -> Message | None:
+    def _control(self, frame: Frame) -> Message | MadeAlone | None:
         """Act on a message that is no microbatch; return it if the loader has to act, too."""
         body = frame.body
+        if frame.kind in _READERS:
+            return _READERS[frame.kind](body)
         match frame.kind:
             case Kind.SEGMENT:
                 index, size_bytes = SEGMENT.unpack(body)
                 self._leases.add(index, self._channel.take_descriptor(), size_bytes)
             case Kind.RETIRE:
                 self._leases.remove(CREDIT.unpack(body)[0])
-            case Kind.END:
-                return End(*END.unpack(body))
-            case Kind.FAILURE:
-                return Failure(TICKET.unpack_from(body)[0], unpack_failure(body[TICKET.size :]))
             case Kind.BEGIN:
                 self._last_begun = TICKET.unpack(body)[0]
             case Kind.MEMORY_SHORTAGE:
@@ -303,11 +326,21 @@ class ProcessWorker:
                 microbatch = decode(envelope, sizes, base, offset)
         except Exception as error:  # noqa: BLE001 - what rebuilding a user's class raises belongs in its place
             error.add_note(f"fkat_data: while rebuilding microbatch {index} in the trainer's process")
-            return Failure(ticket, error)
+            return Failure(ticket, error, index)
         return Item(ticket, index, None if is_last < 0 else bool(is_last), microbatch, size_bytes, digest)
 
 
+def _failure(body: bytes) -> Failure:
+    ticket, index = FAILURE.unpack_from(body)
+    return Failure(ticket, unpack_failure(body[FAILURE.size :]), index)
+
+
 _ITEM_KIND = int(Kind.ITEM)
+_READERS: dict[int, Callable[[bytes], Message | MadeAlone]] = {
+    Kind.END: lambda body: End(*END.unpack(body)),
+    Kind.FAILURE: _failure,
+    Kind.MADE_ALONE: lambda body: MadeAlone(TICKET.unpack_from(body)[0], body[TICKET.size :].decode()),
+}
 
 
 class _Credits:

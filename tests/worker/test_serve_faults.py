@@ -15,7 +15,7 @@ from fkat_data.transport.channel import Channel, ChannelClosed
 from fkat_data.transport.codec import decode
 from fkat_data.transport.segment import SegmentLeases
 from fkat_data.worker.failure import unpack_failure
-from fkat_data.worker.messages import END, ITEM, NO_LIMIT, NO_SEGMENT, SEGMENT, TICKET, Kind, pack_task
+from fkat_data.worker.messages import END, FAILURE, ITEM, NO_LIMIT, NO_SEGMENT, SEGMENT, Kind, pack_task
 from fkat_data.worker.produce import Producer
 from fkat_data.worker.serve import Server
 
@@ -96,7 +96,7 @@ class Trainer:
                 assert count == len(self.received[ticket])
                 self.ended.add(ticket)
             case Kind.FAILURE:
-                self.failures[TICKET.unpack_from(body)[0]] = unpack_failure(body[TICKET.size :])
+                self.failures[FAILURE.unpack_from(body)[0]] = unpack_failure(body[FAILURE.size :])
             case _:
                 assert kind == Kind.BEGIN
 

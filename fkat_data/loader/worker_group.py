@@ -1,0 +1,315 @@
+"""The workers that make a shard together, as one: it takes tasks, and returns their messages in order."""
+
+import select
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from fkat_data.errors import StaleIteratorError
+from fkat_data.observe.sink import EventSink
+from fkat_data.plan.task import Task
+from fkat_data.worker.claims import Claims
+from fkat_data.worker.messages import End, Failure, Item, MadeAlone, MemoryShortage, Message, Worker, WorkerGone
+
+__all__ = ["Loss", "WorkerGroup"]
+
+_INSTANT_S = 1e-6
+_Polled: TypeAlias = "tuple[list[Worker], select.poll, dict[int, Worker]]"
+
+
+class Loss(NamedTuple):
+    """What a dead worker leaves to another one.
+
+    Attributes:
+        task: The shard.
+        microbatch_index: The microbatch that is missing.
+        has_begun: Whether the dead worker had begun to make it.
+    """
+
+    task: Task
+    microbatch_index: int
+    has_begun: bool
+
+
+class WorkerGroup:
+    """The workers of one group. A group of one hands its worker's messages through.
+
+    A larger one keeps what comes before its turn. Its workers claim microbatches by themselves, in growing order (see
+    ``fkat_data.worker.claims``). So what a worker has sent before the awaited microbatch was delivered already: the
+    memory that it waits for is never held by what waits here.
+
+    Args:
+        workers: All workers of the loader; the group's are ``size`` of them, from ``first`` on.
+        first: Index of the group's first worker.
+        size: Workers of the group.
+        claims: Returns the group's table; needed for more than one worker.
+        sink: Gets the time that the trainer waits.
+    """
+
+    def __init__(
+        self, workers: Sequence[Worker], first: int, size: int, claims: Callable[[], Claims], sink: EventSink
+    ) -> None:
+        self._workers = workers
+        self._first = first
+        self._size = size
+        self._claims = claims
+        self._sink = sink
+        self._poll: _Polled | None = None
+        self._tasks: deque[Task] = deque()
+        self._next_index = 0
+        # What came before its turn, by ticket and place; the last digest handed on; who waits for memory.
+        self._early: dict[int, dict[int, Item | End | Failure]] = {}
+        self._last_digest: int | None = None
+        self._shortages: dict[Worker, MemoryShortage] = {}
+        self._gone: set[Worker] = set()
+        self._failures: dict[int, Failure] = {}
+
+    @property
+    def members(self) -> Sequence[Worker]:
+        """The workers; none once the loader is closed."""
+        return self._workers[self._first : self._first + self._size]
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a worker can take tasks."""
+        return any(worker.is_alive for worker in self.members)
+
+    @property
+    def num_early(self) -> int:
+        """Microbatches that have arrived before their turn."""
+        return sum(isinstance(message, Item) for early in self._early.values() for message in early.values())
+
+    def maker(self, ticket: int, index: int) -> Worker:
+        """Return the worker that makes a microbatch, as far as that is known."""
+        members = self.members
+        if self._size == 1:
+            return members[0]
+        claims = self._claims()
+        owner = claims.owner(ticket)
+        if owner is not None:
+            return members[owner]
+        for place, worker in enumerate(members):
+            if claims.of(place) == (ticket, index):
+                return worker
+        holder = claims.holder_pid()  # it may be stopped, with the lock that the others wait for
+        return next((worker for worker in members if worker.pid == holder), members[0])
+
+    def assign(self, task: Task, allowance: int) -> None:
+        """Take a task, to be produced after those taken before."""
+        if self._size > 1:
+            if not self._tasks:
+                self._next_index = task.first_microbatch
+            self._tasks.append(task)
+        for worker in self.members:
+            worker.assign(task, allowance)
+
+    def allow(self, ticket: int, allowance: int) -> None:
+        """Let the task be produced up to ``allowance`` microbatches."""
+        for worker in self.members:
+            worker.allow(ticket, allowance)
+
+    def cancel(self, ticket: int) -> None:
+        """Drop every task with a ticket below this one."""
+        self._failures.clear()
+        # A worker that is gone is reported again to the next who waits.
+        self._gone.clear()
+        self._poll = None
+        while self._tasks and self._tasks[0].ticket < ticket:
+            self._early.pop(self._tasks.popleft().ticket, None)
+        if self._tasks:
+            self._next_index = self._tasks[0].first_microbatch
+        for worker in self.members:
+            worker.cancel(ticket)
+
+    def receive(self, *, timeout_s: float | None) -> Message | None:
+        """Return the next message in order, or None if none comes within ``timeout_s``; None: wait without a limit.
+
+        Raises:
+            WorkerGone: A worker is gone, and everything that it sent was received.
+        """
+        if self._size == 1:
+            if self._failures:
+                return self._failures.popitem()[1]
+            return self._workers[self._first].receive(timeout_s=timeout_s)  # type: ignore[return-value]  # no MadeAlone: it has no group
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            message = self._take() or self._shortage()
+            if message is not None:
+                return message
+            if not self._hear(0.0):
+                left_s = None if deadline_s is None else deadline_s - time.monotonic()
+                if (left_s is not None and left_s <= 0) or not self._hear(left_s):
+                    return None
+
+    def loss(self, task: Task, index: int) -> Loss:
+        """Return what is lost with the first worker that has died.
+
+        Args:
+            task: The shard whose microbatches are next.
+            index: The next microbatch.
+        """
+        if self._size == 1:
+            worker = self._workers[self._first]
+            return Loss(task, index, worker.has_begun(task.ticket))
+        place = next((place for place, worker in enumerate(self.members) if not worker.is_alive), None)
+        lost = None if place is None else self._lost_by(place)
+        return lost or Loss(task, index, has_begun=False)
+
+    def fail(self, loss: Loss, error: BaseException) -> None:
+        """Return this error in the place of a microbatch that is lost."""
+        ticket, index = loss.task.ticket, loss.microbatch_index
+        failure = Failure(ticket, error, index)
+        if self._size == 1:
+            self._failures[ticket] = failure
+        else:
+            self._early.setdefault(ticket, {})[index] = failure
+
+    def resume(
+        self,
+        tasks: Sequence[tuple[Task, int]],
+        current: Task,
+        index: int,
+        digest: int | None,
+        dead: Sequence[Worker],
+    ) -> None:
+        """Let the successors of dead workers go on.
+
+        Args:
+            tasks: What the successors have to do, in order, with the allowances.
+            current: The shard whose microbatches are next.
+            index: The next one of them.
+            digest: Of the one before, if it is known.
+            dead: The members as they were: those that are no longer among them were replaced.
+        """
+        for place, worker in enumerate(self.members):
+            if worker is dead[place]:
+                continue
+            self._shortages.pop(dead[place], None)
+            self._gone.discard(dead[place])
+            lost = self._lost_by(place) if self._size > 1 else None
+            for task, allowance in tasks:
+                resumed = task
+                if self._size == 1 and task is current:
+                    resumed = task._replace(first_microbatch=index, digest=digest)
+                elif lost is not None and lost.task.ticket == task.ticket:
+                    resumed = self._resumed(task, lost.microbatch_index, digest if task is current else None)
+                worker.assign(resumed, allowance)
+
+    def _resumed(self, task: Task, index: int, last_digest: int | None) -> Task:
+        before = self._early.get(task.ticket, {}).get(index - 1)
+        digest = before.digest if isinstance(before, Item) else None
+        if digest is None and index == self._next_index and self._tasks and self._tasks[0].ticket == task.ticket:
+            digest = last_digest
+        if self._claims().owner(task.ticket) is not None:
+            return task._replace(first_microbatch=index, digest=digest)
+        return task._replace(lost_microbatch=index, digest=digest)
+
+    def _lost_by(self, place: int) -> Loss | None:
+        """Return the microbatch that a dead worker has not sent; None: it had nothing to make."""
+        claims = self._claims()
+        claim = claims.of(place)
+        task = next((task for task in self._tasks if claim is not None and task.ticket == claim.ticket), None)
+        if claim is None or task is None:
+            return None
+        early = self._early.get(task.ticket, {})
+        first = self._next_index if task is self._tasks[0] else task.first_microbatch
+        if claims.owner(task.ticket) == place:
+            index = first
+            while index in early:
+                index += 1
+            return None if isinstance(early.get(index - 1), (End, Failure)) else Loss(task, index, has_begun=True)
+        index = claim.microbatch_index
+        if index < first or index in early or index >= claims.next_index(task.ticket):
+            return None
+        return Loss(task, index, has_begun=True)
+
+    def _take(self) -> Item | End | Failure | None:
+        """Return the message whose turn it is, if it has come."""
+        if not self._tasks:
+            return None
+        task = self._tasks[0]
+        message = self._early.get(task.ticket, {}).pop(self._next_index, None)
+        if message is None:
+            return None
+        self._next_index += 1
+        if not isinstance(message, Item) or message.is_last:
+            self._tasks.popleft()
+            self._early.pop(task.ticket, None)
+            if self._tasks:
+                self._next_index = self._tasks[0].first_microbatch
+            # Who still waits for an allowance to make more of it waits in vain.
+            for worker in self.members:
+                worker.cancel(task.ticket + 1)
+        return message
+
+    def _shortage(self) -> MemoryShortage | None:
+        """Return the shortage of the worker whose microbatch is next; the others only look ahead."""
+        if not self._shortages or not self._tasks:
+            return None
+        return self._shortages.pop(self.maker(self._tasks[0].ticket, self._next_index), None)
+
+    def _hear(self, timeout_s: float | None) -> bool:
+        """Keep what the workers have sent; return whether anything came within ``timeout_s``.
+
+        Raises:
+            StaleIteratorError: Another thread closed the loader.
+            WorkerGone: A worker is gone.
+        """
+        members, poll, by_descriptor = self._polled()
+        for worker in members:
+            worker.flush()
+        began_s = time.perf_counter()
+        ready = poll.poll(None if timeout_s is None else 1000 * timeout_s)
+        if timeout_s != 0:
+            self._sink.waited(began_s, time.perf_counter(), is_behind=self.num_early > 0)
+        for worker in {by_descriptor[descriptor] for descriptor, _ in ready}:
+            self._hear_from(worker)
+        return bool(ready)
+
+    def _hear_from(self, worker: Worker) -> None:
+        try:
+            message = worker.receive(timeout_s=0)
+            if message is None and not worker.is_alive:
+                message = worker.receive(timeout_s=_INSTANT_S)  # raises, even if a child of it keeps the pipe open
+            while message is not None:
+                if isinstance(message, MemoryShortage):
+                    self._shortages[worker] = message
+                else:
+                    self._shortages.pop(worker, None)
+                    if isinstance(message, MadeAlone):
+                        self._report_alone(message)
+                    else:
+                        self._keep(message)
+                message = worker.receive(timeout_s=0)
+        except WorkerGone:
+            self._gone.add(worker)
+            self._poll = None
+            raise
+
+    def _keep(self, message: Item | End | Failure) -> None:
+        """Keep a message for its turn, unless it is of no task in work, or a second one for the same place."""
+        task = next((task for task in self._tasks if task.ticket == message.ticket), None)
+        index = message.num_microbatches if isinstance(message, End) else message.microbatch_index
+        if task is None or (task is self._tasks[0] and index < self._next_index):
+            return
+        self._early.setdefault(message.ticket, {}).setdefault(index, message)
+
+    def _report_alone(self, message: MadeAlone) -> None:
+        for task in self._tasks:
+            if task.ticket == message.ticket:
+                self._sink.made_alone(task.shard, message.kind, self._size)
+
+    def _polled(self) -> _Polled:
+        members = [worker for worker in self.members if worker not in self._gone]
+        if self._poll is None or self._poll[0] != members:
+            if not self.members:
+                raise StaleIteratorError("the loader was closed while this iterator waited")
+            poll = select.poll()
+            by_descriptor: dict[int, Worker] = {}
+            for worker in members:
+                for descriptor in worker.descriptors:
+                    poll.register(descriptor, select.POLLIN)
+                    by_descriptor[descriptor] = worker
+            self._poll = members, poll, by_descriptor
+        return self._poll

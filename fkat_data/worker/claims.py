@@ -1,0 +1,176 @@
+"""Which worker of a group makes which microbatch: a table in memory that the workers and their trainer share.
+
+A worker claims the next microbatch of a shard when it is free to make one, so nobody plans who makes what, and a slow
+microbatch holds up one worker alone. The table is guarded by a lock on its file. The kernel releases it when its holder
+dies, and the order of the writes below keeps the table right at each instant at which that may happen. The trainer only
+reads, and never locks: a worker that is stopped while it holds the lock cannot stop the trainer.
+"""
+
+import contextlib
+import fcntl
+import os
+import struct
+import sys
+from collections.abc import Generator
+from enum import Enum
+from typing import NamedTuple, Self
+
+from fkat_data.transport.segment import Segment, anonymous_file
+
+__all__ = ["NUM_TASKS", "Claim", "Claims", "Refusal"]
+
+NUM_TASKS = 4096
+"""Tasks that a group may have in work at once: each has a row of its own."""
+
+# A row: its task's ticket + 1, the next microbatch, the first one that the shard does not have, its owner + 1.
+_TICKET, _NEXT, _END, _OWNER = range(4)
+_ROW = 4
+_UNKNOWN_END = sys.maxsize
+# The system's `struct flock`, as Linux has it on 64-bit machines: type, whence, start, length, process.
+_FLOCK = struct.Struct("hhqqi4x")
+
+
+class Claim(NamedTuple):
+    """What a worker makes.
+
+    Attributes:
+        ticket: The task.
+        microbatch_index: Its place in the shard.
+    """
+
+    ticket: int
+    microbatch_index: int
+
+
+class Refusal(Enum):
+    """Why there is no microbatch to make."""
+
+    NOT_ALLOWED = "the next one is beyond the allowance"
+    OVER = "the shard has no other, or another worker makes all that it has"
+
+
+class Claims:
+    """One group's table, as one of its workers sees it, or its trainer.
+
+    Args:
+        descriptor: The table's file; stays open for as long as this object is used, and stays the caller's.
+        num_workers: Workers of the group.
+        worker: The worker's place in the group; -1 in the trainer.
+    """
+
+    def __init__(self, descriptor: int, num_workers: int, worker: int = -1) -> None:
+        self._descriptor = descriptor
+        self.worker = worker
+        """The worker's place in the group; -1 in the trainer."""
+        self._claims_start = _ROW * NUM_TASKS
+        size_bytes = 8 * (self._claims_start + 2 * num_workers)
+        self._table = Segment(0, descriptor, size_bytes, is_written=True).view.cast("q")
+
+    @classmethod
+    def create(cls, num_workers: int) -> tuple[Self, int]:
+        """Return a new table for the trainer, and its descriptor."""
+        descriptor = anonymous_file()
+        try:
+            os.truncate(descriptor, 8 * (_ROW * NUM_TASKS + 2 * num_workers))
+            return cls(descriptor, num_workers), descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def claim(self, ticket: int, first: int, allowance: int) -> int | Refusal:
+        """Claim the next microbatch of a task, and return its index; or return why there is none.
+
+        Args:
+            ticket: The task.
+            first: The task's first microbatch.
+            allowance: The first microbatch that may not be made yet.
+        """
+        with self._locked():
+            row = self._row(ticket, first)
+            if row is None:
+                return Refusal.OVER
+            table, index = self._table, self._table[row + _NEXT]
+            if index >= table[row + _END] or table[row + _OWNER] not in (0, self.worker + 1):
+                return Refusal.OVER
+            if index >= allowance:
+                return Refusal.NOT_ALLOWED
+            # In this order: a worker that dies between the two has claimed nothing.
+            self._note(ticket, index)
+            table[row + _NEXT] = index + 1
+            return index
+
+    def claim_again(self, ticket: int, index: int) -> None:
+        """Claim what a dead worker had claimed."""
+        self._note(ticket, index)
+
+    def own(self, ticket: int, first: int) -> bool:
+        """Claim all microbatches of a task; return whether no other worker has claimed all of them before."""
+        with self._locked():
+            row = self._row(ticket, first)
+            if row is None or self._table[row + _OWNER] not in (0, self.worker + 1):
+                return False
+            self._note(ticket, first)
+            self._table[row + _OWNER] = self.worker + 1
+            return True
+
+    def end(self, ticket: int, index: int) -> None:
+        """Let nobody claim the microbatch at ``index``, nor one behind it: the shard does not have it."""
+        with self._locked():
+            row = self._find(ticket)
+            if row is not None:
+                self._table[row + _END] = min(self._table[row + _END], index)
+
+    def next_index(self, ticket: int) -> int:
+        """Return the task's first microbatch that nobody has claimed; 0 if nobody has begun it."""
+        row = self._find(ticket)
+        return 0 if row is None else self._table[row + _NEXT]
+
+    def owner(self, ticket: int) -> int | None:
+        """Return the worker that makes all of a task, by its place in the group; None: they make it together."""
+        row = self._find(ticket)
+        return None if row is None or not self._table[row + _OWNER] else self._table[row + _OWNER] - 1
+
+    def of(self, worker: int) -> Claim | None:
+        """Return what a worker makes, or has made last."""
+        start = self._claims_start + 2 * worker
+        ticket, index = self._table[start], self._table[start + 1]
+        return Claim(ticket - 1, index) if ticket else None
+
+    def holder_pid(self) -> int | None:
+        """Return the process that holds the lock now; None if none does."""
+        with contextlib.suppress(OSError, struct.error):
+            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_GETLK, asked))
+            return pid if kind != fcntl.F_UNLCK and pid > 0 else None
+        return None
+
+    @contextlib.contextmanager
+    def _locked(self) -> Generator[None]:
+        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+
+    def _note(self, ticket: int, index: int) -> None:
+        start = self._claims_start + 2 * self.worker
+        # The index first: with a new index, the old ticket is one that was done.
+        self._table[start] = 0
+        self._table[start + 1] = index
+        self._table[start] = ticket + 1
+
+    def _row(self, ticket: int, first: int) -> int | None:
+        """Return where a task's row begins; None if a later task has taken its place: this one is no longer wanted."""
+        row = _ROW * (ticket % NUM_TASKS)
+        table = self._table
+        if table[row + _TICKET] > ticket + 1:
+            return None
+        if table[row + _TICKET] < ticket + 1:
+            # The ticket last: a worker that dies before has begun nothing.
+            table[row + _NEXT], table[row + _END], table[row + _OWNER] = first, _UNKNOWN_END, 0
+            table[row + _TICKET] = ticket + 1
+        return row
+
+    def _find(self, ticket: int) -> int | None:
+        row = _ROW * (ticket % NUM_TASKS)
+        return row if self._table[row + _TICKET] == ticket + 1 else None

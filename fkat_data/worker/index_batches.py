@@ -1,0 +1,78 @@
+"""A map-style DataLoader's batches of indices, drawn in order, each known to be the last or not."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from fkat_data.seeding import ShardStreams
+
+__all__ = ["IndexBatch", "draw_batches"]
+
+_LARGEST_CHUNK = 64
+
+
+class IndexBatch(NamedTuple):
+    """One batch of indices.
+
+    Attributes:
+        microbatch_index: Its microbatch's place in the shard.
+        indices: What the sampler gave: a batch, or a single index.
+        is_last: Whether the sampler gives no other.
+    """
+
+    microbatch_index: int
+    indices: Any
+    is_last: bool
+
+
+def draw_batches(sampler: Iterable[Any], streams: ShardStreams) -> Iterator[IndexBatch]:
+    """Yield a sampler's batches.
+
+    They are drawn in chunks, each under a random stream of its own, so that a sampler which draws from the global
+    generators gives the same batches whether or not data was made between them.
+
+    Args:
+        sampler: A batch sampler, or a sampler of single indices.
+        streams: The shard's random streams.
+
+    Raises:
+        Exception: The sampler's, after the batches before it.
+    """
+    # One batch is kept back: when a batch is handed out, it is known whether it is the last.
+    kept: list[Any] = []
+    index = 0
+    try:
+        for indices in _draw(sampler, streams):
+            if kept:
+                yield IndexBatch(index - 1, kept.pop(), is_last=False)
+            kept.append(indices)
+            index += 1
+    except Exception:
+        if kept:
+            yield IndexBatch(index - 1, kept.pop(), is_last=False)
+        raise
+    if kept:
+        yield IndexBatch(index - 1, kept.pop(), is_last=True)
+
+
+def _draw(sampler: Iterable[Any], streams: ShardStreams) -> Iterator[Any]:
+    size, chunk_index = 1, 0
+    streams.seed_batch_order(0)
+    iterator = iter(sampler)
+    while True:
+        if chunk_index:
+            streams.seed_batch_order(chunk_index)
+        chunk: list[Any] = []
+        is_over = True
+        try:
+            for batch in iterator:
+                chunk.append(batch)
+                if len(chunk) == size:
+                    is_over = False
+                    break
+        except Exception:
+            yield from chunk
+            raise
+        yield from chunk
+        if is_over:
+            return
+        size, chunk_index = min(2 * size, _LARGEST_CHUNK), chunk_index + 1

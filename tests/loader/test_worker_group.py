@@ -1,0 +1,296 @@
+"""Several workers make one shard: the same bits as one, from every position, whoever dies."""
+
+import logging
+import os
+import random
+import signal
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+
+from fkat_data import ShardedDataLoader, WorkerDiedError
+from fkat_data.errors import ConfigurationError, WorkerStalledError
+
+pytestmark = pytest.mark.usefixtures("processes")
+
+
+class Drawn(Dataset):
+    """Items with random draws; every ninth takes longer."""
+
+    def __init__(self, shard, count):
+        self.shard, self.count = shard, count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        if index % 9 == 0:
+            time.sleep(0.002)
+        return torch.tensor([int(self.shard), index, random.randrange(1 << 30)]), torch.rand(2)
+
+
+class Stream(IterableDataset):
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __iter__(self):
+        return (self.dataset[index] for index in range(len(self.dataset)))
+
+
+class ByNumber:
+    """Random access without a DataLoader."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    @property
+    def num_microbatches(self):
+        return len(self.dataset)
+
+    def microbatch(self, index):
+        return list(self.dataset[index])
+
+
+class Factory:
+    def __init__(self, sizes, kind="map", batch_size=2):
+        self.sizes, self.kind, self.batch_size = sizes, kind, batch_size
+
+    def __call__(self, shard):
+        dataset = Drawn(shard, self.sizes[int(shard)])
+        if self.kind == "mixed":
+            return self.made(dataset, ("map", "iterable", "number")[int(shard) % 3])
+        return self.made(dataset, self.kind)
+
+    def made(self, dataset, kind):
+        if kind == "map":
+            sampler = RandomSampler(dataset) if len(dataset) else None
+            return DataLoader(dataset, batch_size=self.batch_size, sampler=sampler)
+        if kind == "iterable":
+            return DataLoader(Stream(dataset), batch_size=self.batch_size)
+        return ByNumber(dataset)
+
+
+def loader(factory, **options):
+    shards = [str(index) for index in range(len(factory.sizes))]
+    return ShardedDataLoader(5, shards, factory, **options)
+
+
+def plain(microbatch):
+    return [part.tolist() for part in microbatch]
+
+
+def epoch(made):
+    return [plain(microbatch) for microbatch in made]
+
+
+KINDS = st.sampled_from(["map", "iterable", "number", "mixed"])
+
+
+@given(
+    sizes=st.lists(st.integers(0, 9), min_size=1, max_size=5),
+    kind=KINDS,
+    num_workers=st.integers(2, 3),
+    num_shards=st.integers(0, 2),
+    num_ahead=st.sampled_from([-1, 0, 1, 3]),
+    data=st.data(),
+)
+@settings(max_examples=12, deadline=None)
+def test_any_number_of_workers_makes_the_same_bits_and_any_other_resumes(
+    sizes, kind, num_workers, num_shards, num_ahead, data
+):
+    factory = Factory(sizes, kind)
+    with loader(factory, multiprocessing=False) as alone:
+        first, second = epoch(alone), epoch(alone)
+    options = {"num_shard_prefetches": num_shards, "num_microbatch_prefetches": num_ahead}
+    with loader(factory, num_workers_per_shard=num_workers, **options) as several:
+        stop = data.draw(st.integers(0, len(first)))
+        iterator = iter(several)
+        assert [plain(next(iterator)) for _ in range(stop)] == first[:stop]
+        state = several.state_dict()
+        assert epoch(several if stop == len(first) else iterator) == (second if stop == len(first) else first[stop:])
+    with loader(factory, multiprocessing=False) as other:
+        other.load_state_dict(state)
+        assert epoch(other) == (first[stop:] or second)
+
+
+@pytest.mark.parametrize("kind", ["map", "mixed"])
+def test_every_position_resumes_with_several_workers(kind):
+    factory = Factory([3, 0, 7, 1, 4, 5], kind, batch_size=1)
+    with loader(factory, num_workers_per_shard=3, num_shard_prefetches=1) as several:
+        states, expected = [several.state_dict()], []
+        for microbatch in several:
+            expected.append(plain(microbatch))
+            states.append(several.state_dict())
+        assert len(expected) == 20
+        for position, state in enumerate(states[:-1]):
+            several.load_state_dict(state)
+            assert epoch(several) == expected[position:]
+
+
+class Fatal(Drawn):
+    """Kills its worker once at an item."""
+
+    def __init__(self, shard, count, at, mark):
+        super().__init__(shard, count)
+        self.at, self.mark = at, mark
+
+    def __getitem__(self, index):
+        if (self.shard, index) == self.at:
+            try:
+                os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+class FatalFactory(Factory):
+    def __init__(self, sizes, at, mark, kind):
+        super().__init__(sizes, kind)
+        self.at, self.mark = at, str(mark)
+
+    def __call__(self, shard):
+        return self.made(Fatal(shard, self.sizes[int(shard)], self.at, self.mark), self.kind)
+
+
+@pytest.mark.parametrize("kind", ["map", "iterable", "number"])
+def test_what_a_dead_worker_had_claimed_is_made_by_another(kind, tmp_path):
+    sizes = [12, 9, 10]
+    with loader(Factory(sizes, kind), multiprocessing=False) as alone:
+        expected = epoch(alone)
+    factory = FatalFactory(sizes, ("1", 4), tmp_path / "mark", kind)
+    options = {"num_workers_per_shard": 3, "num_shard_prefetches": 1}
+    with loader(factory, **options, max_worker_restarts=1) as several:
+        assert epoch(several) == expected
+        assert several.statistics().worker_restarts == 1
+    (tmp_path / "mark").unlink()
+    with loader(factory, **options) as several:
+        got = []
+        with pytest.raises(WorkerDiedError) as caught:
+            got.extend(plain(microbatch) for microbatch in several)
+        assert caught.value.shard == "1"
+    assert got == expected[: len(got)]
+
+
+def test_killed_from_outside_again_and_again_nothing_is_lost():
+    factory = Factory([30, 25, 40])
+    with loader(factory, multiprocessing=False) as alone:
+        expected = epoch(alone)
+    draw = random.Random(3)
+    with loader(factory, num_workers_per_shard=2, num_shard_prefetches=2, max_worker_restarts=100) as several:
+        got = []
+        for microbatch in several:
+            got.append(plain(microbatch))
+            if len(got) % 8 == 0:
+                os.kill(draw.choice(several._pool.workers).pid, signal.SIGKILL)
+        assert got == expected
+
+
+class Failing(Factory):
+    def __call__(self, shard):
+        if shard == "1":
+            return self.made(FailingDataset(shard, self.sizes[1]), "map")
+        return super().__call__(shard)
+
+
+class FailingDataset(Drawn):
+    def __getitem__(self, index):
+        if index == 3:
+            raise ValueError("the fourth item")
+        return super().__getitem__(index)
+
+
+def test_an_error_comes_in_its_place_and_a_skip_goes_on_behind_its_shard():
+    factory = Failing([4, 8, 4])
+    with loader(factory, multiprocessing=False, on_shard_error="skip") as alone:
+        expected = epoch(alone)
+    with loader(factory, num_workers_per_shard=3, num_shard_prefetches=1, on_shard_error="skip") as several:
+        assert epoch(several) == expected
+        assert several.statistics().skipped_shards == 1
+    with loader(factory, num_workers_per_shard=3) as several:
+        iterator = iter(several)
+        got = []
+        for _ in range(2):
+            with pytest.raises(ValueError, match="the fourth item"):
+                while True:
+                    got.append(plain(next(iterator)))
+        assert got == expected[: len(got)]
+
+
+def test_one_slow_microbatch_does_not_stop_the_others_and_the_verdict_names_it():
+    with loader(SlowFactory([40]), num_workers_per_shard=3) as several:
+        got = epoch(several)
+        statistics = several.statistics()
+    assert [microbatch[0] for microbatch in got] == list(range(40))
+    assert statistics.waited_behind_s > 0.2
+    assert statistics.num_workers_per_shard == 3
+
+
+class SlowFactory(Factory):
+    def __call__(self, shard):
+        return Slow(self.sizes[int(shard)])
+
+
+class Slow:
+    def __init__(self, count):
+        self.num_microbatches = count
+
+    def microbatch(self, index):
+        time.sleep(0.4 if index == 10 else 0.001)
+        return torch.tensor([index])
+
+
+def test_a_worker_that_hangs_is_the_one_that_is_killed(tmp_path):
+    factory = HangingFactory([10], tmp_path / "mark")
+    with loader(factory, num_workers_per_shard=2, stall_timeout_s=3.0, max_worker_restarts=1) as several:
+        assert [microbatch[0] for microbatch in epoch(several)] == list(range(10))
+    (tmp_path / "mark").unlink()
+    with loader(factory, num_workers_per_shard=2, stall_timeout_s=3.0) as several:
+        with pytest.raises(WorkerStalledError) as caught:
+            epoch(several)
+        assert caught.value.microbatch_index == 4
+
+
+class HangingFactory(Factory):
+    def __init__(self, sizes, mark):
+        super().__init__(sizes)
+        self.mark = str(mark)
+
+    def __call__(self, shard):
+        return Hanging(self.sizes[int(shard)], self.mark)
+
+
+class Hanging(Slow):
+    def __init__(self, count, mark):
+        super().__init__(count)
+        self.mark = mark
+
+    def microbatch(self, index):
+        if index == 4:
+            try:
+                os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                pass
+            else:
+                time.sleep(1000)
+        return torch.tensor([index])
+
+
+def test_the_log_says_once_that_one_worker_makes_a_shard(caplog):
+    caplog.set_level(logging.INFO)
+    with loader(Factory([3, 3, 3], "iterable"), num_workers_per_shard=2, num_shard_prefetches=2) as several:
+        assert len(epoch(several)) == 6
+    lines = [record.getMessage() for record in caplog.records if "one worker makes all of shard" in record.getMessage()]
+    assert len(lines) == 1
+    assert "DataLoader" in lines[0]
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5, "2"])
+def test_what_is_no_number_of_workers_is_refused(number):
+    with pytest.raises(ConfigurationError, match="num_workers_per_shard"):
+        loader(Factory([1]), num_workers_per_shard=number)

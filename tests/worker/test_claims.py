@@ -1,0 +1,94 @@
+"""The table from which workers claim microbatches: each is claimed once, whoever dies at which instant."""
+
+import os
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fkat_data.worker.claims import NUM_TASKS, Claim, Claims, Refusal
+
+
+@pytest.fixture
+def tables():
+    opened = []
+
+    def make(num_workers):
+        trainer, descriptor = Claims.create(num_workers)
+        opened.append(descriptor)
+        return trainer, [Claims(descriptor, num_workers, place) for place in range(num_workers)]
+
+    yield make
+    for descriptor in opened:
+        os.close(descriptor)
+
+
+@given(
+    num_workers=st.integers(1, 4),
+    turns=st.lists(st.integers(0, 3), max_size=40),
+    first=st.integers(0, 5),
+    allowance=st.integers(0, 30),
+    end=st.integers(0, 30),
+)
+def test_workers_in_any_order_claim_each_microbatch_once_and_in_order(num_workers, turns, first, allowance, end):
+    trainer, descriptor = Claims.create(num_workers)
+    workers = [Claims(descriptor, num_workers, place) for place in range(num_workers)]
+    claimed = []
+    for turn in turns:
+        worker = workers[turn % num_workers]
+        found = worker.claim(7, first, allowance)
+        if isinstance(found, int):
+            assert trainer.of(turn % num_workers) == Claim(7, found)
+            if found >= end:
+                worker.end(7, found)
+            else:
+                claimed.append(found)
+        else:
+            is_over = trainer.next_index(7) > max(end, first)
+            assert found is (Refusal.OVER if is_over else Refusal.NOT_ALLOWED)
+    assert claimed == list(range(first, first + len(claimed)))
+    os.close(descriptor)
+
+
+def test_one_worker_owns_a_whole_task_and_the_others_have_none_of_it(tables):
+    trainer, (one, other) = tables(2)
+    assert one.claim(0, 0, 10) == 0
+    assert other.own(0, 0)
+    assert not one.own(0, 0)
+    assert one.claim(0, 0, 10) is Refusal.OVER
+    assert trainer.owner(0) == 1
+    assert other.own(0, 0)
+
+
+def test_a_later_task_in_the_same_row_ends_the_one_before(tables):
+    _, (one, other) = tables(2)
+    assert one.claim(5, 0, 10) == 0
+    assert other.claim(5 + NUM_TASKS, 3, 10) == 3
+    assert one.claim(5, 0, 10) is Refusal.OVER
+    assert not one.own(5, 0)
+    one.end(5, 0)
+    assert one.claim(5 + NUM_TASKS, 3, 10) == 4
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_worker_that_dies_with_the_lock_or_is_stopped_with_it_is_known_and_stops_nobody(tables):
+    trainer, (one, _) = tables(2)
+    report, to_report = os.pipe()
+    child = os.fork()
+    if not child:
+        with one._locked():
+            os.write(to_report, b"x")
+            signal.pause()
+        os._exit(0)
+    try:
+        os.read(report, 1)
+        assert trainer.holder_pid() == child
+        assert trainer.next_index(0) == 0
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert trainer.holder_pid() is None
+    assert one.claim(0, 0, 1) == 0
+    os.close(report)
+    os.close(to_report)
