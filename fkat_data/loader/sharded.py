@@ -33,12 +33,13 @@ from fkat_data.plan.cursor import Cursor
 from fkat_data.plan.elastic_plan import elastic_shard_plan
 from fkat_data.plan.state import RankState, merge, read_rank
 from fkat_data.types import Microbatch, Profiler, Shard
+from fkat_data.worker.template_process import START_METHODS, StartMethod
 
 __all__ = ["ShardedDataLoader"]
 
 
 class ShardedDataLoader:
-    """Yields a rank's microbatches, shard by shard, made ahead in spawned workers, resumable to the microbatch.
+    """Yields a rank's microbatches, shard by shard, made ahead in worker processes, resumable to the microbatch.
 
     Each ``for`` loop over the loader is one epoch. After an epoch that was left early, the next loop is the next
     epoch; after ``load_state_dict`` it is the rest of the epoch that the state was taken in. A newer iterator replaces
@@ -84,6 +85,10 @@ class ShardedDataLoader:
         check_ranks_every: Microbatches between two comparisons in the background; 100 with a ``replica_group``. Without
             one, ranks compare only their plans, when an iteration begins and after a state was loaded: a collective
             call, on every rank.
+        start_method: How worker processes are started: ``"template"`` forks them, in milliseconds each, from a process
+            that has imported torch once, which all loaders of this process share; ``"spawn"`` starts a new interpreter
+            for each, which imports torch in a second or more. None: the template where the system has what it needs,
+            Linux with pidfds. The microbatches are the same, bit for bit.
         trace: A file for the timeline of this run, for ``fkat-data report``, Perfetto or Chrome. Each of several ranks
             writes its own: ``run-rank3.json`` for ``run.json``. An older file is replaced; it ends at 256 MiB.
         replay: Deliver the first microbatch again and again, without workers and without an end: how fast training is
@@ -115,6 +120,7 @@ class ShardedDataLoader:
         stall_timeout_s: float | None = None,
         replica_group: Any = None,
         check_ranks_every: int | None = None,
+        start_method: StartMethod | None = None,
         trace: str | os.PathLike[str] | None = None,
         replay: bool = False,
     ) -> None:
@@ -147,6 +153,9 @@ class ShardedDataLoader:
             is_zero_copy=arguments.boolean("zero_copy", zero_copy),
             is_digested=recovery.max_worker_restarts > 0 or replica_group is not None,
             timeline=timeline,
+            start_method=None
+            if start_method is None
+            else arguments.choice("start_method", start_method, START_METHODS),
         )
         self._sink = EventSink(timeline, profiler)
         self._pool = WorkerPool(settings, self._sink)

@@ -27,6 +27,7 @@ from fkat_data.worker.produce import Producer
 from fkat_data.worker.settings import WorkerSettings
 from fkat_data.worker.ship import ship
 from fkat_data.worker.spawn import ProcessWorker
+from fkat_data.worker.template_process import template_lease
 
 __all__ = ["WorkerPool", "WorkerPoolSettings"]
 
@@ -49,6 +50,7 @@ class WorkerPoolSettings(NamedTuple):
         is_zero_copy: Whether microbatches are views of shared memory.
         is_digested: Whether workers digest each microbatch.
         timeline: Where events of the workers go; None: they send none.
+        start_method: How worker processes are started; None: as this system allows.
     """
 
     factory: Any
@@ -62,6 +64,7 @@ class WorkerPoolSettings(NamedTuple):
     is_zero_copy: bool
     is_digested: bool
     timeline: Timeline | None = None
+    start_method: str | None = None
 
     @property
     def num_workers(self) -> int:
@@ -91,6 +94,7 @@ class WorkerPool:
         self._owner_pid = os.getpid()
         # Where workers write their stacks on request; the trainer asks one at a time.
         self._stacks: int | None = None
+        self._template = template_lease(settings.start_method) if settings.is_multiprocessing else None
         self.workers: list[Worker] = []
         """The workers that run, in the order of their numbers; always the same list."""
         num_groups, size = (settings.num_groups, settings.group_size) if settings.is_multiprocessing else (1, 1)
@@ -154,7 +158,7 @@ class WorkerPool:
         self._remember(workers)
         deadline_s = time.monotonic() + _GRACE_S
         with contextlib.ExitStack() as stack:  # Ctrl-C during the wait for one must not spare the others
-            stack.callback(self._close_files)
+            stack.callback(self._release)
             for worker in workers:
                 stack.callback(_close_until, worker, deadline_s)
             for worker in workers:
@@ -167,7 +171,7 @@ class WorkerPool:
         self.workers.clear()
         for worker in workers:
             worker.close(0.0)
-        self._close_files()
+        self._release()
 
     def _remember(self, workers: Sequence[Worker]) -> None:
         self._past = [added_times([*self._past, *(worker.times() for worker in workers)])]
@@ -186,10 +190,12 @@ class WorkerPool:
             self._tables[group_index] = Claims.create(self._settings.group_size)
         return self._tables[group_index][0]
 
-    def _close_files(self) -> None:
+    def _release(self) -> None:
         stacks, self._stacks = self._stacks, None
         if stacks is not None:
             os.close(stacks)
+        if self._template is not None:
+            self._template.release()
         while self._tables:
             os.close(self._tables.popitem()[1][1])
 
@@ -214,6 +220,7 @@ class WorkerPool:
             self._stacks = anonymous_file()
             fcntl.fcntl(self._stacks, fcntl.F_SETFL, os.O_APPEND)
         try:
+            template = None if self._template is None else self._template.template()
             for index in indices:
                 worker = ProcessWorker(
                     descriptor,
@@ -222,6 +229,7 @@ class WorkerPool:
                     limit_bytes,
                     self._sink,
                     settings.timeline,
+                    template,
                     is_zero_copy=settings.is_zero_copy,
                 )
                 if settings.group_size > 1:

@@ -7,10 +7,10 @@ stay a zombie, and its own children would live on.
 import contextlib
 import os
 import select
-import signal
-import subprocess
 import threading
 from collections import deque
+
+from fkat_data.worker.child import Child
 
 __all__ = ["WorkerMonitor"]
 
@@ -26,16 +26,15 @@ class WorkerMonitor(threading.Thread):
     When the process ends, what is left of its process group is killed: no other process knows its children.
 
     Args:
-        process: The worker, leader of a process group.
-        pidfd: Readable when the process has ended; None where the kernel has none. Stays the caller's, who must
-            not close it before the thread has ended.
-        stderr: The reading end of the pipe that is the worker's stderr; the thread closes it.
+        child: The worker, or the template process. Stays the caller's, who must not close it before the thread has
+            ended.
+        stderr: The reading end of the pipe that is the process's stderr; the thread closes it.
+        name: What the process is.
     """
 
-    def __init__(self, process: "subprocess.Popen[bytes]", pidfd: int | None, stderr: int) -> None:
-        super().__init__(name=f"fkat_data monitor of {process.pid}", daemon=True)
-        self._process = process
-        self._pidfd = pidfd
+    def __init__(self, child: Child, stderr: int, name: str) -> None:
+        super().__init__(name=f"fkat_data monitor of {name}", daemon=True)
+        self._child = child
         self._stderr = stderr
         # Not join(): after Ctrl-C in it, Python 3.11 believes that the thread has ended.
         self._has_ended = threading.Event()
@@ -59,28 +58,30 @@ class WorkerMonitor(threading.Thread):
         stderr = self._stderr
         try:
             self._listen(stderr)
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._child.kill()
             self._drain(stderr)
-            self._process.wait()
+            self._child.reap()
         finally:
             self.is_listening = False
             os.close(stderr)
             self._has_ended.set()
 
     def _listen(self, stderr: int) -> None:
-        poll = select.poll()
-        poll.register(stderr, select.POLLIN)
-        if self._pidfd is not None:
-            poll.register(self._pidfd, select.POLLIN)
+        is_open = True
         while True:
+            poll = select.poll()
+            news = self._child.news_descriptor
+            if news is not None:
+                poll.register(news, select.POLLIN)
+            elif not is_open:
+                return
+            if is_open:
+                poll.register(stderr, select.POLLIN)
             for descriptor, _ in poll.poll():
-                if descriptor == self._pidfd:
+                if descriptor == stderr:
+                    is_open = self._forward(stderr)
+                elif self._child.hear():
                     return
-                if not self._forward(stderr):
-                    if self._pidfd is None:
-                        return
-                    poll.unregister(stderr)
 
     def _drain(self, stderr: int) -> None:
         """Forward what the process left in the pipe, which a child of its own may hold open."""

@@ -8,15 +8,21 @@ the terminal is the trainer's alone).
 import contextlib
 import inspect
 import os
+import pickle
 import signal
-import subprocess
+import socket
 import sys
 import time
 from pathlib import Path
-from typing import cast
+from typing import TypeAlias
 
 from fkat_data.worker import lifeline
+from fkat_data.worker.birth import WorkerDescriptors, WorkerRequest
+from fkat_data.worker.child import Child, SpawnedChild, popen_interpreter
+from fkat_data.worker.forked_child import ForkedChild
+from fkat_data.worker.inheritance import Surroundings
 from fkat_data.worker.monitor import WorkerMonitor
+from fkat_data.worker.template_process import TemplateProcess
 
 __all__ = ["STACK_SIGNAL", "WorkerProcess"]
 
@@ -45,6 +51,9 @@ _STACK_WAIT_S = 0.5
 _LONGEST_STACK_BYTES = 1 << 16
 
 
+_Inherited: TypeAlias = tuple[int, int, int, int, int]
+
+
 class WorkerProcess:
     """One worker's process.
 
@@ -54,14 +63,28 @@ class WorkerProcess:
         channel: The worker's end of the pipe; stays the caller's.
         page: A descriptor of the page where the worker reports its stages; stays the caller's.
         stacks: A descriptor of memory that the loader's workers write their stacks to; stays the caller's.
+        template: Forks the worker. None, or a template that is gone: the worker is spawned.
+
+    Raises:
+        OSError: No process could be started.
     """
 
-    def __init__(self, settings: int, worker_index: int, channel: int, page: int, stacks: int) -> None:
+    def __init__(
+        self,
+        settings: int,
+        worker_index: int,
+        channel: int,
+        page: int,
+        stacks: int,
+        template: TemplateProcess | None = None,
+    ) -> None:
         self._stacks = stacks
+        self._template = template
         lifeline_descriptor, self._lifeline = os.pipe()
         self._stderr, stderr = os.pipe()
+        descriptors = (settings, channel, page, lifeline_descriptor, stacks)
         try:
-            self._process = _start((settings, worker_index, channel, page, lifeline_descriptor, stacks), stderr)
+            self._child = _start(worker_index, descriptors, stderr, template)
         except BaseException:
             os.close(self._lifeline)
             os.close(self._stderr)
@@ -69,38 +92,38 @@ class WorkerProcess:
         finally:
             os.close(lifeline_descriptor)
             os.close(stderr)
-        self.pid = self._process.pid
-        """The process id."""
-        self.pidfd = _pidfd(self.pid)
-        """Readable when the process has ended; None if the kernel has no pidfd."""
-        self._monitor = WorkerMonitor(self._process, self.pidfd, self._stderr)
+        self._monitor = WorkerMonitor(self._child, self._stderr, f"worker {worker_index}")
         self._monitor.start()
 
     @property
+    def pid(self) -> int:
+        """The process id. A process that is being forked is waited for, at most 5 s; else it is the template's."""
+        return self._child.pid
+
+    @property
+    def end_descriptor(self) -> int | None:
+        """Readable when the process has ended; None if the kernel has no pidfd."""
+        return self._child.end_descriptor
+
+    @property
     def exit_code(self) -> int | None:
-        """As ``subprocess`` gives it, once the process has ended and was reaped."""
-        return self._process.returncode
+        """As ``subprocess`` gives it, once the process has ended and was reaped; None if it is unknown."""
+        return self._child.exit_code
 
     @property
     def last_words(self) -> str:
-        """The last lines that the process wrote to stderr."""
+        """The last lines that the process wrote to stderr; those of the template, if that died before the fork."""
+        if self._template is not None and not self._child.is_born():
+            return self._monitor.last_words or self._template.last_words
         return self._monitor.last_words
 
     def is_dead(self) -> bool:
         """Return whether the process has ended."""
-        if self._process.returncode is not None:
-            return True
-        try:
-            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # the monitor was quicker
-            return True
+        return self._child.is_dead()
 
     def kill(self) -> None:
         """Kill the process and its children."""
-        # Once it is reaped its number may be another's; the monitor has killed what was left of the group by then.
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+        self._child.kill()
 
     def join(self, timeout_s: float) -> None:
         """Wait until the process has ended and its last words are known, at most ``timeout_s``."""
@@ -110,21 +133,21 @@ class WorkerProcess:
     def close(self, timeout_s: float) -> None:
         """Wait for the process to end, kill it when ``timeout_s`` has passed, and close its descriptors."""
         try:
-            self.join(timeout_s)
+            if self._child.is_born():
+                self.join(timeout_s)
         finally:  # Ctrl-C ends the wait, but not the worker's end
             self.kill()
             self.join(_KILL_GRACE_S)
             os.close(self._lifeline)
-            if self.pidfd is not None and self._monitor.wait(0):
-                os.close(self.pidfd)
+            if self._monitor.wait(0):
+                self._child.close()
 
     def abandon(self) -> None:
         """In a forked child: close what would keep the process alive, and nothing else."""
         os.close(self._lifeline)
         if self._monitor.is_listening:
             os.close(self._stderr)
-        if self.pidfd is not None:
-            os.close(self.pidfd)
+        self._child.abandon()
 
     def stack(self) -> str:
         """Return the process's Python stacks, taken from outside: it goes on meanwhile, and need not reach its bytecode.
@@ -149,28 +172,36 @@ class WorkerProcess:
         return text or f"no Python stack: the process does not answer (state {_status(self.pid).get('State', 'gone')})"
 
 
-def _start(numbers: tuple[int, ...], stderr: int) -> "subprocess.Popen[bytes]":
-    # Flags such as -X and -W apply to workers, too; multiprocessing has had this function since Python 3.2.
-    flags = cast("list[str]", subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]  # noqa: SLF001
-    # A process inherits the signals that its parent's thread blocks: none reaches the worker before it ignores them.
-    blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, lifeline.DEAF_TO)
-    try:
-        return subprocess.Popen(  # noqa: S603 - our own interpreter
-            [sys.executable, *flags, "-c", _BOOTSTRAP, *map(str, numbers), str(int(STACK_SIGNAL))],
-            stdin=subprocess.DEVNULL,
-            stderr=stderr,
-            pass_fds=(numbers[0], *numbers[2:]),  # all but the worker's index
-            process_group=0,
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
+def _start(worker_index: int, descriptors: _Inherited, stderr: int, template: TemplateProcess | None) -> Child:
+    if template is not None:
+        with contextlib.suppress(OSError):  # the template is gone, or cannot keep up
+            return _fork(worker_index, descriptors, stderr, template)
+    arguments = (descriptors[0], worker_index, *descriptors[1:], int(STACK_SIGNAL))
+    return SpawnedChild(popen_interpreter(_BOOTSTRAP, arguments, descriptors, stderr))
 
 
-def _pidfd(pid: int) -> int | None:
+def _fork(worker_index: int, descriptors: _Inherited, stderr: int, template: TemplateProcess) -> ForkedChild:
+    request = WorkerRequest(worker_index, int(STACK_SIGNAL), Surroundings.now(), _BOOTSTRAP)
+    with contextlib.ExitStack() as stack:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        stack.callback(theirs.close)
+        folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
+        stack.callback(os.close, folder)
+        sent = WorkerDescriptors(theirs.fileno(), *descriptors, stderr, folder, _open_stdout())
+        try:
+            template.request(pickle.dumps(request), [descriptor for descriptor in sent if descriptor is not None])
+            return ForkedChild(ours, template)
+        except BaseException:
+            ours.close()
+            raise
+
+
+def _open_stdout() -> int | None:
     try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):  # another kernel: only the end of the pipe shows it
+        os.fstat(1)
+    except OSError:
         return None
+    return 1
 
 
 def _status(pid: int) -> dict[str, str]:

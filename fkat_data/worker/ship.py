@@ -14,6 +14,7 @@ import cloudpickle
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.transport.segment import anonymous_file
+from fkat_data.worker.inheritance import import_paths
 
 __all__ = ["find_unshippable", "ship"]
 
@@ -30,7 +31,6 @@ def ship(settings: Any, **users: Any) -> int:
     Raises:
         ConfigurationError: Part of a user's object cannot be pickled; the error names its path of attributes.
     """
-    paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109 - sys.path holds strings
     try:
         payload = cloudpickle.dumps(settings)
     except Exception as error:
@@ -41,7 +41,7 @@ def ship(settings: Any, **users: Any) -> int:
         ) from error
     descriptor = anonymous_file()
     with os.fdopen(os.dup(descriptor), "wb") as file:
-        file.write(pickle.dumps((paths, sys.argv)))
+        file.write(pickle.dumps((import_paths(), sys.argv)))
         file.write(payload)
     return descriptor
 

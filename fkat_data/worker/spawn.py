@@ -42,6 +42,7 @@ from fkat_data.worker.messages import (
     pack_task,
 )
 from fkat_data.worker.process import WorkerProcess
+from fkat_data.worker.template_process import TemplateProcess
 
 __all__ = ["ProcessWorker"]
 
@@ -51,7 +52,7 @@ _workers: "weakref.WeakSet[ProcessWorker]" = weakref.WeakSet()
 
 
 class ProcessWorker:
-    """A spawned worker and the trainer's end of its pipe.
+    """A worker process and the trainer's end of its pipe.
 
     Args:
         settings: A descriptor of the shipped settings (see ``fkat_data.worker.ship``); stays the caller's.
@@ -60,6 +61,7 @@ class ProcessWorker:
         limit_bytes: Shared memory that the worker may take.
         sink: Gets the trainer's waits, and a range for each decoding.
         timeline: Gets the worker's events; None: it sends none.
+        template: Forks the worker; None: it is spawned.
         is_zero_copy: Whether microbatches are views of shared memory, or copies.
     """
 
@@ -71,6 +73,7 @@ class ProcessWorker:
         limit_bytes: int,
         sink: EventSink,
         timeline: Timeline | None = None,
+        template: TemplateProcess | None = None,
         *,
         is_zero_copy: bool,
     ) -> None:
@@ -85,7 +88,7 @@ class ProcessWorker:
             page = anonymous_file()
             os.truncate(page, PAGE_BYTES)
             self._page = Segment(0, page, PAGE_BYTES, is_written=True).view.cast("d")
-            self._process = WorkerProcess(settings, worker_index, theirs.fileno(), page, stacks)
+            self._process = WorkerProcess(settings, worker_index, theirs.fileno(), page, stacks, template)
         except BaseException:
             ours.close()
             raise
@@ -93,13 +96,12 @@ class ProcessWorker:
             theirs.close()
             if page is not None:
                 os.close(page)
-        if timeline is not None:
-            timeline.name_process(self.pid, f"worker {worker_index}")
-            timeline.name_thread(self.pid, MAIN_THREAD, "production")
+        self._worker_index = worker_index
+        self._is_named = False
         self._channel = Channel(ours)
-        if self._process.pidfd is not None:
+        if self._process.end_descriptor is not None:
             # Beside the pipe, which a child of the worker may hold open.
-            self._channel.watch(self._process.pidfd)
+            self._channel.watch(self._process.end_descriptor)
         self._credits = _Credits(self._channel, limit_bytes)
         self._leases = SegmentLeases(self._credits.give, self._credits.discard)
         self._is_hung_up = False
@@ -169,7 +171,7 @@ class ProcessWorker:
                 frame = self._channel.receive()
                 if frame is not None:
                     if frame.kind == Kind.EVENTS:
-                        self._timeline.write(frame.body)
+                        self._write_events(frame.body)
                 elif not self._channel.wait(left_s):
                     return
 
@@ -292,11 +294,19 @@ class ProcessWorker:
                     self._credits.hurry()
                 return shortage
             case Kind.EVENTS:
-                if self._timeline is not None:
-                    self._timeline.write(body)
+                self._write_events(body)
             case _:
                 raise ValueError(f"the worker sent a message of unknown kind {frame.kind}")
         return None
+
+    def _write_events(self, events: bytes) -> None:
+        if self._timeline is None:
+            return
+        if not self._is_named:  # a process that is being forked has no id at the constructor's end
+            self._is_named = True
+            self._timeline.name_process(self.pid, f"worker {self._worker_index}")
+            self._timeline.name_thread(self.pid, MAIN_THREAD, "production")
+        self._timeline.write(events)
 
     def _item(self, body: bytes) -> Message:
         self._num_received += 1

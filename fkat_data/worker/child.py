@@ -1,0 +1,173 @@
+"""A process that this one has started itself, and what a monitor needs of any process that it watches."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+from fkat_data.worker import lifeline
+from fkat_data.worker.inheritance import interpreter_flags
+
+__all__ = ["Child", "SpawnedChild", "popen_interpreter"]
+
+
+class Child(Protocol):
+    """The leader of a process group, seen by the process that has to know of its end."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        ...
+
+    @property
+    def exit_code(self) -> int | None:
+        """As ``subprocess`` gives it, once the process has ended and was reaped; None if that is unknown."""
+        ...
+
+    @property
+    def end_descriptor(self) -> int | None:
+        """Readable when the process has ended; None if the kernel offers no such thing."""
+        ...
+
+    @property
+    def news_descriptor(self) -> int | None:
+        """Readable when ``hear`` is to be called; it may be another one after each call."""
+        ...
+
+    def is_born(self) -> bool:
+        """Return whether the process is known to have begun."""
+        ...
+
+    def is_dead(self) -> bool:
+        """Return whether the process has ended."""
+        ...
+
+    def hear(self) -> bool:
+        """Look what has happened; return whether the process has ended."""
+        ...
+
+    def reap(self) -> None:
+        """Take note of the end: the process id may be another's from here on."""
+        ...
+
+    def kill(self) -> None:
+        """Kill the process and its children; nothing once it is reaped."""
+        ...
+
+    def close(self) -> None:
+        """Close the descriptors of a process that is reaped."""
+        ...
+
+    def abandon(self) -> None:
+        """In a forked child of this process: close the descriptors, and nothing else."""
+        ...
+
+
+class SpawnedChild:
+    """A process that this one has started itself.
+
+    Args:
+        process: The process, leader of a process group.
+    """
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+        self.pid = process.pid
+        """The process id."""
+        self.end_descriptor = _pidfd(process.pid)
+        """Readable when the process has ended; None if the kernel has no pidfd."""
+        self.news_descriptor = self.end_descriptor
+        """The same."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """As ``subprocess`` gives it, once the process has ended and was reaped."""
+        return self._process.returncode
+
+    def is_born(self) -> bool:
+        """Return True."""
+        return True
+
+    def is_dead(self) -> bool:
+        """Return whether the process has ended."""
+        if self._process.returncode is not None:
+            return True
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # the monitor was quicker
+            return True
+
+    def hear(self) -> bool:
+        """Return True: nothing but its end is news."""
+        return True
+
+    def reap(self) -> None:
+        """Wait for the process."""
+        self._process.wait()
+
+    def kill(self) -> None:
+        """Kill the process and its children."""
+        # Once it is reaped its number may be another's; the monitor has killed what was left of the group by then.
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        if self.end_descriptor is not None:
+            os.close(self.end_descriptor)
+
+    def abandon(self) -> None:
+        """In a forked child: close the descriptor."""
+        self.close()
+
+
+def popen_interpreter(
+    program: str,
+    arguments: Sequence[object],
+    descriptors: Sequence[int],
+    stderr: int,
+    *,
+    stdout: int | None = None,
+    folder: str | None = None,
+    umask: int = -1,
+) -> "subprocess.Popen[bytes]":
+    """Start a new interpreter in a process group of its own, with this one's flags.
+
+    Args:
+        program: What it runs. It must ignore the signals of ``lifeline.DEAF_TO`` and unblock them.
+        arguments: What it finds in ``sys.argv[1:]``.
+        descriptors: Those that it inherits, by their numbers.
+        stderr: Where its stderr goes.
+        stdout: Where its stdout goes; None: where this process's goes.
+        folder: Its working directory; None: this process's.
+        umask: Its umask; -1: this process's.
+
+    Raises:
+        OSError: No process could be started.
+    """
+    # A process inherits the signals that its parent's thread blocks: none reaches it before it ignores them.
+    blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, lifeline.DEAF_TO)
+    try:
+        return subprocess.Popen(  # noqa: S603 - our own interpreter
+            [sys.executable, *interpreter_flags(), "-c", program, *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stderr=stderr,
+            pass_fds=descriptors,
+            process_group=0,
+            stdout=stdout,
+            cwd=folder,
+            umask=umask,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
+
+
+def _pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # another kernel: only the end of the pipe shows it
+        return None

@@ -1,0 +1,147 @@
+"""A worker that the template process forks: the trainer's side of its birth socket."""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+
+from fkat_data.worker.birth import BIRTH, DEATH, IS_DEAD
+from fkat_data.worker.template_process import TemplateProcess
+
+__all__ = ["ForkedChild"]
+
+_LONGEST_BIRTH_S = 5.0
+_REAPED_WITHIN_S = 1.0
+
+
+class ForkedChild:
+    """A worker that the template process forks; it may not be born yet.
+
+    The template keeps a dead worker's process id until this side has heard of the end, so that no signal of this side
+    reaches another process.
+
+    Args:
+        birth: This side's end of the birth socket; the child owns it.
+        template: Whose child it is.
+    """
+
+    def __init__(self, birth: socket.socket, template: TemplateProcess) -> None:
+        self._birth = birth
+        self._template = template
+        self._owner_pid = os.getpid()
+        self._pid: int | None = None
+        self._pidfd: int | None = None
+        self._status: int | None = None
+        self._is_known = threading.Event()
+        self._reaping = threading.Lock()
+        self._is_reaped = self._is_unwanted = self._is_orphan = False
+        self.exit_code: int | None = None
+        """As ``subprocess`` gives it, once the process has ended; None if it is unknown, as for an orphan's."""
+        self.end_descriptor: int | None = os.eventfd(0, os.EFD_CLOEXEC)
+        """Readable when the process has ended."""
+
+    @property
+    def pid(self) -> int:
+        """The process id. It waits for the birth, at most 5 s; without a birth, it is the template's."""
+        if self._pid is None and os.getpid() == self._owner_pid and not sys.is_finalizing():
+            self._is_known.wait(_LONGEST_BIRTH_S)
+        return self._template.pid if self._pid is None else self._pid
+
+    @property
+    def news_descriptor(self) -> int | None:
+        """Readable when ``hear`` is to be called: the birth socket, or an orphan's pidfd."""
+        return self._pidfd if self._is_orphan else self._birth.fileno()
+
+    def is_born(self) -> bool:
+        """Return whether the template has reported the birth."""
+        return self._pid is not None or not (
+            self._is_orphan or self._is_reaped or not _is_readable(self._birth.fileno())
+        )
+
+    def is_dead(self) -> bool:
+        """Return whether the process has ended, or will never be born."""
+        return self._is_reaped or (self._pidfd is not None and _is_readable(self._pidfd))
+
+    def hear(self) -> bool:
+        """Look what has happened; return whether the process has ended."""
+        if self._is_orphan:
+            return True
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self._birth, BIRTH.size, 1, socket.MSG_CMSG_CLOEXEC)
+        except OSError:
+            message, descriptors = b"", []
+        if not message:  # the template is gone, or was asked to take the worker back
+            self._is_orphan = True
+            return self._pidfd is None
+        if message[0] == IS_DEAD:
+            self._status = DEATH.unpack(message)[1]
+            return True
+        _, pid, is_forked = BIRTH.unpack(message)
+        with self._reaping:
+            self._pidfd = descriptors[0] if descriptors else None
+            self._pid = pid
+        self._is_known.set()
+        self._template.has_started(is_forked=is_forked)
+        return False
+
+    def reap(self) -> None:
+        """Take note of the end; the template reaps the process now."""
+        if self._pid is None and self._template.is_dead():
+            self._template.join(_REAPED_WITHIN_S)
+            self._status = self._template.exit_code
+        with self._reaping:
+            self._is_reaped = True
+            self.exit_code = -signal.SIGKILL if self._is_unwanted and self._status is None else self._status
+        if not self._is_orphan:
+            self._shut_down(socket.SHUT_WR)
+            self._wait_until_reaped()
+        if self.end_descriptor is not None:
+            os.eventfd_write(self.end_descriptor, 1)
+        self._is_known.set()
+
+    def kill(self) -> None:
+        """Kill the process and its children; one that is not born yet never is."""
+        with self._reaping:
+            if self._is_reaped or self._is_unwanted:
+                return
+            if self._pid is not None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._pid, signal.SIGKILL)
+            elif not self._is_orphan:
+                self._is_unwanted = True
+                self._shut_down(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the descriptors of a process that is reaped."""
+        self._birth.close()
+        end_descriptor, self.end_descriptor = self.end_descriptor, None
+        pidfd, self._pidfd = self._pidfd, None
+        for descriptor in (end_descriptor, pidfd):
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def abandon(self) -> None:
+        """In a forked child: close the descriptors."""
+        self.close()
+
+    def _shut_down(self, how: int) -> None:
+        with contextlib.suppress(OSError):  # the template may be gone
+            self._birth.shutdown(how)
+
+    def _wait_until_reaped(self) -> None:
+        deadline_s = time.monotonic() + _REAPED_WITHIN_S
+        with contextlib.suppress(OSError):  # at the latest the timeout
+            while (left_s := deadline_s - time.monotonic()) > 0:
+                self._birth.settimeout(left_s)
+                if not self._birth.recv(BIRTH.size):
+                    return
+
+
+def _is_readable(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))

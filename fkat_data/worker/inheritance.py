@@ -1,0 +1,96 @@
+"""What a process takes over from the one that starts it: a worker gets it from its trainer, whoever forks the worker.
+
+Some of it can be set in a process that runs already (``Surroundings``). For the rest, ``heritage`` tells whether two
+processes that are started now and then would take over the same.
+"""
+
+import contextlib
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple, cast
+
+__all__ = ["Surroundings", "heritage", "import_paths", "interpreter_flags"]
+
+_LIMITS = tuple(sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}))
+_KEPT_FILES = ("/proc/self/cgroup", "/proc/self/oom_score_adj")
+
+
+class Surroundings(NamedTuple):
+    """What a process takes over at its start and can also be given later.
+
+    Attributes:
+        umask: The mask of permissions of files that it makes; None if the system does not say.
+        nice: Its priority.
+        cpus: The CPUs that it may use.
+        limits: The soft and hard limits of its resources.
+    """
+
+    umask: int | None
+    nice: int
+    cpus: frozenset[int]
+    limits: dict[int, tuple[int, int]]
+
+    @classmethod
+    def now(cls) -> "Surroundings":
+        """Return those of the calling thread."""
+        return cls(
+            umask=_umask(),
+            nice=os.getpriority(os.PRIO_PROCESS, 0),
+            cpus=frozenset(os.sched_getaffinity(0)),
+            limits={number: resource.getrlimit(number) for number in _LIMITS},
+        )
+
+    def impose(self, pid: int) -> None:
+        """Give them to a process, but for the umask; 0: to this one, umask included.
+
+        What the system refuses stays as it is.
+        """
+        if pid == 0 and self.umask is not None:
+            os.umask(self.umask)
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, pid, self.nice)
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(pid, self.cpus)
+        for number, limits in self.limits.items():
+            with contextlib.suppress(OSError, ValueError):
+                if resource.prlimit(pid, number) != limits:
+                    resource.prlimit(pid, number, limits)
+
+
+def interpreter_flags() -> list[str]:
+    """Return the command-line flags of this interpreter, such as -X and -W, which apply to its workers, too."""
+    # multiprocessing has had this function since Python 3.2.
+    return cast("list[str]", subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def heritage() -> tuple[object, ...]:
+    """Return what a process takes over at its start and cannot be given later.
+
+    All environment variables are part of it: which of them a library reads while it is imported is not known.
+    """
+    files = [_text(path) for path in _KEPT_FILES]
+    identity = (os.getresuid(), os.getresgid(), tuple(os.getgroups()), os.getsid(0), os.sched_getscheduler(0))
+    return (sys.executable, tuple(interpreter_flags()), tuple(sorted(os.environ.items())), *identity, *files)
+
+
+def import_paths() -> list[str]:
+    """Return where modules are imported from, with the working directory by its name."""
+    return [path or os.getcwd() for path in sys.path]  # noqa: PTH109 - sys.path holds strings
+
+
+def _umask() -> int | None:
+    # os.umask() would change it for the trainer's other threads.
+    for line in _text("/proc/self/status").splitlines():
+        if line.startswith("Umask:"):
+            return int(line.split()[1], 8)
+    return None
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError:
+        return ""

@@ -1,0 +1,277 @@
+"""The template process: an interpreter that has imported what a worker needs, and forks a worker on each request.
+
+It is spawned, so it has none of the trainer's threads, locks and CUDA; it runs nothing of the user's, so it stays as it
+is. A request carries the worker's descriptors, and among them a socket of its own, the birth socket, on which the
+template reports the worker's birth and its end. When the trainer shuts that socket down, the template reaps the worker,
+or kills it first. The end of the control socket ends the template.
+"""
+
+import contextlib
+import faulthandler
+import gc
+import importlib
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+from collections.abc import Iterable
+
+import numpy as np
+
+from fkat_data.worker.birth import BIRTH, DEATH, IS_BORN, IS_DEAD, MOST_DESCRIPTORS, WorkerDescriptors, WorkerRequest
+from fkat_data.worker.child import popen_interpreter
+from fkat_data.worker.lifeline import bind
+
+__all__ = ["run"]
+
+_REQUEST_BYTES = 1 << 18
+
+
+def run(control: socket.socket, lifeline: int) -> tuple[mmap.mmap, int, int, int]:
+    """Be the template until the control socket ends; return in each worker that was forked from it.
+
+    Args:
+        control: The socket on which requests come.
+        lifeline: The template's own.
+
+    Returns:
+        The arguments of the worker's ``main``, the settings still with what comes before ``WorkerSettings``.
+    """
+    chosen = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent that ignores it never hears of an exit code
+    _stop_threads()
+    # What is there now stays: a collection of garbage in a worker would write to its pages, and so copy them.
+    gc.freeze()
+    gc.enable()
+    request, descriptors = _Template(control).serve()
+    os.close(lifeline)
+    if chosen is not None:
+        signal.signal(signal.SIGCHLD, chosen)
+    return _become_worker(request, descriptors)
+
+
+class _BornWorker:
+    """A worker, as its template sees it.
+
+    Args:
+        pid: Its process id.
+        birth: The birth socket.
+        process: The process, if it was not forked.
+
+    Raises:
+        OSError: The kernel has no descriptor for it; it is killed then.
+    """
+
+    def __init__(self, pid: int, birth: socket.socket, process: "subprocess.Popen[bytes] | None") -> None:
+        self._pid = pid
+        self._birth = birth
+        self._process = process
+        self._is_released = self._has_ended = False
+        with contextlib.suppress(OSError):  # the worker does the same, perhaps before
+            os.setpgid(pid, pid)
+        try:
+            self.pidfd = os.pidfd_open(pid)
+            """Readable when the worker has ended."""
+        except OSError:
+            self._kill()
+            self._reap()
+            raise
+        self._send(BIRTH.pack(IS_BORN, pid, process is None), self.pidfd)
+
+    def end(self) -> bool:
+        """Report the worker's end; return whether it was reaped."""
+        self._has_ended = True
+        found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
+        if found is not None:
+            code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+            self._send(DEATH.pack(IS_DEAD, code))
+        if self._is_released:
+            self._reap()
+        return self._is_released
+
+    def release(self) -> bool:
+        """Reap the worker, or kill it if it lives; return whether it was reaped."""
+        self._is_released = True
+        if self._has_ended:
+            self._reap()
+        else:
+            self._kill()
+        return self._has_ended
+
+    def finish(self) -> None:
+        """Kill the worker with its children, and reap it."""
+        self._kill()
+        self._reap()
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self._birth.close()
+        os.close(self.pidfd)
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, signal.SIGKILL)
+        os.kill(self._pid, signal.SIGKILL)  # it may have left its group
+
+    def _reap(self) -> None:
+        if self._process is None:
+            os.waitpid(self._pid, 0)
+        else:
+            self._process.wait()
+
+    def _send(self, message: bytes, *descriptors: int) -> None:
+        with contextlib.suppress(OSError):  # the trainer does not want the worker any more, and says so on this socket
+            socket.send_fds(self._birth, [message], descriptors, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+
+class _Template:
+    """The template's loop.
+
+    Args:
+        control: The socket on which requests come.
+    """
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+        self._by_pidfd: dict[int, _BornWorker] = {}
+        self._by_birth: dict[int, _BornWorker] = {}
+        self._workers: dict[_BornWorker, tuple[int, int]] = {}
+
+    def serve(self) -> tuple[WorkerRequest, WorkerDescriptors]:
+        """Fork a worker on each request. Return in the worker; the template ends here with its control socket."""
+        while True:
+            for descriptor, _ in self._poll.poll():
+                if descriptor in self._by_pidfd:
+                    self._poll.unregister(descriptor)
+                    worker = self._by_pidfd.pop(descriptor)
+                    self._forget(worker, is_reaped=worker.end())
+                elif descriptor in self._by_birth:
+                    self._poll.unregister(descriptor)
+                    worker = self._by_birth.pop(descriptor)
+                    self._forget(worker, is_reaped=worker.release())
+                else:
+                    asked = self._take_request()
+                    if asked is not None and self._start(*asked):
+                        return asked
+
+    def _take_request(self) -> tuple[WorkerRequest, WorkerDescriptors] | None:
+        message, descriptors, flags, _ = socket.recv_fds(
+            self._control, _REQUEST_BYTES, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+        )
+        if not message:
+            for worker in self._workers:
+                worker.finish()
+            os._exit(0)
+        if flags & socket.MSG_CTRUNC:
+            os.write(2, b"fkat_data: no worker was started: the template has too many open files (see `ulimit -n`)\n")
+            _close(descriptors)
+            return None
+        return pickle.loads(message), WorkerDescriptors(*descriptors)
+
+    def _start(self, request: WorkerRequest, descriptors: WorkerDescriptors) -> bool:
+        """Start a worker; return True in the worker."""
+        birth = socket.socket(fileno=descriptors.birth)
+        process = None
+        try:
+            if _is_readable(descriptors.birth):  # shut down: the trainer does not want the worker any more
+                birth.close()
+            elif _num_threads() == 1:
+                pid = os.fork()
+                if pid == 0:
+                    birth.close()
+                    self._leave()
+                    return True
+                self._add(_BornWorker(pid, birth, None), descriptors.birth)
+            else:
+                process = _execute(request, descriptors)
+                self._add(_BornWorker(process.pid, birth, process), descriptors.birth)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.write(descriptors.stderr, f"fkat_data: the worker could not be started: {error}\n".encode())
+            birth.close()
+        _close(descriptors[1:])
+        return False
+
+    def _add(self, worker: _BornWorker, birth: int) -> None:
+        self._workers[worker] = worker.pidfd, birth
+        self._by_pidfd[worker.pidfd] = self._by_birth[birth] = worker
+        self._poll.register(worker.pidfd, select.POLLIN)
+        self._poll.register(birth, select.POLLIN)
+
+    def _forget(self, worker: _BornWorker, *, is_reaped: bool) -> None:
+        if is_reaped:
+            del self._workers[worker]
+            worker.close()
+
+    def _leave(self) -> None:
+        """In a worker: close what is the template's."""
+        self._control.close()
+        for worker in self._workers:
+            worker.close()
+
+
+def _become_worker(request: WorkerRequest, descriptors: WorkerDescriptors) -> tuple[mmap.mmap, int, int, int]:
+    """Turn this fork of the template into what a spawned worker is."""
+    os.setpgid(0, 0)
+    bind(descriptors.lifeline)
+    os.dup2(descriptors.stderr, 2)
+    faulthandler.register(request.stack_signal, file=descriptors.stacks)
+    if descriptors.stdout is None:
+        os.close(1)
+    else:
+        os.dup2(descriptors.stdout, 1)
+    with contextlib.suppress(OSError):
+        os.fchdir(descriptors.folder)
+    request.surroundings.impose(0)
+    # torch's generator starts alike in every process, and python's seeds itself at a fork.
+    np.random.seed()  # noqa: NPY002 - the global generator is meant
+    importlib.invalidate_caches()
+    settings = mmap.mmap(descriptors.settings, 0, access=mmap.ACCESS_READ)
+    _close((descriptors.settings, descriptors.stderr, descriptors.folder, descriptors.stdout))
+    return settings, request.worker_index, descriptors.channel, descriptors.page
+
+
+def _execute(request: WorkerRequest, descriptors: WorkerDescriptors) -> "subprocess.Popen[bytes]":
+    """Start a new interpreter as the worker: the fork of a process with threads may hang."""
+    inherited = descriptors[1:6]
+    umask = request.surroundings.umask
+    process = popen_interpreter(
+        request.program,
+        (inherited[0], request.worker_index, *inherited[1:], request.stack_signal),
+        inherited,
+        descriptors.stderr,
+        stdout=subprocess.DEVNULL if descriptors.stdout is None else descriptors.stdout,
+        folder=f"/proc/self/fd/{descriptors.folder}",
+        umask=-1 if umask is None else umask,
+    )
+    request.surroundings.impose(process.pid)
+    return process
+
+
+def _num_threads() -> int:
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - their number is enough
+
+
+def _stop_threads() -> None:
+    """Have libraries stop threads that wait for work: OpenBLAS does at a fork, and starts them again when needed."""
+    if _num_threads() > 1:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+
+def _is_readable(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _close(descriptors: Iterable[int | None]) -> None:
+    for descriptor in descriptors:
+        if descriptor is not None:
+            os.close(descriptor)

@@ -1,0 +1,299 @@
+"""The trainer's side of the template process: started with the first loader that needs it, ended with the last.
+
+All loaders of a process that are open at the same time share one template, as long as a new one would be no different
+(see ``fkat_data.worker.inheritance``).
+"""
+
+import contextlib
+import inspect
+import logging
+import os
+import pickle
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+from fkat_data.worker import lifeline
+from fkat_data.worker.child import SpawnedChild, popen_interpreter
+from fkat_data.worker.inheritance import heritage, import_paths
+from fkat_data.worker.monitor import WorkerMonitor
+
+__all__ = ["START_METHODS", "StartMethod", "TemplateLease", "TemplateProcess", "retire_templates", "template_lease"]
+
+StartMethod: TypeAlias = Literal["template", "spawn"]
+START_METHODS: tuple[str, ...] = ("template", "spawn")
+"""How a worker process is started."""
+
+logger = logging.getLogger(__name__)
+
+# numpy's OpenBLAS has threads, which it stops at a fork and starts again when it needs them: the fork of a process that
+# is small yet is a fast one. No garbage is looked for while everything that is imported stays.
+_PROGRAM = f"""\
+{inspect.getsource(lifeline)}
+import sys, faulthandler, gc
+control, lifeline = map(int, sys.argv[1:])
+bind(lifeline)
+faulthandler.enable()
+gc.disable()
+import pickle, socket
+control = socket.socket(fileno=control)
+control.set_inheritable(False)
+sys.path[:] = pickle.loads(control.recv(1 << 20))
+import numpy
+if len(os.listdir("/proc/self/task")) > 1:
+    if os.fork() == 0:
+        os._exit(0)
+    with contextlib.suppress(ChildProcessError):
+        os.wait()
+from fkat_data.worker.main import main
+from fkat_data.worker.template import run
+settings, *worker = run(control, lifeline)
+sys.path[:], sys.argv = pickle.load(settings)
+main(settings, *worker)
+"""
+_GRACE_S = 1.0
+_KILL_GRACE_S = 5.0
+_MOST_FAILURES = 2
+
+
+class TemplateProcess:
+    """A template process of this trainer's.
+
+    Args:
+        origin: What it takes over from this process, see ``heritage``.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+
+    def __init__(self, origin: tuple[object, ...]) -> None:
+        self._origin = origin
+        self._users: set[object] = set()
+        self._is_retired = self._has_started_one = self._is_unfit = False
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        lifeline_descriptor, self._lifeline = os.pipe()
+        self._stderr, stderr = os.pipe()
+        try:
+            descriptors = (theirs.fileno(), lifeline_descriptor)
+            self._child = SpawnedChild(popen_interpreter(_PROGRAM, descriptors, descriptors, stderr))
+            self._monitor = WorkerMonitor(self._child, self._stderr, "the template")
+            with contextlib.suppress(OSError):  # it has ended already: the first request finds that out
+                self._control.send(pickle.dumps(import_paths()))
+            self._monitor.start()
+        except BaseException:
+            self._control.close()
+            os.close(self._lifeline)
+            os.close(self._stderr)
+            raise
+        finally:
+            theirs.close()
+            os.close(lifeline_descriptor)
+            os.close(stderr)
+        self.pid = self._child.pid
+        """The process id."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """As ``subprocess`` gives it, once the process has ended and was reaped."""
+        return self._child.exit_code
+
+    @property
+    def last_words(self) -> str:
+        """The last lines that the process wrote to stderr."""
+        return self._monitor.last_words
+
+    @property
+    def has_started_one(self) -> bool:
+        """Whether it has started a worker."""
+        return self._has_started_one
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a loader uses it."""
+        return bool(self._users)
+
+    def is_dead(self) -> bool:
+        """Return whether it has ended."""
+        return self._child.is_dead()
+
+    def is_usable(self, origin: tuple[object, ...]) -> bool:
+        """Return whether its workers would be those of a new template."""
+        return self._origin == origin and not (self._is_retired or self.is_dead())
+
+    def request(self, message: bytes, descriptors: Sequence[int]) -> None:
+        """Ask for a worker, without waiting for it.
+
+        Args:
+            message: The pickled ``fkat_data.worker.birth.WorkerRequest``.
+            descriptors: The worker's, ``fkat_data.worker.birth.WorkerDescriptors``; they stay the caller's.
+
+        Raises:
+            OSError: The template is gone, or has too many requests to read.
+        """
+        socket.send_fds(self._control, [message], list(descriptors), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+    def has_started(self, *, is_forked: bool) -> None:
+        """Take note that it has started a worker."""
+        self._has_started_one = True
+        if not (is_forked or self._is_unfit):
+            self._is_unfit = True
+            _registry.close(f"the template process {self.pid} has threads, so that it cannot fork")
+
+    def retire(self) -> None:
+        """Refuse loaders that do not use it already."""
+        self._is_retired = True
+
+    def add_user(self, user: object) -> None:
+        """Take note of a loader that uses it."""
+        self._users.add(user)
+
+    def discard_user(self, user: object) -> None:
+        """Take note of a loader that does not use it any more."""
+        self._users.discard(user)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the process has ended and was reaped, at most ``timeout_s``."""
+        if not sys.is_finalizing():  # other threads no longer run then
+            self._monitor.wait(timeout_s)
+
+    def end(self) -> None:
+        """End the process, whose workers have ended; it reaps those that it has not reaped."""
+        self._control.close()
+        try:
+            if self._has_started_one:
+                self.join(_GRACE_S)
+        finally:  # Ctrl-C ends the wait, but not the template's end
+            self._child.kill()
+            self.join(_KILL_GRACE_S)
+            os.close(self._lifeline)
+            if self._monitor.wait(0):
+                self._child.close()
+
+    def abandon(self) -> None:
+        """In a forked child: close what would keep the process alive, and nothing else."""
+        self._control.close()
+        os.close(self._lifeline)
+        if self._monitor.is_listening:
+            os.close(self._stderr)
+        self._child.abandon()
+
+
+class TemplateLease:
+    """A loader's use of template processes: of one, unless that dies or would be a different one now."""
+
+    def __init__(self) -> None:
+        self._owner_pid = os.getpid()
+        self._used: list[TemplateProcess] = []
+
+    def template(self) -> TemplateProcess | None:
+        """Return a process that forks workers; None where workers have to be spawned."""
+        with _registry.lock:
+            if not _registry.is_open:
+                return None
+            origin = heritage()
+            found = next((used for used in self._used if used.is_usable(origin)), None) or _registry.find(origin)
+            if found is not None and found not in self._used:
+                self._used.append(found)
+                found.add_user(self)
+            return found
+
+    def release(self) -> None:
+        """Use none any more; a process that no loader uses ends. Any number of calls."""
+        if os.getpid() != self._owner_pid:  # a fork of the trainer has the object, not the process
+            return
+        with _registry.lock:
+            used, self._used = self._used, []
+            for template in used:
+                template.discard_user(self)
+            unused = _registry.take_unused(used)
+        for template in unused:
+            template.end()
+
+
+class _Registry:
+    """The templates of this process that loaders use."""
+
+    def __init__(self) -> None:
+        # A finaliser may run in the middle of a call, in the same thread.
+        self.lock = threading.RLock()
+        self.templates: list[TemplateProcess] = []
+        self.is_open = True
+        self._num_failures = 0
+
+    def find(self, origin: tuple[object, ...]) -> TemplateProcess | None:
+        """Return a template, which may be a new one; None if none can be had."""
+        for template in list(self.templates):
+            if template.is_usable(origin):
+                return template
+            if template.is_dead():
+                self.templates.remove(template)
+                self._num_failures = 0 if template.has_started_one else self._num_failures + 1
+        if self._num_failures >= _MOST_FAILURES:
+            self.close(f"{self._num_failures} template processes ended before they had started a worker")
+            return None
+        try:
+            template = TemplateProcess(origin)
+        except OSError as error:
+            logger.warning("workers are spawned, which takes longer: no template process could be started: %s", error)
+            return None
+        self.templates.append(template)
+        return template
+
+    def take_unused(self, left: Sequence[TemplateProcess]) -> list[TemplateProcess]:
+        """Return the templates that no loader uses, of these and of all, and forget them.
+
+        One that an interrupted call has started is among them.
+        """
+        unused = [template for template in {*left, *self.templates} if not template.is_used]
+        for template in unused:
+            if template in self.templates:
+                self.templates.remove(template)
+                if template.has_started_one:
+                    self._num_failures = 0
+                elif template.is_dead():
+                    self._num_failures += 1
+        return unused
+
+    def close(self, reason: str) -> None:
+        """Use no templates from now on."""
+        if self.is_open:
+            self.is_open = False
+            logger.warning("workers are spawned from now on, which takes longer: %s", reason)
+
+
+_registry = _Registry()
+
+
+def template_lease(start_method: str | None) -> TemplateLease | None:
+    """Return a loader's use of the template process; None if its workers are spawned.
+
+    Args:
+        start_method: The loader's; None: the template where this system has what it needs, Linux with pidfds.
+    """
+    if start_method == "spawn":
+        return None
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError) as error:
+        _registry.close(f"this system has no pidfds: {error}")
+        return None
+    return TemplateLease()
+
+
+def retire_templates() -> None:
+    """Let loaders made from now on use a new template: their workers share no hash seed with earlier ones."""
+    with _registry.lock:
+        for template in _registry.templates:
+            template.retire()
+
+
+def _abandon_templates() -> None:
+    global _registry
+    templates, _registry = _registry.templates, _Registry()
+    for template in templates:
+        template.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_templates)
