@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from fkat_data.seeding import ShardStreams, seed_global_generators
 from fkat_data.types import Skippable
+from fkat_data.worker.fetch import direct_iteration
 
 __all__ = ["Production", "SeededBatches", "begin", "is_map_style"]
 
@@ -40,6 +41,8 @@ def begin(product: Iterable[Any], first_microbatch: int, streams: ShardStreams) 
         return _begin_map_style(product, first_microbatch, streams)
     if first_microbatch and isinstance(product, Skippable):
         return Production(iter(product.skip(first_microbatch)), first_microbatch, None, None)
+    if isinstance(product, DataLoader):
+        return Production(direct_iteration(cast("DataLoader[Any]", product)), 0, None, None)
     num_microbatches = len(product) if isinstance(product, (list, tuple)) else None
     return Production(iter(product), 0, None, num_microbatches)
 
@@ -60,7 +63,7 @@ def _begin_map_style(product: Any, first_microbatch: int, streams: ShardStreams)
     # DataLoader guards these attributes against changes that contradict its other ones; this one does not, and no
     # constructor gives a copy of a user's own class with another sampler.
     object.__setattr__(loader, attribute, batches)
-    return Production(iter(loader), first_microbatch, batches, None)
+    return Production(direct_iteration(loader), first_microbatch, batches, None)
 
 
 class SeededBatches:
