@@ -5,7 +5,7 @@ over is not loaded. Anything else is replayed, or steps forward by a ``skip(coun
 """
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -35,14 +35,26 @@ class Production(NamedTuple):
     num_microbatches: int | None
 
 
-def begin(product: Iterable[Any], first_microbatch: int, streams: ShardStreams) -> Production:
-    """Begin to iterate over a factory's product, as near to ``first_microbatch`` as possible without making data."""
+def begin(
+    product: Iterable[Any],
+    first_microbatch: int,
+    streams: ShardStreams,
+    collate: Callable[[Any], Any] | None = None,
+) -> Production:
+    """Begin to iterate over a factory's product, as near to ``first_microbatch`` as possible without making data.
+
+    Args:
+        product: What the factory returned.
+        first_microbatch: The first that is wanted.
+        streams: The shard's random streams.
+        collate: Does what torch's ``default_collate`` does; used instead of it where that is possible.
+    """
     if is_map_style(product):
-        return _begin_map_style(product, first_microbatch, streams)
+        return _begin_map_style(product, first_microbatch, streams, collate)
     if first_microbatch and isinstance(product, Skippable):
         return Production(iter(product.skip(first_microbatch)), first_microbatch, None, None)
     if isinstance(product, DataLoader):
-        return Production(direct_iteration(cast("DataLoader[Any]", product)), 0, None, None)
+        return Production(direct_iteration(cast("DataLoader[Any]", product), collate), 0, None, None)
     num_microbatches = len(product) if isinstance(product, (list, tuple)) else None
     return Production(iter(product), 0, None, num_microbatches)
 
@@ -55,7 +67,9 @@ def is_map_style(product: object) -> bool:
     return type(loader).__iter__ is DataLoader.__iter__ and not isinstance(loader.dataset, IterableDataset)
 
 
-def _begin_map_style(product: Any, first_microbatch: int, streams: ShardStreams) -> Production:
+def _begin_map_style(
+    product: Any, first_microbatch: int, streams: ShardStreams, collate: Callable[[Any], Any] | None
+) -> Production:
     # The factory may return its product again: change a copy.
     loader = copy.copy(product)
     attribute = "batch_sampler" if loader.batch_sampler is not None else "sampler"
@@ -63,7 +77,7 @@ def _begin_map_style(product: Any, first_microbatch: int, streams: ShardStreams)
     # DataLoader guards these attributes against changes that contradict its other ones; this one does not, and no
     # constructor gives a copy of a user's own class with another sampler.
     object.__setattr__(loader, attribute, batches)
-    return Production(direct_iteration(loader), first_microbatch, batches, None)
+    return Production(direct_iteration(loader, collate), first_microbatch, batches, None)
 
 
 class SeededBatches:

@@ -27,31 +27,47 @@ _KNOWN: tuple[tuple[Any, str, set[str]], ...] = (
 )
 
 
-def direct_fetch(loader: "DataLoader[Any]") -> Callable[[Any], Any] | None:
+def direct_fetch(loader: "DataLoader[Any]", collate: Callable[[Any], Any] | None = None) -> Callable[[Any], Any] | None:
     """Return a function that makes the microbatch of a batch of indices, or of one index where nothing is batched.
 
     torch draws a number for each new iterator, from the DataLoader's generator or the global one; so does this call.
     The DataLoader's own sampler is not asked for anything.
+
+    Args:
+        loader: Stays as it is.
+        collate: Is used instead of ``default_collate``.
 
     Returns:
         The function; None, and nothing is drawn, where only iterating over the DataLoader does the same.
     """
     if isinstance(loader.dataset, IterableDataset) or not _is_plain(loader):
         return None
-    loader = copy.copy(loader)
-    # DataLoader guards these attributes; this is a copy.
+    loader = _with_collate(loader, collate)
     object.__setattr__(loader, "sampler" if loader.batch_sampler is None else "batch_sampler", ())
     return _fetch_of(iter(loader))
 
 
-def direct_iteration(loader: "DataLoader[Any]") -> Iterator[Any]:
-    """Return an iterator over what ``iter(loader)`` yields, which costs less where that is the same thing."""
+def direct_iteration(loader: "DataLoader[Any]", collate: Callable[[Any], Any] | None = None) -> Iterator[Any]:
+    """Return an iterator over what ``iter(loader)`` yields, which costs less where that is the same thing.
+
+    Args:
+        loader: Stays as it is.
+        collate: Is used instead of ``default_collate``, where iterating costs less.
+    """
     is_plain = _is_plain(loader)
-    iterator: Any = iter(loader)
+    iterator: Any = iter(_with_collate(loader, collate) if is_plain else loader)
     # torch warns where an iterable dataset has more samples than it said.
     if not is_plain or getattr(iterator, "_IterableDataset_len_called", None) is not None:
         return iterator
     return map(_fetch_of(iterator), _indices_of(iterator))
+
+
+def _with_collate(loader: "DataLoader[Any]", collate: Callable[[Any], Any] | None) -> "DataLoader[Any]":
+    loader = copy.copy(loader)
+    # DataLoader guards attributes against changes that contradict others; this is a copy, and none does.
+    if collate is not None and loader.collate_fn is torch_dataloader.default_collate:
+        object.__setattr__(loader, "collate_fn", collate)
+    return loader
 
 
 def _is_plain(loader: "DataLoader[Any]") -> bool:

@@ -36,12 +36,14 @@ class Producer(NamedTuple):
         seed: The loader's seed.
         dp_rank: The loader's data-parallel rank.
         mark: Called with one of ``fkat_data.observe.stages.STAGES`` when it begins, with "" when the last one ends.
+        collate: Does what torch's ``default_collate`` does; used instead of it where that is possible.
     """
 
     factory: Callable[[Shard], Iterable[Any]]
     seed: int
     dp_rank: int
     mark: Callable[..., None]
+    collate: Callable[[Any], Any] | None = None
 
 
 def produce(task: Task, producer: Producer) -> Generator[Produced]:
@@ -86,7 +88,7 @@ def _begin(task: Task, producer: Producer, streams: ShardStreams) -> Production:
     # What a dead worker made last is made again, to see that it is the same.
     first = task.first_microbatch - (task.digest is not None)
     try:
-        return begin(product, first, streams)
+        return begin(product, first, streams, producer.collate)
     except StopIteration as error:
         raise WorkerError("the factory's product raised StopIteration when its iteration began") from error
 
