@@ -19,7 +19,19 @@ import torch
 
 from fkat_data.transport.overlap import Extent, overlapping, shared_spans
 
-__all__ = ["ALIGNMENT", "Encoded", "MemoryPart", "copied_size", "decode", "dumps", "encode", "loads", "write"]
+__all__ = [
+    "ALIGNMENT",
+    "Encoded",
+    "MemoryPart",
+    "apart",
+    "copied_size",
+    "decode",
+    "dumps",
+    "encode",
+    "lies_at",
+    "loads",
+    "write",
+]
 
 ALIGNMENT = 64
 """Bytes that every part's offset is a multiple of: a cache line, and what vector instructions like."""
@@ -104,6 +116,24 @@ def encode(microbatch: Any) -> Encoded:
 def copied_size(sizes: list[int]) -> int:
     """Return the bytes that parts of these sizes take together, each aligned."""
     return sum(_aligned(size) for size in sizes)
+
+
+def lies_at(parts: list[MemoryPart], address: int) -> bool:
+    """Return whether the parts lie where ``write`` would copy them for a memory that starts at ``address``."""
+    for part in parts:
+        if not part.is_tensor or part.address != address:
+            return False
+        address += _aligned(part.size_bytes)
+    return True
+
+
+def apart(parts: list[MemoryPart]) -> list[MemoryPart]:
+    """Return copies of the parts, in memory of their own."""
+    return [MemoryPart(part.size_bytes, False, 0, _bytes_of(part)) for part in parts]
+
+
+def _bytes_of(part: MemoryPart) -> Any:
+    return ctypes.string_at(part.address, part.size_bytes) if part.is_tensor else bytes(part.owner)
 
 
 def write(parts: list[MemoryPart], memory: memoryview, address: int, offset: int) -> None:

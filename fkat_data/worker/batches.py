@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from fkat_data import arguments
 from fkat_data.seeding import ShardStreams, seed_global_generators
 from fkat_data.types import RandomAccess, Skippable
-from fkat_data.worker.fetch import direct_fetch
+from fkat_data.worker.fetch import direct_fetch, direct_iteration
 from fkat_data.worker.index_batches import IndexBatch, draw_batches
 
 __all__ = ["IndexedProduction", "Production", "SeededBatches", "begin", "is_map_style", "is_random_access"]
@@ -88,9 +88,18 @@ class IndexedProduction:
 
 
 def begin(
-    product: Iterable[Any] | RandomAccess, first_microbatch: int, streams: ShardStreams
+    product: Iterable[Any] | RandomAccess,
+    first_microbatch: int,
+    streams: ShardStreams,
+    collate: Callable[[Any], Any] | None = None,
 ) -> Production | IndexedProduction:
     """Begin to make a factory's product, as near to ``first_microbatch`` as possible without making data.
+
+    Args:
+        product: What the factory returned.
+        first_microbatch: The first that is wanted.
+        streams: The shard's random streams.
+        collate: Does what torch's ``default_collate`` does; used instead of it where that is possible.
 
     Raises:
         ConfigurationError: ``num_microbatches`` of the product is no number of microbatches.
@@ -99,9 +108,11 @@ def begin(
         return _begin_random_access(cast("RandomAccess", product), streams)
     product = cast("Iterable[Any]", product)
     if is_map_style(product):
-        return _begin_map_style(product, first_microbatch, streams)
+        return _begin_map_style(product, first_microbatch, streams, collate)
     if first_microbatch and isinstance(product, Skippable):
         return Production(iter(product.skip(first_microbatch)), first_microbatch, None, None)
+    if isinstance(product, DataLoader):
+        return Production(direct_iteration(cast("DataLoader[Any]", product), collate), 0, None, None)
     num_microbatches = len(product) if isinstance(product, (list, tuple)) else None
     return Production(iter(product), 0, None, num_microbatches)
 
@@ -125,18 +136,20 @@ def _begin_random_access(product: RandomAccess, streams: ShardStreams) -> Indexe
     return IndexedProduction(product.microbatch, draws, streams)
 
 
-def _begin_map_style(product: Any, first_microbatch: int, streams: ShardStreams) -> Production | IndexedProduction:
+def _begin_map_style(
+    product: Any, first_microbatch: int, streams: ShardStreams, collate: Callable[[Any], Any] | None
+) -> Production | IndexedProduction:
+    attribute = "batch_sampler" if product.batch_sampler is not None else "sampler"
+    sampler = getattr(product, attribute)
+    fetch = direct_fetch(product, collate)
+    if fetch is not None:
+        return IndexedProduction(fetch, draw_batches(sampler, streams), streams)
     # The factory may return its product again: change a copy.
     loader = copy.copy(product)
-    attribute = "batch_sampler" if loader.batch_sampler is not None else "sampler"
-    sampler = getattr(loader, attribute)
     batches = SeededBatches(sampler, first_microbatch, streams, is_nested=loader.num_workers > 0)
     # DataLoader guards these attributes against changes that contradict its other ones; this one does not, and no
     # constructor gives a copy of a user's own class with another sampler.
     object.__setattr__(loader, attribute, batches)
-    fetch = direct_fetch(loader)
-    if fetch is not None:
-        return IndexedProduction(fetch, draw_batches(sampler, streams), streams)
     return Production(iter(loader), first_microbatch, batches, None)
 
 

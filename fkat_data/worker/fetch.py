@@ -1,19 +1,96 @@
-"""Drive a DataLoader's own fetcher."""
+"""Make microbatches with a plain torch DataLoader as its iterator does, without the cost of iterating it.
 
-from collections.abc import Callable
-from typing import Any
+torch's iterator enters a profiler's range and counts for each microbatch, which takes longer than to make a small one.
+What it draws and calls besides is the same here: torch makes its iterator, and this module calls the parts of it. The
+parts are private to torch. Where they are not those that this module knows, a DataLoader is iterated.
+"""
 
-from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+import copy
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import Any, cast
 
-__all__ = ["direct_fetch"]
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import dataloader as torch_dataloader
+
+__all__ = ["direct_fetch", "direct_iteration"]
+
+_SINGLE: Any = getattr(torch_dataloader, "_SingleProcessDataLoaderIter", None)
+_FETCH: Any = getattr(getattr(torch_dataloader, "_utils", None), "fetch", None)
+_MAP_FETCHER: Any = getattr(_FETCH, "_MapDatasetFetcher", None)
+# What these methods refer to: they do something else where that differs.
+_NAMES_OF_PINNING = {"_pin_memory", "_utils", "pin_memory", "_pin_memory_device"}
+_KNOWN: tuple[tuple[Any, str, set[str]], ...] = (
+    (_SINGLE, "_next_data", {"_next_index", "_dataset_fetcher", "fetch", *_NAMES_OF_PINNING}),
+    (_SINGLE, "_next_index", {"next", "_sampler_iter"}),
+    (_MAP_FETCHER, "fetch", {"auto_collation", "hasattr", "dataset", "__getitems__", "collate_fn"}),
+)
 
 
-def direct_fetch(loader: DataLoader[Any]) -> Callable[[Any], Any] | None:
-    """Return a function from a batch of indices to the microbatch; None where only iterating is the same."""
-    if loader.num_workers or loader.pin_memory or type(loader).__iter__ is not DataLoader.__iter__:
+def direct_fetch(loader: "DataLoader[Any]", collate: Callable[[Any], Any] | None = None) -> Callable[[Any], Any] | None:
+    """Return a function that makes the microbatch of a batch of indices, or of one index where nothing is batched.
+
+    torch draws a number for each new iterator, from the DataLoader's generator or the global one; so does this call.
+    The DataLoader's own sampler is not asked for anything.
+
+    Args:
+        loader: Stays as it is.
+        collate: Is used instead of ``default_collate``.
+
+    Returns:
+        The function; None, and nothing is drawn, where only iterating over the DataLoader does the same.
+    """
+    if isinstance(loader.dataset, IterableDataset) or not _is_plain(loader):
         return None
-    iterator = iter(loader)
-    if type(iterator) is not _SingleProcessDataLoaderIter:
-        return None
-    return iterator._dataset_fetcher.fetch
+    loader = _with_collate(loader, collate)
+    object.__setattr__(loader, "sampler" if loader.batch_sampler is None else "batch_sampler", ())
+    return _fetch_of(iter(loader))
+
+
+def direct_iteration(loader: "DataLoader[Any]", collate: Callable[[Any], Any] | None = None) -> Iterator[Any]:
+    """Return an iterator over what ``iter(loader)`` yields, which costs less where that is the same thing.
+
+    Args:
+        loader: Stays as it is.
+        collate: Is used instead of ``default_collate``, where iterating costs less.
+    """
+    is_plain = _is_plain(loader)
+    iterator: Any = iter(_with_collate(loader, collate) if is_plain else loader)
+    # torch warns where an iterable dataset has more samples than it said.
+    if not is_plain or getattr(iterator, "_IterableDataset_len_called", None) is not None:
+        return iterator
+    return map(_fetch_of(iterator), _indices_of(iterator))
+
+
+def _with_collate(loader: "DataLoader[Any]", collate: Callable[[Any], Any] | None) -> "DataLoader[Any]":
+    loader = copy.copy(loader)
+    # DataLoader guards attributes against changes that contradict others; this is a copy, and none does.
+    if collate is not None and loader.collate_fn is torch_dataloader.default_collate:
+        object.__setattr__(loader, "collate_fn", collate)
+    return loader
+
+
+def _is_plain(loader: "DataLoader[Any]") -> bool:
+    """Return whether torch's iterator over the DataLoader does no more than fetch by the sampler's indices."""
+    kind = cast("Any", type(loader))
+    return (
+        loader.num_workers == 0
+        and not loader.pin_memory
+        and all(
+            getattr(kind, name, None) is getattr(DataLoader, name, loader)
+            for name in ("__iter__", "_get_iterator", "_index_sampler", "_auto_collation")
+        )
+        and "_get_iterator" not in vars(loader)
+        and all(_names_in(owner, method) == names for owner, method, names in _KNOWN)
+    )
+
+
+def _names_in(kind: Any, method: str) -> set[str]:
+    return set(getattr(getattr(getattr(kind, method, None), "__code__", None), "co_names", ()))
+
+
+def _fetch_of(iterator: Any) -> Callable[[Any], Any]:
+    return _fetcher_of(iterator).fetch
+
+
+_fetcher_of, _indices_of = attrgetter("_dataset_fetcher"), attrgetter("_sampler_iter")

@@ -36,12 +36,14 @@ class Producer(NamedTuple):
         seed: The loader's seed.
         dp_rank: The loader's data-parallel rank.
         mark: Called with one of ``fkat_data.observe.stages.STAGES`` when it begins, with "" when the last one ends.
+        collate: Does what torch's ``default_collate`` does; used instead of it where that is possible.
     """
 
     factory: Callable[[Shard], Iterable[Any]]
     seed: int
     dp_rank: int
     mark: Callable[..., None]
+    collate: Callable[[Any], Any] | None = None
 
 
 class OpenShard:
@@ -64,6 +66,7 @@ class OpenShard:
         producer.mark("build", task.shard_index, repr(task.shard))
         self._streams.seed_opening()
         self._first = task.first_microbatch if task.lost_microbatch is None else task.lost_microbatch
+        self._collate = producer.collate
         product = self._made_by(producer.factory)
         self.kind = type(cast("object", product)).__qualname__
         """The name of the class of what the factory returned."""
@@ -140,7 +143,7 @@ class OpenShard:
     def _begun(self, product: Any) -> Production | IndexedProduction:
         first = self._first if self._first is not None else 0
         try:
-            return begin(product, first - (self._task.digest is not None and first > 0), self._streams)
+            return begin(product, first - (self._task.digest is not None and first > 0), self._streams, self._collate)
         except StopIteration as error:
             raise WorkerError("the factory's product raised StopIteration when its iteration began") from error
 

@@ -20,10 +20,11 @@ from fkat_data.errors import WorkerError
 from fkat_data.observe.stages import StageClock
 from fkat_data.plan.task import Task
 from fkat_data.transport.channel import Channel, ChannelClosed
-from fkat_data.transport.codec import copied_size, encode, write
+from fkat_data.transport.codec import Encoded, apart, encode, lies_at, write
 from fkat_data.transport.digest import digest_of
 from fkat_data.transport.segment import Segment, SegmentPool
 from fkat_data.worker.claims import Claims, Refusal
+from fkat_data.worker.collate import SegmentCollate
 from fkat_data.worker.failure import pack_failure
 from fkat_data.worker.messages import (
     ALLOWANCE,
@@ -94,7 +95,8 @@ class Server:
         self._is_digested = is_digested
         self._finish = finish
         self._channel = channel
-        self._producer = producer
+        self._producer = producer._replace(collate=SegmentCollate(self._segment_to_collate, _INLINE_BYTES))
+        self._collated: Segment | None = None
         self._limit_bytes = limit_bytes
         self._pool = SegmentPool(limit_bytes, self._announce, self._retire)
         self._tasks: deque[Task] = deque()
@@ -136,6 +138,7 @@ class Server:
             pass
         finally:
             self._producer.mark("")
+            self._give_back_collated()
 
     def _make_alone(self, task: Task, production: Generator[Produced]) -> None:
         """Make all of a shard that is left."""
@@ -267,11 +270,9 @@ class Server:
             write(encoded.parts, self._scratch, self._scratch_address, 0)
             tail = envelope + self._scratch[:size_bytes]
         else:
-            extra = copied_size([len(envelope)]) if in_segment else 0
-            segment = self._take_segment(task, size_bytes + extra)
-            write(encoded.parts, segment.view, segment.address, extra)
+            segment = self._filled_segment(task, encoded, size_bytes + (len(envelope) if in_segment else 0))
             if in_segment:
-                segment.view[: len(envelope)] = envelope
+                segment.view[size_bytes : size_bytes + len(envelope)] = envelope
                 tail = b""
             segment_index = segment.index
         is_last = -1 if produced.is_last is None else int(produced.is_last)
@@ -290,6 +291,33 @@ class Server:
             self._send_events()
         self._clock.count()
         self._channel.send(Kind.ITEM, b"".join((head, encoded.layout, tail)))
+
+    def _filled_segment(self, task: Task, encoded: Encoded, size_bytes: int) -> Segment:
+        """Return a segment with the parts, and room for so many bytes in all."""
+        collated, self._collated = self._collated, None
+        parts = encoded.parts
+        if collated is not None:
+            if size_bytes <= collated.size_bytes and lies_at(parts, collated.address):
+                return collated
+            # Given back before another one is taken, as there may be no room for two.
+            parts = apart(parts)
+            self._pool.give_back(collated.index)
+        segment = self._take_segment(task, size_bytes)
+        write(parts, segment.view, segment.address, 0)
+        return segment
+
+    def _segment_to_collate(self, size_bytes: int) -> Segment | None:
+        self._give_back_collated()
+        # One that can never be had is an error of the microbatch, once it is made.
+        if size_bytes <= self._limit_bytes:
+            self._collated = self._take_segment(self._tasks[0], size_bytes)
+        return self._collated
+
+    def _give_back_collated(self) -> None:
+        """Give back a segment whose microbatch was not sent: it was made again to compare, or raised an error."""
+        collated, self._collated = self._collated, None
+        if collated is not None:
+            self._pool.give_back(collated.index)
 
     def _take_segment(self, task: Task, size_bytes: int) -> Segment:
         # Segments that came back meanwhile are warm: a large microbatch uses one of them instead of the next free one.

@@ -16,7 +16,7 @@ from fkat_data.observe.stages import StageTimes, stage_times
 from fkat_data.observe.timeline import Timeline
 from fkat_data.plan.task import Task
 from fkat_data.transport.channel import Channel, ChannelClosed, Frame
-from fkat_data.transport.codec import copied_size, decode
+from fkat_data.transport.codec import decode
 from fkat_data.transport.segment import Segment, SegmentLeases, anonymous_file
 from fkat_data.worker.failure import unpack_failure
 from fkat_data.worker.messages import (
@@ -316,7 +316,6 @@ class ProcessWorker:
         sizes: tuple[int, ...] = struct.unpack_from(f"<{num_parts}q", body, ITEM.size)
         start = ITEM.size + 8 * num_parts
         base: Any
-        offset = 0
         if segment == NO_SEGMENT:
             envelope = body[start : start + envelope_bytes]
             base = bytearray(memoryview(body)[start + envelope_bytes :])
@@ -324,16 +323,15 @@ class ProcessWorker:
             base = self._leases.lease(segment)
             envelope = body[start:]
             if in_segment:
-                envelope = memoryview(base)[:envelope_bytes]
-                offset = copied_size([envelope_bytes])
+                envelope = memoryview(base)[size_bytes : size_bytes + envelope_bytes]
             if not self._is_zero_copy:
-                base, offset = bytearray(memoryview(base)[offset : offset + size_bytes]), 0
+                base = bytearray(memoryview(base)[:size_bytes])
         try:
             if self._sink.is_profiled():
                 with self._sink.range("decode"):
-                    microbatch = decode(envelope, sizes, base, offset)
+                    microbatch = decode(envelope, sizes, base, 0)
             else:
-                microbatch = decode(envelope, sizes, base, offset)
+                microbatch = decode(envelope, sizes, base, 0)
         except Exception as error:  # noqa: BLE001 - what rebuilding a user's class raises belongs in its place
             error.add_note(f"fkat_data: while rebuilding microbatch {index} in the trainer's process")
             return Failure(ticket, error, index)

@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import collate
 import costs
 import datasets
 import files
@@ -34,6 +35,7 @@ from workloads import WORKLOADS
 
 BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "throughput": throughput.run,
+    "collate": collate.run,
     "latency": latency.run,
     "start": start.run,
     "growth": growth.run,
