@@ -138,7 +138,7 @@ class OpenShard:
             raise ConfigurationError(
                 "dataloader_factory", product, "something that returns an iterable of microbatches for a shard"
             )
-        return product
+        return cast("object", product)
 
     def _begun(self, product: Any) -> Production | IndexedProduction:
         first = self._first if self._first is not None else 0

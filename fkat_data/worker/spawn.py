@@ -142,8 +142,8 @@ class ProcessWorker:
     @property
     def descriptors(self) -> tuple[int, ...]:
         """What becomes readable when a message comes, or when the process ends."""
-        pidfd = self._process.pidfd
-        return (self._channel.fileno(),) if pidfd is None else (self._channel.fileno(), pidfd)
+        end = self._process.end_descriptor
+        return (self._channel.fileno(),) if end is None else (self._channel.fileno(), end)
 
     def join_group(self, claims: int, num_workers: int, place: int) -> None:
         """Let the worker make shards together with others; before its first task.
