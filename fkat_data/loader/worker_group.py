@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeAlias
 from fkat_data.errors import StaleIteratorError
 from fkat_data.observe.sink import EventSink
 from fkat_data.plan.task import Task
-from fkat_data.worker.claims import Claims
 from fkat_data.worker.messages import End, Failure, Item, MadeAlone, MemoryShortage, Message, Worker, WorkerGone
+from fkat_data.worker.picks import Picks
 
 __all__ = ["Loss", "WorkerGroup"]
 
@@ -35,25 +35,25 @@ class Loss(NamedTuple):
 class WorkerGroup:
     """The workers of one group. A group of one hands its worker's messages through.
 
-    A larger one keeps what comes before its turn. Its workers claim microbatches by themselves, in growing order (see
-    ``fkat_data.worker.claims``). So what a worker has sent before the awaited microbatch was delivered already: the
+    A larger one keeps what comes before its turn. Its workers pick microbatches by themselves, in growing order (see
+    ``fkat_data.worker.picks``). So what a worker has sent before the awaited microbatch was delivered already: the
     memory that it waits for is never held by what waits here.
 
     Args:
         workers: All workers of the loader; the group's are ``size`` of them, from ``first`` on.
         first: Index of the group's first worker.
         size: Workers of the group.
-        claims: Returns the group's table; needed for more than one worker.
+        picks: Returns the group's table; needed for more than one worker.
         sink: Gets the time that the trainer waits.
     """
 
     def __init__(
-        self, workers: Sequence[Worker], first: int, size: int, claims: Callable[[], Claims], sink: EventSink
+        self, workers: Sequence[Worker], first: int, size: int, picks: Callable[[], Picks], sink: EventSink
     ) -> None:
         self._workers = workers
         self._first = first
         self._size = size
-        self._claims = claims
+        self._picks = picks
         self._sink = sink
         self._poll: _Polled | None = None
         self._tasks: deque[Task] = deque()
@@ -85,14 +85,14 @@ class WorkerGroup:
         members = self.members
         if self._size == 1:
             return members[0]
-        claims = self._claims()
-        owner = claims.owner(ticket)
+        picks = self._picks()
+        owner = picks.owner(ticket)
         if owner is not None:
             return members[owner]
         for place, worker in enumerate(members):
-            if claims.of(place) == (ticket, index):
+            if picks.of(place) == (ticket, index):
                 return worker
-        holder = claims.holder_pid()  # it may be stopped, with the lock that the others wait for
+        holder = picks.holder_pid()  # it may be stopped, with the lock that the others wait for
         return next((worker for worker in members if worker.pid == holder), members[0])
 
     def assign(self, task: Task, allowance: int) -> None:
@@ -201,26 +201,26 @@ class WorkerGroup:
         digest = before.digest if isinstance(before, Item) else None
         if digest is None and index == self._next_index and self._tasks and self._tasks[0].ticket == task.ticket:
             digest = last_digest
-        if self._claims().owner(task.ticket) is not None:
+        if self._picks().owner(task.ticket) is not None:
             return task._replace(first_microbatch=index, digest=digest)
         return task._replace(lost_microbatch=index, digest=digest)
 
     def _lost_by(self, place: int) -> Loss | None:
         """Return the microbatch that a dead worker has not sent; None: it had nothing to make."""
-        claims = self._claims()
-        claim = claims.of(place)
-        task = next((task for task in self._tasks if claim is not None and task.ticket == claim.ticket), None)
-        if claim is None or task is None:
+        picks = self._picks()
+        pick = picks.of(place)
+        task = next((task for task in self._tasks if pick is not None and task.ticket == pick.ticket), None)
+        if pick is None or task is None:
             return None
         early = self._early.get(task.ticket, {})
         first = self._next_index if task is self._tasks[0] else task.first_microbatch
-        if claims.owner(task.ticket) == place:
+        if picks.owner(task.ticket) == place:
             index = first
             while index in early:
                 index += 1
             return None if isinstance(early.get(index - 1), (End, Failure)) else Loss(task, index, has_begun=True)
-        index = claim.microbatch_index
-        if index < first or index in early or index >= claims.next_index(task.ticket):
+        index = pick.microbatch_index
+        if index < first or index in early or index >= picks.next_index(task.ticket):
             return None
         return Loss(task, index, has_begun=True)
 

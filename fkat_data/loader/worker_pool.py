@@ -20,9 +20,9 @@ from fkat_data.observe.timeline import Timeline
 from fkat_data.transport.memory_limit import default_limit_bytes
 from fkat_data.transport.segment import anonymous_file
 from fkat_data.types import Profiler
-from fkat_data.worker.claims import Claims
 from fkat_data.worker.inline import InlineWorker
 from fkat_data.worker.messages import Worker
+from fkat_data.worker.picks import Picks
 from fkat_data.worker.produce import Producer
 from fkat_data.worker.settings import WorkerSettings
 from fkat_data.worker.ship import ship
@@ -98,9 +98,9 @@ class WorkerPool:
         self.workers: list[Worker] = []
         """The workers that run, in the order of their numbers; always the same list."""
         num_groups, size = (settings.num_groups, settings.group_size) if settings.is_multiprocessing else (1, 1)
-        self._tables: dict[int, tuple[Claims, int]] = {}
+        self._tables: dict[int, tuple[Picks, int]] = {}
         self.groups = [
-            WorkerGroup(self.workers, index * size, size, functools.partial(self._claims, index), sink)
+            WorkerGroup(self.workers, index * size, size, functools.partial(self._picks, index), sink)
             for index in range(num_groups)
         ]
         """The groups that the workers form."""
@@ -184,10 +184,10 @@ class WorkerPool:
         producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark)
         return InlineWorker(producer, self._sink, clock, is_digested=settings.is_digested)
 
-    def _claims(self, group_index: int) -> Claims:
+    def _picks(self, group_index: int) -> Picks:
         """Return a group's table, which it keeps until the pool is closed."""
         if group_index not in self._tables:
-            self._tables[group_index] = Claims.create(self._settings.group_size)
+            self._tables[group_index] = Picks.create(self._settings.group_size)
         return self._tables[group_index][0]
 
     def _release(self) -> None:
@@ -234,7 +234,7 @@ class WorkerPool:
                 )
                 if settings.group_size > 1:
                     group_index, place = divmod(index, settings.group_size)
-                    self._claims(group_index)
+                    self._picks(group_index)
                     worker.join_group(self._tables[group_index][1], settings.group_size, place)
                 if index < len(self.workers):
                     self._remember([self.workers[index]])

@@ -20,8 +20,8 @@ class Task(NamedTuple):
         piece: Origin of the shard and its random streams in an epoch that was re-split; None: this rank.
         digest: Digest of the last skipped microbatch if a dead worker had produced it. The worker produces that
             microbatch again and compares.
-        lost_microbatch: Index of a microbatch that a dead worker of a group had claimed: its successor makes it before
-            it claims others. None: there is none.
+        lost_microbatch: Index of a microbatch that a dead worker of a group had picked: its successor makes it before
+            it picks others. None: there is none.
     """
 
     ticket: int

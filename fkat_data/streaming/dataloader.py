@@ -55,6 +55,9 @@ class StreamingDataLoader(DataLoader[Any]):
         self._tasks = _Tasks()
         self._iteration = 0
         self._sample_in_epoch: int | None = None
+        self._numbered: Iterator[Any] | None = None
+        self._numbered_batches: RankBatches | None = None
+        self._next_numbered = 0
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch on this rank."""
@@ -84,6 +87,42 @@ class StreamingDataLoader(DataLoader[Any]):
         if not isinstance(self.dataset, StreamingDataset):
             raise ConfigurationError("dataset", self.dataset, "a StreamingDataset")
         return _RestOfEpoch(self._begin, self.dataset, integer("count", count, minimum=0))
+
+    @property
+    def num_microbatches(self) -> int:
+        """Batches of the next epoch, for a ``ShardedDataLoader`` whose workers make them together.
+
+        Raises:
+            AttributeError: The batches are not made one by one: workers of torch's make them, or the dataset is no
+                ``StreamingDataset``.
+        """
+        if not isinstance(self.dataset, StreamingDataset) or self.num_workers or self.pin_memory:
+            raise AttributeError("num_microbatches")
+        return len(self)
+
+    def microbatch(self, index: int) -> Any:
+        """Return one batch of the next epoch, by its place in it; fast where places grow from call to call.
+
+        The first call begins the epoch, as ``iter`` does. The shards that the batches behind it need are fetched
+        meanwhile.
+
+        Raises:
+            ConfigurationError: The dataset is no ``StreamingDataset``.
+            IndexError: The epoch has no such batch.
+        """
+        dataset = self.dataset
+        if not isinstance(dataset, StreamingDataset):
+            raise ConfigurationError("dataset", dataset, "a StreamingDataset")
+        if self._numbered is None or index < self._next_numbered:
+            batches = self._numbered_batches = self._numbered_batches or dataset.rank_batches(dataset.begin_epoch())
+            wanted = self._wanted(batches, index)
+            self._numbered = dataset.follow(_cut(wanted, 1, 1), _ids_of, is_opened=False)
+            self._next_numbered = index
+        for _, (ids,) in self._numbered:
+            self._next_numbered += 1
+            if self._next_numbered == index + 1:
+                return next(iter(_maker(dataset, self._collate)([ids])))
+        raise IndexError(f"the epoch has no batch {index}")
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the trainer's position; None for a dataset that is no ``StreamingDataset``.

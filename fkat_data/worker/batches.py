@@ -92,6 +92,8 @@ def begin(
     first_microbatch: int,
     streams: ShardStreams,
     collate: Callable[[Any], Any] | None = None,
+    *,
+    is_shared: bool = False,
 ) -> Production | IndexedProduction:
     """Begin to make a factory's product, as near to ``first_microbatch`` as possible without making data.
 
@@ -100,11 +102,13 @@ def begin(
         first_microbatch: The first that is wanted.
         streams: The shard's random streams.
         collate: Does what torch's ``default_collate`` does; used instead of it where that is possible.
+        is_shared: Whether several workers make the shard. One alone may make what follows on one another faster.
 
     Raises:
         ConfigurationError: ``num_microbatches`` of the product is no number of microbatches.
     """
-    if is_random_access(product):
+    is_stepped = isinstance(product, Skippable) and not is_shared
+    if is_random_access(product) and not is_stepped:
         return _begin_random_access(cast("RandomAccess", product), streams)
     product = cast("Iterable[Any]", product)
     if is_map_style(product):

@@ -11,7 +11,6 @@ from fkat_data.plan.task import Task
 
 __all__ = [
     "ALLOWANCE",
-    "CLAIMS",
     "CREDIT",
     "END",
     "FAILURE",
@@ -20,6 +19,7 @@ __all__ = [
     "NO_LIMIT",
     "NO_SEGMENT",
     "PAGE_BYTES",
+    "PICKS",
     "SEGMENT",
     "TICKET",
     "End",
@@ -45,7 +45,7 @@ class Kind(IntEnum):
     CREDIT = 3
     CANCEL = 4
     DISCARD = 5
-    CLAIMS = 6
+    PICKS = 6
     # worker to trainer
     SEGMENT = 16
     RETIRE = 17
@@ -76,7 +76,7 @@ TICKET = struct.Struct("<Q")
 # ticket, microbatch index; the packed failure follows
 FAILURE = struct.Struct("<QQ")
 # workers of the group, the worker's place among them; the table's descriptor comes along
-CLAIMS = struct.Struct("<II")
+PICKS = struct.Struct("<II")
 # where a worker reports its stages (see fkat_data.observe.stages): the least that a system can map
 PAGE_BYTES = mmap.PAGESIZE
 # bytes needed, bytes held, limit in bytes, bytes that a control group leaves (-1: enough)

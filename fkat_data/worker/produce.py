@@ -52,13 +52,14 @@ class OpenShard:
     Args:
         task: The shard, and where in it to begin.
         producer: How it is made.
+        is_shared: Whether other workers make microbatches of it, too.
 
     Raises:
         Exception: Whatever the user's code raises.
         WorkerError: The user's code raised StopIteration, which would look like the end of the shard.
     """
 
-    def __init__(self, task: Task, producer: Producer) -> None:
+    def __init__(self, task: Task, producer: Producer, *, is_shared: bool = False) -> None:
         self._task = task
         self._mark = producer.mark
         dp_rank, shard_index = (producer.dp_rank, task.shard_index) if task.piece is None else task.piece[:2]
@@ -70,7 +71,7 @@ class OpenShard:
         product = self._made_by(producer.factory)
         self.kind = type(cast("object", product)).__qualname__
         """The name of the class of what the factory returned."""
-        self._production = self._begun(product)
+        self._production = self._begun(product, is_shared=is_shared)
 
     @property
     def is_random_access(self) -> bool:
@@ -140,10 +141,11 @@ class OpenShard:
             )
         return cast("object", product)
 
-    def _begun(self, product: Any) -> Production | IndexedProduction:
+    def _begun(self, product: Any, *, is_shared: bool) -> Production | IndexedProduction:
         first = self._first if self._first is not None else 0
         try:
-            return begin(product, first - (self._task.digest is not None and first > 0), self._streams, self._collate)
+            first -= self._task.digest is not None and first > 0
+            return begin(product, first, self._streams, self._collate, is_shared=is_shared)
         except StopIteration as error:
             raise WorkerError("the factory's product raised StopIteration when its iteration began") from error
 

@@ -23,12 +23,10 @@ from fkat_data.transport.channel import Channel, ChannelClosed
 from fkat_data.transport.codec import Encoded, apart, encode, lies_at, write
 from fkat_data.transport.digest import digest_of
 from fkat_data.transport.segment import Segment, SegmentPool
-from fkat_data.worker.claims import Claims, Refusal
 from fkat_data.worker.collate import SegmentCollate
 from fkat_data.worker.failure import pack_failure
 from fkat_data.worker.messages import (
     ALLOWANCE,
-    CLAIMS,
     CREDIT,
     END,
     FAILURE,
@@ -36,11 +34,13 @@ from fkat_data.worker.messages import (
     MEMORY_SHORTAGE,
     NO_LIMIT,
     NO_SEGMENT,
+    PICKS,
     SEGMENT,
     TICKET,
     Kind,
     unpack_task,
 )
+from fkat_data.worker.picks import Picks, Refusal
 from fkat_data.worker.produce import OpenShard, Produced, Producer, name_place, produce
 
 __all__ = ["Server"]
@@ -102,7 +102,7 @@ class Server:
         self._tasks: deque[Task] = deque()
         self._allowances: dict[int, int] = {}
         # Where workers make shards together: their table, and whether the last shard's factory gave random access.
-        self._claims: Claims | None = None
+        self._picks: Picks | None = None
         self._gave_random_access = True
         self._cancelled_below = 0
         self._num_unheard = 0
@@ -130,10 +130,10 @@ class Server:
     def _do(self, task: Task) -> None:
         self._channel.send(Kind.BEGIN, TICKET.pack(task.ticket))
         try:
-            if self._claims is None or self._claims.owner(task.ticket) == self._claims.worker:
+            if self._picks is None or self._picks.owner(task.ticket) == self._picks.worker:
                 self._make_alone(task, produce(task, self._producer))
             else:
-                self._make_together(task, self._claims)
+                self._make_together(task, self._picks)
         except _CancelledError:
             pass
         finally:
@@ -162,43 +162,43 @@ class Server:
         finally:
             production.close()
 
-    def _make_together(self, task: Task, claims: Claims) -> None:
+    def _make_together(self, task: Task, picks: Picks) -> None:
         """Make those microbatches of a shard that no other worker of the group makes."""
         shard: OpenShard | None = None
         index: int | None = task.first_microbatch
         try:
-            # Where the shard before had no random access, the whole shard is claimed before it is opened.
+            # Where the shard before had no random access, the whole shard is picked before it is opened.
             if self._gave_random_access or task.lost_microbatch is not None:
-                index = self._claim(task, claims, None)
-            elif not claims.own(task.ticket, task.first_microbatch):
+                index = self._pick(task, picks, None)
+            elif not picks.own(task.ticket, task.first_microbatch):
                 return
             if index is None:
                 return
-            shard = OpenShard(task, self._producer)
+            shard = OpenShard(task, self._producer, is_shared=True)
             self._gave_random_access = shard.is_random_access
-            if not shard.is_random_access or claims.owner(task.ticket) is not None:
-                self._make_if_owned(task, claims, shard)
+            if not shard.is_random_access or picks.owner(task.ticket) is not None:
+                self._make_if_owned(task, picks, shard)
                 return
             while index is not None:
-                index = self._claim(task, claims, shard) if self._make_one(task, claims, shard, index) else None
+                index = self._pick(task, picks, shard) if self._make_one(task, picks, shard, index) else None
         except (_CancelledError, ChannelClosed, _UnheardError):
             raise
         except BaseException as raised:  # noqa: BLE001 - the trainer handles every exception of the user's
             index = task.first_microbatch if index is None else index
-            claims.end(task.ticket, index)
+            picks.end(task.ticket, index)
             self._send_failure(task, index, raised, is_open=shard is not None)
 
-    def _make_if_owned(self, task: Task, claims: Claims, shard: OpenShard) -> None:
+    def _make_if_owned(self, task: Task, picks: Picks, shard: OpenShard) -> None:
         """Make a shard that only one worker can make, unless another one does."""
-        if claims.own(task.ticket, task.first_microbatch):
+        if picks.own(task.ticket, task.first_microbatch):
             self._channel.send(Kind.MADE_ALONE, TICKET.pack(task.ticket) + shard.kind.encode())
             self._make_alone(task, shard.produce())
 
-    def _make_one(self, task: Task, claims: Claims, shard: OpenShard, index: int) -> bool:
-        """Make a microbatch that was claimed; return whether the shard has it."""
+    def _make_one(self, task: Task, picks: Picks, shard: OpenShard, index: int) -> bool:
+        """Make a microbatch that was picked; return whether the shard has it."""
         produced = shard.make(index)
         if produced is None or produced.is_last:
-            claims.end(task.ticket, index + (produced is not None))
+            picks.end(task.ticket, index + (produced is not None))
         if produced is not None:
             self._publish(task, produced)
         elif index == task.first_microbatch:
@@ -206,22 +206,22 @@ class Server:
             self._channel.send(Kind.END, END.pack(task.ticket, index))
         return produced is not None
 
-    def _claim(self, task: Task, claims: Claims, shard: OpenShard | None) -> int | None:
+    def _pick(self, task: Task, picks: Picks, shard: OpenShard | None) -> int | None:
         """Return the next microbatch of a shard for this worker; None: it has no other."""
         self._hear_at_times(task)
         if task.lost_microbatch is not None and shard is None:
-            claims.claim_again(task.ticket, task.lost_microbatch)
+            picks.pick_again(task.ticket, task.lost_microbatch)
             return task.lost_microbatch
         ticket, first = task.ticket, task.first_microbatch
-        index = claims.claim(ticket, first, self._allowances[ticket])
+        index = picks.pick(ticket, first, self._allowances[ticket])
         if index is Refusal.NOT_ALLOWED:
-            self._producer.mark("blocked", claims.next_index(ticket))
+            self._producer.mark("blocked", picks.next_index(ticket))
             while index is Refusal.NOT_ALLOWED:
-                if shard is not None and not shard.has(claims.next_index(ticket)):
+                if shard is not None and not shard.has(picks.next_index(ticket)):
                     return None  # nobody has to wait for what the shard does not have
                 self._hear(block=True)
                 self._check_wanted(task)
-                index = claims.claim(ticket, first, self._allowances[ticket])
+                index = picks.pick(ticket, first, self._allowances[ticket])
             self._producer.mark("")
         return index if isinstance(index, int) else None
 
@@ -391,9 +391,9 @@ class Server:
                 task, allowance = unpack_task(body)
                 self._allowances[task.ticket] = sys.maxsize if allowance == NO_LIMIT else allowance
                 self._tasks.append(task)
-            case Kind.CLAIMS:
-                num_workers, place = CLAIMS.unpack(body)
-                self._claims = Claims(self._channel.take_descriptor(), num_workers, place)
+            case Kind.PICKS:
+                num_workers, place = PICKS.unpack(body)
+                self._picks = Picks(self._channel.take_descriptor(), num_workers, place)
             case Kind.CANCEL:
                 self._cancelled_below = TICKET.unpack(body)[0]
                 # The first task is the one in work: it ends itself.

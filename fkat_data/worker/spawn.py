@@ -21,7 +21,6 @@ from fkat_data.transport.segment import Segment, SegmentLeases, anonymous_file
 from fkat_data.worker.failure import unpack_failure
 from fkat_data.worker.messages import (
     ALLOWANCE,
-    CLAIMS,
     CREDIT,
     END,
     FAILURE,
@@ -29,6 +28,7 @@ from fkat_data.worker.messages import (
     MEMORY_SHORTAGE,
     NO_SEGMENT,
     PAGE_BYTES,
+    PICKS,
     SEGMENT,
     TICKET,
     End,
@@ -145,16 +145,16 @@ class ProcessWorker:
         end = self._process.end_descriptor
         return (self._channel.fileno(),) if end is None else (self._channel.fileno(), end)
 
-    def join_group(self, claims: int, num_workers: int, place: int) -> None:
+    def join_group(self, picks: int, num_workers: int, place: int) -> None:
         """Let the worker make shards together with others; before its first task.
 
         Args:
-            claims: A descriptor of the group's table (see ``fkat_data.worker.claims``); stays the caller's.
+            picks: A descriptor of the group's table (see ``fkat_data.worker.picks``); stays the caller's.
             num_workers: Workers of the group.
             place: The worker's place among them.
         """
         with contextlib.suppress(ChannelClosed):  # the next receive() raises it
-            self._channel.send(Kind.CLAIMS, CLAIMS.pack(num_workers, place), claims)
+            self._channel.send(Kind.PICKS, PICKS.pack(num_workers, place), picks)
 
     def times(self) -> StageTimes:
         """Return how the worker spent its time."""

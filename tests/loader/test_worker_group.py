@@ -166,7 +166,7 @@ class FatalFactory(Factory):
 
 
 @pytest.mark.parametrize("kind", ["map", "iterable", "number"])
-def test_what_a_dead_worker_had_claimed_is_made_by_another(kind, tmp_path):
+def test_what_a_dead_worker_had_picked_is_made_by_another(kind, tmp_path):
     sizes = [12, 9, 10]
     with loader(Factory(sizes, kind), multiprocessing=False) as alone:
         expected = epoch(alone)
@@ -178,9 +178,8 @@ def test_what_a_dead_worker_had_claimed_is_made_by_another(kind, tmp_path):
     (tmp_path / "mark").unlink()
     with loader(factory, **options) as several:
         got = []
-        with pytest.raises(WorkerDiedError) as caught:  # noqa: PT012 - what comes before the error counts
-            for microbatch in several:
-                got.append(plain(microbatch))
+        with pytest.raises(WorkerDiedError) as caught:
+            got.extend(map(plain, several))
         assert caught.value.shard == "1"
     assert got == expected[: len(got)]
 

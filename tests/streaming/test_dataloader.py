@@ -184,3 +184,16 @@ def test_in_a_sharded_loader_it_resumes_exactly(data, multiprocessing):
         with make_loader() as loader:
             loader.load_state_dict(state)
             assert numbers(loader) == whole[stop:]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_batch_by_its_number_is_the_one_of_the_epoch(data, drop_last):
+    expected = [batch["number"].tolist() for batch in StreamingDataLoader(make(data), drop_last=drop_last)]
+    loader = StreamingDataLoader(make(data), drop_last=drop_last)
+    assert loader.num_microbatches == len(expected)
+    for index in [*range(0, len(expected), 3), 2, 1, len(expected) - 1, 0]:
+        assert loader.microbatch(index)["number"].tolist() == expected[index]
+    with pytest.raises(IndexError, match=str(len(expected))):
+        loader.microbatch(len(expected))
+    assert not hasattr(StreamingDataLoader(make(data), num_workers=1), "num_microbatches")
+    assert not hasattr(StreamingDataLoader(TensorDataset(torch.arange(3))), "num_microbatches")

@@ -124,7 +124,10 @@ def test_a_bare_loop_reads_ahead_as_well(data, serve, tmp_path):
     assert set(gets(server, data)) == {1}
 
 
-def test_a_worker_of_the_sharded_loader_streams_and_resumes(nothing_left_behind, data, serve, tmp_path):
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_workers_of_the_sharded_loader_stream_one_shard_and_resume(
+    nothing_left_behind, data, serve, tmp_path, num_workers
+):
     server, local = serve(data), str(tmp_path / "local")
     url = server.url
 
@@ -133,11 +136,11 @@ def test_a_worker_of_the_sharded_loader_streams_and_resumes(nothing_left_behind,
         return StreamingDataLoader(StreamingDataset(remote=url, local=local, **OPTIONS))
 
     whole = epoch(local=data)
-    with ShardedDataLoader(0, ["all"], factory) as loader:
+    with ShardedDataLoader(0, ["all"], factory, num_workers_per_shard=num_workers) as loader:
         first = numbers(itertools.islice(loader, 7))
         state = loader.state_dict()
         assert loader.statistics().store_s > 0
-    with ShardedDataLoader(0, ["all"], factory) as resumed:
+    with ShardedDataLoader(0, ["all"], factory, num_workers_per_shard=4 - num_workers) as resumed:
         resumed.load_state_dict(state)
         assert first + numbers(resumed) == whole
     assert set(gets(server, data)) == {1}

@@ -1,6 +1,6 @@
 """Which worker of a group makes which microbatch: a table in memory that the workers and their trainer share.
 
-A worker claims the next microbatch of a shard when it is free to make one, so nobody plans who makes what, and a slow
+A worker picks the next microbatch of a shard when it is free to make one, so nobody plans who makes what, and a slow
 microbatch holds up one worker alone. The table is guarded by a lock on its file. The kernel releases it when its holder
 dies, and the order of the writes below keeps the table right at each instant at which that may happen. The trainer only
 reads, and never locks: a worker that is stopped while it holds the lock cannot stop the trainer.
@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 
 from fkat_data.transport.segment import Segment, anonymous_file
 
-__all__ = ["NUM_TASKS", "Claim", "Claims", "Refusal"]
+__all__ = ["NUM_TASKS", "Pick", "Picks", "Refusal"]
 
 NUM_TASKS = 4096
 """Tasks that a group may have in work at once: each has a row of its own."""
@@ -30,7 +30,7 @@ _UNKNOWN_END = sys.maxsize
 _FLOCK = struct.Struct("hhqqi4x")
 
 
-class Claim(NamedTuple):
+class Pick(NamedTuple):
     """What a worker makes.
 
     Attributes:
@@ -49,7 +49,7 @@ class Refusal(Enum):
     OVER = "the shard has no other, or another worker makes all that it has"
 
 
-class Claims:
+class Picks:
     """One group's table, as one of its workers sees it, or its trainer.
 
     Args:
@@ -62,8 +62,8 @@ class Claims:
         self._descriptor = descriptor
         self.worker = worker
         """The worker's place in the group; -1 in the trainer."""
-        self._claims_start = _ROW * NUM_TASKS
-        size_bytes = 8 * (self._claims_start + 2 * num_workers)
+        self._picks_start = _ROW * NUM_TASKS
+        size_bytes = 8 * (self._picks_start + 2 * num_workers)
         self._table = Segment(0, descriptor, size_bytes, is_written=True).view.cast("q")
 
     @classmethod
@@ -77,8 +77,8 @@ class Claims:
             os.close(descriptor)
             raise
 
-    def claim(self, ticket: int, first: int, allowance: int) -> int | Refusal:
-        """Claim the next microbatch of a task, and return its index; or return why there is none.
+    def pick(self, ticket: int, first: int, allowance: int) -> int | Refusal:
+        """Pick the next microbatch of a task, and return its index; or return why there is none.
 
         Args:
             ticket: The task.
@@ -94,17 +94,17 @@ class Claims:
                 return Refusal.OVER
             if index >= allowance:
                 return Refusal.NOT_ALLOWED
-            # In this order: a worker that dies between the two has claimed nothing.
+            # In this order: a worker that dies between the two has picked nothing.
             self._note(ticket, index)
             table[row + _NEXT] = index + 1
             return index
 
-    def claim_again(self, ticket: int, index: int) -> None:
-        """Claim what a dead worker had claimed."""
+    def pick_again(self, ticket: int, index: int) -> None:
+        """Pick what a dead worker had picked."""
         self._note(ticket, index)
 
     def own(self, ticket: int, first: int) -> bool:
-        """Claim all microbatches of a task; return whether no other worker has claimed all of them before."""
+        """Pick all microbatches of a task; return whether no other worker has picked all of them before."""
         with self._locked():
             row = self._row(ticket, first)
             if row is None or self._table[row + _OWNER] not in (0, self.worker + 1):
@@ -114,14 +114,14 @@ class Claims:
             return True
 
     def end(self, ticket: int, index: int) -> None:
-        """Let nobody claim the microbatch at ``index``, nor one behind it: the shard does not have it."""
+        """Let nobody pick the microbatch at ``index``, nor one behind it: the shard does not have it."""
         with self._locked():
             row = self._find(ticket)
             if row is not None:
                 self._table[row + _END] = min(self._table[row + _END], index)
 
     def next_index(self, ticket: int) -> int:
-        """Return the task's first microbatch that nobody has claimed; 0 if nobody has begun it."""
+        """Return the task's first microbatch that nobody has picked; 0 if nobody has begun it."""
         row = self._find(ticket)
         return 0 if row is None else self._table[row + _NEXT]
 
@@ -130,11 +130,11 @@ class Claims:
         row = self._find(ticket)
         return None if row is None or not self._table[row + _OWNER] else self._table[row + _OWNER] - 1
 
-    def of(self, worker: int) -> Claim | None:
+    def of(self, worker: int) -> Pick | None:
         """Return what a worker makes, or has made last."""
-        start = self._claims_start + 2 * worker
+        start = self._picks_start + 2 * worker
         ticket, index = self._table[start], self._table[start + 1]
-        return Claim(ticket - 1, index) if ticket else None
+        return Pick(ticket - 1, index) if ticket else None
 
     def holder_pid(self) -> int | None:
         """Return the process that holds the lock now; None if none does."""
@@ -153,7 +153,7 @@ class Claims:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
     def _note(self, ticket: int, index: int) -> None:
-        start = self._claims_start + 2 * self.worker
+        start = self._picks_start + 2 * self.worker
         # The index first: with a new index, the old ticket is one that was done.
         self._table[start] = 0
         self._table[start + 1] = index

@@ -1,4 +1,4 @@
-"""The table from which workers claim microbatches: each is claimed once, whoever dies at which instant."""
+"""The table from which workers pick microbatches: each is picked once, whoever dies at which instant."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fkat_data.worker.claims import NUM_TASKS, Claim, Claims, Refusal
+from fkat_data.worker.picks import NUM_TASKS, Pick, Picks, Refusal
 
 
 @pytest.fixture
@@ -15,9 +15,9 @@ def tables():
     opened = []
 
     def make(num_workers):
-        trainer, descriptor = Claims.create(num_workers)
+        trainer, descriptor = Picks.create(num_workers)
         opened.append(descriptor)
-        return trainer, [Claims(descriptor, num_workers, place) for place in range(num_workers)]
+        return trainer, [Picks(descriptor, num_workers, place) for place in range(num_workers)]
 
     yield make
     for descriptor in opened:
@@ -31,44 +31,44 @@ def tables():
     allowance=st.integers(0, 30),
     end=st.integers(0, 30),
 )
-def test_workers_in_any_order_claim_each_microbatch_once_and_in_order(num_workers, turns, first, allowance, end):
-    trainer, descriptor = Claims.create(num_workers)
-    workers = [Claims(descriptor, num_workers, place) for place in range(num_workers)]
-    claimed = []
+def test_workers_in_any_order_pick_each_microbatch_once_and_in_order(num_workers, turns, first, allowance, end):
+    trainer, descriptor = Picks.create(num_workers)
+    workers = [Picks(descriptor, num_workers, place) for place in range(num_workers)]
+    picked = []
     for turn in turns:
         worker = workers[turn % num_workers]
-        found = worker.claim(7, first, allowance)
+        found = worker.pick(7, first, allowance)
         if isinstance(found, int):
-            assert trainer.of(turn % num_workers) == Claim(7, found)
+            assert trainer.of(turn % num_workers) == Pick(7, found)
             if found >= end:
                 worker.end(7, found)
             else:
-                claimed.append(found)
+                picked.append(found)
         else:
             is_over = trainer.next_index(7) > max(end, first)
             assert found is (Refusal.OVER if is_over else Refusal.NOT_ALLOWED)
-    assert claimed == list(range(first, first + len(claimed)))
+    assert picked == list(range(first, first + len(picked)))
     os.close(descriptor)
 
 
 def test_one_worker_owns_a_whole_task_and_the_others_have_none_of_it(tables):
     trainer, (one, other) = tables(2)
-    assert one.claim(0, 0, 10) == 0
+    assert one.pick(0, 0, 10) == 0
     assert other.own(0, 0)
     assert not one.own(0, 0)
-    assert one.claim(0, 0, 10) is Refusal.OVER
+    assert one.pick(0, 0, 10) is Refusal.OVER
     assert trainer.owner(0) == 1
     assert other.own(0, 0)
 
 
 def test_a_later_task_in_the_same_row_ends_the_one_before(tables):
     _, (one, other) = tables(2)
-    assert one.claim(5, 0, 10) == 0
-    assert other.claim(5 + NUM_TASKS, 3, 10) == 3
-    assert one.claim(5, 0, 10) is Refusal.OVER
+    assert one.pick(5, 0, 10) == 0
+    assert other.pick(5 + NUM_TASKS, 3, 10) == 3
+    assert one.pick(5, 0, 10) is Refusal.OVER
     assert not one.own(5, 0)
     one.end(5, 0)
-    assert one.claim(5 + NUM_TASKS, 3, 10) == 4
+    assert one.pick(5 + NUM_TASKS, 3, 10) == 4
 
 
 @pytest.mark.usefixtures("processes")
@@ -89,6 +89,6 @@ def test_a_worker_that_dies_with_the_lock_or_is_stopped_with_it_is_known_and_sto
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     assert trainer.holder_pid() is None
-    assert one.claim(0, 0, 1) == 0
+    assert one.pick(0, 0, 1) == 0
     os.close(report)
     os.close(to_report)
