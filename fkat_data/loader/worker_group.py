@@ -81,7 +81,7 @@ class WorkerGroup:
         return sum(isinstance(message, Item) for early in self._early.values() for message in early.values())
 
     def maker(self, ticket: int, index: int) -> Worker:
-        """Return the worker that makes a microbatch, as far as that is known."""
+        """Return the worker that makes a microbatch, if that is known."""
         members = self.members
         if self._size == 1:
             return members[0]
@@ -157,7 +157,7 @@ class WorkerGroup:
         return lost or Loss(task, index, has_begun=False)
 
     def fail(self, loss: Loss, error: BaseException) -> None:
-        """Return this error in the place of a microbatch that is lost."""
+        """Return this error where the turn of a lost microbatch comes."""
         ticket, index = loss.task.ticket, loss.microbatch_index
         failure = Failure(ticket, error, index)
         if self._size == 1:
