@@ -57,6 +57,10 @@ class Child(Protocol):
         """Kill the process and its children; nothing once it is reaped."""
         ...
 
+    def disown(self) -> None:
+        """Wait no longer for what its parent reports, where that is another process."""
+        ...
+
     def close(self) -> None:
         """Close the descriptors of a process that is reaped."""
         ...
@@ -114,6 +118,9 @@ class SpawnedChild:
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
+
+    def disown(self) -> None:
+        """Do nothing: this process is its parent."""
 
     def close(self) -> None:
         """Close the descriptor."""
