@@ -50,7 +50,7 @@ class Child(Protocol):
         ...
 
     def reap(self) -> None:
-        """Take note of the end: the process id may be another's from here on."""
+        """Record the end: the process id may be another's from here on."""
         ...
 
     def kill(self) -> None:

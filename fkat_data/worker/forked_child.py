@@ -90,7 +90,7 @@ class ForkedChild:
         return False
 
     def reap(self) -> None:
-        """Take note of the end; the template reaps the process now."""
+        """Record the end; the template reaps the process now."""
         if self._pid is None and not self._is_unwanted:  # it was the template that has ended, or could not start it
             self._template.join(_LAST_BREATH_S)
             self._status = self._template.exit_code

@@ -40,10 +40,11 @@ bind(lifeline)
 faulthandler.enable()
 faulthandler.register(stack_signal, file=stacks)
 import mmap, pickle
-settings = mmap.mmap(settings, 0, access=mmap.ACCESS_READ)
-sys.path[:], sys.argv = pickle.load(settings)
+file = mmap.mmap(settings, 0, access=mmap.ACCESS_READ)
+os.close(settings)
+sys.path[:], sys.argv = pickle.load(file)
 from fkat_data.worker.main import main
-main(settings, worker_index, channel, page)
+main(file, worker_index, channel, page)
 """
 
 _REPORT_GRACE_S = 1.0

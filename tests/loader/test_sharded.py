@@ -74,6 +74,7 @@ BAD = [
     ("replica_group", [0], "torch.distributed"),
     ("check_ranks_every", 0, "at least 1"),
     ("check_ranks_every", "often", "an integer"),
+    ("start_method", "fork", "'template', 'spawn'"),
     ("trace", 5, "path"),
     ("replay", "yes", "true or false"),
 ]
