@@ -31,7 +31,8 @@ class Facts:
             "descriptors": sorted(filter(None, map(kind, os.listdir("/proc/self/fd")))),
             "stdin": os.readlink("/proc/self/fd/0"),
             "folder": os.getcwd(),
-            "status": [status[name].strip() for name in ("Umask", "SigBlk", "SigIgn", "SigCgt", "Threads")],
+            "status": [status[name].strip() for name in ("Umask", "SigBlk", "SigIgn", "Threads")],
+            "handled": int(status["SigCgt"], 16) & ~(3 << 31),  # but for two that the C library uses among threads
             "nice": os.getpriority(os.PRIO_PROCESS, 0),
             "cpus": sorted(os.sched_getaffinity(0)),
             "limits": [resource.getrlimit(getattr(resource, name)) for name in limits],
