@@ -50,11 +50,15 @@ class Child(Protocol):
         ...
 
     def reap(self) -> None:
-        """Take note of the end: the process id may be another's from here on."""
+        """Record the end: the process id may be another's from here on."""
         ...
 
     def kill(self) -> None:
         """Kill the process and its children; nothing once it is reaped."""
+        ...
+
+    def disown(self) -> None:
+        """Wait no longer for what its parent reports, where that is another process."""
         ...
 
     def close(self) -> None:
@@ -114,6 +118,9 @@ class SpawnedChild:
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
+
+    def disown(self) -> None:
+        """Do nothing: this process is its parent."""
 
     def close(self) -> None:
         """Close the descriptor."""

@@ -16,6 +16,7 @@ __all__ = ["ForkedChild"]
 
 _LONGEST_BIRTH_S = 5.0
 _REAPED_WITHIN_S = 1.0
+_LAST_BREATH_S = 0.5
 
 
 class ForkedChild:
@@ -89,9 +90,9 @@ class ForkedChild:
         return False
 
     def reap(self) -> None:
-        """Take note of the end; the template reaps the process now."""
-        if self._pid is None and self._template.is_dead():
-            self._template.join(_REAPED_WITHIN_S)
+        """Record the end; the template reaps the process now."""
+        if self._pid is None and not self._is_unwanted:  # it was the template that has ended, or could not start it
+            self._template.join(_LAST_BREATH_S)
             self._status = self._template.exit_code
         with self._reaping:
             self._is_reaped = True
@@ -111,9 +112,13 @@ class ForkedChild:
             if self._pid is not None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._pid, signal.SIGKILL)
-            elif not self._is_orphan:
+            elif not self._is_orphan and not _has_hung_up(self._birth.fileno()):
                 self._is_unwanted = True
                 self._shut_down(socket.SHUT_RDWR)
+
+    def disown(self) -> None:
+        """Hear no more of the template: its pidfd shows the end of the process."""
+        self._shut_down(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the descriptors of a process that is reaped."""
@@ -142,6 +147,14 @@ class ForkedChild:
 
 
 def _is_readable(descriptor: int) -> bool:
+    return bool(_events(descriptor) & select.POLLIN)
+
+
+def _has_hung_up(descriptor: int) -> bool:
+    return bool(_events(descriptor) & select.POLLHUP)
+
+
+def _events(descriptor: int) -> int:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(0))
+    return sum(events for _, events in poll.poll(0))

@@ -1,4 +1,4 @@
-"""What a process takes over from the one that starts it: a worker gets it from its trainer, whoever forks the worker.
+"""What a process takes over from the one that starts it: a worker that a template forks gets it from its trainer.
 
 Some of it can be set in a process that runs already (``Surroundings``). For the rest, ``heritage`` tells whether two
 processes that are started now and then would take over the same.

@@ -40,12 +40,14 @@ bind(lifeline)
 faulthandler.enable()
 faulthandler.register(stack_signal, file=stacks)
 import mmap, pickle
-settings = mmap.mmap(settings, 0, access=mmap.ACCESS_READ)
-sys.path[:], sys.argv = pickle.load(settings)
+file = mmap.mmap(settings, 0, access=mmap.ACCESS_READ)
+os.close(settings)
+sys.path[:], sys.argv = pickle.load(file)
 from fkat_data.worker.main import main
-main(settings, worker_index, channel, page)
+main(file, worker_index, channel, page)
 """
 
+_REPORT_GRACE_S = 1.0
 _KILL_GRACE_S = 5.0
 _STACK_WAIT_S = 0.5
 _LONGEST_STACK_BYTES = 1 << 16
@@ -137,7 +139,10 @@ class WorkerProcess:
                 self.join(timeout_s)
         finally:  # Ctrl-C ends the wait, but not the worker's end
             self.kill()
-            self.join(_KILL_GRACE_S)
+            self.join(_REPORT_GRACE_S)
+            if not self._monitor.wait(0):
+                self._child.disown()
+                self.join(_KILL_GRACE_S)
             os.close(self._lifeline)
             if self._monitor.wait(0):
                 self._child.close()
@@ -154,6 +159,9 @@ class WorkerProcess:
 
         Without a stack: what the kernel reports about the process.
         """
+        if self._template is not None and not self._child.is_born():
+            state = _status(self._template.pid).get("State", "gone")
+            return f"no Python stack yet: the process is starting (the template process: state {state})"
         status = _status(self.pid)
         if not int(status.get("SigCgt", "0"), 16) >> (STACK_SIGNAL - 1) & 1:
             return f"no Python stack yet: the process is starting (state {status.get('State', 'gone')})"

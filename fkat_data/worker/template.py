@@ -20,6 +20,7 @@ import subprocess
 from collections.abc import Iterable
 
 import numpy as np
+import torch
 
 from fkat_data.worker.birth import BIRTH, DEATH, IS_BORN, IS_DEAD, MOST_DESCRIPTORS, WorkerDescriptors, WorkerRequest
 from fkat_data.worker.child import popen_interpreter
@@ -227,8 +228,9 @@ def _become_worker(request: WorkerRequest, descriptors: WorkerDescriptors) -> tu
     with contextlib.suppress(OSError):
         os.fchdir(descriptors.folder)
     request.surroundings.impose(0)
-    # torch's generator starts alike in every process, and python's seeds itself at a fork.
+    # Python's generator seeds itself at a fork.
     np.random.seed()  # noqa: NPY002 - the global generator is meant
+    torch.default_generator.seed()
     importlib.invalidate_caches()
     settings = mmap.mmap(descriptors.settings, 0, access=mmap.ACCESS_READ)
     _close((descriptors.settings, descriptors.stderr, descriptors.folder, descriptors.stdout))

@@ -135,7 +135,7 @@ class TemplateProcess:
         socket.send_fds(self._control, [message], list(descriptors), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def has_started(self, *, is_forked: bool) -> None:
-        """Take note that it has started a worker."""
+        """Record that it has started a worker."""
         self._has_started_one = True
         if not (is_forked or self._is_unfit):
             self._is_unfit = True
@@ -146,11 +146,11 @@ class TemplateProcess:
         self._is_retired = True
 
     def add_user(self, user: object) -> None:
-        """Take note of a loader that uses it."""
+        """Record a loader that uses it."""
         self._users.add(user)
 
     def discard_user(self, user: object) -> None:
-        """Take note of a loader that does not use it any more."""
+        """Record that a loader does not use it any more."""
         self._users.discard(user)
 
     def join(self, timeout_s: float) -> None:

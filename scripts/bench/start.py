@@ -1,43 +1,132 @@
-"""Measure the time from construction to the first microbatch.
+"""Measure starts: of one worker and of eight, and of one that replaces a dead one.
 
-Each trial is a new process that imports both libraries before the clock starts, as a training script does.
+Each trial is a new process that imports both libraries before the clock starts, as a training script does. CPU counts
+all processes, up to the time when every worker has made what it may make ahead. Memory is the proportional set size of
+all processes but the trainer.
 """
 
 import importlib
+import os
+import signal
 import time
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from statistics import median
 from typing import Any
 
 import measure
-from contestants import CONTESTANTS
-from measure import Result, Settings, Table, medians
+import workloads
+from measure import Result, Settings, Table, Usage, medians
+from torch.utils.data import DataLoader
 
 __all__ = ["run", "trial"]
 
-_TARGET = 1.2
+_AHEAD = 2
+_MANY = 8
+_RESTARTS = 5
+_SETTLED_S, _LONGEST_S = 0.5, 60.0
+_CONTESTANTS = ("ours, template", "ours, spawn", "torch")
+# Of eight workers' clock and CPU to one's, of one worker's clock to torch's, of memory in MiB, of a restart in seconds.
+_CLOCK_TARGET, _CPU_TARGET, _ONE_TARGET, _MEMORY_TARGET, _RESTART_TARGET = 1.3, 1.5, 1.2, 30, 0.3
 
 
-def trial(contestant: str, workload: str) -> dict[str, Any]:
+def trial(contestant: str, num_workers: int) -> dict[str, Any]:
     importlib.import_module("fkat_data")
-    began_s = time.perf_counter()
-    with CONTESTANTS[contestant](workload) as loader:
+    before = Usage.now()
+    with _open(contestant, num_workers) as loader:
         microbatches = iter(loader)
         begun_s = time.perf_counter()
         next(microbatches)
         first_s = time.perf_counter()
-    return {"constructed_s": begun_s - began_s, "first_s": first_s - began_s}
+        cpu_s = _settled_cpu_s() - before.trainer_cpu_s - before.worker_cpu_s
+        found: dict[str, Any] = {
+            "constructed_s": begun_s - before.wall_s,
+            "first_s": first_s - before.wall_s,
+            "cpu_s": cpu_s,
+            "pss_mib": measure.memory()["worker_pss_mib"],
+        }
+        if contestant != "torch" and num_workers == 1:
+            found["restart_s"] = median(_restart_s(loader, microbatches) for _ in range(_RESTARTS))
+    return found
 
 
 def run(settings: Settings) -> Result:
-    variants = {name: ("start", {"contestant": name, "workload": "tiny"}) for name in ("ours", "torch")}
+    names = [(contestant, count) for contestant in _CONTESTANTS for count in (1, _MANY)]
+    variants = {
+        f"{contestant}, {count}": ("start", {"contestant": contestant, "num_workers": count})
+        for contestant, count in names
+    }
     found = measure.in_turn(settings, variants)
-    ours, other = medians(found["ours"]), medians(found["torch"])
-    row = [
-        f"{ours('first_s'):.2f}",
-        f"{other('first_s'):.2f}",
-        f"{ours('first_s') / other('first_s'):.2f}",
-        str(_TARGET),
-        f"{1e3 * ours('constructed_s'):.0f} / {1e3 * other('constructed_s'):.0f}",
+    value = {name: medians(trials) for name, trials in found.items()}
+    torch_first_s = value["torch, 1"]("first_s")
+    rows: list[list[str]] = []
+    for contestant in _CONTESTANTS:
+        one, many = value[f"{contestant}, 1"], value[f"{contestant}, {_MANY}"]
+        rows.append(
+            [
+                contestant,
+                f"{1e3 * one('constructed_s'):.0f} / {1e3 * many('constructed_s'):.0f}",
+                f"{one('first_s'):.2f} / {many('first_s'):.2f}",
+                f"{many('first_s') / one('first_s'):.2f}",
+                f"{one('first_s') / torch_first_s:.2f}",
+                f"{one('cpu_s'):.2f} / {many('cpu_s'):.2f}",
+                f"{many('cpu_s') / one('cpu_s'):.2f}",
+                f"{(many('pss_mib') - one('pss_mib')) / (_MANY - 1):.0f}",
+                "-" if contestant == "torch" else f"{one('restart_s'):.2f}",
+            ]
+        )
+    targets = (_CLOCK_TARGET, _ONE_TARGET, "", _CPU_TARGET, _MEMORY_TARGET, _RESTART_TARGET)
+    rows.append(["target (at most)", "", "", *map(str, targets)])
+    headers = [
+        f"workers: 1 / {_MANY}",
+        "until iter() returned, ms",
+        "first microbatch, s",
+        "ratio",
+        "one worker, to torch",
+        "CPU, s",
+        "ratio",
+        "PSS of each further worker, MiB",
+        "restart until the next microbatch, s",
     ]
-    headers = ["ours s", "torch s", "ratio", "target (at most)", "until iter() returned, ms, ours / torch"]
     title = "From construction to the first microbatch"
-    return Result([Table(title, headers, [row])], [trial for trials in found.values() for trial in trials])
+    return Result([Table(title, headers, rows)], [trial for trials in found.values() for trial in trials])
+
+
+@contextmanager
+def _open(contestant: str, num_workers: int) -> Generator[Iterable[Any]]:
+    if contestant == "torch":
+        yield DataLoader(
+            workloads.Stream("tiny"),
+            batch_size=None,
+            num_workers=num_workers,
+            prefetch_factor=_AHEAD,
+            multiprocessing_context="spawn",
+        )
+        return
+    loader_type = importlib.import_module("fkat_data").ShardedDataLoader
+    shards = [str(index) for index in range(num_workers)]
+    options = {"start_method": contestant.removeprefix("ours, "), "max_worker_restarts": _RESTARTS}
+    with loader_type(0, shards, workloads.Factory("tiny"), num_workers, _AHEAD, **options) as loader:
+        yield loader
+
+
+def _settled_cpu_s() -> float:
+    """Wait until no process computes, and return the CPU seconds of all so far."""
+    deadline_s = time.monotonic() + _LONGEST_S
+    used_s = -1.0
+    while time.monotonic() < deadline_s:
+        usage = Usage.now()
+        if usage.worker_cpu_s - used_s < 0.02:
+            return usage.trainer_cpu_s + usage.worker_cpu_s
+        used_s = usage.worker_cpu_s
+        time.sleep(_SETTLED_S)
+    raise RuntimeError(f"the workers still compute after {_LONGEST_S:.0f} s")
+
+
+def _restart_s(loader: Any, microbatches: Any) -> float:
+    """Kill the worker, and return the seconds until a microbatch that another has made."""
+    os.kill(loader._pool.workers[0].pid, signal.SIGKILL)  # noqa: SLF001 - no user kills workers
+    began_s = time.perf_counter()
+    for _ in range(_AHEAD + 1):  # what the dead one has made is delivered first
+        next(microbatches)
+    return time.perf_counter() - began_s

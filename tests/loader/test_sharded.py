@@ -74,6 +74,7 @@ BAD = [
     ("replica_group", [0], "torch.distributed"),
     ("check_ranks_every", 0, "at least 1"),
     ("check_ranks_every", "often", "an integer"),
+    ("start_method", "fork", "'template', 'spawn'"),
     ("trace", 5, "path"),
     ("replay", "yes", "true or false"),
 ]
@@ -396,7 +397,7 @@ def test_leaving_the_context_ends_the_workers():
 def test_a_loader_that_is_dropped_ends_its_workers():
     loader = make(multiprocessing=True, num_shard_prefetches=2)
     next(iter(loader))
-    assert len(psutil.Process().children()) == 2
+    assert len(psutil.Process().children(recursive=True)) == 3  # the template and its workers
     reference = weakref.ref(loader)
     del loader
     gc.collect()

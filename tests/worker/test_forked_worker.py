@@ -1,0 +1,155 @@
+"""A forked worker has what a spawned one has: its trainer's surroundings, and no descriptor but its own."""
+
+import json
+
+PROGRAM = """
+import json, os, resource, signal, sys
+import torch
+from torch.utils.data import DataLoader, Dataset
+from fkat_data import ShardedDataLoader
+
+class Three(Dataset):
+    def __len__(self):
+        return 3
+    def __getitem__(self, index):
+        return index
+
+def kind(name):
+    try:
+        target = os.readlink(f"/proc/self/fd/{name}")
+    except OSError:  # the listing's own
+        return None
+    return target.split(":")[0].split(" ")[0]
+
+class Facts:
+    def __call__(self, shard):
+        import faulthandler, gc, multiprocessing, threading
+        status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+        print("hello", flush=True)
+        limits = sorted(name for name in dir(resource) if name.startswith("RLIMIT"))
+        yield {
+            "descriptors": sorted(filter(None, map(kind, os.listdir("/proc/self/fd")))),
+            "stdin": os.readlink("/proc/self/fd/0"),
+            "folder": os.getcwd(),
+            "status": [status[name].strip() for name in ("Umask", "SigBlk", "SigIgn", "Threads")],
+            "handled": int(status["SigCgt"], 16) & ~(3 << 31),  # but for two that the C library uses among threads
+            "nice": os.getpriority(os.PRIO_PROCESS, 0),
+            "cpus": sorted(os.sched_getaffinity(0)),
+            "limits": [resource.getrlimit(getattr(resource, name)) for name in limits],
+            "argv": sys.argv,
+            "path": sys.path[:2],
+            "environment": sorted(os.environ.items()),
+            "leads a group": os.getpgrp() == os.getpid(),
+            "session": os.getsid(0),
+            "collects": gc.isenabled(),
+            "start method": multiprocessing.get_start_method(allow_none=True),
+            "main thread": threading.current_thread() is threading.main_thread(),
+            "torch threads": torch.get_num_threads(),
+            "faults": faulthandler.is_enabled(),
+            "nested": sum(map(int, DataLoader(Three(), batch_size=None, num_workers=2))),
+        }
+
+with ShardedDataLoader(0, ["a"], Facts()) as first:
+    next(iter(first))
+    # All of it after the template has started.
+    os.makedirs("gone")
+    os.chdir("gone")
+    os.umask(0o27)
+    signal.signal(signal.SIGWINCH, lambda *_: None)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, 300))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(3)
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    sys.argv = ["program", "changed"]
+    sys.path.insert(0, "/changed")
+    os.dup2(os.open("stdout", os.O_WRONLY | os.O_CREAT), 1)
+    kept = open("kept", "w")
+    facts = []
+    for method in ("template", "spawn"):
+        with ShardedDataLoader(0, ["a"], Facts(), start_method=method) as loader:
+            facts += loader
+    assert first._pool._template._used and len({id(template) for template in first._pool._template._used}) == 1
+    json.dump(facts, sys.stderr)
+    assert open("stdout").read() == "hello\\n" * 2
+"""
+
+
+def test_a_forked_worker_has_what_a_spawned_one_has(run_script):
+    done = run_script(PROGRAM)
+    assert done.stdout == "hello\n"
+    forked, spawned = json.loads(done.stderr.splitlines()[-1])  # below what torch says about two CPUs
+    for fact, value in spawned.items():
+        assert forked[fact] == value, fact
+    assert forked["nice"] == 3
+    assert forked["argv"] == ["program", "changed"]
+    assert forked["path"][0] == "/changed"
+    assert forked["folder"].endswith("/gone")
+    assert forked["leads a group"]
+    assert forked["nested"] == 3
+
+
+SIGNALS = """
+import os, signal, sys, time
+import torch
+from fkat_data import ShardedDataLoader, WorkerDiedError
+
+def factory(shard):
+    yield 0
+    print("last words", file=sys.stderr, flush=True)
+    if shard == "exit":
+        os._exit(7)
+    os.kill(os.getpid(), getattr(signal, shard))
+    yield 1
+
+with ShardedDataLoader(0, ["other"], lambda shard: [0]) as kept:
+    for shard in ("exit", "SIGSEGV", "SIGKILL"):
+        with ShardedDataLoader(0, [shard], factory) as loader:
+            pid = loader._pool.workers[0].pid
+            try:
+                list(loader)
+            except WorkerDiedError as error:
+                assert error.pid == pid
+                print(error.exit_code, "last words" in error.last_words)
+            deadline = time.monotonic() + 5
+            while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
+                time.sleep(0.001)
+            assert not os.path.exists(f"/proc/{pid}"), "a zombie"
+"""
+
+
+def test_how_a_forked_worker_ended_is_told(run_script):
+    assert run_script(SIGNALS).stdout == "7 True\n-11 True\n-9 True\n"
+
+
+INTERRUPTED = """
+import gc, os, signal, threading, time
+import psutil
+import torch
+from fkat_data import ShardedDataLoader
+
+def living():
+    return [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+
+for delay_s in (0.0005, 0.002, 0.008):
+    timer = threading.Timer(delay_s, lambda: os.kill(os.getpid(), signal.SIGINT))
+    try:
+        timer.start()
+        loader = ShardedDataLoader(0, ["a"] * 6, lambda shard: [0], num_shard_prefetches=6)
+        time.sleep(5)
+    except KeyboardInterrupt:
+        timer.join()
+        if "loader" in globals():
+            loader.close()
+            del loader
+    deadline = time.monotonic() + 5
+    while (left := living()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+        gc.collect()
+    assert not left, delay_s
+with ShardedDataLoader(0, ["a"], lambda shard: [0]) as loader:
+    print(list(loader))
+"""
+
+
+def test_ctrl_c_in_the_start_leaves_no_process_and_later_loaders_start(run_script):
+    assert run_script(INTERRUPTED).stdout == "[0]\n"
