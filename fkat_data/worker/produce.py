@@ -10,6 +10,7 @@ from fkat_data.seeding import ShardStreams
 from fkat_data.transport.digest import digest_of
 from fkat_data.types import Shard
 from fkat_data.worker.batches import Production, begin
+from fkat_data.worker.items import ItemThreads
 
 __all__ = ["Produced", "Producer", "name_place", "produce"]
 
@@ -37,6 +38,7 @@ class Producer(NamedTuple):
         dp_rank: The loader's data-parallel rank.
         mark: Called with one of ``fkat_data.observe.stages.STAGES`` when it begins, with "" when the last one ends.
         collate: Does what torch's ``default_collate`` does; used instead of it where that is possible.
+        threads: Make the items of map-style DataLoaders; None: they are made one after the other.
     """
 
     factory: Callable[[Shard], Iterable[Any]]
@@ -44,6 +46,7 @@ class Producer(NamedTuple):
     dp_rank: int
     mark: Callable[..., None]
     collate: Callable[[Any], Any] | None = None
+    threads: ItemThreads | None = None
 
 
 def produce(task: Task, producer: Producer) -> Generator[Produced]:
@@ -88,7 +91,7 @@ def _begin(task: Task, producer: Producer, streams: ShardStreams) -> Production:
     # What a dead worker made last is made again, to see that it is the same.
     first = task.first_microbatch - (task.digest is not None)
     try:
-        return begin(product, first, streams, producer.collate)
+        return begin(product, first, streams, producer.collate, producer.threads)
     except StopIteration as error:
         raise WorkerError("the factory's product raised StopIteration when its iteration began") from error
 
