@@ -28,6 +28,7 @@ from fkat_data.samplers.base import ShardSampler
 from fkat_data.samplers.data_parallel import DistributedDataParallelShardSampler
 from fkat_data.samplers.listing import FsShardSampler
 from fkat_data.samplers.shuffled import ShuffledShardSampler
+from fkat_data.seeding import ItemGenerators, item_generators
 from fkat_data.types import Shard
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "DownloadError",
     "FkatDataError",
     "FsShardSampler",
+    "ItemGenerators",
     "LoaderStatistics",
     "MemoryLimitError",
     "RankMismatchError",
@@ -55,4 +57,5 @@ __all__ = [
     "WorkerDiedError",
     "WorkerError",
     "WorkerStalledError",
+    "item_generators",
 ]

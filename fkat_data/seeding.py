@@ -9,14 +9,25 @@ producing them.
 import hashlib
 import random
 import struct
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-__all__ = ["ShardStreams", "preserved_generators", "seed_global_generators"]
+__all__ = [
+    "ItemGenerators",
+    "ShardStreams",
+    "enter_place",
+    "item_generators",
+    "leave_place",
+    "microbatch_seed",
+    "preserved_generators",
+    "seed_global_generators",
+]
 
 # Draws for the whole shard: opening it, and the order of its batches.
 _OPENING = 2**64 - 1
@@ -45,15 +56,20 @@ class ShardStreams(NamedTuple):
 
     def seed_opening(self) -> None:
         """Seed the global generators before the shard is opened."""
-        seed_global_generators(self.seed_of(_OPENING))
+        _seed_all(self.seed_of(_OPENING))
 
     def seed_batch_order(self, chunk: int) -> None:
         """Seed the global generators before a chunk of the shard's index batches is drawn."""
-        seed_global_generators(self.seed_of(_BATCH_ORDER + chunk))
+        _seed_all(self.seed_of(_BATCH_ORDER + chunk))
 
     def seed_microbatch(self, index: int) -> None:
         """Seed the global generators before the microbatch at ``index`` is produced."""
-        seed_global_generators(self.seed_of(index))
+        _seed_all(self.seed_of(index))
+
+
+def _seed_all(seed: int) -> None:
+    seed_global_generators(seed)
+    enter_place(seed)
 
 
 def seed_global_generators(seed: int) -> None:
@@ -80,11 +96,94 @@ def preserved_generators() -> Generator[None]:
     numpy_state = np.random.get_state()
     torch_state = torch.default_generator.get_state()
     num_threads = torch.get_num_threads()
+    place = _here.place
     torch.set_num_threads(1)
     try:
         yield
     finally:
+        _here.place = place
         torch.set_num_threads(num_threads)
         torch.default_generator.set_state(torch_state)
         np.random.set_state(numpy_state)
         random.setstate(python_state)
+
+
+class ItemGenerators:
+    """Random generators of one place, each made when it is first asked for.
+
+    Args:
+        seed: Seeds all three, from 0 to 2**64 - 1.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    @cached_property
+    def python(self) -> random.Random:
+        """A ``random.Random``."""
+        return random.Random(self._seed)  # noqa: S311 - for data, not for secrets
+
+    @cached_property
+    def numpy(self) -> np.random.Generator:
+        """A ``numpy.random.Generator``."""
+        return np.random.default_rng(self._seed)
+
+    @cached_property
+    def torch(self) -> torch.Generator:
+        """A ``torch.Generator`` of the CPU."""
+        return torch.Generator().manual_seed(self._seed)
+
+
+def item_generators() -> ItemGenerators:
+    """Return the random generators of the item that a dataset's ``__getitem__`` is making.
+
+    What they draw follows from the microbatch's random stream and the item's position in the microbatch alone: it is
+    the same for any ``num_threads_per_worker``, with and without worker processes, and after a resume. All calls for
+    one item return the same object.
+
+    Where the items of a microbatch are not made one by one (``__getitems__``, ``batch_size=None``, an iterable
+    dataset, a generator), the generators are those of the microbatch. Outside a ``ShardedDataLoader``'s production,
+    each call returns others, seeded from torch's global generator: ``torch.manual_seed`` repeats them.
+    """
+    place = _here.place
+    if place is None:
+        return ItemGenerators(int(torch.randint(2**63 - 1, ()).item()))
+    if _here.made_for is not place:
+        seed, position = place
+        if position >= 0:
+            key = struct.pack("<Q", seed)
+            digest = hashlib.blake2b(struct.pack("<Q", position), digest_size=8, key=key, person=b"fkat_data item")
+            seed = int.from_bytes(digest.digest(), "little")
+        _here.made, _here.made_for = ItemGenerators(seed), place
+    return _here.made
+
+
+def enter_place(seed: int | None, position: int = -1) -> None:
+    """Let ``item_generators`` in this thread give the generators of a place from now on, until it is another one.
+
+    Args:
+        seed: The seed of the microbatch's random stream; None: there is none.
+        position: The item's place in the microbatch; -1: the microbatch itself.
+    """
+    _here.place = None if seed is None else (seed, position)
+
+
+def leave_place() -> None:
+    """Let ``item_generators`` in this thread know of no place."""
+    _here.place = None
+
+
+def microbatch_seed() -> int | None:
+    """Return the seed of the random stream that this thread makes a microbatch under, or None."""
+    return None if _here.place is None else _here.place[0]
+
+
+class _Here(threading.local):
+    """Where production is, in each thread."""
+
+    place: tuple[int, int] | None = None
+    made_for: tuple[int, int] | None = None
+    made = ItemGenerators(0)
+
+
+_here = _Here()

@@ -143,7 +143,7 @@ class PackedDataset(Dataset[dict[str, torch.Tensor]]):
         if plan is None:
             plan = self._plan(window)
             while len(self._plans) >= _PLANS_KEPT:
-                del self._plans[next(iter(self._plans))]
+                self._plans.pop(next(iter(self._plans)), None)  # another thread may have dropped it
             self._plans[window] = plan
         return plan[index - (ends[window - 1] if window else 0)]
 

@@ -91,6 +91,11 @@ class ShardedDataLoader:
             Linux with pidfds. The microbatches are the same, bit for bit.
         trace: A file for the timeline of this run, for ``fkat-data report``, Perfetto or Chrome. Each of several ranks
             writes its own: ``run-rank3.json`` for ``run.json``. An older file is replaced; it ends at 256 MiB.
+        num_threads_per_worker: Items of a microbatch that a worker makes at once, in threads: for a map-style dataset
+            whose ``__getitem__`` waits, or gives the GIL free, and may be called from several threads. The microbatches
+            are the same. Random draws must come from ``fkat_data.item_generators``: a dataset that draws from
+            python's, numpy's or torch's global generator is refused. Datasets with ``__getitems__``, iterable ones
+            and those in a DataLoader's own workers are made as with 1.
         replay: Deliver the first microbatch again and again, without workers and without an end: how fast training is
             with a loader that costs nothing. ``step`` counts; ``state_dict`` stays the same.
 
@@ -123,6 +128,7 @@ class ShardedDataLoader:
         start_method: StartMethod | None = None,
         trace: str | os.PathLike[str] | None = None,
         replay: bool = False,
+        num_threads_per_worker: int = 1,
     ) -> None:
         self._identity = identity_of(seed, dp_rank, shard_sampler)
         num_shard_prefetches = arguments.integer("num_shard_prefetches", num_shard_prefetches, minimum=0)
@@ -156,6 +162,7 @@ class ShardedDataLoader:
             start_method=None
             if start_method is None
             else arguments.choice("start_method", start_method, START_METHODS),
+            num_threads=arguments.integer("num_threads_per_worker", num_threads_per_worker, minimum=1),
         )
         self._sink = EventSink(timeline, profiler)
         self._pool = WorkerPool(settings, self._sink)

@@ -21,6 +21,7 @@ from fkat_data.transport.memory_limit import default_limit_bytes
 from fkat_data.transport.segment import anonymous_file
 from fkat_data.types import Profiler
 from fkat_data.worker.inline import InlineWorker
+from fkat_data.worker.items import ItemThreads
 from fkat_data.worker.messages import Worker
 from fkat_data.worker.picks import Picks
 from fkat_data.worker.produce import Producer
@@ -51,6 +52,7 @@ class WorkerPoolSettings(NamedTuple):
         is_digested: Whether workers digest each microbatch.
         timeline: Where events of the workers go; None: they send none.
         start_method: How worker processes are started; None: as this system allows.
+        num_threads: Threads of a worker that make the items of a microbatch.
     """
 
     factory: Any
@@ -70,6 +72,8 @@ class WorkerPoolSettings(NamedTuple):
     def num_workers(self) -> int:
         """Worker processes."""
         return self.num_groups * self.group_size
+
+    num_threads: int = 1
 
 
 class WorkerPool:
@@ -181,7 +185,8 @@ class WorkerPool:
         if settings.timeline is not None:
             recorder = settings.timeline.recorder_of(PRODUCTION_THREAD, "production")
         clock = StageClock(new_page(), WorkerProfile(settings.profiler, None), recorder)
-        producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark)
+        threads = ItemThreads(settings.num_threads) if settings.num_threads > 1 else None
+        producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark, threads=threads)
         return InlineWorker(producer, self._sink, clock, is_digested=settings.is_digested)
 
     def _picks(self, group_index: int) -> Picks:
@@ -214,6 +219,7 @@ class WorkerPool:
             default_dtype=torch.get_default_dtype(),
             is_digested=settings.is_digested,
             is_traced=settings.timeline is not None,
+            num_threads=settings.num_threads,
         )
         descriptor = ship(shipped, dataloader_factory=settings.factory, profiler=settings.profiler)
         if self._stacks is None:

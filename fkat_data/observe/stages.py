@@ -19,12 +19,15 @@ from fkat_data.observe.profile import WorkerProfile
 __all__ = [
     "NUM_SLOTS",
     "STAGES",
+    "HelperTimes",
     "Page",
     "StageClock",
     "StageTimes",
     "added_times",
+    "helping",
     "new_page",
     "reading",
+    "shift_to_store",
     "stage_times",
 ]
 
@@ -116,6 +119,11 @@ class StageClock:
         """Count a microbatch that was made."""
         self._slots[_PRODUCED] += 1
 
+    def shift(self, name: str, seconds: float) -> None:
+        """Count time of the stage in work for another one."""
+        self._slots[_NUMBER[name]] += seconds
+        self._slots[self._stage] -= seconds
+
     @contextmanager
     def within(self, name: str) -> Generator[None]:
         """Measure a stage within another, which goes on afterwards; other threads are not measured."""
@@ -162,13 +170,65 @@ def reading() -> Generator[None]:
     """Count what happens in the context as time spent waiting for a store: for a dataset that fetches its own bytes.
 
     In a worker, this time appears as ``store_s`` in the loader's statistics and as ``store`` in its timeline, instead
-    of the factory's or the dataset's. Anywhere else, and in threads that a dataset starts, it does nothing.
+    of the factory's or the dataset's. In the threads of ``num_threads_per_worker`` it counts in the statistics alone:
+    where they spend half of their time in it together, half of the microbatch's time is ``store_s``. Anywhere else,
+    and in threads that a dataset starts, it does nothing.
     """
-    if not _installed:
+    if _help.times is not None:
+        with _help.times.measured():
+            yield
+    elif not _installed:
         yield
-        return
-    with _installed[0].within("store"):
-        yield
+    else:
+        with _installed[0].within("store"):
+            yield
+
+
+class HelperTimes:
+    """What a thread that helps a worker spends in ``reading``.
+
+    Attributes:
+        store_s: The seconds.
+    """
+
+    def __init__(self) -> None:
+        self.store_s = 0.0
+        self._depth = 0
+
+    @contextmanager
+    def measured(self) -> Generator[None]:
+        """Count the time in the context, once where contexts are nested."""
+        began_s = time.perf_counter()
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self.store_s += time.perf_counter() - began_s
+
+
+class _Help(threading.local):
+    times: HelperTimes | None = None
+
+
+_help = _Help()
+
+
+@contextmanager
+def helping() -> Generator[HelperTimes]:
+    """Let ``reading`` in this thread count into what is returned, within the context."""
+    times = _help.times = HelperTimes()
+    try:
+        yield times
+    finally:
+        _help.times = None
+
+
+def shift_to_store(seconds: float) -> None:
+    """Count time of the stage in work as spent in ``reading``, in the worker that runs in this thread."""
+    if _installed:
+        _installed[0].shift("store", seconds)
 
 
 def added_times(several: Sequence[StageTimes]) -> StageTimes:

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple, cast
 from torch.utils.data import DataLoader, IterableDataset
 
 from fkat_data import arguments
-from fkat_data.seeding import ShardStreams, seed_global_generators
+from fkat_data.seeding import ShardStreams, enter_place, seed_global_generators
 from fkat_data.types import RandomAccess, Skippable
-from fkat_data.worker.fetch import direct_fetch, direct_iteration
+from fkat_data.worker.fetch import direct_fetch, direct_iteration, gives_items_together
 from fkat_data.worker.index_batches import IndexBatch, draw_batches
+from fkat_data.worker.items import ItemThreads
 
 __all__ = ["IndexedProduction", "Production", "SeededBatches", "begin", "is_map_style", "is_random_access"]
 
@@ -92,6 +93,7 @@ def begin(
     first_microbatch: int,
     streams: ShardStreams,
     collate: Callable[[Any], Any] | None = None,
+    threads: ItemThreads | None = None,
     *,
     is_shared: bool = False,
 ) -> Production | IndexedProduction:
@@ -102,6 +104,7 @@ def begin(
         first_microbatch: The first that is wanted.
         streams: The shard's random streams.
         collate: Does what torch's ``default_collate`` does; used instead of it where that is possible.
+        threads: Make the items of a map-style DataLoader; None: they are made one after the other.
         is_shared: Whether several workers make the shard. One alone may make what follows on one another faster.
 
     Raises:
@@ -112,7 +115,7 @@ def begin(
         return _begin_random_access(cast("RandomAccess", product), streams)
     product = cast("Iterable[Any]", product)
     if is_map_style(product):
-        return _begin_map_style(product, first_microbatch, streams, collate)
+        return _begin_map_style(product, first_microbatch, streams, collate, threads)
     if first_microbatch and isinstance(product, Skippable):
         return Production(iter(product.skip(first_microbatch)), first_microbatch, None, None)
     if isinstance(product, DataLoader):
@@ -141,16 +144,22 @@ def _begin_random_access(product: RandomAccess, streams: ShardStreams) -> Indexe
 
 
 def _begin_map_style(
-    product: Any, first_microbatch: int, streams: ShardStreams, collate: Callable[[Any], Any] | None
+    product: Any,
+    first_microbatch: int,
+    streams: ShardStreams,
+    collate: Callable[[Any], Any] | None,
+    threads: ItemThreads | None,
 ) -> Production | IndexedProduction:
     attribute = "batch_sampler" if product.batch_sampler is not None else "sampler"
     sampler = getattr(product, attribute)
-    fetch = direct_fetch(product, collate)
+    fetch = direct_fetch(product, collate, threads)
     if fetch is not None:
         return IndexedProduction(fetch, draw_batches(sampler, streams), streams)
     # The factory may return its product again: change a copy.
     loader = copy.copy(product)
-    batches = SeededBatches(sampler, first_microbatch, streams, is_nested=loader.num_workers > 0)
+    is_placed = loader.batch_sampler is not None and not gives_items_together(loader.dataset)
+    is_nested = loader.num_workers > 0
+    batches = SeededBatches(sampler, first_microbatch, streams, is_nested=is_nested, is_placed=is_placed)
     # DataLoader guards these attributes against changes that contradict its other ones; this one does not, and no
     # constructor gives a copy of a user's own class with another sampler.
     object.__setattr__(loader, attribute, batches)
@@ -165,13 +174,17 @@ class SeededBatches:
         first: Batches to step over.
         streams: The shard's random streams.
         is_nested: Whether the data is made in workers of the DataLoader's own; the stream is then set there.
+        is_placed: Whether torch makes the items of a batch one by one; their places are then set as it does.
     """
 
-    def __init__(self, sampler: Iterable[Any], first: int, streams: ShardStreams, *, is_nested: bool) -> None:
+    def __init__(
+        self, sampler: Iterable[Any], first: int, streams: ShardStreams, *, is_nested: bool, is_placed: bool = False
+    ) -> None:
         self._sampler = sampler
         self._first = first
         self._streams = streams
         self._is_nested = is_nested
+        self._is_placed = is_placed
         self.num_batches: int | None = None
         """How many there are, known when the last one is handed out."""
 
@@ -188,25 +201,46 @@ class SeededBatches:
                 self.num_batches = num_batches
             if batch.microbatch_index < self._first:
                 continue
+            seed = self._streams.seed_of(batch.microbatch_index)
             if self._is_nested:
-                yield _SeedingBatch(batch.indices, self._streams.seed_of(batch.microbatch_index))
+                yield _SeedingBatch(batch.indices, seed, is_placed=self._is_placed)
             else:
                 self._streams.seed_microbatch(batch.microbatch_index)
-                yield batch.indices
+                yield _placed(batch.indices, seed) if self._is_placed else batch.indices
         self.num_batches = num_batches
 
 
 class _SeedingBatch:
     """A batch of indices on its way to a nested worker: it becomes the plain batch, and seeds, where it arrives."""
 
-    def __init__(self, batch: Any, seed: int) -> None:
+    def __init__(self, batch: Any, seed: int, *, is_placed: bool) -> None:
         self._batch = batch
         self._seed = seed
+        self._is_placed = is_placed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrive, (self._batch, self._seed)
+        return _arrive, (self._batch, self._seed, self._is_placed)
 
 
-def _arrive(batch: Any, seed: int) -> Any:
+def _arrive(batch: Any, seed: int, is_placed: bool) -> Any:
     seed_global_generators(seed)
-    return batch
+    enter_place(seed)
+    return _placed(batch, seed) if is_placed else batch
+
+
+def _placed(batch: Any, seed: int) -> Any:
+    return _PlacedBatch(cast("list[Any]", batch), seed) if type(batch) is list else batch
+
+
+class _PlacedBatch(list[Any]):
+    """Indices that say, as torch goes through them, which item is made."""
+
+    def __init__(self, batch: list[Any], seed: int) -> None:
+        super().__init__(batch)
+        self._seed = seed
+
+    def __iter__(self) -> Iterator[Any]:
+        for position, index in enumerate(super().__iter__()):
+            enter_place(self._seed, position)
+            yield index
+        enter_place(self._seed)

@@ -13,7 +13,9 @@ from typing import Any, cast
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import dataloader as torch_dataloader
 
-__all__ = ["direct_fetch", "direct_iteration"]
+from fkat_data.worker.items import ItemThreads, items_in_turn
+
+__all__ = ["direct_fetch", "direct_iteration", "gives_items_together", "is_plain"]
 
 _SINGLE: Any = getattr(torch_dataloader, "_SingleProcessDataLoaderIter", None)
 _FETCH: Any = getattr(getattr(torch_dataloader, "_utils", None), "fetch", None)
@@ -27,7 +29,9 @@ _KNOWN: tuple[tuple[Any, str, set[str]], ...] = (
 )
 
 
-def direct_fetch(loader: "DataLoader[Any]", collate: Callable[[Any], Any] | None = None) -> Callable[[Any], Any] | None:
+def direct_fetch(
+    loader: "DataLoader[Any]", collate: Callable[[Any], Any] | None = None, threads: ItemThreads | None = None
+) -> Callable[[Any], Any] | None:
     """Return a function that makes the microbatch of a batch of indices, or of one index where nothing is batched.
 
     torch draws a number for each new iterator, from the DataLoader's generator or the global one; so does this call.
@@ -36,30 +40,34 @@ def direct_fetch(loader: "DataLoader[Any]", collate: Callable[[Any], Any] | None
     Args:
         loader: Stays as it is.
         collate: Is used instead of ``default_collate``.
+        threads: Make the items of a batch; None: they are made one after the other.
 
     Returns:
         The function; None, and nothing is drawn, where only iterating over the DataLoader does the same.
     """
-    if isinstance(loader.dataset, IterableDataset) or not _is_plain(loader):
+    if isinstance(loader.dataset, IterableDataset) or not is_plain(loader):
         return None
     loader = _with_collate(loader, collate)
     object.__setattr__(loader, "sampler" if loader.batch_sampler is None else "batch_sampler", ())
-    return _fetch_of(iter(loader))
+    return _fetch_of(iter(loader), threads)
 
 
-def direct_iteration(loader: "DataLoader[Any]", collate: Callable[[Any], Any] | None = None) -> Iterator[Any]:
+def direct_iteration(
+    loader: "DataLoader[Any]", collate: Callable[[Any], Any] | None = None, threads: ItemThreads | None = None
+) -> Iterator[Any]:
     """Return an iterator over what ``iter(loader)`` yields, which costs less where that is the same thing.
 
     Args:
         loader: Stays as it is.
         collate: Is used instead of ``default_collate``, where iterating costs less.
+        threads: Make the items of a batch there, of a map-style dataset; None: they are made one after the other.
     """
-    is_plain = _is_plain(loader)
-    iterator: Any = iter(_with_collate(loader, collate) if is_plain else loader)
+    is_direct = is_plain(loader)
+    iterator: Any = iter(_with_collate(loader, collate) if is_direct else loader)
     # torch warns where an iterable dataset has more samples than it said.
-    if not is_plain or getattr(iterator, "_IterableDataset_len_called", None) is not None:
+    if not is_direct or getattr(iterator, "_IterableDataset_len_called", None) is not None:
         return iterator
-    return map(_fetch_of(iterator), _indices_of(iterator))
+    return map(_fetch_of(iterator, threads), _indices_of(iterator))
 
 
 def _with_collate(loader: "DataLoader[Any]", collate: Callable[[Any], Any] | None) -> "DataLoader[Any]":
@@ -70,7 +78,7 @@ def _with_collate(loader: "DataLoader[Any]", collate: Callable[[Any], Any] | Non
     return loader
 
 
-def _is_plain(loader: "DataLoader[Any]") -> bool:
+def is_plain(loader: "DataLoader[Any]") -> bool:
     """Return whether torch's iterator over the DataLoader does no more than fetch by the sampler's indices."""
     kind = cast("Any", type(loader))
     return (
@@ -89,8 +97,24 @@ def _names_in(kind: Any, method: str) -> set[str]:
     return set(getattr(getattr(getattr(kind, method, None), "__code__", None), "co_names", ()))
 
 
-def _fetch_of(iterator: Any) -> Callable[[Any], Any]:
-    return _fetcher_of(iterator).fetch
+def _fetch_of(iterator: Any, threads: ItemThreads | None) -> Callable[[Any], Any]:
+    fetcher = _fetcher_of(iterator)
+    if type(fetcher) is not _MAP_FETCHER or not fetcher.auto_collation:
+        return fetcher.fetch
+    dataset, collate = fetcher.dataset, fetcher.collate_fn
+    items = items_in_turn if threads is None else threads.items
+
+    def fetch(indices: Any) -> Any:
+        if gives_items_together(dataset):
+            return fetcher.fetch(indices)
+        return collate(items(dataset, indices))
+
+    return fetch
+
+
+def gives_items_together(dataset: Any) -> bool:
+    """Return whether torch asks the dataset for all items of a batch at once."""
+    return hasattr(dataset, "__getitems__") and bool(dataset.__getitems__)
 
 
 _fetcher_of, _indices_of = attrgetter("_dataset_fetcher"), attrgetter("_sampler_iter")

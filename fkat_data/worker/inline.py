@@ -145,10 +145,12 @@ class InlineWorker:
         """Do nothing: there is no pipe."""
 
     def close(self, timeout_s: float) -> None:
-        """Drop every task."""
+        """Drop every task, and end the threads."""
         del timeout_s
         while self._tasks:
             self._end_task(self._tasks[0])
+        if self._producer.threads is not None:
+            self._producer.threads.close()
 
     def _mark_and_show(self, stage: str, index: int = -1, label: str = "") -> None:
         self._mark(stage, index, label)

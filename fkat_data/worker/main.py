@@ -18,6 +18,7 @@ from fkat_data.observe.stages import Page, StageClock
 from fkat_data.transport.channel import Channel
 from fkat_data.transport.segment import Segment
 from fkat_data.types import Shard
+from fkat_data.worker.items import ItemThreads
 from fkat_data.worker.messages import PAGE_BYTES
 from fkat_data.worker.produce import Producer
 from fkat_data.worker.serve import Server
@@ -59,7 +60,8 @@ def _prepare(settings_file: mmap.mmap, worker_index: int, sock: socket.socket, p
     profile = WorkerProfile(settings.profiler, worker_index)
     clock = StageClock(page, profile, EventRecorder(os.getpid(), MAIN_THREAD) if settings.is_traced else None)
     channel = Channel(sock, functools.partial(clock.within, "blocked"))
-    producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark)
+    threads = ItemThreads(settings.num_threads) if settings.num_threads > 1 else None
+    producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark, threads=threads)
     finish, is_digested = profile.finish, settings.is_digested
     return Server(channel, producer, settings.limit_bytes, finish, clock=clock, is_digested=is_digested), clock
 

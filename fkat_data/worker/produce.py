@@ -10,6 +10,7 @@ from fkat_data.seeding import ShardStreams
 from fkat_data.transport.digest import digest_of
 from fkat_data.types import Shard
 from fkat_data.worker.batches import IndexedProduction, Production, begin, is_random_access
+from fkat_data.worker.items import ItemThreads
 
 __all__ = ["OpenShard", "Produced", "Producer", "name_place", "produce"]
 
@@ -37,6 +38,7 @@ class Producer(NamedTuple):
         dp_rank: The loader's data-parallel rank.
         mark: Called with one of ``fkat_data.observe.stages.STAGES`` when it begins, with "" when the last one ends.
         collate: Does what torch's ``default_collate`` does; used instead of it where that is possible.
+        threads: Make the items of map-style DataLoaders; None: they are made one after the other.
     """
 
     factory: Callable[[Shard], Iterable[Any]]
@@ -44,6 +46,7 @@ class Producer(NamedTuple):
     dp_rank: int
     mark: Callable[..., None]
     collate: Callable[[Any], Any] | None = None
+    threads: ItemThreads | None = None
 
 
 class OpenShard:
@@ -67,7 +70,7 @@ class OpenShard:
         producer.mark("build", task.shard_index, repr(task.shard))
         self._streams.seed_opening()
         self._first = task.first_microbatch if task.lost_microbatch is None else task.lost_microbatch
-        self._collate = producer.collate
+        self._producer = producer
         product = self._made_by(producer.factory)
         self.kind = type(cast("object", product)).__qualname__
         """The name of the class of what the factory returned."""
@@ -145,7 +148,8 @@ class OpenShard:
         first = self._first if self._first is not None else 0
         try:
             first -= self._task.digest is not None and first > 0
-            return begin(product, first, self._streams, self._collate, is_shared=is_shared)
+            collate, threads = self._producer.collate, self._producer.threads
+            return begin(product, first, self._streams, collate, threads, is_shared=is_shared)
         except StopIteration as error:
             raise WorkerError("the factory's product raised StopIteration when its iteration began") from error
 

@@ -293,7 +293,7 @@ class Server:
         self._channel.send(Kind.ITEM, b"".join((head, encoded.layout, tail)))
 
     def _filled_segment(self, task: Task, encoded: Encoded, size_bytes: int) -> Segment:
-        """Return a segment with the parts, and room for so many bytes in all."""
+        """Return a segment of at least this size, with the parts in it."""
         collated, self._collated = self._collated, None
         parts = encoded.parts
         if collated is not None:

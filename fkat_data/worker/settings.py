@@ -21,6 +21,7 @@ class WorkerSettings(NamedTuple):
         default_dtype: torch's default, as the trainer has it.
         is_digested: Whether to digest each microbatch.
         is_traced: Whether the trainer wants events of a timeline.
+        num_threads: Threads that make the items of a microbatch.
     """
 
     factory: Any
@@ -31,3 +32,4 @@ class WorkerSettings(NamedTuple):
     default_dtype: torch.dtype
     is_digested: bool
     is_traced: bool
+    num_threads: int = 1

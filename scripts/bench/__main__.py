@@ -27,6 +27,7 @@ import remote
 import start
 import state
 import streaming_bench
+import threads
 import throughput
 import tracing
 from contestants import CONTESTANTS
@@ -36,6 +37,7 @@ from workloads import WORKLOADS
 BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "throughput": throughput.run,
     "collate": collate.run,
+    "threads": threads.run,
     "latency": latency.run,
     "start": start.run,
     "growth": growth.run,

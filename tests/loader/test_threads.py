@@ -1,0 +1,163 @@
+"""Threads and segments in real workers: the same bits as in process, from any position on, whatever the settings."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from loader_examples import make, plain
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+import fkat_data
+from fkat_data import ConfigurationError
+
+SHARDS = ["a-7", "b-0", "c-12"]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind(nothing_left_behind):
+    """Neither a process nor a descriptor may be left."""
+
+
+class Waiting(Dataset):
+    """Items that wait, and draw at their places."""
+
+    def __init__(self, shard, size=1000):
+        self.shard = shard
+        self.size = size
+
+    def __len__(self):
+        return int(self.shard.split("-")[1])
+
+    def __getitem__(self, index):
+        generators = fkat_data.item_generators()
+        time.sleep(generators.python.random() / 200)
+        return {
+            "noise": torch.rand(self.size, generator=generators.torch),
+            "array": generators.numpy.random(5, dtype=np.float32),
+            "index": index,
+            "name": self.shard,
+        }
+
+
+def shuffled(shard):
+    dataset = Waiting(shard)
+    return DataLoader(dataset, batch_size=3, shuffle=len(dataset) > 0)
+
+
+def layout_of(microbatch):
+    tensors = [value for value in microbatch.values() if isinstance(value, torch.Tensor)]
+    return [(tensor.dtype, tensor.stride()) for tensor in tensors]
+
+
+@pytest.mark.usefixtures("processes")
+def test_threads_and_processes_change_no_bit_and_a_state_goes_on_with_others():
+    with make(SHARDS, shuffled) as loader:
+        due = [(plain(microbatch), layout_of(microbatch)) for microbatch in loader]
+    assert len(due) == 7
+    for threads, position in ((1, 3), (4, 2), (3, 6)):
+        options = {"num_threads_per_worker": threads, "num_shard_prefetches": 2}
+        with make(SHARDS, shuffled, multiprocessing=True, **options) as loader:
+            assert [(plain(microbatch), layout_of(microbatch)) for microbatch in loader] == due
+        with make(SHARDS, shuffled, num_threads_per_worker=threads) as loader:
+            microbatches = iter(loader)
+            for _ in range(position):
+                next(microbatches)
+            state = loader.state_dict()
+        with make(SHARDS, shuffled, multiprocessing=True, num_threads_per_worker=2) as loader:
+            loader.load_state_dict(state)
+            assert [(plain(microbatch), layout_of(microbatch)) for microbatch in loader] == due[position:]
+
+
+class Drawing(Waiting):
+    """Items that draw from a generator that all threads share."""
+
+    def __getitem__(self, index):
+        return torch.rand(3)
+
+
+@pytest.mark.parametrize("multiprocessing", [False, True])
+def test_a_dataset_that_draws_from_a_shared_generator_is_refused_by_name(multiprocessing):
+    def factory(shard):
+        return DataLoader(Drawing(shard), batch_size=3)
+
+    with (
+        make(["a-7"], factory, multiprocessing=multiprocessing, num_threads_per_worker=2) as loader,
+        pytest.raises(ConfigurationError, match=r"expected 1 for Drawing, which draws .* torch's"),
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True])
+def test_a_number_of_threads_that_cannot_be_is_refused(value):
+    with pytest.raises(ConfigurationError, match="num_threads_per_worker"):
+        make(num_threads_per_worker=value)
+
+
+class Large(Waiting):
+    """Items that cost nothing, of half a mebibyte in a microbatch of four."""
+
+    def __getitem__(self, index):
+        if self.shard.startswith("bad") and index == 6:
+            raise ValueError("a bad item")
+        return torch.full((1 << 15,), index)
+
+
+@pytest.mark.usefixtures("processes")
+def test_segments_that_are_collated_into_fit_the_memory_limit_and_come_back():
+    def factory(shard):
+        return DataLoader(Large(shard), batch_size=4)
+
+    # Two segments of a microbatch each: every one is used again and again.
+    shards = ["a-40", "bad-40", "c-40"]
+    options = {"memory_limit_bytes": 5 << 19, "on_shard_error": "skip", "num_shard_prefetches": 1}
+    with make(shards, factory, multiprocessing=True, **options) as loader:
+        for _ in range(3):
+            found = [microbatch[:, 0].tolist() for microbatch in loader]
+            rows = [list(range(start, start + 4)) for start in range(0, 40, 4)]
+            assert found == [*rows, rows[0], *rows]
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_worker_that_waits_for_memory_to_collate_into_leaves_its_shard_when_it_is_no_longer_wanted():
+    def factory(shard):
+        return DataLoader(Large(shard), batch_size=4)
+
+    with make(["a-40", "b-40"], factory, multiprocessing=True, memory_limit_bytes=5 << 19) as loader:
+        for _ in range(5):
+            kept = next(iter(loader))
+            time.sleep(0.05)
+            state = loader.state_dict()
+            del kept
+            loader.load_state_dict(state)
+        assert next(iter(loader))[0, 0] in range(40)
+
+
+@pytest.mark.usefixtures("processes")
+def test_microbatches_that_are_collated_into_segments_are_those_made_in_process():
+    def factory(shard):
+        return DataLoader(Large(shard), batch_size=4)
+
+    with make(["a-40"], factory, multiprocessing=True, max_worker_restarts=1) as loader:
+        whole = [microbatch.clone() for microbatch in loader]
+    with make(["a-40"], factory) as loader:
+        assert all(torch.equal(one, other) for one, other in zip(loader, whole, strict=True))
+
+
+class Captions(Waiting):
+    """Items with long texts."""
+
+    def __getitem__(self, index):
+        return {"caption": "ä" * 9000, "image": torch.full((100,), index), "in_worker": get_worker_info() is not None}
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("zero_copy", [False, True])
+def test_long_texts_lie_behind_the_tensors(zero_copy):
+    def factory(shard):
+        return DataLoader(Captions(shard), batch_size=4)
+
+    with make(["a-9"], factory) as loader:
+        due = [plain(microbatch) for microbatch in loader]
+    with make(["a-9"], factory, multiprocessing=True, zero_copy=zero_copy) as loader:
+        assert [plain(microbatch) for microbatch in loader] == due
