@@ -10,7 +10,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from fkat_data.errors import MemoryLimitError, StaleIteratorError, WorkerDiedError, WorkerError, WorkerStalledError
 from fkat_data.loader.recovery import Recovery, Remedy, Restarts, ShardSkips
@@ -20,7 +20,7 @@ from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.plan.task import Task
 from fkat_data.position import Position
 from fkat_data.types import Shard
-from fkat_data.worker.messages import NO_LIMIT, End, Failure, Item, MemoryShortage, Worker, WorkerGone
+from fkat_data.worker.messages import NO_LIMIT, End, Failure, Item, MemoryShortage, Message, Worker, WorkerGone
 from fkat_data.worker.picks import NUM_TASKS
 
 __all__ = ["Arrival", "Prefetcher", "ShardEnd"]
@@ -105,6 +105,7 @@ class Prefetcher:
         self._delivered = 0
         self._last_digest: int | None = None
         self._has_delivered = False
+        self._front: Worker | WorkerGroup = groups[0]
         self._allowance = 0
         self._shortage: MemoryShortage | None = None
         self._has_warned_of_group = False
@@ -227,6 +228,7 @@ class Prefetcher:
             self._delivered = self._tasks[0].first_microbatch
             self._last_digest = None
             self._allowance = self._initial_allowance(self._delivered)
+            self._front = self._group_of(self._tasks[0]).front
 
     def _fill(self) -> None:
         wanted = min(1 + self._num_shard_prefetches + self._num_extra, NUM_TASKS - 1)
@@ -268,7 +270,7 @@ class Prefetcher:
         if allowance > self._allowance:
             self._allowance = allowance
             task = self._tasks[0]
-            self._group_of(task).allow(task.ticket, allowance)
+            self._front.allow(task.ticket, allowance)
 
     def _receive(self, *, block: bool) -> Item | End | Failure | None:
         """Return the current task's next message, and keep it as the last that has arrived."""
@@ -279,7 +281,7 @@ class Prefetcher:
             # The worker must make what the trainer waits for, even beyond the bound.
             self._allow(num_expected + 1)
         try:
-            message = group.receive(timeout_s=0)
+            message = cast("Message | None", self._front.receive(timeout_s=0))
             if isinstance(message, MemoryShortage):
                 self._record_shortage(message)
                 message = self._wait(group, task, num_expected, block=block)
@@ -293,6 +295,7 @@ class Prefetcher:
                 self._arrived.append(message)
             return message
         self._lose(group, task, num_expected, lost)
+        self._front = group.front
         return self._receive(block=block)
 
     def _wait(self, group: WorkerGroup, task: Task, num_expected: int, *, block: bool) -> Item | End | Failure | None:

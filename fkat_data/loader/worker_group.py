@@ -76,6 +76,11 @@ class WorkerGroup:
         return any(worker.is_alive for worker in self.members)
 
     @property
+    def front(self) -> "Worker | WorkerGroup":
+        """What gives the next message and takes its allowance: the worker itself, if it is the only one."""
+        return self if self._size > 1 or self._failures else self._workers[self._first]
+
+    @property
     def num_early(self) -> int:
         """Microbatches that have arrived before their turn."""
         return sum(isinstance(message, Item) for early in self._early.values() for message in early.values())
