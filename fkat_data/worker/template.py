@@ -67,7 +67,7 @@ def leave() -> NoReturn:
         atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - and next
     finally:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads it
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or without a reader
                 stream.flush()
         os._exit(0)
 
