@@ -1,8 +1,8 @@
 """A worker's process, from the operating system's side: started, watched, ended.
 
-The process is spawned (not forked: threads, locks and CUDA stay behind), without importing the trainer's
-``__main__`` (so a script needs no guard, and a notebook has none), in a process group of its own (so that Ctrl-C at
-the terminal is the trainer's alone).
+The process is forked from a template process, or spawned; not forked from the trainer, so that threads, locks and CUDA
+stay behind. It does not import the trainer's ``__main__`` (so a script needs no guard, and a notebook has none), and has
+a process group of its own (so that Ctrl-C at the terminal is the trainer's alone).
 """
 
 import contextlib

@@ -6,6 +6,7 @@ template reports the worker's birth and its end. When the trainer shuts that soc
 or kills it first. The end of the control socket ends the template.
 """
 
+import atexit
 import contextlib
 import faulthandler
 import gc
@@ -17,7 +18,10 @@ import select
 import signal
 import socket
 import subprocess
+import sys
+import threading
 from collections.abc import Iterable
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -26,7 +30,7 @@ from fkat_data.worker.birth import BIRTH, DEATH, IS_BORN, IS_DEAD, MOST_DESCRIPT
 from fkat_data.worker.child import popen_interpreter
 from fkat_data.worker.lifeline import bind
 
-__all__ = ["run"]
+__all__ = ["leave", "run"]
 
 _REQUEST_BYTES = 1 << 18
 
@@ -51,6 +55,21 @@ def run(control: socket.socket, lifeline: int) -> tuple[mmap.mmap, int, int, int
     if chosen is not None:
         signal.signal(signal.SIGCHLD, chosen)
     return _become_worker(request, descriptors)
+
+
+def leave() -> NoReturn:
+    """End this worker as multiprocessing's end: by its exit hooks, but without taking apart what was imported.
+
+    That would write to every object, and so copy the pages that it shares with the template.
+    """
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - what an interpreter's end does first
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - and next
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or without a reader
+                stream.flush()
+        os._exit(0)
 
 
 class _BornWorker:

@@ -48,10 +48,11 @@ if len(os.listdir("/proc/self/task")) > 1:
     with contextlib.suppress(ChildProcessError):
         os.wait()
 from fkat_data.worker.main import main
-from fkat_data.worker.template import run
+from fkat_data.worker.template import leave, run
 settings, *worker = run(control, lifeline)
 sys.path[:], sys.argv = pickle.load(settings)
 main(settings, *worker)
+leave()
 """
 _GRACE_S = 1.0
 _KILL_GRACE_S = 5.0

@@ -75,7 +75,7 @@ def test_all_below_a_killed_trainer_is_gone_within_five_seconds(start, tmp_path,
         while worker.status() != psutil.STATUS_SLEEPING:
             time.sleep(0.01)
     descendants = program.below()
-    assert len(descendants) == 1 + num_nested
+    assert len(descendants) == 2 + num_nested  # the template, the worker, and its own
     for process in descendants:
         assert process.status() != psutil.STATUS_ZOMBIE
     program.kill()

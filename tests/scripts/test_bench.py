@@ -13,7 +13,7 @@ BENCH = Path(__file__).resolve().parents[2] / "scripts" / "bench"
 CONTESTANTS = {
     "throughput": {"ours", "torch", "memcpy"},
     "latency": {"ours", "torch"},
-    "start": {"ours", "torch"},
+    "start": {"ours, template", "ours, spawn", "torch"},
     "growth": {"ours"},
     "overlap": {"ours", "torch"},
     "costs": {"ours", "torch"},

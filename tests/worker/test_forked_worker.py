@@ -121,6 +121,30 @@ def test_how_a_forked_worker_ended_is_told(run_script):
     assert run_script(SIGNALS).stdout == "7 True\n-11 True\n-9 True\n"
 
 
+LEAVING = """
+import atexit, sys, threading, time, weakref
+import torch
+from fkat_data import ShardedDataLoader
+
+def factory(shard):
+    if shard == "a":
+        atexit.register(print, "by an exit hook")
+        weakref.finalize(torch.Tensor, print, "by a finaliser")
+        threading.Thread(target=lambda: (time.sleep(0.3), print("by a thread"))).start()
+        sys.stdout.write("by a buffer, ")
+    return [0]
+
+with ShardedDataLoader(0, ["a", "b"], factory) as loader:
+    print(len(list(loader)), flush=True)
+"""
+
+
+def test_a_forked_worker_ends_with_its_threads_and_exit_hooks(run_script):
+    printed = run_script(LEAVING).stdout
+    for by in ("by a buffer", "by a thread", "by a finaliser", "by an exit hook"):
+        assert by in printed
+
+
 INTERRUPTED = """
 import gc, os, signal, threading, time
 import psutil
