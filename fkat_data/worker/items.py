@@ -60,7 +60,7 @@ class ItemThreads:
                 any more then.
             ConfigurationError: The dataset draws from a global random generator.
         """
-        run = _Run(dataset, list(indices))
+        run = _Making(dataset, list(indices))
         before = _global_states()
         began_s = time.perf_counter()
         num_shares = min(self._num_threads, len(run.items))
@@ -75,10 +75,7 @@ class ItemThreads:
             run.stop()
             self.close()
             raise
-        try:
-            run.raise_first()
-        finally:
-            run.errors = {}  # an error refers to its frames, and they to the run
+        run.raise_first()
         _refuse_draws(dataset, before, self._num_threads)
         if run.busy_s:
             shift_to_store((time.perf_counter() - began_s) * min(1.0, run.store_s / run.busy_s))
@@ -101,12 +98,12 @@ class ItemThreads:
         return self._queue
 
 
-class _Run:
+class _Making:
     """The items of one microbatch, and who makes them."""
 
     def __init__(self, dataset: Any, indices: list[Any]) -> None:
         self.items: list[Any] = [None] * len(indices)
-        self.errors: dict[int, BaseException] = {}
+        self._errors: dict[int, BaseException] = {}
         self.ended: SimpleQueue[None] = SimpleQueue()
         self.busy_s = 0.0
         self.store_s = 0.0
@@ -124,8 +121,13 @@ class _Run:
 
     def raise_first(self) -> None:
         """Raise the error of the first item that has one: items begin in their order, so none before it is missing."""
-        if self.errors:
-            raise self.errors[min(self.errors)]
+        if self._errors:
+            first = self._errors[min(self._errors)]
+            self._errors.clear()
+            try:
+                raise first
+            finally:
+                del first  # it refers to this frame
 
     def work(self) -> None:
         """Make items until none is left."""
@@ -138,7 +140,7 @@ class _Run:
                     self.items[position] = self._dataset[self._indices[position]]
                 except BaseException as error:  # noqa: BLE001 - raised in the worker's own thread
                     self.stop()
-                    self.errors[position] = error
+                    self._errors[position] = error
             leave_place()
         with self._lock:
             self.busy_s += time.perf_counter() - began_s
@@ -161,7 +163,7 @@ class _Share(NamedTuple):
         context: A copy of the variables of the worker's own thread.
     """
 
-    run: _Run
+    run: _Making
     context: contextvars.Context
 
 

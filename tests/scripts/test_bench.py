@@ -12,6 +12,7 @@ BENCH = Path(__file__).resolve().parents[2] / "scripts" / "bench"
 #: Each benchmark that needs no server, and who takes part in it.
 CONTESTANTS = {
     "throughput": {"ours", "torch", "memcpy"},
+    "collate": {"ours", "generator", "torch", "stack"},
     "latency": {"ours", "torch"},
     "start": {"ours, template", "ours, spawn", "torch"},
     "growth": {"ours"},
@@ -21,7 +22,7 @@ CONTESTANTS = {
     "tracing": {"ours"},
     "streaming": {"ours"},
 }
-OTHERS = ["datasets", "state"]
+OTHERS = ["datasets", "state", "threads"]
 
 
 @pytest.mark.usefixtures("processes")

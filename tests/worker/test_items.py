@@ -154,14 +154,14 @@ def test_ctrl_c_does_not_wait_for_slow_items(threads):
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         release.wait(20)
 
-    before = threading.active_count()
+    before = set(threading.enumerate())
     began_s = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         threads.items(Items(make), range(8))
     assert time.monotonic() - began_s < 10
     assert threads.items(Items(str), range(3)) == ["0", "1", "2"]
     release.set()
-    wait_until(lambda: threading.active_count() <= before + 4)
+    wait_until(lambda: len(set(threading.enumerate()) - before) <= 4)
 
 
 def wait_until(condition):
@@ -173,16 +173,17 @@ def wait_until(condition):
 
 @pytest.mark.parametrize("end", ["close", "drop"])
 def test_threads_end_with_their_owner(end):
-    before = threading.active_count()
+    before = set(threading.enumerate())
     threads = ItemThreads(3)
-    assert threading.active_count() == before
+    assert not set(threading.enumerate()) - before
     threads.items(Items(str), range(9))
-    assert threading.active_count() == before + 3
+    started = set(threading.enumerate()) - before
+    assert len(started) == 3
     if end == "close":
         threads.close()
         threads.close()
     del threads
-    wait_until(lambda: threading.active_count() == before)
+    wait_until(lambda: not any(thread.is_alive() for thread in started))
 
 
 def test_items_see_the_variables_of_the_workers_thread(threads):
