@@ -11,6 +11,7 @@ BENCH = Path(__file__).resolve().parents[2] / "scripts" / "bench"
 
 #: Each benchmark that needs no server, and who takes part in it.
 CONTESTANTS = {
+    "shared": {"ours", "torch"},
     "throughput": {"ours", "torch", "memcpy"},
     "latency": {"ours", "torch"},
     "start": {"ours", "torch"},
