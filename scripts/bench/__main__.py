@@ -21,9 +21,11 @@ import costs
 import datasets
 import files
 import growth
+import jpeg
 import latency
 import overlap
 import remote
+import scaling
 import shared
 import start
 import state
@@ -31,6 +33,7 @@ import streaming_bench
 import threads
 import throughput
 import tracing
+from batchers import BATCHERS
 from contestants import CONTESTANTS
 from measure import Result, Settings
 from workloads import WORKLOADS
@@ -40,6 +43,8 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "throughput": throughput.run,
     "collate": collate.run,
     "threads": threads.run,
+    "scaling": scaling.run,
+    "jpeg": jpeg.run,
     "latency": latency.run,
     "start": start.run,
     "growth": growth.run,
@@ -54,7 +59,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "peers": throughput.peers,
 }
 #: Trials of each contestant by default, where they take long.
-_REPEATS = {"shared": 3}
+_REPEATS = {"shared": 3, "scaling": 1, "jpeg": 2}
 _PEERS_PYTHON = Path(__file__).resolve().parents[2] / ".venvs" / "bench" / "bin" / "python"
 
 
@@ -66,6 +71,7 @@ def main() -> None:
         is_together=options.together,
         workloads=tuple(options.workloads),
         contestants=tuple(options.contestants),
+        workers=tuple(options.workers),
         peers=_PEERS_PYTHON if _PEERS_PYTHON.exists() else None,
     )
     report: dict[str, Any] = {"machine": _machine(), "options": vars(options) | {"json": None}, "trials": {}}
@@ -85,8 +91,11 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the numbers of every trial to this file")
     parser.add_argument("--only", nargs="+", choices=list(BENCHMARKS), default=list(BENCHMARKS), help="benchmarks")
-    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=[], help="kinds of microbatches")
-    parser.add_argument("--contestants", nargs="+", choices=[*CONTESTANTS, "memcpy"], default=[], help="contestants")
+    workloads = [*WORKLOADS, *scaling.KINDS]
+    contestants = sorted({*CONTESTANTS, *BATCHERS, "memcpy"})
+    parser.add_argument("--workloads", nargs="+", choices=workloads, default=[], help="kinds of microbatches")
+    parser.add_argument("--contestants", nargs="+", choices=contestants, default=[], help="contestants")
+    parser.add_argument("--workers", nargs="+", type=int, default=[], help="numbers of workers, for scaling")
     parser.add_argument("--repeats", type=int, help=f"trials of each contestant, in turn (default 5; {_less_often()})")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of microbatches (default 1)")
     parser.add_argument("--together", action="store_true", help="run all trials in one process: quick, no valid memory")

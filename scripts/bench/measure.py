@@ -48,6 +48,7 @@ class Settings(NamedTuple):
         is_together: Whether trials run in this process: quick, but memory is not valid.
         workloads: The workloads to run, if a benchmark has several; empty: all.
         contestants: The contestants to run, if a benchmark can omit some; empty: all.
+        workers: The numbers of workers, for benchmarks that compare several; empty: the benchmark's own.
         peers: The Python of the peers' environment, or None.
     """
 
@@ -56,6 +57,7 @@ class Settings(NamedTuple):
     is_together: bool
     workloads: tuple[str, ...]
     contestants: tuple[str, ...]
+    workers: tuple[int, ...]
     peers: Path | None
 
     def count(self, full: int, *, at_least: int = 10) -> int:
@@ -66,6 +68,10 @@ class Settings(NamedTuple):
 
     def wanted_contestants(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if not self.contestants or name in self.contestants]
+
+    def pythons(self, variants: Iterable[str]) -> dict[str, Path]:
+        """Return the Python of variants that run in the peers' environment."""
+        return dict.fromkeys(variants, self.peers) if self.peers else {}
 
 
 class Table(NamedTuple):
