@@ -41,6 +41,8 @@ _COUNTS = {
     # Whole rounds of 20.
     "slow": {1: 60, 2: 80, 4: 160, 8: 200, 16: 240},
 }
+#: Whole rounds of 20, and larger than the look-ahead, where one of 20 microbatches is slow.
+_SHARD_SIZES = {"waiting": 40 * BATCH_SIZE, "tar": SHARD_SIZE, "mds": SHARD_SIZE, "slow": 400 * BATCH_SIZE}
 _NUM_SHARDS = 4
 #: Against the number of workers: what is compared, and how large it has to be.
 _TARGETS = {"waiting": {8: "6.5 times one, torch's 8"}, "slow": {8: "2 times torch's"}}
@@ -81,10 +83,8 @@ def run(settings: Settings) -> Result:
     trials: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="fkat_data_bench_") as folder:
         for kind in settings.wanted_workloads(KINDS):
-            # Whole rounds of 20 where one of 20 microbatches is slow.
-            shard_size = 40 * BATCH_SIZE
+            shard_size = _SHARD_SIZES[kind] if settings.scale >= 0.1 else 2 * BATCH_SIZE
             if kind in {"tar", "mds"}:
-                shard_size = SHARD_SIZE if settings.scale >= 0.1 else BATCH_SIZE
                 make_jpegs(folder, kind, shard_size, _NUM_SHARDS)
             names = ["ours", "torch", *(BATCHER_PEERS if kind == "waiting" and settings.peers else ())]
             contestants = settings.wanted_contestants(names)
