@@ -95,7 +95,7 @@ def _options() -> argparse.Namespace:
     contestants = sorted({*CONTESTANTS, *BATCHERS, "memcpy"})
     parser.add_argument("--workloads", nargs="+", choices=workloads, default=[], help="kinds of microbatches")
     parser.add_argument("--contestants", nargs="+", choices=contestants, default=[], help="contestants")
-    parser.add_argument("--workers", nargs="+", type=int, default=[], help="numbers of workers, for scaling")
+    parser.add_argument("--workers", nargs="+", type=int, default=[], help="numbers of workers, for scaling and jpeg")
     parser.add_argument("--repeats", type=int, help=f"trials of each contestant, in turn (default 5; {_less_often()})")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of microbatches (default 1)")
     parser.add_argument("--together", action="store_true", help="run all trials in one process: quick, no valid memory")

@@ -22,25 +22,33 @@ _WAIT_S = 0.005
 
 
 class _Row(NamedTuple):
-    """Attributes: the contestant; workers or threads; the same where items wait 5 ms more; targets, by column."""
+    """A row of the table.
 
+    Attributes:
+        name: What it says, with places for the two numbers.
+        contestant: Who makes the batches.
+        workers: Workers or threads.
+        more: The same, where items wait 5 ms more.
+        targets: By column.
+    """
+
+    name: str
     contestant: str
     workers: int
     more: int
     targets: dict[str, str]
 
 
-_ROWS = {
-    "ours, 4 workers (8)": _Row(
-        "ours", 4, 8, {"cold_per_s": "550", "cold_cpu_s": "2.9", "peak_mb": "300", "first_s": "1.5"}
-    ),
-    "ours, 1 worker with 4 threads (16)": _Row("ours, threads", 4, 16, {}),
-    "torch, spawn: 4 (8)": _Row("torch, spawn", 4, 8, {}),
-    "torch, fork: 4 (8)": _Row("torch", 4, 8, {}),
-    "a bare pool of 4 threads (16)": _Row("pool of threads", 4, 16, {}),
-    "grain, 4 threads (16)": _Row("grain", 4, 16, {}),
-    "SPDL, a batch a task, 2": _Row("SPDL", 2, 2, {}),
-}
+_TARGETS = {"cold_per_s": "550", "cold_cpu_s": "2.9", "peak_mb": "300", "first_s": "1.5"}
+_ROWS = (
+    _Row("ours, {} workers ({})", "ours", 4, 8, _TARGETS),
+    _Row("ours, 1 worker with {} threads ({})", "ours, threads", 4, 16, {}),
+    _Row("torch, spawn: {} ({})", "torch, spawn", 4, 8, {}),
+    _Row("torch, fork: {} ({})", "torch", 4, 8, {}),
+    _Row("a bare pool of {} threads ({})", "pool of threads", 4, 16, {}),
+    _Row("grain, {} threads ({})", "grain", 4, 16, {}),
+    _Row("SPDL, a batch a task, {} ({})", "SPDL", 2, 2, {}),
+)
 
 
 def trial(contestant: str, case: str, workers: int, count: int, folder: str) -> dict[str, Any]:
@@ -68,22 +76,21 @@ def trial(contestant: str, case: str, workers: int, count: int, folder: str) -> 
 
 def run(settings: Settings) -> Result:
     count = settings.count(_COUNT, at_least=2 * BATCH_SIZE)
-    rows = {name: row for name, row in _ROWS.items() if settings.peers or row.contestant not in BATCHER_PEERS}
-    wanted = settings.wanted_contestants(row.contestant for row in rows.values())
-    rows = {name: row for name, row in rows.items() if row.contestant in wanted}
+    names = [row.contestant for row in _ROWS if settings.peers or row.contestant not in BATCHER_PEERS]
+    wanted = settings.wanted_contestants(names)
+    rows = {row.contestant: row for row in _ROWS if row.contestant in wanted}
+    if settings.workers:
+        rows = {
+            name: row._replace(workers=min(settings.workers), more=max(settings.workers)) for name, row in rows.items()
+        }
     variants: dict[str, tuple[str, dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory(prefix="fkat_data_bench_") as folder:
         make_jpegs(folder, "files", count, 1)
         for name, row in rows.items():
             for case, workers in (("epochs", row.workers), ("first", row.more)):
-                arguments = {"contestant": row.contestant, "case": case, "workers": workers}
-                variants[f"{name}: {case}"] = ("jpeg", {**arguments, "count": count, "folder": folder})
-        peers = [
-            f"{name}: {case}"
-            for name, row in rows.items()
-            if row.contestant in BATCHER_PEERS
-            for case in ("epochs", "first")
-        ]
+                arguments = {"contestant": name, "case": case, "workers": workers, "count": count, "folder": folder}
+                variants[f"{name}: {case}"] = ("jpeg", arguments)
+        peers = [f"{name}: {case}" for name in BATCHER_PEERS for case in ("epochs", "first")]
         found = measure.in_turn(settings, variants, pythons=settings.pythons(peers))
     headers = [
         "",
@@ -97,13 +104,13 @@ def run(settings: Settings) -> Result:
     table = Table(
         f"{count:,} JPEGs in batches of {BATCH_SIZE} (in brackets: with +5 ms an item; after a slash: the target)",
         headers,
-        [_cells(name, row, found) for name, row in rows.items()],
+        [_cells(row, found) for row in rows.values()],
     )
     return Result([table], [trial for trials in found.values() for trial in trials])
 
 
-def _cells(name: str, row: _Row, found: dict[str, list[dict[str, Any]]]) -> list[str]:
-    epochs, first = medians(found[f"{name}: epochs"]), medians(found[f"{name}: first"])
+def _cells(row: _Row, found: dict[str, list[dict[str, Any]]]) -> list[str]:
+    epochs, first = (medians(found[f"{row.contestant}: {case}"]) for case in ("epochs", "first"))
     numbers = {
         "cold_per_s": f"{epochs('cold_per_s'):,.0f}",
         "warm_per_s": f"{epochs('warm_per_s'):,.0f}",
@@ -112,4 +119,5 @@ def _cells(name: str, row: _Row, found: dict[str, list[dict[str, Any]]]) -> list
         "peak_mb": f"{epochs('peak_mb'):,.0f}",
         "first_s": f"{first('first_s'):.2f}",
     }
+    name = row.name.format(row.workers, row.more)
     return [name, *(f"{text} / {row.targets[key]}" if key in row.targets else text for key, text in numbers.items())]
