@@ -31,14 +31,14 @@ def imported(contestant: str) -> None:
 @contextmanager
 def _ours(source: Source, workers: int, ahead: int | None, threads: int = 1) -> Generator[_Epoch]:
     loader_type = importlib.import_module("fkat_data").ShardedDataLoader
-    numbers = {"num_workers_per_shard": workers, "num_threads_per_worker": threads}
     with loader_type(
         0,
         [str(number) for number in range(source.num_shards)],
         ShardLoaders(source),
         num_shard_prefetches=1,
         num_microbatch_prefetches=-1 if ahead is None else ahead,
-        **{name: number for name, number in numbers.items() if number > 1},
+        num_workers_per_shard=workers,
+        num_threads_per_worker=threads,
     ) as loader:
         yield lambda: loader
 
