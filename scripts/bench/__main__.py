@@ -21,23 +21,30 @@ import costs
 import datasets
 import files
 import growth
+import jpeg
 import latency
 import overlap
 import remote
+import scaling
+import shared
 import start
 import state
 import streaming_bench
 import threads
 import throughput
 import tracing
+from batchers import BATCHERS
 from contestants import CONTESTANTS
 from measure import Result, Settings
 from workloads import WORKLOADS
 
 BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
+    "shared": shared.run,
     "throughput": throughput.run,
     "collate": collate.run,
     "threads": threads.run,
+    "scaling": scaling.run,
+    "jpeg": jpeg.run,
     "latency": latency.run,
     "start": start.run,
     "growth": growth.run,
@@ -51,23 +58,28 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "remote": remote.run,
     "peers": throughput.peers,
 }
+#: Trials of each contestant by default, where they take long.
+_REPEATS = {"shared": 3, "scaling": 1, "jpeg": 2}
 _PEERS_PYTHON = Path(__file__).resolve().parents[2] / ".venvs" / "bench" / "bin" / "python"
 
 
 def main() -> None:
     options = _options()
     settings = Settings(
-        repeats=options.repeats,
+        repeats=options.repeats or 5,
         scale=options.scale,
         is_together=options.together,
         workloads=tuple(options.workloads),
         contestants=tuple(options.contestants),
+        workers=tuple(options.workers),
         peers=_PEERS_PYTHON if _PEERS_PYTHON.exists() else None,
     )
     report: dict[str, Any] = {"machine": _machine(), "options": vars(options) | {"json": None}, "trials": {}}
-    print(_heading(report["machine"], settings), flush=True)
+    print(_heading(report["machine"]), flush=True)
     for name in options.only:
-        result = BENCHMARKS[name](settings)
+        repeats = options.repeats or _REPEATS.get(name, settings.repeats)
+        print(f"\n`{name}`: medians of {repeats}, in turn", flush=True)
+        result = BENCHMARKS[name](settings._replace(repeats=repeats))
         report["trials"][name] = result.trials
         for table in result.tables:
             print(f"\n{table.markdown()}", flush=True)
@@ -79,12 +91,19 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the numbers of every trial to this file")
     parser.add_argument("--only", nargs="+", choices=list(BENCHMARKS), default=list(BENCHMARKS), help="benchmarks")
-    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=[], help="kinds of microbatches")
-    parser.add_argument("--contestants", nargs="+", choices=[*CONTESTANTS, "memcpy"], default=[], help="contestants")
-    parser.add_argument("--repeats", type=int, default=5, help="trials of each contestant, in turn (default 5)")
+    workloads = [*WORKLOADS, *scaling.KINDS]
+    contestants = sorted({*CONTESTANTS, *BATCHERS, "memcpy"})
+    parser.add_argument("--workloads", nargs="+", choices=workloads, default=[], help="kinds of microbatches")
+    parser.add_argument("--contestants", nargs="+", choices=contestants, default=[], help="contestants")
+    parser.add_argument("--workers", nargs="+", type=int, default=[], help="numbers of workers, for scaling and jpeg")
+    parser.add_argument("--repeats", type=int, help=f"trials of each contestant, in turn (default 5; {_less_often()})")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of microbatches (default 1)")
     parser.add_argument("--together", action="store_true", help="run all trials in one process: quick, no valid memory")
     return parser.parse_args()
+
+
+def _less_often() -> str:
+    return ", ".join(f"{number} for {name}" for name, number in _REPEATS.items())
 
 
 def _machine() -> dict[str, Any]:
@@ -101,11 +120,11 @@ def _machine() -> dict[str, Any]:
     }
 
 
-def _heading(machine: dict[str, Any], settings: Settings) -> str:
+def _heading(machine: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     return (
         f"`python scripts/bench {shlex.join(sys.argv[1:])}` on {machine['cpus']} CPUs ({machine['cpu']}), "
-        f"Linux {machine['kernel']}, Python {machine['python']}, {versions}; medians of {settings.repeats}, in turn; "
+        f"Linux {machine['kernel']}, Python {machine['python']}, {versions}; "
         f"load before: {machine['load'][0]:.1f}."
     )
 

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ __all__ = [
     "Settings",
     "Table",
     "Usage",
+    "busy_processes",
     "counts",
     "in_turn",
     "medians",
@@ -34,6 +35,7 @@ __all__ = [
 _FOLDER = Path(__file__).resolve().parent
 _TIMEOUT_S = 120
 _GRACE_S = 8.0
+_BUSY_START_S = 0.3
 _MEBIBYTE = 1 << 20
 
 
@@ -46,6 +48,7 @@ class Settings(NamedTuple):
         is_together: Whether trials run in this process: quick, but memory is not valid.
         workloads: The workloads to run, if a benchmark has several; empty: all.
         contestants: The contestants to run, if a benchmark can omit some; empty: all.
+        workers: The numbers of workers, for benchmarks that compare several; empty: the benchmark's own.
         peers: The Python of the peers' environment, or None.
     """
 
@@ -54,6 +57,7 @@ class Settings(NamedTuple):
     is_together: bool
     workloads: tuple[str, ...]
     contestants: tuple[str, ...]
+    workers: tuple[int, ...]
     peers: Path | None
 
     def count(self, full: int, *, at_least: int = 10) -> int:
@@ -64,6 +68,10 @@ class Settings(NamedTuple):
 
     def wanted_contestants(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if not self.contestants or name in self.contestants]
+
+    def pythons(self, variants: Iterable[str]) -> dict[str, Path]:
+        """Return the Python of variants that run in the peers' environment."""
+        return dict.fromkeys(variants, self.peers) if self.peers else {}
 
 
 class Table(NamedTuple):
@@ -95,9 +103,10 @@ class Usage(NamedTuple):
     worker_faults: int
 
     @classmethod
-    def now(cls) -> "Usage":
+    def now(cls, children: Sequence[psutil.Process] | None = None) -> "Usage":
+        """Return what was used until now, by these children alone if they are given."""
         own = resource.getrusage(resource.RUSAGE_SELF)
-        children = workers()
+        children = workers() if children is None else children
         return cls(
             wall_s=time.perf_counter(),
             trainer_cpu_s=own.ru_utime + own.ru_stime,
@@ -142,6 +151,19 @@ def memory() -> dict[str, float]:
         found[f"worker_{name}"] = sum(other[name] for other in theirs)
     found["pss_mib"] = found["trainer_pss_mib"] + found["worker_pss_mib"]
     return found
+
+
+@contextlib.contextmanager
+def busy_processes(count: int) -> Generator[None]:
+    """Keep ``count`` more processes busy, in this process's session, where the kernel weighs them one by one."""
+    processes = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        time.sleep(_BUSY_START_S)
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def counts(pid: int) -> dict[str, int]:

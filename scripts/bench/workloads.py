@@ -1,6 +1,6 @@
-"""Endless streams of microbatches, and the datasets and factories that yield them.
+"""Streams of microbatches, and the datasets and factories that yield them.
 
-They are a separate module so that spawned workers can import it without the benchmarks. They are endless so that no
+They are a separate module so that spawned workers can import it without the benchmarks. Streams are endless so that no
 measurement contains the end of an epoch.
 """
 
@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-__all__ = ["WORKLOADS", "DataLoaderInside", "Factory", "Stream", "num_bytes"]
+__all__ = ["WORKLOADS", "DataLoaderInside", "Factory", "ShardDataLoader", "ShardSamples", "Stream", "num_bytes"]
 
 _IMAGES = (32, 3, 224, 224)
 
@@ -87,3 +87,31 @@ class DataLoaderInside(Factory):
     def __call__(self, shard: Any) -> Any:
         del shard
         return DataLoader(Stream(self._workload), batch_size=None)
+
+
+class ShardSamples(Dataset[Any]):
+    """Microbatches by index, each a clone of a workload's first one."""
+
+    def __init__(self, workload: str, count: int) -> None:
+        self._microbatch = next(WORKLOADS[workload]())
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Any:
+        if isinstance(self._microbatch, torch.Tensor):
+            return self._microbatch.clone()
+        return tuple(tensor.clone() for tensor in self._microbatch)
+
+
+class ShardDataLoader:
+    """A factory for ShardedDataLoader: a torch DataLoader over the shard's samples."""
+
+    def __init__(self, workload: str, count: int) -> None:
+        self._workload = workload
+        self._count = count
+
+    def __call__(self, shard: Any) -> DataLoader[Any]:
+        del shard
+        return DataLoader(ShardSamples(self._workload, self._count), batch_size=None)

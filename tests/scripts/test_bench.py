@@ -11,8 +11,11 @@ BENCH = Path(__file__).resolve().parents[2] / "scripts" / "bench"
 
 #: Each benchmark that needs no server, and who takes part in it.
 CONTESTANTS = {
+    "shared": {"ours", "torch"},
     "throughput": {"ours", "torch", "memcpy"},
     "collate": {"ours", "generator", "torch", "stack"},
+    "scaling": {"ours", "torch"},
+    "jpeg": {"ours", "torch"},
     "latency": {"ours", "torch"},
     "start": {"ours, template", "ours, spawn", "torch"},
     "growth": {"ours"},
@@ -28,7 +31,8 @@ OTHERS = ["datasets", "state", "threads"]
 @pytest.mark.usefixtures("processes")
 def test_every_benchmark_runs_and_prints_its_tables(tmp_path):
     command = [sys.executable, str(BENCH), "--scale", "0.001", "--repeats", "1", "--together", "--json", "report.json"]
-    command += ["--only", *CONTESTANTS, *OTHERS, "--workloads", "tokens", "same images"]
+    command += ["--only", *CONTESTANTS, *OTHERS, "--workloads", "tokens", "same images", "waiting"]
+    command += ["--workers", "1"]
     command += ["--contestants", "ours", "torch", "memcpy"]
     with (tmp_path / "printed").open("w") as printed:
         subprocess.run(command, cwd=tmp_path, stdout=printed, check=True, timeout=170)

@@ -1,0 +1,182 @@
+"""Items that take time to make: they wait, or are JPEGs to decode, crop and resize, from files, a tar or MDS shards.
+
+A separate module, so that spawned workers and the peers' environment can import it without the benchmarks.
+"""
+
+import functools
+import importlib
+import io
+import os
+import tarfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import ConcatDataset, DataLoader, Dataset
+
+__all__ = ["BATCH_SIZE", "SHARD_SIZE", "ShardLoaders", "Source", "make_jpegs"]
+
+BATCH_SIZE = 32
+#: Images in a tar or a directory of MDS shards.
+SHARD_SIZE = 512
+_SIZE, _CROP = (500, 375), 224
+#: Every 20th microbatch of a shard of the kind ``slow`` takes 20 times as long.
+_SLOW = 20
+
+
+class Source(NamedTuple):
+    """Where items come from.
+
+    Attributes:
+        kind: ``waiting``, ``slow``, ``files``, ``tar`` or ``mds``.
+        folder: Where the images are.
+        shard_size: The items of a shard.
+        num_shards: The number of shards; images begin again where they end.
+        wait_s: How long each item waits, images after they are decoded.
+    """
+
+    kind: str
+    folder: str
+    shard_size: int
+    num_shards: int
+    wait_s: float
+
+    def shard(self, number: int) -> Dataset[torch.Tensor]:
+        if self.kind in {"waiting", "slow"}:
+            return _Waiting(self.shard_size, self.wait_s, is_uneven=self.kind == "slow")
+        reader = {"files": _Files, "tar": _Tar, "mds": _Mds}[self.kind]
+        return _Images(reader(self.folder, number), self.wait_s)
+
+    def whole(self) -> Dataset[torch.Tensor]:
+        """Return all shards in a row."""
+        return ConcatDataset([self.shard(number) for number in range(self.num_shards)])
+
+
+class ShardLoaders:
+    """A factory for ShardedDataLoader: a torch DataLoader a shard. Shards are named by their numbers."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __call__(self, number: str) -> DataLoader[torch.Tensor]:
+        return DataLoader(self._source.shard(int(number)), batch_size=BATCH_SIZE)
+
+
+def make_jpegs(folder: str, kind: str, shard_size: int, num_shards: int) -> None:
+    """Write images, the same 512 again and again: as files, or in shards, each a tar or a directory of MDS shards."""
+    images = ((f"{number:05d}.jpg", _jpeg(number % SHARD_SIZE)) for number in range(shard_size * num_shards))
+    if kind == "files":
+        for name, data in images:
+            Path(folder, name).write_bytes(data)
+        return
+    for shard in range(num_shards):
+        path = Path(folder, f"{kind}-{shard}")
+        some = (next(images) for _ in range(shard_size))
+        if kind == "tar":
+            with tarfile.open(path, "w") as tar:
+                for name, data in some:
+                    member = tarfile.TarInfo(name)
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+            continue
+        # The peers' environment does not have it.
+        with importlib.import_module("fkat_data.streaming").MDSWriter(out=str(path), columns={"jpeg": "bytes"}) as mds:
+            for _, data in some:
+                mds.write({"jpeg": data})
+
+
+class _Waiting(Dataset[torch.Tensor]):
+    def __init__(self, count: int, wait_s: float, *, is_uneven: bool) -> None:
+        self._count = count
+        self._wait_s = wait_s
+        self._is_uneven = is_uneven
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        is_slow = self._is_uneven and (1 + index // BATCH_SIZE) % _SLOW == 0
+        time.sleep(self._wait_s * (_SLOW if is_slow else 1))
+        return torch.full((2048,), index)
+
+
+class _Images(Dataset[torch.Tensor]):
+    def __init__(self, reader: Any, wait_s: float) -> None:
+        self._reader = reader
+        self._wait_s = wait_s
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        image = Image.open(io.BytesIO(self._reader.read(index))).convert("RGB")
+        # A crop of 72 to 88 % of each side, by arithmetic: the same for all contestants.
+        width, height = (side * (72 + index % 17) // 100 for side in image.size)
+        left, top = (index * 31 % (image.size[0] - width), index * 17 % (image.size[1] - height))
+        box = (left, top, left + width, top + height)
+        pixels = np.array(image.resize((_CROP, _CROP), Image.Resampling.BILINEAR, box=box))
+        if self._wait_s:
+            time.sleep(self._wait_s)
+        return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+
+
+class _Files:
+    def __init__(self, folder: str, number: int) -> None:
+        del number
+        self._paths = sorted(str(path) for path in Path(folder).glob("*.jpg"))
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def read(self, index: int) -> bytes:
+        return Path(self._paths[index]).read_bytes()
+
+
+class _Tar:
+    """The members of a tar, by number; the file is opened where it is read."""
+
+    def __init__(self, folder: str, number: int) -> None:
+        self._path = str(Path(folder, f"tar-{number % len(list(Path(folder).glob('tar-*')))}"))
+        with tarfile.open(self._path) as tar:
+            self._members = [(member.offset_data, member.size) for member in tar]
+        self._descriptor: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_descriptor": None}
+
+    def read(self, index: int) -> bytes:
+        if self._descriptor is None:
+            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        offset, size = self._members[index]
+        return os.pread(self._descriptor, size, offset)
+
+
+class _Mds:
+    def __init__(self, folder: str, number: int) -> None:
+        path = Path(folder, f"mds-{number % len(list(Path(folder).glob('mds-*')))}")
+        self._dataset = importlib.import_module("fkat_data.streaming").LocalDataset(path)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def read(self, index: int) -> bytes:
+        return self._dataset[index]["jpeg"]
+
+
+@functools.cache
+def _jpeg(number: int) -> bytes:
+    """Return an image of soft shapes and some grain, which take about as long to decode as a photograph."""
+    random = np.random.default_rng(number)
+    shapes, grain = (
+        Image.fromarray(random.integers(0, 256, (*size, 3), np.uint8)).resize(_SIZE, Image.Resampling.BICUBIC)
+        for size in ((12, 16), (188, 250))
+    )
+    data = io.BytesIO()
+    Image.blend(shapes, grain, 0.2).save(data, "JPEG", quality=90)
+    return data.getvalue()
