@@ -48,7 +48,7 @@ class JPEGs(Dataset[torch.Tensor]):
 
         image = Image.open(io.BytesIO(self._files[index % len(self._files)])).convert("RGB")
         left, top = (image.width - _CROP) // 2, (image.height - _CROP) // 2
-        cropped = np.asarray(image.crop((left, top, left + _CROP, top + _CROP)))
+        cropped = np.array(image.crop((left, top, left + _CROP, top + _CROP)))
         return torch.from_numpy(cropped).permute(2, 0, 1).contiguous()
 
 

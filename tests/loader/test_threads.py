@@ -88,12 +88,6 @@ def test_a_dataset_that_draws_from_a_shared_generator_is_refused_by_name(multipr
         list(loader)
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, True])
-def test_a_number_of_threads_that_cannot_be_is_refused(value):
-    with pytest.raises(ConfigurationError, match="num_threads_per_worker"):
-        make(num_threads_per_worker=value)
-
-
 class Large(Waiting):
     """Items that cost nothing, of half a mebibyte in a microbatch of four."""
 
