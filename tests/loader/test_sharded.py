@@ -77,6 +77,8 @@ BAD = [
     ("start_method", "fork", "'template', 'spawn'"),
     ("trace", 5, "path"),
     ("replay", "yes", "true or false"),
+    ("num_workers_per_shard", 0, "at least 1"),
+    ("num_workers_per_shard", "2", "an integer"),
     ("num_threads_per_worker", 0, "at least 1"),
     ("num_threads_per_worker", 1.5, "an integer"),
 ]

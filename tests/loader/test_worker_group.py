@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from fkat_data import ShardedDataLoader, WorkerDiedError
-from fkat_data.errors import ConfigurationError, WorkerStalledError
+from fkat_data.errors import WorkerStalledError
 
 pytestmark = pytest.mark.usefixtures("template", "processes")
 
@@ -295,9 +295,3 @@ def test_the_log_says_once_that_one_worker_makes_a_shard(caplog):
     lines = [record.getMessage() for record in caplog.records if "one worker makes all of shard" in record.getMessage()]
     assert len(lines) == 1
     assert "DataLoader" in lines[0]
-
-
-@pytest.mark.parametrize("number", [0, -1, 1.5, "2"])
-def test_what_is_no_number_of_workers_is_refused(number):
-    with pytest.raises(ConfigurationError, match="num_workers_per_shard"):
-        loader(Factory([1]), num_workers_per_shard=number)

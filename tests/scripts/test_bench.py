@@ -11,11 +11,8 @@ BENCH = Path(__file__).resolve().parents[2] / "scripts" / "bench"
 
 #: Each benchmark that needs no server, and who takes part in it.
 CONTESTANTS = {
-    "shared": {"ours", "torch"},
     "throughput": {"ours", "torch", "memcpy"},
     "collate": {"ours", "generator", "torch", "stack"},
-    "scaling": {"ours", "torch"},
-    "jpeg": {"ours", "torch"},
     "latency": {"ours", "torch"},
     "start": {"ours, template", "ours, spawn", "torch"},
     "growth": {"ours"},
@@ -25,14 +22,15 @@ CONTESTANTS = {
     "tracing": {"ours"},
     "streaming": {"ours"},
 }
+#: Those of several workers and of several cores.
+OF_PRODUCTION = ("shared", "scaling", "jpeg")
 OTHERS = ["datasets", "state", "threads"]
 
 
 @pytest.mark.usefixtures("processes")
 def test_every_benchmark_runs_and_prints_its_tables(tmp_path):
     command = [sys.executable, str(BENCH), "--scale", "0.001", "--repeats", "1", "--together", "--json", "report.json"]
-    command += ["--only", *CONTESTANTS, *OTHERS, "--workloads", "tokens", "same images", "waiting"]
-    command += ["--workers", "1"]
+    command += ["--only", *CONTESTANTS, *OTHERS, "--workloads", "tokens", "same images"]
     command += ["--contestants", "ours", "torch", "memcpy"]
     with (tmp_path / "printed").open("w") as printed:
         subprocess.run(command, cwd=tmp_path, stdout=printed, check=True, timeout=200)
@@ -51,3 +49,14 @@ def test_every_benchmark_runs_and_prints_its_tables(tmp_path):
     assert lines[0].startswith("`python scripts/bench ")
     assert any("| ours s | torch s | ratio |" in line for line in lines)
     assert any("| block, 10^8, resumed at 90 % |" in line for line in lines)
+
+
+@pytest.mark.usefixtures("processes")
+def test_the_benchmarks_of_production_run(tmp_path):
+    command = [sys.executable, str(BENCH), "--scale", "0.001", "--repeats", "1", "--together", "--json", "report.json"]
+    command += ["--only", *OF_PRODUCTION, "--workloads", "tokens", "waiting", "--workers", "1"]
+    subprocess.run([*command, "--contestants", "ours", "torch"], cwd=tmp_path, check=True, timeout=170)
+    trials = json.loads((tmp_path / "report.json").read_text())["trials"]
+    for benchmark in OF_PRODUCTION:
+        assert {trial["contestant"] for trial in trials[benchmark]} == {"ours", "torch"}
+        assert all(trial[name] > 0 for trial in trials[benchmark] for name in trial if name.endswith("_per_s"))
