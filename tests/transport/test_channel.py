@@ -252,6 +252,7 @@ def test_posting_while_another_thread_closes_is_no_error():
     assert not failures
 
 
+@pytest.mark.usefixtures("processes")
 def test_an_abandoned_channel_leaves_its_twin_in_the_parent_alive(ends):
     first, second = ends
     pid = os.fork() if threading.active_count() == 1 else None
