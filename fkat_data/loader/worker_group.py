@@ -62,6 +62,10 @@ class WorkerGroup:
         self._early: dict[int, dict[int, Item | End | Failure]] = {}
         self._last_digest: int | None = None
         self._shortages: dict[Worker, MemoryShortage] = {}
+        # The newest allowance, if it was not sent, and what was sent last.
+        self._unsent: tuple[int, int] | None = None
+        self._sent_ticket = -1
+        self._sent_allowance = 0
         self._gone: set[Worker] = set()
         self._failures: dict[int, Failure] = {}
 
@@ -84,6 +88,21 @@ class WorkerGroup:
     def num_early(self) -> int:
         """Microbatches that have arrived before their turn."""
         return sum(isinstance(message, Item) for early in self._early.values() for message in early.values())
+
+    @property
+    def num_ready(self) -> int:
+        """Microbatches that the workers have made, and that were not handed on."""
+        return sum(worker.num_ready for worker in self.members) + (self.num_early if self._early else 0)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a worker waits for an allowance, or for memory."""
+        return any(worker.times().stage == "blocked" for worker in self.members)
+
+    @property
+    def size(self) -> int:
+        """Workers of the group."""
+        return self._size
 
     def maker(self, ticket: int, index: int) -> Worker:
         """Return the worker that makes a microbatch, if that is known."""
@@ -109,10 +128,24 @@ class WorkerGroup:
         for worker in self.members:
             worker.assign(task, allowance)
 
-    def allow(self, ticket: int, allowance: int) -> None:
-        """Let the task be produced up to ``allowance`` microbatches."""
+    def allow(self, ticket: int, allowance: int, *, is_ahead: bool = False) -> None:
+        """Let the task be produced up to ``allowance`` microbatches; ``is_ahead``: of a later task than the current one."""
+        if self._size == 1 or is_ahead:
+            for worker in self.members:
+                worker.allow(ticket, allowance, is_ahead=is_ahead)
+            return
+        # A message for each worker: one for every half of what may lie ready, or when the trainer waits.
+        self._unsent = ticket, allowance
+        sent = self._sent_allowance if self._sent_ticket == ticket else 0
+        if 2 * (allowance - sent) >= allowance - self._next_index:
+            self._send_allowance()
+
+    def _send_allowance(self) -> None:
+        if self._unsent is None:
+            return
+        (self._sent_ticket, self._sent_allowance), self._unsent = self._unsent, None
         for worker in self.members:
-            worker.allow(ticket, allowance)
+            worker.allow(self._sent_ticket, self._sent_allowance)
 
     def cancel(self, ticket: int) -> None:
         """Drop every task with a ticket below this one."""
@@ -262,6 +295,8 @@ class WorkerGroup:
             WorkerGone: A worker is gone.
         """
         members, poll, by_descriptor = self._polled()
+        if timeout_s != 0:
+            self._send_allowance()
         for worker in members:
             worker.flush()
         began_s = time.perf_counter()
