@@ -252,7 +252,7 @@ class Worker(Protocol):
         ...
 
     def flush(self) -> None:
-        """Send what was posted, as far as there is room for it."""
+        """Send what was posted, if there is room for it."""
         ...
 
     def receive(self, *, timeout_s: float | None) -> Message | MadeAlone | None:

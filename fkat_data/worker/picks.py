@@ -1,6 +1,6 @@
 """Which worker of a group makes which microbatch: a table in memory that the workers and their trainer share.
 
-A worker picks the next microbatch of a shard when it is free to make one, so nobody plans who makes what, and a slow
+A worker picks the next microbatch of a shard when it is free to make one, so no plan says who makes what, and a slow
 microbatch holds up one worker alone. The table is guarded by a lock on its file. The kernel releases it when its holder
 dies, and the order of the writes below keeps the table right at each instant at which that may happen. The trainer only
 reads, and never locks: a worker that is stopped while it holds the lock cannot stop the trainer.
@@ -26,7 +26,7 @@ NUM_TASKS = 4096
 _TICKET, _NEXT, _END, _OWNER = range(4)
 _ROW = 4
 _UNKNOWN_END = sys.maxsize
-# The system's `struct flock`, as Linux has it on 64-bit machines: type, whence, start, length, process.
+# The system's `struct flock`, as Linux has it on 64-bit machines: type, origin, start, length, process.
 _FLOCK = struct.Struct("hhqqi4x")
 
 
@@ -114,14 +114,14 @@ class Picks:
             return True
 
     def end(self, ticket: int, index: int) -> None:
-        """Let nobody pick the microbatch at ``index``, nor one behind it: the shard does not have it."""
+        """Let no worker pick the microbatch at ``index``, nor one behind it: the shard does not have it."""
         with self._locked():
             row = self._find(ticket)
             if row is not None:
                 self._table[row + _END] = min(self._table[row + _END], index)
 
     def next_index(self, ticket: int) -> int:
-        """Return the task's first microbatch that nobody has picked; 0 if nobody has begun it."""
+        """Return the task's first microbatch that no worker has picked; 0 if none has begun it."""
         row = self._find(ticket)
         return 0 if row is None else self._table[row + _NEXT]
 

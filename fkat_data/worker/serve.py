@@ -221,7 +221,7 @@ class Server:
             self._producer.mark("blocked", picks.next_index(ticket))
             while index is Refusal.NOT_ALLOWED:
                 if shard is not None and not shard.has(picks.next_index(ticket)):
-                    return None  # nobody has to wait for what the shard does not have
+                    return None  # no allowance comes for what the shard does not have
                 self._hear(block=True)
                 self._check_wanted(task)
                 index = picks.pick(ticket, first, self._allowances[ticket])

@@ -208,7 +208,7 @@ class ProcessWorker:
         self._channel.post(Kind.CANCEL, TICKET.pack(ticket))
 
     def flush(self) -> None:
-        """Send what was posted, as far as there is room for it; for a caller that waits for several workers."""
+        """Send what was posted, if there is room for it; for a caller that waits for several workers."""
         self._channel.flush()
 
     def receive(self, *, timeout_s: float | None) -> Message | MadeAlone | None:
