@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 from fkat_data.errors import MemoryLimitError, StaleIteratorError, WorkerDiedError, WorkerError, WorkerStalledError
+from fkat_data.loader.look_ahead import LookAhead
 from fkat_data.loader.recovery import Recovery, Remedy, Restarts, ShardSkips
 from fkat_data.loader.wait_clock import WaitClock
 from fkat_data.loader.worker_group import WorkerGroup
@@ -70,7 +71,7 @@ class Prefetcher:
         release: Releases what only copies to a device still hold: the caller is not to blame for that.
         recovery: What may be done about faults.
         num_shard_prefetches: Shards in work ahead of the current one.
-        num_microbatch_prefetches: Microbatches produced and not delivered, for each shard; -1: only memory bounds them.
+        num_microbatch_prefetches: Microbatches produced and not delivered, for each shard; -1: as many as it helps.
     """
 
     def __init__(
@@ -95,6 +96,10 @@ class Prefetcher:
         """Which failing shards were skipped."""
         self._num_shard_prefetches = num_shard_prefetches
         self._num_microbatch_prefetches = num_microbatch_prefetches
+        self._window: LookAhead | None = None
+        if num_microbatch_prefetches == NO_LIMIT:
+            self._window = LookAhead(max(group.size for group in groups))
+            self._num_microbatch_prefetches = self._window.size
         self._ticket = 0
         self._epoch: int = 0
         self._next_shard: int = 0
@@ -103,6 +108,7 @@ class Prefetcher:
         self._tasks: deque[Task] = deque()
         self._arrived: deque[Item | End | Failure] = deque()
         self._delivered = 0
+        self._learn_at = 0
         self._last_digest: int | None = None
         self._has_delivered = False
         self._front: Worker | WorkerGroup = groups[0]
@@ -203,7 +209,9 @@ class Prefetcher:
         is_last_shard = False
         if is_last:
             is_last_shard = self._end_shard(self._delivered)
-        elif self._num_microbatch_prefetches != NO_LIMIT:
+        else:
+            if self._window is not None and self._delivered >= self._learn_at:
+                self._learn(self._window, item)
             self._allow(self._delivered + self._num_microbatch_prefetches)
         return Arrival(item.microbatch, bool(is_last), is_last_shard, item.size_bytes, item.digest)
 
@@ -229,6 +237,10 @@ class Prefetcher:
             self._last_digest = None
             self._allowance = self._initial_allowance(self._delivered)
             self._front = self._group_of(self._tasks[0]).front
+            self._learn_at = 0
+            if self._window is not None:  # it may have been smaller when the task was assigned
+                self._allowance = 0
+                self._allow(self._initial_allowance(self._delivered))
 
     def _fill(self) -> None:
         wanted = min(1 + self._num_shard_prefetches + self._num_extra, NUM_TASKS - 1)
@@ -262,8 +274,6 @@ class Prefetcher:
         return self._groups[task.ticket % len(self._groups)]
 
     def _initial_allowance(self, first_microbatch: int) -> int:
-        if self._num_microbatch_prefetches == NO_LIMIT:
-            return NO_LIMIT
         return first_microbatch + self._num_microbatch_prefetches
 
     def _allow(self, allowance: int) -> None:
@@ -272,12 +282,33 @@ class Prefetcher:
             task = self._tasks[0]
             self._front.allow(task.ticket, allowance)
 
+    def _learn(self, window: LookAhead, item: Item) -> None:
+        """Let the look-ahead learn from a delivery."""
+        self._learn_at = self._delivered + window.stride
+        window.deliver(1 + len(self._arrived) + self._front.num_ready, item.size_bytes)
+        self._adopt(window)
+
+    def _look_further(self, window: LookAhead) -> None:
+        """Let the look-ahead learn from a wait that begins."""
+        self._learn_at = self._delivered + 2  # the next delivery comes after a wait
+        current = self._group_of(self._tasks[0])
+        others = {self._group_of(task) for task in self._tasks} - {current}
+        window.wait(is_idle_ahead=any(other.is_blocked for other in others))
+        self._adopt(window)
+
+    def _adopt(self, window: LookAhead) -> None:
+        before, self._num_microbatch_prefetches = self._num_microbatch_prefetches, window.size
+        if window.size > before:
+            self._allow(self._delivered + window.size)
+            for task in list(self._tasks)[1:]:
+                self._group_of(task).allow(task.ticket, self._initial_allowance(task.first_microbatch), is_ahead=True)
+
     def _receive(self, *, block: bool) -> Item | End | Failure | None:
         """Return the current task's next message, and keep it as the last that has arrived."""
         task = self._tasks[0]
         group = self._group_of(task)
         num_expected = self._delivered + len(self._arrived)
-        if block and self._num_microbatch_prefetches != NO_LIMIT:
+        if block:
             # The worker must make what the trainer waits for, even beyond the bound.
             self._allow(num_expected + 1)
         try:
@@ -286,6 +317,8 @@ class Prefetcher:
                 self._record_shortage(message)
                 message = self._wait(group, task, num_expected, block=block)
             elif message is None or message.ticket < task.ticket:
+                if block and self._window is not None:
+                    self._look_further(self._window)
                 message = self._wait(group, task, num_expected, block=block)
         except (WorkerGone, WorkerStalledError) as error:
             lost = error

@@ -56,8 +56,10 @@ class ShardedDataLoader:
         dataloader_factory: Called with a shard, in the worker; returns an iterable of microbatches.
         num_shard_prefetches: Shards in work ahead of the current one; 0 or more. That many shards are made at once,
             by workers of their own. With 0, a shard begins when the caller has the last microbatch of the one before.
-        num_microbatch_prefetches: Microbatches made and not yet delivered, for each shard; -1 for as many as the
-            memory limit allows. With 0, a worker makes one when the caller asks for it; in a shard of unknown length it
+        num_microbatch_prefetches: Microbatches made and not yet delivered, for each shard; -1 for as many as help: the
+            number grows while the trainer waits and the workers could have made more, shrinks where nothing is lost by
+            it, and stays within the memory limit. With 0, a worker makes one when the caller asks for it; in a shard of
+            unknown length it
             makes one more, so that the loader knows the last microbatch when it delivers it.
         dp_rank: This process's data-parallel rank; ranks that share it draw the same random numbers. None: the rank
             whose shards the sampler gives, 0 if it does not say.

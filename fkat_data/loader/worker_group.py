@@ -85,6 +85,21 @@ class WorkerGroup:
         """Microbatches that have arrived before their turn."""
         return sum(isinstance(message, Item) for early in self._early.values() for message in early.values())
 
+    @property
+    def num_ready(self) -> int:
+        """Microbatches that the workers have made, and that were not handed on."""
+        return sum(worker.num_ready for worker in self.members) + (self.num_early if self._early else 0)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a worker waits for an allowance, or for memory."""
+        return any(worker.times().stage == "blocked" for worker in self.members)
+
+    @property
+    def size(self) -> int:
+        """Workers of the group."""
+        return self._size
+
     def maker(self, ticket: int, index: int) -> Worker:
         """Return the worker that makes a microbatch, if that is known."""
         members = self.members
@@ -109,10 +124,10 @@ class WorkerGroup:
         for worker in self.members:
             worker.assign(task, allowance)
 
-    def allow(self, ticket: int, allowance: int) -> None:
-        """Let the task be produced up to ``allowance`` microbatches."""
+    def allow(self, ticket: int, allowance: int, *, is_ahead: bool = False) -> None:
+        """Let the task be produced up to ``allowance`` microbatches; ``is_ahead``: of a later task than the current one."""
         for worker in self.members:
-            worker.allow(ticket, allowance)
+            worker.allow(ticket, allowance, is_ahead=is_ahead)
 
     def cancel(self, ticket: int) -> None:
         """Drop every task with a ticket below this one."""

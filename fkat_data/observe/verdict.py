@@ -121,7 +121,7 @@ def _of_workers(statistics: "LoaderStatistics", waited: str) -> Verdict:
 def _let_them_run(statistics: "LoaderStatistics") -> str:
     """Return how to use workers that could do more."""
     if statistics.blocked_s > statistics.idle_s:
-        return "let them prefetch more: raise num_microbatch_prefetches (-1: no limit) or memory_limit_bytes"
+        return "let them prefetch more: raise num_microbatch_prefetches (-1: as many as help) or memory_limit_bytes"
     if statistics.num_shard_prefetches == 0:
         return "raise num_shard_prefetches from 0 to 1, so that the next shard begins before the caller needs it"
     return "there are too few shards in an epoch for them: make smaller ones, or let epochs follow one another sooner"

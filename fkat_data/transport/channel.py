@@ -2,11 +2,16 @@
 
 End of file means that the peer is gone. The trainer's sends never wait: what the socket does not take at once goes
 with the next call, so that two full directions cannot block each other. A worker's sends do wait.
+
+Once a worker has opened a ring (see ``fkat_data.transport.ring``), its messages travel there. What finds no room in it,
+or carries a descriptor, goes through the socket, and so does everything after it until the trainer has read the ring to
+its end: a marker in the ring, and one in the socket, say where the order goes on.
 """
 
 import array
 import contextlib
 import errno
+import math
 import os
 import select
 import socket
@@ -16,32 +21,33 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from fkat_data.errors import WorkerError
+from fkat_data.transport.ring import AllowanceBoard, Frame, RingReader, RingWriter, has_rings, new_ring
 
 __all__ = ["Channel", "ChannelClosed", "Frame"]
 
 _HEADER = struct.Struct("<IB")
+#: Instead of a length, of a frame for the channel itself: a ring, whose descriptors it carries; the order goes on in it.
+_OWN = 0xFFFFFFFF
+_RING, _TO_RING = 1, 2
+#: The kind of the ring's only frame that is not a message: the order goes on in the socket.
+_TO_SOCKET = 0xFFFFFFFF
 _BUFFER_BYTES = 1 << 18
 _ANCILLARY_BYTES = socket.CMSG_SPACE(16 * struct.calcsize("i"))
 #: A kernel that is short of memory, or of descriptors in flight, returns these: there may be room later.
 _FULL = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS})
 _LONGEST_FULL_S = 30.0
 _PAUSE_S = 0.005
+#: When a trainer that waits for the bell looks at the ring once more.
+_RECHECK_S = 0.01
 
 _Rights: TypeAlias = "list[tuple[int, int, array.array[int]]]"
 
 
 class ChannelClosed(Exception):  # noqa: N818 - no error: the other side may leave
     """The peer is gone, and everything that it sent was received."""
-
-
-class Frame(NamedTuple):
-    """A message: what kind it is, and its content."""
-
-    kind: int
-    body: bytes
 
 
 class Channel:
@@ -71,6 +77,18 @@ class Channel:
         self._sending = threading.Lock()
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
+        self._outgoing: RingWriter | None = None
+        self._incoming: RingReader | None = None
+        # Where the next message is written to, or read from.
+        self._is_in_ring = False
+        # Beside a ring that is read, the socket carries its end alone, which a wait sees: it is not read for each message.
+        self._is_socket_read = True
+
+    @property
+    def board(self) -> AllowanceBoard | None:
+        """Allowances in memory that both sides share; None without a ring."""
+        ring = self._outgoing or self._incoming
+        return ring.board if ring is not None else None
 
     def fileno(self) -> int:
         """Return the socket's descriptor."""
@@ -88,15 +106,30 @@ class Channel:
             ChannelClosed: The peer is gone.
             OSError: The kernel has no memory for it, and had none for 30 s.
         """
+        if self._outgoing is not None and self._send_in_ring(self._outgoing, kind, body, descriptor):
+            return
         frame = _HEADER.pack(len(body), kind) + body
-        rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+        self._send_frame(frame, [] if descriptor is None else [descriptor])
+
+    def open_ring(self) -> None:
+        """Send messages through memory from now on, where the machine can: for the worker's side. Any number of calls.
+
+        Raises:
+            ChannelClosed: The peer is gone.
+        """
+        if self._outgoing is not None or not has_rings():
+            return
         try:
-            sent = self._sent(frame, rights, socket.MSG_DONTWAIT)
-            if sent < len(frame):
-                with self._while_full():
-                    self._send_rest(frame, rights, sent)
-        except (BrokenPipeError, ConnectionResetError):
-            raise ChannelClosed from None
+            memory, bell = new_ring()
+        except OSError:
+            return
+        try:
+            outgoing = RingWriter(memory, bell)
+            self._send_frame(_HEADER.pack(_OWN, _RING), [memory, bell])
+        finally:
+            os.close(memory)
+        self._outgoing = outgoing
+        self._is_in_ring = True
 
     def post(self, kind: int, body: bytes) -> None:
         """Send a message without waiting; what finds no room goes with the next call.
@@ -130,17 +163,26 @@ class Channel:
             ChannelClosed: The peer is gone and nothing is left.
             WorkerError: A descriptor was lost, as this process has too many open files.
         """
-        frame = self._parse()
-        if frame is None and not self._ended:
+        frame = self.receive_buffered()
+        if frame is None and self._is_socket_read and not self._ended:
             self._fill()
-            frame = self._parse()
+            frame = self.receive_buffered()
         if frame is None and self._ended:
             raise ChannelClosed
         return frame
 
     def receive_buffered(self) -> Frame | None:
         """Return the next message that came along with the last one, or None."""
-        return self._parse()
+        while True:
+            if not self._is_in_ring or self._incoming is None:
+                frame = self._parse()
+                if frame is not None or not self._is_in_ring or self._incoming is None:
+                    return frame
+            frame = self._incoming.read()
+            if frame is None or frame.kind != _TO_SOCKET:
+                return frame
+            self._is_in_ring = False
+            self._is_socket_read = True
 
     def take_descriptor(self) -> int:
         """Return the descriptor that came with the last message that carries one."""
@@ -158,6 +200,42 @@ class Channel:
         Args:
             timeout_s: How long at most; None: without a limit.
         """
+        if self._incoming is None:
+            return self._has_arrived(self._polled(timeout_s))
+        return self._wait_beside_ring(self._incoming, timeout_s)
+
+    def _wait_beside_ring(self, ring: RingReader, timeout_s: float | None) -> bool:
+        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        recheck_s = time.monotonic() + _RECHECK_S
+        if self._is_in_ring and (timeout_s is None or timeout_s > _RECHECK_S) and ring.nap(self.flush):
+            return True
+        try:
+            if self._is_in_ring and not ring.begin_wait():
+                self.flush()
+                return True
+            while True:
+                now_s = time.monotonic()
+                until_s = min(deadline_s, recheck_s if recheck_s > now_s else math.inf)
+                events = self._polled(None if until_s == math.inf else max(0.0, until_s - now_s))
+                has_rung = any(descriptor == ring.bell for descriptor, _ in events)
+                if has_rung:  # perhaps for a wait that is over
+                    os.eventfd_read(ring.bell)
+                if self._has_arrived(events) or (self._is_in_ring and not ring.is_empty):
+                    return True
+                if len(events) > has_rung or time.monotonic() >= deadline_s:
+                    return False
+        finally:
+            ring.end_wait()
+
+    def _has_arrived(self, events: list[tuple[int, int]]) -> bool:
+        number = self._socket.fileno()
+        if any(descriptor == number for descriptor, _ in events):
+            self._is_socket_read = True
+            return True
+        return False
+
+    def _polled(self, timeout_s: float | None) -> list[tuple[int, int]]:
+        """Return the descriptors that are readable, after waiting for one; send what was posted meanwhile."""
         self.flush()
         timeout_ms = None if timeout_s is None else 1000 * timeout_s
         pause_s = 0.0
@@ -174,11 +252,10 @@ class Channel:
                 time.sleep(_PAUSE_S)
                 pause_s += _PAUSE_S
                 if timeout_s is not None and pause_s > timeout_s:
-                    return False
+                    return []
         else:
             events = self._poll.poll(timeout_ms)
-        number = self._socket.fileno()
-        return any(descriptor == number for descriptor, _ in events)
+        return events
 
     def finish_sending(self) -> None:
         """Let the peer receive end of file, while what it still sends can be received."""
@@ -203,10 +280,35 @@ class Channel:
     def abandon(self) -> None:
         """Close the descriptors without notifying the peer: for a forked child that inherited them."""
         self._socket.close()
+        for ring in (self._outgoing, self._incoming):
+            if ring is not None:
+                ring.close()
         self._start = self._end = 0
         self._ended = True
         while self._descriptors:
             os.close(self._descriptors.popleft())
+
+    def _send_in_ring(self, ring: RingWriter, kind: int, body: bytes, descriptor: int | None) -> bool:
+        """Return whether the message went into the ring; what did not has to go through the socket."""
+        if not self._is_in_ring and descriptor is None and ring.is_drained:
+            self._send_frame(_HEADER.pack(_OWN, _TO_RING), [])
+            self._is_in_ring = True
+        if self._is_in_ring:
+            if descriptor is None and ring.write(kind, body):
+                return True
+            ring.write(_TO_SOCKET, b"", is_marker=True)
+            self._is_in_ring = False
+        return False
+
+    def _send_frame(self, frame: bytes, descriptors: list[int]) -> None:
+        rights: _Rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        try:
+            sent = self._sent(frame, rights, socket.MSG_DONTWAIT)
+            if sent < len(frame):
+                with self._while_full():
+                    self._send_rest(frame, rights, sent)
+        except (BrokenPipeError, ConnectionResetError):
+            raise ChannelClosed from None
 
     def _sent(self, frame: bytes, rights: _Rights, flags: int = 0) -> int:
         """Return how many bytes the socket has taken."""
@@ -249,6 +351,10 @@ class Channel:
         if available < _HEADER.size:
             return None
         length, kind = _HEADER.unpack_from(self._buffer, self._start)
+        if length == _OWN:
+            self._start += _HEADER.size
+            self._go_to_ring(kind)
+            return None
         total = _HEADER.size + length
         if available < total:
             self._make_room(total)
@@ -256,6 +362,17 @@ class Channel:
         body_start = self._start + _HEADER.size
         self._start += total
         return Frame(kind, bytes(self._view[body_start : body_start + length]))
+
+    def _go_to_ring(self, kind: int) -> None:
+        if kind == _RING:
+            memory, bell = self._descriptors.popleft(), self._descriptors.popleft()
+            try:
+                self._incoming = RingReader(memory, bell)
+            finally:
+                os.close(memory)
+            self._poll.register(bell, select.POLLIN)
+        self._is_in_ring = True
+        self._is_socket_read = False
 
     def _fill(self) -> None:
         if self._start == self._end:

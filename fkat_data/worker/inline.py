@@ -78,6 +78,11 @@ class InlineWorker:
         """Everything that was made: there is no pipe."""
         return self._clock.times().produced
 
+    @property
+    def num_ready(self) -> int:
+        """0: each is made when it is asked for."""
+        return 0
+
     def times(self) -> StageTimes:
         """Return how the time was spent, without the time between microbatches."""
         return self._clock.times()
@@ -101,7 +106,7 @@ class InlineWorker:
         del allowance
         self._tasks.append(task)
 
-    def allow(self, ticket: int, allowance: int) -> None:
+    def allow(self, ticket: int, allowance: int, *, is_ahead: bool = False) -> None:
         """Do nothing: a microbatch is produced when the caller asks for it."""
 
     def cancel(self, ticket: int) -> None:

@@ -214,6 +214,11 @@ class Worker(Protocol):
         """Microbatches that were received from the worker."""
         ...
 
+    @property
+    def num_ready(self) -> int:
+        """Microbatches that the worker has made, and that were not received."""
+        ...
+
     def times(self) -> StageTimes:
         """Return how the worker spent its time."""
         ...
@@ -238,8 +243,8 @@ class Worker(Protocol):
         """Take a task, to be produced after those taken before, up to ``allowance`` microbatches for now."""
         ...
 
-    def allow(self, ticket: int, allowance: int) -> None:
-        """Let the task be produced up to ``allowance`` microbatches."""
+    def allow(self, ticket: int, allowance: int, *, is_ahead: bool = False) -> None:
+        """Let the task be produced up to ``allowance`` microbatches; ``is_ahead``: of a later task than the current one."""
         ...
 
     def cancel(self, ticket: int) -> None:

@@ -104,6 +104,7 @@ class Server:
         # Where workers make shards together: their table, and whether the last shard's factory gave random access.
         self._picks: Picks | None = None
         self._gave_random_access = True
+        self._bound = 0
         self._cancelled_below = 0
         self._num_unheard = 0
         self._heard_s = 0.0
@@ -128,6 +129,8 @@ class Server:
             self._finish()
 
     def _do(self, task: Task) -> None:
+        if self._picks is None:  # a trainer that waits for several workers waits for their sockets
+            self._channel.open_ring()
         self._channel.send(Kind.BEGIN, TICKET.pack(task.ticket))
         try:
             if self._picks is None or self._picks.owner(task.ticket) == self._picks.worker:
@@ -240,11 +243,9 @@ class Server:
 
     def _wait_for_allowance(self, task: Task, index: int) -> None:
         self._hear_at_times(task)
-        if index >= self._allowances[task.ticket]:
+        if index >= self._allowances[task.ticket] and index >= self._renewed_allowance(task):
             self._producer.mark("blocked", index)
-            while index >= self._allowances[task.ticket]:
-                self._hear(block=True)
-                self._check_wanted(task)
+            self._sleep_until_allowed(task, index)
             self._producer.mark("")
 
     def _hear_at_times(self, task: Task) -> None:
@@ -254,6 +255,34 @@ class Server:
         if self._num_unheard >= _MOST_UNHEARD or time.monotonic() - self._heard_s > _LONGEST_UNHEARD_S:
             self._hear(block=False)
             self._check_wanted(task)
+
+    def _renewed_allowance(self, task: Task) -> int:
+        if self._channel.board is not None:
+            self._allowances[task.ticket] = max(
+                self._allowances[task.ticket], self._channel.board.allowance(task.ticket)
+            )
+        return self._allowances[task.ticket]
+
+    def _sleep_until_allowed(self, task: Task, index: int) -> None:
+        """Sleep until half of the bound is free, for a moment; then until anything is."""
+        board = self._channel.board
+        wanted, timeout_s = index + max(1, self._bound // 2), _MOMENT_S if board is not None else None
+        try:
+            while True:
+                if board is not None:
+                    board.sleep(wanted)
+                if index < self._renewed_allowance(task):
+                    return
+                is_over = not self._channel.wait(timeout_s)
+                self._hear(block=False)
+                self._check_wanted(task)
+                if is_over:
+                    # An allowance that was written while the worker fell asleep is seen by now.
+                    timeout_s = None if wanted == index + 1 else _MOMENT_S
+                    wanted = index + 1
+        finally:
+            if board is not None:
+                board.rise()
 
     def _check_wanted(self, task: Task) -> None:
         if task.ticket < self._cancelled_below:
@@ -390,6 +419,7 @@ class Server:
             case Kind.ASSIGN:
                 task, allowance = unpack_task(body)
                 self._allowances[task.ticket] = sys.maxsize if allowance == NO_LIMIT else allowance
+                self._bound = allowance - task.first_microbatch
                 self._tasks.append(task)
             case Kind.PICKS:
                 num_workers, place = PICKS.unpack(body)

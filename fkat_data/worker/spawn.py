@@ -12,7 +12,7 @@ from typing import Any
 from fkat_data.errors import WorkerError
 from fkat_data.observe.events import MAIN_THREAD
 from fkat_data.observe.sink import EventSink
-from fkat_data.observe.stages import StageTimes, stage_times
+from fkat_data.observe.stages import PRODUCED, StageTimes, stage_times
 from fkat_data.observe.timeline import Timeline
 from fkat_data.plan.task import Task
 from fkat_data.transport.channel import Channel, ChannelClosed, Frame
@@ -107,6 +107,7 @@ class ProcessWorker:
         self._is_hung_up = False
         self._is_closed = False
         self._last_begun = -1
+        self._allowed = -1, 0
         _workers.add(self)
 
     @property
@@ -156,6 +157,11 @@ class ProcessWorker:
         with contextlib.suppress(ChannelClosed):  # the next receive() raises it
             self._channel.send(Kind.PICKS, PICKS.pack(num_workers, place), picks)
 
+    @property
+    def num_ready(self) -> int:
+        """Microbatches that the worker has made, and that were not received."""
+        return int(self._page[PRODUCED]) - self._num_received
+
     def times(self) -> StageTimes:
         """Return how the worker spent its time."""
         return stage_times(self._page, time.perf_counter())
@@ -187,9 +193,15 @@ class ProcessWorker:
         """Take a task, to be produced after those taken before."""
         self._channel.post(Kind.ASSIGN, pack_task(task, allowance))
 
-    def allow(self, ticket: int, allowance: int) -> None:
-        """Let the task be produced up to ``allowance`` microbatches."""
-        self._channel.post(Kind.ALLOW, ALLOWANCE.pack(ticket, allowance))
+    def allow(self, ticket: int, allowance: int, *, is_ahead: bool = False) -> None:
+        """Let the task be produced up to ``allowance`` microbatches; ``is_ahead``: of a later task than the current one."""
+        if is_ahead:
+            self._channel.post(Kind.ALLOW, ALLOWANCE.pack(ticket, allowance))
+            return
+        self._allowed = ticket, allowance
+        board = self._channel.board
+        if board is None or board.publish(ticket, allowance):
+            self._channel.post(Kind.ALLOW, ALLOWANCE.pack(ticket, allowance))
 
     def cancel(self, ticket: int) -> None:
         """Drop every task with a ticket below this one."""
@@ -255,6 +267,9 @@ class ProcessWorker:
     def _wait(self, timeout_s: float | None) -> bool:
         """Wait for a message; return whether one has arrived."""
         began_s = time.perf_counter()
+        board = self._channel.board
+        if board is not None and self._allowed[0] >= 0 and board.is_asleep():
+            self._channel.defer(Kind.ALLOW, ALLOWANCE.pack(*self._allowed))
         try:
             has_arrived = self._channel.wait(timeout_s)
         finally:

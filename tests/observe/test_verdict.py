@@ -106,7 +106,7 @@ CASES = {
     "memory": (
         dataclasses.replace(STARVED, produce_s=3.0, blocked_s=6.0),
         "produce",
-        "let them prefetch more: raise num_microbatch_prefetches (-1: no limit) or memory_limit_bytes",
+        "let them prefetch more: raise num_microbatch_prefetches (-1: as many as help) or memory_limit_bytes",
         None,
     ),
     "nothing ahead": (

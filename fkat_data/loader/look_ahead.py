@@ -1,0 +1,78 @@
+"""The look-ahead where the user sets no number: it grows where that helps, and shrinks where nothing is lost.
+
+A longer look-ahead helps where the trainer waits although the window was full before: the workers stood still, and could
+have made what is missing now. Where the trainer waits beside a window that was never full, the workers are too slow, and
+no look-ahead helps. What has lain ready for long without being needed is surplus, and the window shrinks by half of it.
+A wait soon after shows that this was a mistake: the next shrinking comes later. So a rare slow microbatch costs a few
+waits in a whole run, not one each time.
+"""
+
+__all__ = ["LookAhead"]
+
+_LEAST = 4
+_MOST = 1 << 16
+# Less than this is not worth counting, and small microbatches need many ahead to be fast.
+_LEAST_BYTES = 4 << 20
+_SMALLEST_BYTES = 4 << 10
+_SHORTEST_TERM, _LONGEST_TERM = 256, 1 << 16
+
+
+class LookAhead:
+    """The number of microbatches that may be made and not delivered.
+
+    Args:
+        num_workers: Workers that make a shard together: each needs one in work and one behind it.
+    """
+
+    def __init__(self, num_workers: int = 1) -> None:
+        self._least = max(_LEAST, 2 * num_workers)
+        self.size = self._least
+        """The number, for now."""
+        self._term = _SHORTEST_TERM
+        self._has_shrunk = False
+        self._begin_term()
+        self._was_full = False
+
+    @property
+    def stride(self) -> int:
+        """Deliveries from one that is worth learning from to the next."""
+        return max(1, self.size // 4)
+
+    def deliver(self, num_ready: int, size_bytes: int) -> None:
+        """Learn that a microbatch was delivered without a wait: of each ``stride`` of them, from one.
+
+        Args:
+            num_ready: Microbatches that were ready, this one included.
+            size_bytes: Its size.
+        """
+        least = max(self._least, _LEAST_BYTES // max(size_bytes, _SMALLEST_BYTES))
+        if self.size < least:
+            self.size = least
+        elif num_ready > self.size - self.stride:
+            self._was_full = True
+        self._fewest_ready = min(self._fewest_ready, num_ready)
+        self._num_left -= 1
+        if not self._num_left:
+            surplus = self._fewest_ready - 1
+            if surplus > 1 and self.size > least:
+                self.size = max(least, self.size - surplus // 2)
+                self._has_shrunk = True
+            self._begin_term()
+
+    def wait(self, *, is_idle_ahead: bool = False) -> None:
+        """Learn that the trainer waits.
+
+        Args:
+            is_idle_ahead: Whether a worker stands still because later shards are as far ahead as they may be.
+        """
+        if self._was_full or is_idle_ahead:
+            self.size = min(2 * self.size, _MOST)
+            if self._has_shrunk:
+                self._term = min(2 * self._term, _LONGEST_TERM)
+            self._has_shrunk = False
+        self._was_full = False
+        self._begin_term()
+
+    def _begin_term(self) -> None:
+        self._num_left = self._term
+        self._fewest_ready = _MOST
