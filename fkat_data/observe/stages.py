@@ -18,6 +18,7 @@ from fkat_data.observe.profile import WorkerProfile
 
 __all__ = [
     "NUM_SLOTS",
+    "PRODUCED",
     "STAGES",
     "HelperTimes",
     "Page",
@@ -41,7 +42,7 @@ for stored bytes; writes a microbatch into shared memory; waits for memory or fo
 
 _NUMBER = {name: number for number, name in enumerate(STAGES)}
 # After the seconds of each stage: microbatches made, the stage in work, what it is about, when it began.
-_PRODUCED, _STAGE, _INDEX, _BEGAN_S = range(len(STAGES), len(STAGES) + 4)
+PRODUCED, _STAGE, _INDEX, _BEGAN_S = range(len(STAGES), len(STAGES) + 4)
 NUM_SLOTS = len(STAGES) + 4
 """Numbers of 8 bytes in a page."""
 
@@ -118,7 +119,7 @@ class StageClock:
 
     def count(self) -> None:
         """Count a microbatch that was made."""
-        self._slots[_PRODUCED] += 1
+        self._slots[PRODUCED] += 1
 
     def shift(self, name: str, seconds: float) -> None:
         """Count time of the stage in work for another one."""
@@ -254,4 +255,4 @@ def stage_times(slots: Page, now_s: float) -> StageTimes:
     seconds = numbers[: len(STAGES)]
     stage = int(numbers[_STAGE])
     seconds[stage] += max(0.0, now_s - numbers[_BEGAN_S]) if numbers[_BEGAN_S] else 0.0
-    return StageTimes(int(numbers[_PRODUCED]), tuple(seconds), STAGES[stage], numbers[_BEGAN_S], int(numbers[_INDEX]))
+    return StageTimes(int(numbers[PRODUCED]), tuple(seconds), STAGES[stage], numbers[_BEGAN_S], int(numbers[_INDEX]))

@@ -12,7 +12,7 @@ from typing import Any
 from fkat_data.errors import WorkerError
 from fkat_data.observe.events import MAIN_THREAD
 from fkat_data.observe.sink import EventSink
-from fkat_data.observe.stages import StageTimes, num_produced, stage_times
+from fkat_data.observe.stages import PRODUCED, StageTimes, stage_times
 from fkat_data.observe.timeline import Timeline
 from fkat_data.plan.task import Task
 from fkat_data.transport.channel import Channel, ChannelClosed, Frame
@@ -160,7 +160,7 @@ class ProcessWorker:
     @property
     def num_ready(self) -> int:
         """Microbatches that the worker has made, and that were not received."""
-        return num_produced(self._page) - self._num_received
+        return int(self._page[PRODUCED]) - self._num_received
 
     def times(self) -> StageTimes:
         """Return how the worker spent its time."""
