@@ -29,7 +29,7 @@ from fkat_data.samplers.data_parallel import DistributedDataParallelShardSampler
 from fkat_data.samplers.listing import FsShardSampler
 from fkat_data.samplers.shuffled import ShuffledShardSampler
 from fkat_data.seeding import ItemGenerators, item_generators
-from fkat_data.types import Shard
+from fkat_data.types import RandomAccess, Shard
 
 __all__ = [
     "CacheFullError",
@@ -42,6 +42,7 @@ __all__ = [
     "ItemGenerators",
     "LoaderStatistics",
     "MemoryLimitError",
+    "RandomAccess",
     "RankMismatchError",
     "ReplayMismatchError",
     "SampleError",

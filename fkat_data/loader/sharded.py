@@ -70,7 +70,7 @@ class ShardedDataLoader:
         num_workers_per_shard: Workers that make the microbatches of one shard together; the loader has that many for
             each shard that it makes at once. The microbatches are the same bits for any number. It takes a
             ``DataLoader`` over a dataset with indices, or a product with ``num_microbatches`` and
-            ``microbatch(index)`` (see ``fkat_data.types.RandomAccess``); one worker makes all of any other shard.
+            ``microbatch(index)`` (see ``fkat_data.RandomAccess``); one worker makes all of any other shard.
         memory_limit_bytes: Shared memory of all workers together; reaching it makes them wait. Default: an eighth
             of the available memory, at most 1 GiB.
         zero_copy: False delivers copies in memory of the caller's own.

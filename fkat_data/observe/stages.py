@@ -27,7 +27,6 @@ __all__ = [
     "added_times",
     "helping",
     "new_page",
-    "num_produced",
     "reading",
     "shift_to_store",
     "stage_times",
@@ -237,11 +236,6 @@ def added_times(several: Sequence[StageTimes]) -> StageTimes:
     """Return the times of several workers together."""
     seconds = tuple(sum(times.seconds[number] for times in several) for number in range(len(STAGES)))
     return StageTimes(sum(times.produced for times in several), seconds, "", 0.0, -1)
-
-
-def num_produced(slots: Page) -> int:
-    """Return the microbatches made, as a page says."""
-    return int(slots[_PRODUCED])
 
 
 def stage_times(slots: Page, now_s: float) -> StageTimes:

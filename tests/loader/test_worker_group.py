@@ -21,7 +21,8 @@ pytestmark = pytest.mark.usefixtures("template", "processes")
 @pytest.fixture(scope="module")
 def template(shared_processes):
     """Keep one loader open: the others share the process that its worker was forked from."""
-    with ShardedDataLoader(0, ["0"], Factory([1])):
+    with ShardedDataLoader(0, ["0"], Factory([1])) as made:
+        assert len(list(made)) == 1  # its worker is there before the first test looks
         yield
 
 
@@ -254,10 +255,10 @@ class Slow:
 
 def test_a_worker_that_hangs_is_the_one_that_is_killed(tmp_path):
     factory = HangingFactory([10], tmp_path / "mark")
-    with loader(factory, num_workers_per_shard=2, stall_timeout_s=3.0, max_worker_restarts=1) as several:
+    with loader(factory, num_workers_per_shard=2, stall_timeout_s=1.5, max_worker_restarts=1) as several:
         assert [microbatch[0] for microbatch in epoch(several)] == list(range(10))
     (tmp_path / "mark").unlink()
-    with loader(factory, num_workers_per_shard=2, stall_timeout_s=3.0) as several:
+    with loader(factory, num_workers_per_shard=2, stall_timeout_s=1.5) as several:
         with pytest.raises(WorkerStalledError) as caught:
             epoch(several)
         assert caught.value.microbatch_index == 4
