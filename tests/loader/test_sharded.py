@@ -543,10 +543,10 @@ def test_only_what_was_not_there_was_waited_for():
     with make(["list-a-9"], multiprocessing=True) as loader:
         iterator = iter(loader)
         next(iterator)
-        while loader._prefetcher.num_arrived < 5:
+        while loader._prefetcher.num_arrived < 3:
             loader._prefetcher._receive(block=False)
         before_s = loader.statistics().waited_s
-        for _ in range(5):
+        for _ in range(3):
             next(iterator)
         assert loader.statistics().waited_s == before_s > 0
 

@@ -49,7 +49,7 @@ def test_each_second_of_a_worker_counts_in_one_stage(multiprocessing):
 
 @pytest.mark.usefixtures("processes")
 def test_what_is_made_and_not_delivered_is_the_queue():
-    with make(["list-a-9"], multiprocessing=True) as loader:
+    with make(["list-a-9"], multiprocessing=True, num_microbatch_prefetches=8) as loader:
         microbatches = iter(loader)
         next(microbatches)
         deadline_s = time.monotonic() + 10
