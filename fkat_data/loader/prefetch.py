@@ -360,14 +360,14 @@ class Prefetcher:
 
     def _lose(self, group: WorkerGroup, task: Task, num_expected: int, lost: WorkerGone | WorkerStalledError) -> None:
         """Act on the end of a worker of the current shard's group: another one goes on, or its error comes in its place."""
-        dead = list(group.members)
+        members = list(group.members)
         if isinstance(lost, WorkerStalledError):
-            for worker in dead:
+            for worker in members:
                 if worker.pid == lost.pid:
                     worker.close(0.0)
-        elif all(worker.pid != lost.pid for worker in dead):
+        elif all(worker.pid != lost.pid for worker in members):
             raise StaleIteratorError("the loader was closed while this iterator waited")
-        loss = group.loss(task, num_expected)
+        loss = group.loss(lost.pid, task, num_expected)
         error: WorkerError = (
             lost
             if isinstance(lost, WorkerStalledError)
@@ -393,11 +393,11 @@ class Prefetcher:
         self._shortage = None
         last = self._arrived[-1] if self._arrived else None
         digest = last.digest if isinstance(last, Item) else self._last_digest
-        given_up = loss.task if remedy is Remedy.GIVE_UP_SHARD else None
+        given_up = loss if remedy is Remedy.GIVE_UP_SHARD else None
         tasks = [each for each in self._tasks if self._group_of(each) is group]
         allowances = [self._allowance, *(self._initial_allowance(each.first_microbatch) for each in tasks[1:])]
-        work = [(each, limit) for each, limit in zip(tasks, allowances, strict=True) if each is not given_up]
-        group.resume(work, task, num_expected, digest, dead)
+        work = list(zip(tasks, allowances, strict=True))
+        group.resume(work, task, num_expected, digest, members, given_up)
 
     def _may_skip(self, error: BaseException) -> bool:
         task = self._tasks[0]

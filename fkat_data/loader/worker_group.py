@@ -180,18 +180,22 @@ class WorkerGroup:
                 if (left_s is not None and left_s <= 0) or not self._hear(left_s):
                     return None
 
-    def loss(self, task: Task, index: int) -> Loss:
-        """Return what is lost with the first worker that has died.
+    def loss(self, pid: int, task: Task, index: int) -> Loss:
+        """Return what is lost with a worker that has died; nothing is expected of it from here on.
 
         Args:
+            pid: The worker's process.
             task: The shard whose microbatches are next.
             index: The next microbatch.
         """
         if self._size == 1:
             worker = self._workers[self._first]
             return Loss(task, index, worker.has_begun(task.ticket))
-        place = next((place for place, worker in enumerate(self.members) if not worker.is_alive), None)
-        lost = None if place is None else self._lost_by(place)
+        lost = None
+        for place, worker in enumerate(self.members):
+            if worker.pid == pid:
+                self._gone.add(worker)
+                lost = self._lost_by(place)
         return lost or Loss(task, index, has_begun=False)
 
     def fail(self, loss: Loss, error: BaseException) -> None:
@@ -209,24 +213,29 @@ class WorkerGroup:
         current: Task,
         index: int,
         digest: int | None,
-        dead: Sequence[Worker],
+        before: Sequence[Worker],
+        given_up: Loss | None,
     ) -> None:
         """Let the successors of dead workers go on.
 
         Args:
-            tasks: What the successors have to do, in order, with the allowances.
+            tasks: Those in work, in order, with their allowances.
             current: The shard whose microbatches are next.
             index: The next one of them.
             digest: Of the one before, if it is known.
-            dead: The members as they were: those that are no longer among them were replaced.
+            before: The members as they were: those that are no longer among them were replaced.
+            given_up: What no successor makes again, as it has killed two workers.
         """
         for place, worker in enumerate(self.members):
-            if worker is dead[place]:
+            if worker is before[place]:
                 continue
-            self._shortages.pop(dead[place], None)
-            self._gone.discard(dead[place])
+            self._shortages.pop(before[place], None)
+            self._gone.discard(before[place])
             lost = self._lost_by(place) if self._size > 1 else None
             for task, allowance in tasks:
+                # Another worker that has died may have left a microbatch before the one that is given up.
+                if given_up is not None and task is given_up.task and lost is None:
+                    continue
                 resumed = task
                 if self._size == 1 and task is current:
                     resumed = task._replace(first_microbatch=index, digest=digest)

@@ -1,5 +1,6 @@
 """Several workers make one shard: the same bits as one, from every position, whoever dies."""
 
+import contextlib
 import logging
 import os
 import random
@@ -148,18 +149,15 @@ class Fatal(Drawn):
 
     def __getitem__(self, index):
         if (self.shard, index) == self.at:
-            try:
-                os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                pass
-            else:
-                os.kill(os.getpid(), signal.SIGKILL)
+            with contextlib.suppress(FileExistsError):
+                mark = os.open(self.mark, os.O_CREAT | os.O_EXCL) if self.mark else -1
+                os.kill(os.getpid(), signal.SIGKILL if mark else 0)
         return super().__getitem__(index)
 
 
 class FatalFactory(Factory):
-    def __init__(self, sizes, at, mark, kind):
-        super().__init__(sizes, kind)
+    def __init__(self, sizes, at, mark, kind, batch_size=2):
+        super().__init__(sizes, kind, batch_size)
         self.at, self.mark = at, str(mark)
 
     def __call__(self, shard):
@@ -197,6 +195,21 @@ def test_killed_from_outside_again_and_again_nothing_is_lost():
             if len(got) % 8 == 0:
                 os.kill(draw.choice(several._pool.workers).pid, signal.SIGKILL)
         assert got == expected
+
+
+@pytest.mark.parametrize("kind", ["map", "number"])
+def test_a_microbatch_that_kills_two_workers_is_given_up_with_its_shard_and_nothing_before_it_is_lost(kind):
+    factory = FatalFactory([8, 14, 6], ("1", 9), "", kind, batch_size=1)
+    with loader(Factory([8, 14, 6], kind, batch_size=1), multiprocessing=False) as alone:
+        expected = epoch(alone)
+    options = {"max_worker_restarts": 9, "on_shard_error": "skip"}
+    with loader(factory, num_workers_per_shard=3, num_shard_prefetches=1, **options) as several:
+        got = epoch(several)
+        assert several.statistics().skipped_shards == 1
+        assert several.statistics().worker_restarts == 2
+    num_before = len(got) - 6
+    assert got == expected[:num_before] + expected[-6:]
+    assert 8 <= num_before < 22
 
 
 class Failing(Factory):
@@ -255,10 +268,10 @@ class Slow:
 
 def test_a_worker_that_hangs_is_the_one_that_is_killed(tmp_path):
     factory = HangingFactory([10], tmp_path / "mark")
-    with loader(factory, num_workers_per_shard=2, stall_timeout_s=1.5, max_worker_restarts=1) as several:
+    with loader(factory, num_workers_per_shard=2, stall_timeout_s=4.0, max_worker_restarts=1) as several:
         assert [microbatch[0] for microbatch in epoch(several)] == list(range(10))
     (tmp_path / "mark").unlink()
-    with loader(factory, num_workers_per_shard=2, stall_timeout_s=1.5) as several:
+    with loader(factory, num_workers_per_shard=2, stall_timeout_s=4.0) as several:
         with pytest.raises(WorkerStalledError) as caught:
             epoch(several)
         assert caught.value.microbatch_index == 4
