@@ -32,6 +32,8 @@ class LookAhead:
         self._has_shrunk = False
         self._begin_term()
         self._was_full = False
+        self._floor = self._least
+        self._num_vain = 0
 
     @property
     def stride(self) -> int:
@@ -45,7 +47,7 @@ class LookAhead:
             num_ready: Microbatches that were ready, this one included.
             size_bytes: Its size.
         """
-        least = max(self._least, _LEAST_BYTES // max(size_bytes, _SMALLEST_BYTES))
+        least = self._floor = max(self._least, _LEAST_BYTES // max(size_bytes, _SMALLEST_BYTES))
         if self.size < least:
             self.size = least
         elif num_ready > self.size - self.stride:
@@ -70,6 +72,13 @@ class LookAhead:
             if self._has_shrunk:
                 self._term = min(2 * self._term, _LONGEST_TERM)
             self._has_shrunk = False
+            self._num_vain = 0
+        else:
+            # The workers are the limit, and the window is never used: what a pause of the trainer made of it goes again.
+            self._num_vain += 1
+            if self._num_vain >= _SHORTEST_TERM:
+                self._num_vain = 0
+                self.size = max(min(self.size, self._floor), self.size // 2)
         self._was_full = False
         self._begin_term()
 
