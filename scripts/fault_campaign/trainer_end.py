@@ -48,6 +48,9 @@ def _complaint_about(event: dict[str, Any], hits: Sequence[Hit]) -> str:
             if not any(hit.victim in ("grandchild", "all") for hit in hits):
                 return f"an error that nothing explains: {event['error']}"
         case "logged":
+            is_of_templates = "template processes ended before they had started a worker" in event["message"]
+            if is_of_templates and sum(hit.is_deadly for hit in hits) > 1:
+                return ""  # the strikes met them
             return f"a warning that nothing explains: {event['message']}"
         case _:
             pass

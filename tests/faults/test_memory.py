@@ -276,7 +276,7 @@ size_bytes, count = int(sys.argv[2]), int(sys.argv[3])
 def load(shard):
     return (torch.full((size_bytes // 8,), index) for index in range(count))
 
-loader = ShardedDataLoader(0, ["0"], load, memory_limit_bytes=4 << 30)
+loader = ShardedDataLoader(0, ["0"], load, num_microbatch_prefetches=count, memory_limit_bytes=4 << 30)
 try:
     for index, microbatch in enumerate(loader):
         if index == 0:
