@@ -193,7 +193,8 @@ def test_killed_from_outside_again_and_again_nothing_is_lost():
         for microbatch in several:
             got.append(plain(microbatch))
             if len(got) % 8 == 0:
-                os.kill(draw.choice(several._pool.workers).pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # one that is dead, and was not replaced yet
+                    os.kill(draw.choice(several._pool.workers).pid, signal.SIGKILL)
         assert got == expected
 
 

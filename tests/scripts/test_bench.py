@@ -24,7 +24,7 @@ CONTESTANTS = {
 }
 #: Those of several workers and of several cores.
 OF_PRODUCTION = ("shared", "scaling", "jpeg")
-OTHERS = ["datasets", "state", "threads"]
+OTHERS = ["datasets", "state"]
 
 
 @pytest.mark.usefixtures("processes")
@@ -47,7 +47,7 @@ def test_every_benchmark_runs_and_prints_its_tables(tmp_path):
     assert [trial["variant"] for trial in trials["state"]] == variants
     lines = (tmp_path / "printed").read_text().splitlines()
     assert lines[0].startswith("`python scripts/bench ")
-    assert any("| workers: 1 / 8 | until iter() returned, ms |" in line for line in lines)
+    assert any("| workers: 1 / 2 | until iter() returned, ms |" in line for line in lines)
     assert any("| block, 10^8, resumed at 90 % |" in line for line in lines)
 
 
