@@ -82,7 +82,6 @@ class TemplateProcess:
             self._monitor = WorkerMonitor(self._child, self._stderr, "the template")
             with contextlib.suppress(OSError):  # it has ended already: the first request finds that out
                 self._control.send(pickle.dumps(import_paths()))
-            self._monitor.start()
         except BaseException:
             self._control.close()
             os.close(self._lifeline)
@@ -92,6 +91,12 @@ class TemplateProcess:
             theirs.close()
             os.close(lifeline_descriptor)
             os.close(stderr)
+        try:
+            self._monitor.start()
+        except BaseException:  # Ctrl-C, and the thread may run by now: it closes its pipe when the process has ended
+            self._control.close()
+            os.close(self._lifeline)
+            raise
         self.pid = self._child.pid
         """The process id."""
 
