@@ -105,19 +105,23 @@ class WorkerGroup:
         return self._size
 
     def maker(self, ticket: int, index: int) -> Worker:
-        """Return the worker that makes a microbatch, if that is known."""
+        """Return the worker that makes a microbatch; if none does yet, the one that may hold up the others."""
         members = self.members
         if self._size == 1:
             return members[0]
+        worker = self._known_maker(ticket, index)
+        if worker is not None:
+            return worker
+        holder = self._picks().holder_pid()  # it may be stopped, with the lock that the others wait for
+        return next((worker for worker in members if worker.pid == holder), members[0])
+
+    def _known_maker(self, ticket: int, index: int) -> Worker | None:
         picks = self._picks()
         owner = picks.owner(ticket)
         if owner is not None:
-            return members[owner]
-        for place, worker in enumerate(members):
-            if picks.of(place) == (ticket, index):
-                return worker
-        holder = picks.holder_pid()  # it may be stopped, with the lock that the others wait for
-        return next((worker for worker in members if worker.pid == holder), members[0])
+            return self.members[owner]
+        found = (worker for place, worker in enumerate(self.members) if picks.of(place) == (ticket, index))
+        return next(found, None)
 
     def assign(self, task: Task, allowance: int) -> None:
         """Take a task, to be produced after those taken before."""
@@ -152,7 +156,7 @@ class WorkerGroup:
         self._failures.clear()
         # A worker that is gone is reported again to the next who waits.
         self._gone.clear()
-        self._poll = None
+        self._poll = self._unsent = None
         while self._tasks and self._tasks[0].ticket < ticket:
             self._early.pop(self._tasks.popleft().ticket, None)
         if self._tasks:
@@ -294,7 +298,9 @@ class WorkerGroup:
         """Return the shortage of the worker whose microbatch is next; the others only look ahead."""
         if not self._shortages or not self._tasks:
             return None
-        return self._shortages.pop(self.maker(self._tasks[0].ticket, self._next_index), None)
+        # A worker that only looks ahead may be short because of what waits here for its turn: the caller holds nothing.
+        maker = self._known_maker(self._tasks[0].ticket, self._next_index)
+        return None if maker is None else self._shortages.pop(maker, None)
 
     def _hear(self, timeout_s: float | None) -> bool:
         """Keep what the workers have sent; return whether anything came within ``timeout_s``.
