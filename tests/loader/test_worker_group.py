@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
-from fkat_data import ShardedDataLoader, WorkerDiedError
+from fkat_data import MemoryLimitError, ShardedDataLoader, WorkerDiedError
 from fkat_data.errors import WorkerStalledError
 
 pytestmark = pytest.mark.usefixtures("template", "processes")
@@ -310,3 +310,33 @@ def test_the_log_says_once_that_one_worker_makes_a_shard(caplog):
     lines = [record.getMessage() for record in caplog.records if "one worker makes all of shard" in record.getMessage()]
     assert len(lines) == 1
     assert "DataLoader" in lines[0]
+
+
+class LargeFactory(Factory):
+    def __call__(self, shard):
+        return Large(self.sizes[int(shard)])
+
+
+class Large:
+    """Microbatches of 300 kB; every seventh is late."""
+
+    def __init__(self, count):
+        self.num_microbatches = count
+
+    def microbatch(self, index):
+        if index % 7 == 0:
+            time.sleep(0.03)
+        return torch.full((75_000,), index, dtype=torch.float32)
+
+
+def test_little_memory_holds_workers_up_and_only_what_the_caller_keeps_is_an_error():
+    options = {"num_workers_per_shard": 3, "memory_limit_bytes": 3 << 20, "max_worker_restarts": 9}
+    with loader(LargeFactory([40, 30]), num_microbatch_prefetches=64, **options) as several:
+        got = []
+        for microbatch in several:
+            got.append(int(microbatch[0]))
+            if len(got) in (15, 50):
+                os.kill(several._pool.workers[len(got) % 3].pid, signal.SIGKILL)
+        assert got == [*range(40), *range(30)]
+        with pytest.raises(MemoryLimitError, match="that the caller keeps"):
+            list(several)
