@@ -27,6 +27,8 @@ Every error here can be pickled: it is rebuilt from ``args``, because errors cro
 from collections.abc import Iterable
 from typing import Any
 
+from fkat_data.interruption import is_interruption
+
 __all__ = [
     "CacheFullError",
     "ConfigurationError",
@@ -52,7 +54,10 @@ _LONGEST_VALUE = 200
 def _shown(value: object) -> str:
     try:
         text = value if isinstance(value, str) and value.startswith("<") else repr(value)
-    except Exception as error:  # noqa: BLE001 - a broken repr() must not hide the error that shows the value
+    except Exception as error:
+        if is_interruption(error):
+            raise
+        # A broken repr() must not hide the error that shows the value.
         text = f"<{type(value).__name__}, whose repr() raises {type(error).__name__}>"
     return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "…"
 

@@ -1,11 +1,89 @@
-"""One iteration after the other over a loader: of its iterators, only the newest goes on."""
+"""One iteration after the other over a loader, and how far each has come for the caller.
+
+What is raised in the caller's thread, by Ctrl-C or a signal's handler, may be raised between any two instructions. So
+the position moves in one instruction, the last one of the call that returns the microbatch: an interrupted call has
+delivered nothing, and the next one begins at the same position.
+"""
 
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from fkat_data.errors import StaleIteratorError
+from fkat_data.interruption import is_interruption
+from fkat_data.position import START, Position
 from fkat_data.types import Microbatch
 
-__all__ = ["EpochIterator", "Iterations"]
+__all__ = ["Cursor", "EpochIterator", "HandOver", "Iterations"]
+
+
+class HandOver(Protocol):
+    """Counts a microbatch as delivered."""
+
+    def hand_over(self, microbatch: Microbatch) -> Microbatch:
+        """Count a microbatch, and return it: the last thing that a call does."""
+        ...
+
+
+class Cursor:
+    """The only owner of the caller's position."""
+
+    def __init__(self) -> None:
+        self.position: Position = START
+        """Position of the next microbatch; all before it were delivered."""
+        # Where a load has put it, by identity: as long as nothing was delivered, an iteration begins there.
+        self._loaded: tuple[Position, ...] = ()
+        self._next: Position = START
+
+    def load(self, position: Position) -> None:
+        """Go to a saved position; the next iteration begins there."""
+        self._loaded = (position,)
+        self.position = position
+
+    def first(self) -> Position:
+        """Return the first position of an iteration that begins now: an epoch that was left early is skipped."""
+        position = self.position
+        if self._is_loaded() or position == Position(position.epoch, 0, 0, 0):
+            return position
+        return position.after_epoch()
+
+    def start(self, position: Position) -> None:
+        """Start an iteration at its first position."""
+        self.position = position
+
+    def advance(self, *, is_last_in_shard: bool, is_last_shard: bool) -> Position:
+        """Return the position after the next microbatch, which ``hand_over`` makes the caller's."""
+        epoch, shard, microbatch, step = self.position
+        position = Position(epoch, shard, microbatch + 1, step + 1)
+        self._next = position.after_shard(is_last_shard=is_last_shard) if is_last_in_shard else position
+        return self._next
+
+    def stay(self) -> None:
+        """Let ``hand_over`` leave the position as it is."""
+        self._next = self.position
+
+    def hand_over(self, microbatch: Microbatch) -> Microbatch:
+        """Count a microbatch as delivered, and return it: the last thing that a call does."""
+        before = self.position
+        try:
+            self.position = self._next
+            return microbatch  # noqa: TRY300 - a tracing debugger may raise here, after the count
+        except BaseException:
+            self.position = before
+            raise
+
+    def pass_epoch(self) -> None:
+        """Count the rest of the epoch as delivered."""
+        self.position = self.position.after_epoch()
+
+    def pass_shard(self, *, is_last_shard: bool) -> None:
+        """Count the current shard as delivered, because it has no more microbatches."""
+        position = self.position.after_shard(is_last_shard=is_last_shard)
+        if self._is_loaded():
+            self._loaded = (*self._loaded, position)
+        self.position = position
+
+    def _is_loaded(self) -> bool:
+        return any(position is self.position for position in self._loaded)
 
 
 class Iterations:
@@ -41,12 +119,16 @@ class EpochIterator(Iterator[Microbatch]):
 
     Args:
         take: Returns the next microbatch, or raises StopIteration at the epoch's end.
+        cursor: Counts it.
         iterations: The loader's iterations, of which this is the newest.
         loader: Kept alive for as long as this iterator is: a loader that dies ends its workers.
     """
 
-    def __init__(self, take: Callable[[], Microbatch], iterations: Iterations, loader: object) -> None:
+    def __init__(
+        self, take: Callable[[], Microbatch], cursor: HandOver, iterations: Iterations, loader: object
+    ) -> None:
         self._take = take
+        self._cursor = cursor
         self._iterations = iterations
         self._number = iterations.newest
         self._loader = loader
@@ -58,8 +140,10 @@ class EpochIterator(Iterator[Microbatch]):
         if self._number != self._iterations.newest:
             self._iterations.check(self._number)
         try:
-            return self._take()
+            microbatch = self._take()
         except Exception as error:
-            self._iterations.check(self._number)  # another thread may have closed the loader while this one waited
+            if not is_interruption(error):
+                self._iterations.check(self._number)  # another thread may have closed the loader while this one waited
             self._is_over = isinstance(error, StopIteration)
             raise
+        return self._cursor.hand_over(microbatch)

@@ -6,6 +6,7 @@ from fkat_data.device.accelerator import AcceleratorMover
 from fkat_data.device.engine import engine_for
 from fkat_data.device.host import HostMover, Mover
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import is_interruption
 from fkat_data.observe.sink import EventSink
 
 __all__ = ["mover_for"]
@@ -34,5 +35,7 @@ def mover_for(device: torch.device | str | None, sink: EventSink | None = None) 
     try:
         torch.empty(0, device=target)
     except Exception as error:
+        if is_interruption(error):
+            raise
         raise ConfigurationError("device", device, f"a device of this machine ({error})") from error
     return AcceleratorMover(engine_for(target), sink)

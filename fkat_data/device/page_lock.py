@@ -47,7 +47,7 @@ class PageLocks:
         with self._as_current():
             code = int(self._runtime.cudaHostRegister(mapping.address, mapping.size_bytes, _PORTABLE))
         _locked[mapping.address] = code == 0
-        mapping.before_unmap.append(functools.partial(self._unlock, mapping.address, os.getpid()))
+        mapping.before_unmap(functools.partial(self._unlock, mapping.address, os.getpid()))
         if code:
             self._warn(code, mapping.size_bytes)
         return code == 0

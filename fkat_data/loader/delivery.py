@@ -1,6 +1,11 @@
-"""Delivery: from what the prefetcher takes to what the caller receives, and the count of it."""
+"""Delivery: from what the prefetcher takes to what the caller receives, and the count of it.
 
-import contextlib
+Ctrl-C, and what a signal's handler raises, may end a call between any two instructions. So the delivery remembers the
+position at which all parts were whole, and forgets it while a call changes them. A call that finds no such position
+comes after an interruption: it ends the workers, whose pipes may be out of step, and begins again at the caller's
+position with new ones. A wait changes nothing: after an interrupted one, everything goes on as it is.
+"""
+
 import time
 from collections import deque
 from collections.abc import Callable
@@ -8,15 +13,19 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from fkat_data.device.host import Mover
 from fkat_data.device.placement import Placement
+from fkat_data.interruption import is_interruption
+from fkat_data.iteration import Cursor
 from fkat_data.loader.agreement import RankAgreement
-from fkat_data.loader.prefetch import Arrival, Prefetcher, ShardEnd
+from fkat_data.loader.prefetch import Arrival, Prefetcher, Raised, ShardEnd
 from fkat_data.observe.sink import EventSink
-from fkat_data.plan.cursor import Cursor
+from fkat_data.position import Position
 from fkat_data.types import Microbatch
 
 __all__ = ["Delivery", "DeliveryProgress", "EpochWatch"]
 
-_Taken: TypeAlias = tuple[Arrival | ShardEnd, Mover, Any]
+_Taken: TypeAlias = tuple[Arrival | ShardEnd | Raised, Mover, Any]
+# Not the caller's, ever: all parts are whole, and have to begin anywhere.
+_NOWHERE = Position(-1, -1, -1, -1)
 
 
 class DeliveryProgress(NamedTuple):
@@ -56,6 +65,7 @@ class Delivery:
 
     Args:
         start_workers: Starts the workers that do not run.
+        restart_workers: Ends all workers, and starts others.
         prefetcher: Gives the microbatches.
         cursor: Counts them.
         placement: The device, and the mover to it.
@@ -67,6 +77,7 @@ class Delivery:
     def __init__(
         self,
         start_workers: Callable[[], None],
+        restart_workers: Callable[[], None],
         prefetcher: Prefetcher,
         cursor: Cursor,
         placement: Placement,
@@ -75,6 +86,7 @@ class Delivery:
         watch: EpochWatch,
     ) -> None:
         self._start_workers = start_workers
+        self._restart_workers = restart_workers
         self._prefetcher = prefetcher
         self._cursor = cursor
         self._placement = placement
@@ -83,7 +95,8 @@ class Delivery:
         self._watch = watch
         # Two at most: one that the caller is about to get, and one that moves behind it.
         self._moving: deque[_Taken] = deque()
-        self._is_interrupted = False
+        # By identity: the parts go on after this position. None: a call changes them, or was interrupted.
+        self._whole_at: Position | None = _NOWHERE
         self._began_mid_epoch = False
         self._is_first = False
         self._epoch = 0
@@ -105,7 +118,7 @@ class Delivery:
             self._delivered_bytes,
             self._delivered_at_s,
             self._placement.copied_s,
-            sum(isinstance(arrival, Arrival) for arrival, _, _ in self._moving),
+            sum(isinstance(arrival, Arrival) for arrival, _, _ in list(self._moving)),
             self.is_over,
         )
 
@@ -115,6 +128,7 @@ class Delivery:
         Raises:
             RankMismatchError: The ranks do not agree on what they begin with.
         """
+        self._make_whole()
         self._start_workers()
         self._begin()
         if self._agreement is not None:
@@ -126,130 +140,168 @@ class Delivery:
 
     def extend(self, num_shards: int) -> None:
         """Put more shards in work."""
+        position = self._cursor.position
+        if self._whole_at is not position:
+            self._recover(position)
+        self._whole_at = None
         self._prefetcher.extend(num_shards)
+        self._whole_at = position
 
     def stop(self) -> None:
         """End the iteration, and drop what was prefetched."""
+        self.is_over = True
         self._moving.clear()
         self._prefetcher.drop()
-        self.is_over = True
 
     def next(self) -> Microbatch:
-        """Return the epoch's next microbatch.
+        """Return the epoch's next microbatch; it counts when the cursor hands it over.
 
         Raises:
             StopIteration: Every microbatch of the epoch was delivered.
             BaseException: The user's, again with every further call.
         """
-        try:
-            while not self.is_over:
-                if self._is_interrupted:
-                    self._resume()
-                if self._moving:
-                    taken = self._moving.popleft()
-                elif self._sink.is_profiled():
-                    with self._sink.range("wait"):
-                        taken = self._take(block=True)
-                else:
+        cursor = self._cursor
+        while not self.is_over:
+            position = cursor.position
+            if position.epoch != self._epoch:
+                self._end_epoch()
+                continue
+            if self._whole_at is not position:
+                self._recover(position)
+            self._whole_at = None
+            if self._moving:
+                taken = self._moving.popleft()
+            elif self._sink.is_profiled():
+                with self._sink.range("wait"):
                     taken = self._take(block=True)
-                if taken is None:
-                    self._end_epoch()
-                elif isinstance(taken[0], ShardEnd):
-                    self._cursor.pass_shard(is_last_shard=taken[0].is_last_shard)
-                else:
-                    return self._deliver(taken[0], taken[1], taken[2])
-            raise StopIteration
-        except Exception:
-            raise
-        except BaseException:
-            # Ctrl-C, or what a signal handler raises, may have come between two steps that belong together.
-            self._is_interrupted = True
-            raise
+            else:
+                taken = self._take(block=True)
+            if taken is None:
+                # The epoch is still this one: the plan did not know its end, or this rank had no shard in it.
+                cursor.pass_epoch()
+            elif isinstance(taken[0], Arrival):
+                return self._deliver(taken[0], taken[1], taken[2])
+            elif isinstance(taken[0], ShardEnd):
+                cursor.pass_shard(is_last_shard=taken[0].is_last_shard)
+            else:
+                self._whole_at = position
+                raise taken[0].error
+            self._whole_at = cursor.position
+        raise StopIteration
 
     def count_again(self, size_bytes: int) -> None:
         """Count a microbatch that was delivered before; the position stays."""
         self._num_delivered += 1
         self._delivered_bytes += size_bytes
         self._delivered_at_s = time.perf_counter()
+        self._cursor.stay()
 
     def prefetch(self) -> None:
         """Start to move the next microbatch to the device, if it has arrived; do not wait."""
-        if self._moving or self.is_over or self._is_interrupted:
+        if self._moving or self.is_over:
             return
-        try:
-            with contextlib.suppress(Exception):  # raised again when it is the microbatch's turn
-                taken = self._take(block=False)
-                if taken is not None:
-                    self._moving.append(taken)
-        except BaseException:
-            self._is_interrupted = True
-            raise
+        position = self._cursor.position
+        if self._whole_at is not position:
+            self._recover(position)
+        self._whole_at = None
+        self._whole_at = position if self._move_ahead() else _NOWHERE
 
     def _deliver(self, arrival: Arrival, mover: Mover, moving: Any) -> Microbatch:
-        try:
-            if self._agreement is not None:
-                self._agreement.deliver(self._cursor.position, arrival.digest)
-            microbatch = mover.finish(moving) if mover.copies else moving
-        except BaseException:
-            self._is_interrupted = True
-            raise
-        if self._placement.mover.copies:
-            self.prefetch()
+        if self._agreement is not None:
+            self._agreement.deliver(self._cursor.position, arrival.digest)
+        microbatch = mover.finish(moving) if mover.copies else moving
+        is_ahead_whole = not self._placement.mover.copies or self._move_ahead()
         if self._is_first:
             self._is_first = self._began_mid_epoch = False
             self._sink.first_delivered()
-        # Counted last: what is not counted is delivered again after an interruption.
         self._num_delivered += 1
         self._delivered_bytes += arrival.size_bytes
         self._delivered_at_s = time.perf_counter()
-        self._cursor.deliver(is_last_in_shard=arrival.is_last_in_shard, is_last_shard=arrival.is_last_shard)
+        after = self._cursor.advance(is_last_in_shard=arrival.is_last_in_shard, is_last_shard=arrival.is_last_shard)
+        self._whole_at = after if is_ahead_whole else _NOWHERE
         return microbatch
+
+    def _move_ahead(self) -> bool:
+        """Start to move the next microbatch, if it has arrived; return False if it could not be moved."""
+        if self._moving:
+            return True
+        arrival = self._prefetcher.take(block=False)
+        if arrival is None or isinstance(arrival, Raised):  # an error stays with the prefetcher until its turn
+            return True
+        if isinstance(arrival, ShardEnd):
+            self._moving.append((arrival, self._placement.mover, None))
+            return True
+        try:
+            self._moving.append(self._moved(arrival))
+        except Exception as error:
+            if is_interruption(error):
+                raise
+            return False  # it is moved again, and raises, when it is its turn
+        return True
 
     def _take(self, *, block: bool) -> _Taken | None:
         arrival = self._prefetcher.take(block=block)
         if arrival is None:
             return None
         mover = self._placement.mover
-        if isinstance(arrival, ShardEnd):
+        if not isinstance(arrival, Arrival):
             return arrival, mover, None
         if not mover.copies and not self._sink.is_profiled():
             return arrival, mover, arrival.microbatch
+        return self._moved(arrival)
+
+    def _moved(self, arrival: Arrival) -> _Taken:
+        """Begin to move a microbatch."""
+        mover = self._placement.mover
         began_s = time.perf_counter()
-        try:
-            with self._sink.range("move"):
-                moving = mover.begin(arrival.microbatch)
-            self._sink.moved(began_s, time.perf_counter())
-        except BaseException:
-            self._is_interrupted = True
-            raise
+        with self._sink.range("move"):
+            moving = mover.begin(arrival.microbatch)
+        self._sink.moved(began_s, time.perf_counter())
         return arrival, mover, moving
 
     def _begin(self) -> None:
+        self._make_whole()
         left = self._cursor.position
-        position = self._cursor.start()
+        position = self._cursor.first()
+        self._whole_at = None
         if position.epoch != left.epoch:
             self._prefetcher.leave(left)
         self._moving.clear()
-        self._is_interrupted = False
-        self.is_over = False
         self._epoch = position.epoch
         self._is_first = True
         self._began_mid_epoch = position.shard > 0 or position.microbatch > 0
+        self._cursor.start(position)
+        self.is_over = False
         self._sink.iteration_began()
         self._watch.epoch_began(position.epoch, self.progress())
         self._prefetcher.start(position)
+        self._whole_at = position
 
-    def _resume(self) -> None:
-        """Go on after the last delivered microbatch."""
+    def _recover(self, position: Position) -> None:
+        """Go on at a position after an interrupted call."""
+        if self._whole_at is None and self._prefetcher.is_waiting:
+            self._prefetcher.end_wait()
+            return
+        self._make_whole()
         self._moving.clear()
-        self._is_interrupted = False
-        self._prefetcher.start(self._cursor.position)
+        self._whole_at = None
+        self._prefetcher.start(position)
+
+    def _make_whole(self) -> None:
+        """Let no part stay as an interrupted call has left it."""
+        if self._whole_at is not None:
+            return
+        if self._prefetcher.is_waiting:
+            self._prefetcher.end_wait()
+        else:
+            self._moving.clear()
+            self._placement.release()
+            self._prefetcher.reset()
+            self._restart_workers()
+        self._whole_at = _NOWHERE
 
     def _end_epoch(self) -> None:
         self._watch.epoch_ended(self._epoch, self.progress())
-        # The epoch is still this one if the plan did not know its end, or this rank had no shard in it.
-        if self._cursor.position.epoch == self._epoch:
-            self._cursor.pass_epoch()
         if self._began_mid_epoch:
             # Resumed where nothing was left: the caller gets the next epoch, not an empty one.
             self._begin()

@@ -15,6 +15,7 @@ _MOST = 1 << 16
 _LEAST_BYTES = 4 << 20
 _SMALLEST_BYTES = 4 << 10
 _SHORTEST_TERM, _LONGEST_TERM = 256, 1 << 16
+_SHORTEST_STRIDE = 4
 
 
 class LookAhead:
@@ -37,8 +38,8 @@ class LookAhead:
 
     @property
     def stride(self) -> int:
-        """Deliveries from one that is worth learning from to the next."""
-        return max(1, self.size // 4)
+        """Deliveries from one that is worth learning from to the next: it is no part of a microbatch's path."""
+        return max(_SHORTEST_STRIDE, self.size // 4)
 
     def deliver(self, num_ready: int, size_bytes: int) -> None:
         """Learn that a microbatch was delivered without a wait: of each ``stride`` of them, from one.
@@ -50,7 +51,7 @@ class LookAhead:
         least = self._floor = max(self._least, _LEAST_BYTES // max(size_bytes, _SMALLEST_BYTES))
         if self.size < least:
             self.size = least
-        elif num_ready > self.size - self.stride:
+        elif num_ready > self.size - max(1, self.size // 4):
             self._was_full = True
         self._fewest_ready = min(self._fewest_ready, num_ready)
         self._num_left -= 1

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 from fkat_data.errors import MemoryLimitError, StaleIteratorError, WorkerDiedError, WorkerError, WorkerStalledError
+from fkat_data.interruption import is_interruption
 from fkat_data.loader.look_ahead import LookAhead
 from fkat_data.loader.recovery import Recovery, Remedy, Restarts, ShardSkips
 from fkat_data.loader.wait_clock import WaitClock
@@ -24,7 +25,7 @@ from fkat_data.types import Shard
 from fkat_data.worker.messages import NO_LIMIT, End, Failure, Item, MemoryShortage, Message, Worker, WorkerGone
 from fkat_data.worker.picks import NUM_TASKS
 
-__all__ = ["Arrival", "Prefetcher", "ShardEnd"]
+__all__ = ["Arrival", "Prefetcher", "Raised", "ShardEnd"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,16 @@ class ShardEnd(NamedTuple):
     """
 
     is_last_shard: bool
+
+
+class Raised(NamedTuple):
+    """An error where the next microbatch would be; it stays there.
+
+    Attributes:
+        error: The user's, or the loader's.
+    """
+
+    error: BaseException
 
 
 class Prefetcher:
@@ -158,15 +169,32 @@ class Prefetcher:
         self._num_extra += count
         self._fill()
 
-    def take(self, *, block: bool) -> Arrival | ShardEnd | None:
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the last call of ``take`` was interrupted while it waited: nothing had changed then."""
+        return bool(self._tasks) and self._group_of(self._tasks[0]).is_waiting
+
+    def end_wait(self) -> None:
+        """Record that the interrupted wait is over."""
+        for group in self._groups:
+            group.end_wait()
+
+    def reset(self) -> None:
+        """Forget what an interrupted call has left of the groups; their workers are replaced after this."""
+        self._ticket += NUM_TASKS  # what was under way has a ticket below that
+        self._tasks.clear()
+        self._arrived.clear()
+        for group in self._groups:
+            group.reset()
+
+    def take(self, *, block: bool) -> Arrival | ShardEnd | Raised | None:
         """Return what comes next, or None if it has not arrived and ``block`` is false, or the epoch is over.
 
+        An error comes in its place in the order: the user's, a ``WorkerDiedError`` or ``WorkerStalledError`` if the
+        worker is not replaced, or a ``MemoryLimitError`` if the caller holds all the memory that the limit allows.
+
         Raises:
-            BaseException: The user's, in its place in the order.
-            WorkerDiedError: The current shard's worker is gone, and is not to be replaced.
-            WorkerStalledError: It was silent for too long, and is not to be replaced.
             StaleIteratorError: Another thread closed the loader meanwhile.
-            MemoryLimitError: The caller holds all the memory that the limit allows.
         """
         while self._tasks:
             message = self._arrived[0] if self._arrived else self._receive(block=block)
@@ -175,28 +203,21 @@ class Prefetcher:
                     return None
                 self._arrived.popleft()
                 return self._hand_out(message)
-            if message is None:
-                return None
-            if isinstance(message, End):
-                self._arrived.popleft()
-                return ShardEnd(self._end_shard(message.num_microbatches))
-            if not self._may_skip(message.error):
-                raise message.error  # and again with the next call: it stays
+            if message is None or isinstance(message, Raised):
+                return message
+            if isinstance(message, Failure) and not self._may_skip(message.error):
+                return Raised(message.error)  # and again with the next call: it stays
             self._arrived.popleft()
-            return ShardEnd(self._end_shard(self._delivered))
-        if self._sampler_error is not None:
-            raise self._sampler_error
-        return None
+            return ShardEnd(self._end_shard(message.num_microbatches if isinstance(message, End) else self._delivered))
+        return None if self._sampler_error is None else Raised(self._sampler_error)
 
     def _look_ahead(self, *, block: bool) -> bool:
         """Return whether the only microbatch that has arrived may go to the caller.
 
         The message behind it says whether it is the shard's last, which decides on the state after it.
         """
-        try:
-            return self._receive(block=block) is not None
-        except MemoryLimitError:
-            return True  # the limit has no room for another: the caller gets this one, and has to release some
+        # Where the limit has no room for another, the caller gets this one, and has to release some.
+        return self._receive(block=block) is not None
 
     def _hand_out(self, item: Item) -> Arrival:
         self._delivered = item.microbatch_index + 1
@@ -264,7 +285,10 @@ class Prefetcher:
         """Return the shard at an index of this epoch, or None if that is past its end, or the sampler has failed."""
         try:
             shard = self._plan.shard(self._epoch, index)
-        except Exception as error:  # noqa: BLE001 - a user's sampler's; raised when the shards before it are through
+        except Exception as error:
+            if is_interruption(error):
+                raise
+            # The user's sampler's; it comes when the shards before it are through.
             self._sampler_error, shard = error, None
         if shard is None:
             self._is_exhausted = True
@@ -303,7 +327,7 @@ class Prefetcher:
             for task in list(self._tasks)[1:]:
                 self._group_of(task).allow(task.ticket, self._initial_allowance(task.first_microbatch), is_ahead=True)
 
-    def _receive(self, *, block: bool) -> Item | End | Failure | None:
+    def _receive(self, *, block: bool) -> Item | End | Failure | Raised | None:
         """Return the current task's next message, and keep it as the last that has arrived."""
         task = self._tasks[0]
         group = self._group_of(task)
@@ -323,7 +347,7 @@ class Prefetcher:
         except (WorkerGone, WorkerStalledError) as error:
             lost = error
         else:
-            if message is not None:
+            if message is not None and not isinstance(message, Raised):
                 self._shortage = None
                 self._arrived.append(message)
             return message
@@ -331,7 +355,9 @@ class Prefetcher:
         self._front = group.front
         return self._receive(block=block)
 
-    def _wait(self, group: WorkerGroup, task: Task, num_expected: int, *, block: bool) -> Item | End | Failure | None:
+    def _wait(
+        self, group: WorkerGroup, task: Task, num_expected: int, *, block: bool
+    ) -> Item | End | Failure | Raised | None:
         """Return the task's next message: the last one was none, a shortage, or of a cancelled task."""
         clock: WaitClock | None = None  # costs more than a short wait
         interval_s = self._first_interval_s
@@ -348,7 +374,9 @@ class Prefetcher:
                     return None
                 elif self._shortage is not None:
                     worker = group.maker(task.ticket, num_expected)
-                    self._check_shortage(worker, self._shortage, time.monotonic() - began_s)
+                    error = self._shortage_error(worker, self._shortage, time.monotonic() - began_s)
+                    if error is not None:
+                        return Raised(error)
                     self._shortage = None
                 else:
                     clock = clock or self._recovery.wait_clock()
@@ -417,13 +445,13 @@ class Prefetcher:
                 shortage.needed_bytes / (1 << 20),
             )
 
-    def _check_shortage(self, worker: Worker, shortage: MemoryShortage, waited_s: float) -> None:
-        """Raise if the worker waits for memory that only the caller, or other processes, can release."""
+    def _shortage_error(self, worker: Worker, shortage: MemoryShortage, waited_s: float) -> MemoryLimitError | None:
+        """Return an error if the worker waits for memory that only the caller, or other processes, can release."""
         gc.collect()  # microbatches in reference cycles
         self._release()
         held_bytes = worker.held_bytes
         if held_bytes + shortage.needed_bytes > shortage.limit_bytes:
-            raise MemoryLimitError(
+            return MemoryLimitError(
                 shortage.limit_bytes,
                 shortage.needed_bytes,
                 held_bytes,
@@ -432,10 +460,11 @@ class Prefetcher:
             )
         # A microbatch that has arrived is delivered even if it is not known yet whether it is its shard's last.
         if shortage.group_bytes >= 0 and (waited_s > _SHORT_OF_MEMORY_S or self._arrived):
-            raise MemoryLimitError(
+            return MemoryLimitError(
                 shortage.limit_bytes,
                 shortage.needed_bytes,
                 held_bytes,
                 f"and the control group of the process leaves {shortage.group_bytes:,} bytes, a tenth of its limit "
                 "kept for others. Make smaller microbatches, use fewer workers, or give the group more memory",
             )
+        return None

@@ -124,6 +124,8 @@ class ShardSkips:
             self.load(task.epoch, ())
         if not self.is_active or not isinstance(error, Exception) or isinstance(error, _NOT_THE_SHARDS):
             return False
+        if task.shard_index in self._shards:  # counted by a call that was interrupted
+            return True
         if len(self._shards) >= self._most:
             error.add_note(
                 f"fkat_data: not skipped: {self._most} shards of this epoch already were (max_skipped_shards)"

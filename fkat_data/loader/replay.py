@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from fkat_data.device.host import Mover
+from fkat_data.iteration import Cursor
 from fkat_data.loader.delivery import Delivery, DeliveryProgress
-from fkat_data.plan.cursor import Cursor
 from fkat_data.tree import map_tensors
 from fkat_data.types import Microbatch
 
@@ -94,6 +94,7 @@ class MicrobatchReplay:
         self._kept = microbatch, self._delivery.progress().delivered_bytes - bytes_before
         self._delivery.stop()
         self._cursor.load(place)
+        self._cursor.stay()
         self._end_workers()
         return map_tensors(_same, microbatch)
 

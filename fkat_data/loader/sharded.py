@@ -16,7 +16,8 @@ from fkat_data.device.choice import mover_for
 from fkat_data.device.placement import Placement
 from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.errors import ConfigurationError, StateMismatchError
-from fkat_data.iteration import EpochIterator, Iterations
+from fkat_data.interruption import is_interruption
+from fkat_data.iteration import Cursor, EpochIterator, Iterations
 from fkat_data.loader.agreement import rank_agreement
 from fkat_data.loader.delivery import Delivery
 from fkat_data.loader.identity import identity_of
@@ -24,12 +25,11 @@ from fkat_data.loader.observation import Observation
 from fkat_data.loader.prefetch import Prefetcher
 from fkat_data.loader.recovery import ON_SHARD_ERROR, Recovery
 from fkat_data.loader.replay import MicrobatchReplay
-from fkat_data.loader.resume import adopt, rank_state, resume
+from fkat_data.loader.resume import Resumption, adopt, rank_state, resume
 from fkat_data.loader.worker_pool import WorkerPool, WorkerPoolSettings
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.observe.timeline import open_timeline
-from fkat_data.plan.cursor import Cursor
 from fkat_data.plan.elastic_plan import elastic_shard_plan
 from fkat_data.plan.state import RankState, merge, read_rank
 from fkat_data.types import Microbatch, Profiler, Shard
@@ -183,6 +183,7 @@ class ShardedDataLoader:
         self._cursor = Cursor()
         delivery = Delivery(
             self._pool.start,
+            self._pool.restart,
             self._prefetcher,
             self._cursor,
             placement,
@@ -195,26 +196,32 @@ class ShardedDataLoader:
         self._next = self._observation.drawn(self._delivery.next, self._delivery.progress)
         self._iterations = Iterations("loader")
         self._is_handed_out = False
-        self._pool.start()
+        # A state that is being loaded: an interrupted call has left it to the next one.
+        self._loading: Resumption | None = None
         # For a loader that is dropped without close(). Not at exit: a process that ends takes its workers with it.
         weakref.finalize(self, self._pool.kill).atexit = False
+        self._pool.start()
 
     @property
     def epoch(self) -> int:
         """The epoch of the next microbatch, from 0."""
+        self._finish_loading()
         return self._cursor.position.epoch
 
     @property
     def step(self) -> int:
         """Microbatches of that epoch that were delivered before it."""
+        self._finish_loading()
         return self._delivery.step
 
     def __iter__(self) -> Iterator[Microbatch]:
         """Begin an epoch, or the rest of one after ``load_state_dict``; an older iterator ends."""
+        self._finish_loading()
         if self._is_handed_out or self._delivery.is_over:
             self._begin()
+        iterator = EpochIterator(self._next, self._cursor, self._iterations, self)
         self._is_handed_out = True
-        return EpochIterator(self._next, self._iterations, self)
+        return iterator
 
     def __len__(self) -> int:
         """Return the microbatches in an epoch; if it was split again, those before count as for ``step``.
@@ -248,10 +255,12 @@ class ShardedDataLoader:
         self._is_handed_out = True
         number = self._iterations.newest
         try:
-            return self._next()
-        except Exception:
-            self._iterations.check(number)
+            microbatch = self._next()
+        except Exception as error:
+            if not is_interruption(error):
+                self._iterations.check(number)
             raise
+        return self._cursor.hand_over(microbatch)
 
     def prefetch_shards(self, count: int) -> None:
         """Put ``count`` more shards in work now; begins an epoch if none is under way.
@@ -299,13 +308,9 @@ class ShardedDataLoader:
         Raises:
             StateMismatchError: It is no state, or belongs to another plan; nothing has changed then.
         """
-        resumption = resume(state_dict, self._plan, self._identity)
-        adopt(self._plan, resumption, self._identity)
-        self._stop()
-        if self._agreement is not None:
-            self._agreement.demand()
-        self._cursor.load(resumption.position)
-        self._prefetcher.skips.load(resumption.position.epoch, resumption.skipped)
+        self._finish_loading()
+        self._loading = resume(state_dict, self._plan, self._identity)
+        self._finish_loading()
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done so far; cheap enough for every step."""
@@ -347,11 +352,25 @@ class ShardedDataLoader:
         )
 
     def _begin(self) -> None:
-        self._delivery.begin()
         self._iterations.begin()
+        self._delivery.begin()
         self._is_handed_out = False
 
+    def _finish_loading(self) -> None:
+        """Go to the position of the state that is being loaded, if there is one."""
+        resumption = self._loading
+        if resumption is None:
+            return
+        self._stop()
+        adopt(self._plan, resumption, self._identity)
+        if self._agreement is not None:
+            self._agreement.demand()
+        self._prefetcher.skips.load(resumption.position.epoch, resumption.skipped)
+        self._cursor.load(resumption.position)
+        self._loading = None
+
     def _begin_if_over(self) -> None:
+        self._finish_loading()
         if self._delivery.is_over:
             self._begin()
 
@@ -360,6 +379,7 @@ class ShardedDataLoader:
         self._delivery.stop()
 
     def _rank_state(self) -> RankState:
+        self._finish_loading()
         position = self._cursor.position
         return rank_state(self._plan, self._identity, position, self._prefetcher.skips.shards(position.epoch))
 

@@ -56,11 +56,11 @@ class WorkerGroup:
         self._picks = picks
         self._sink = sink
         self._poll: _Polled | None = None
+        self._is_polling = False
         self._tasks: deque[Task] = deque()
         self._next_index = 0
-        # What came before its turn, by ticket and place; the last digest handed on; who waits for memory.
+        # What came before its turn, by ticket and place; who waits for memory.
         self._early: dict[int, dict[int, Item | End | Failure]] = {}
-        self._last_digest: int | None = None
         self._shortages: dict[Worker, MemoryShortage] = {}
         # The newest allowance, if it was not sent, and what was sent last.
         self._unsent: tuple[int, int] | None = None
@@ -68,6 +68,25 @@ class WorkerGroup:
         self._sent_allowance = 0
         self._gone: set[Worker] = set()
         self._failures: dict[int, Failure] = {}
+
+    def reset(self) -> None:
+        """Forget everything: the workers are replaced by others."""
+        self._poll = self._unsent = None
+        self._is_polling = False
+        self._sent_ticket = -1
+        for kept in (self._tasks, self._early, self._shortages, self._gone, self._failures):
+            kept.clear()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the last call was interrupted while it waited."""
+        return self._is_polling or any(worker.is_waiting for worker in self.members)
+
+    def end_wait(self) -> None:
+        """Record that the interrupted wait is over."""
+        self._is_polling = False
+        for worker in self.members:
+            worker.end_wait()
 
     @property
     def members(self) -> Sequence[Worker]:
@@ -315,7 +334,9 @@ class WorkerGroup:
         for worker in members:
             worker.flush()
         began_s = time.perf_counter()
+        self._is_polling = timeout_s != 0
         ready = poll.poll(None if timeout_s is None else 1000 * timeout_s)
+        self._is_polling = False
         if timeout_s != 0:
             self._sink.waited(began_s, time.perf_counter(), is_behind=self.num_early > 0)
         for worker in {by_descriptor[descriptor] for descriptor, _ in ready}:

@@ -5,6 +5,7 @@ import fcntl
 import functools
 import os
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, added_times, new_page
 from fkat_data.observe.timeline import Timeline
 from fkat_data.transport.memory_limit import default_limit_bytes
-from fkat_data.transport.segment import anonymous_file
+from fkat_data.transport.segment import Lease, anonymous_file
 from fkat_data.types import Profiler
 from fkat_data.worker.inline import InlineWorker
 from fkat_data.worker.items import ItemThreads
@@ -101,6 +102,9 @@ class WorkerPool:
         self._template = template_lease(settings.start_method) if settings.is_multiprocessing else None
         self.workers: list[Worker] = []
         """The workers that run, in the order of their numbers; always the same list."""
+        # Those that are to be ended: an interrupted call has left some for the next one.
+        self._ending: list[Worker] = []
+        self._ended_leases: deque[Lease] = deque()
         num_groups, size = (settings.num_groups, settings.group_size) if settings.is_multiprocessing else (1, 1)
         self._tables: dict[int, tuple[Picks, int]] = {}
         self.groups = [
@@ -155,27 +159,41 @@ class WorkerPool:
             self.workers[index].close(0.0)
         self._spawn(dead)
 
+    def restart(self) -> None:
+        """End all workers at once, and start others; do not wait for them."""
+        self._end_workers()
+        self._close_tables()
+        self.start()
+
     def close(self) -> None:
         """End the workers: kill those that do not leave within a second. Any number of calls."""
-        workers = list(self.workers)
-        self.workers.clear()
-        self._remember(workers)
+        self._dismiss_workers()
         deadline_s = time.monotonic() + _GRACE_S
         with contextlib.ExitStack() as stack:  # Ctrl-C during the wait for one must not spare the others
             stack.callback(self._release)
-            for worker in workers:
+            stack.callback(self._end_workers)
+            for worker in list(self._ending):
                 stack.callback(_close_until, worker, deadline_s)
-            for worker in workers:
+            for worker in list(self._ending):
                 worker.hang_up()
 
     def kill(self) -> None:
         """End the workers at once."""
-        workers = list(self.workers)
-        self._remember(workers)
-        self.workers.clear()
-        for worker in workers:
-            worker.close(0.0)
+        self._end_workers()
         self._release()
+
+    def _dismiss_workers(self) -> None:
+        workers = list(self.workers)
+        self._ending.extend(workers)
+        self.workers.clear()
+        self._remember(workers)
+
+    def _end_workers(self) -> None:
+        self._dismiss_workers()
+        while self._ending:
+            self._ending[-1].close(0.0)
+            with contextlib.suppress(IndexError):  # a signal handler, or another thread, was quicker
+                self._ending.pop()
 
     def _remember(self, workers: Sequence[Worker]) -> None:
         self._past = [added_times([*self._past, *(worker.times() for worker in workers)])]
@@ -201,6 +219,9 @@ class WorkerPool:
             os.close(stacks)
         if self._template is not None:
             self._template.release()
+        self._close_tables()
+
+    def _close_tables(self) -> None:
         while self._tables:
             os.close(self._tables.popitem()[1][1])
 
@@ -236,6 +257,7 @@ class WorkerPool:
                     self._sink,
                     settings.timeline,
                     template,
+                    self._ended_leases,
                     is_zero_copy=settings.is_zero_copy,
                 )
                 if settings.group_size > 1:
@@ -243,9 +265,11 @@ class WorkerPool:
                     self._picks(group_index)
                     worker.join_group(self._tables[group_index][1], settings.group_size, place)
                 if index < len(self.workers):
-                    self._remember([self.workers[index]])
-                    self.workers[index].close(0.0)
-                    self.workers[index] = worker
+                    before, self.workers[index] = self.workers[index], worker
+                    self._ending.append(before)
+                    before.close(0.0)
+                    self._remember([before])
+                    self._ending.remove(before)
                 else:
                     self.workers.append(worker)
         except BaseException:

@@ -16,7 +16,6 @@ import os
 import select
 import socket
 import struct
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -53,8 +52,7 @@ class ChannelClosed(Exception):  # noqa: N818 - no error: the other side may lea
 class Channel:
     """One end of the pipe.
 
-    ``post`` may be called from any thread, also from a finaliser that runs in the middle of another ``post``.
-    Everything else belongs to one thread.
+    It belongs to one thread; ``hang_up`` may be called from any.
 
     Args:
         sock: A connected stream socket; the channel owns it.
@@ -74,7 +72,8 @@ class Channel:
         self._descriptors: deque[int] = deque()
         self._outbox: deque[bytes] = deque()
         self._unsent = b""
-        self._sending = threading.Lock()
+        self.is_waiting = False
+        """Whether ``wait`` waits, or was interrupted while it did: nothing had changed then."""
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._outgoing: RingWriter | None = None
@@ -145,16 +144,9 @@ class Channel:
 
     def flush(self) -> None:
         """Send what was posted, if the socket has room."""
-        # The holder of the lock looks into the outbox again after the release, so no other call has to wait for it:
-        # neither another thread's, nor a finaliser's that runs inside this very call.
         while self._outbox or self._unsent:
-            if not self._sending.acquire(blocking=False):
+            if not self._send_some():
                 return
-            try:
-                if not self._send_some():
-                    return
-            finally:
-                self._sending.release()
 
     def receive(self) -> Frame | None:
         """Return the next message that has arrived, or None.
@@ -207,7 +199,7 @@ class Channel:
     def _wait_beside_ring(self, ring: RingReader, timeout_s: float | None) -> bool:
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         recheck_s = time.monotonic() + _RECHECK_S
-        if self._is_in_ring and (timeout_s is None or timeout_s > _RECHECK_S) and ring.nap(self.flush):
+        if self._is_in_ring and (timeout_s is None or timeout_s > _RECHECK_S) and self._nap(ring):
             return True
         try:
             if self._is_in_ring and not ring.begin_wait():
@@ -226,6 +218,17 @@ class Channel:
                     return False
         finally:
             ring.end_wait()
+
+    def _nap(self, ring: RingReader) -> bool:
+        """Sleep for a moment if messages come fast; return whether any has come."""
+        nap_s = ring.nap_s()
+        if not nap_s:
+            return False
+        self.flush()
+        self.is_waiting = True
+        time.sleep(nap_s)
+        self.is_waiting = False
+        return ring.end_nap()
 
     def _has_arrived(self, events: list[tuple[int, int]]) -> bool:
         number = self._socket.fileno()
@@ -254,8 +257,14 @@ class Channel:
                 if timeout_s is not None and pause_s > timeout_s:
                     return []
         else:
+            self.is_waiting = True
             events = self._poll.poll(timeout_ms)
+            self.is_waiting = False
         return events
+
+    def end_wait(self) -> None:
+        """Record that the interrupted wait is over."""
+        self.is_waiting = False
 
     def finish_sending(self) -> None:
         """Let the peer receive end of file, while what it still sends can be received."""

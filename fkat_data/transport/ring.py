@@ -17,7 +17,6 @@ import platform
 import struct
 import threading
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 from fkat_data.transport.nap import Naps
@@ -230,13 +229,12 @@ class RingReader(_Ring):
         """Whether every message was read."""
         return self.numbers[_WRITTEN] == self._read
 
-    def nap(self, flush: Callable[[], None]) -> bool:
-        """Sleep for a moment if messages come fast; return whether any has come."""
-        nap_s = self._naps.duration_s(time.perf_counter(), self._num_read)
-        if not nap_s:
-            return False
-        flush()
-        time.sleep(nap_s)
+    def nap_s(self) -> float:
+        """Return how long to sleep, as everything was read and messages come fast; 0: not at all."""
+        return self._naps.duration_s(time.perf_counter(), self._num_read)
+
+    def end_nap(self) -> bool:
+        """Record that the reader has slept; return whether any message has come."""
         if self.board.is_writer_asleep:
             self._naps.overslept()
         return not self.is_empty

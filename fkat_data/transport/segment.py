@@ -5,19 +5,23 @@ loader more than copies do: a mapping that is kept has none. Anonymous memory ha
 can be left behind, and it does not count against the size of /dev/shm.
 
 The worker's side is ``SegmentPool``. The trainer's is ``SegmentLeases``: a *lease* is a microbatch's hold on its
-segment, and ends when the last view of it dies, in whichever thread that happens.
+segment, and ends when the last view of it dies, in whichever thread that happens; the loader's next call gives the
+segment back.
 """
 
 import bisect
+import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
 import mmap
 import os
 import tempfile
 import weakref
+from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +29,16 @@ import numpy.typing as npt
 from fkat_data.errors import MemoryLimitError
 from fkat_data.transport.memory_limit import available_bytes, group_bytes
 
-__all__ = ["Mapping", "Segment", "SegmentLeases", "SegmentPool", "anonymous_file", "mapping_at", "rounded_size"]
+__all__ = [
+    "Lease",
+    "Mapping",
+    "Segment",
+    "SegmentLeases",
+    "SegmentPool",
+    "anonymous_file",
+    "mapping_at",
+    "rounded_size",
+]
 
 _SMALLEST = 1 << 16
 _TAKES_BETWEEN_CLEARANCES = 4096
@@ -35,7 +48,8 @@ _mmap = ctypes.CFUNCTYPE(
     *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long),
     use_errno=True,
 )(("mmap", _libc))
-_munmap = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)(("munmap", _libc))
+# With what a weak reference passes to its callback, which the function does not read.
+_munmap = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.py_object)(("munmap", _libc))
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 Bytes = npt.NDArray[np.uint8]
@@ -52,18 +66,54 @@ def rounded_size(size_bytes: int) -> int:
     return (size_bytes + step - 1) // step * step
 
 
-class Mapping(NamedTuple):
-    """Where a piece of shared memory is mapped in this process.
+class Mapping:
+    """Where a piece of shared memory is mapped in this process; it is unmapped when the last view of it is gone.
 
-    Attributes:
+    Views die inside other people's code, at any instruction. What is called then is no code of Python, which Ctrl-C
+    could end half-way: the kernel's function, and the append of a deque that the next call empties.
+
+    Args:
+        memory: What exports the memory to the views.
         address: Its begin.
         size_bytes: Its length.
-        before_unmap: Called when the last view of it is gone, in any thread.
     """
 
-    address: int
-    size_bytes: int
-    before_unmap: list[Callable[[], None]]
+    def __init__(self, memory: Any, address: int, size_bytes: int) -> None:
+        self.address = address
+        """Its begin."""
+        self.size_bytes = size_bytes
+        """Its length."""
+        self._before_unmap: list[Callable[[], None]] = []
+        self._unmapping: weakref.ref[Any] | None = weakref.ref(memory, functools.partial(_munmap, address, size_bytes))
+        self._end = _MappingEnd(memory, _ended_mappings.append)
+        self._end.mapping = self
+
+    def before_unmap(self, action: Callable[[], None]) -> None:
+        """Call an action before the memory is unmapped, which then waits for the next call of any loader."""
+        self._before_unmap.append(action)
+        self._unmapping = None
+
+    def end(self) -> None:
+        """Forget the mapping, whose last view is gone."""
+        for mappings in (_mappings, _written):
+            if mappings.get(self.address) is self:
+                del mappings[self.address]
+        while self._before_unmap:
+            self._before_unmap.pop()()
+        if self._unmapping is None:
+            self._unmapping = self._end
+            _munmap(self.address, self.size_bytes, None)
+
+
+class _MappingEnd(weakref.ref[Any]):
+    __slots__ = ("mapping",)
+    mapping: Mapping
+
+
+def _end_mappings() -> None:
+    while _ended_mappings:
+        with contextlib.suppress(IndexError):  # another thread was quicker
+            _ended_mappings.popleft().mapping.end()
 
 
 class Segment:
@@ -222,29 +272,35 @@ class SegmentLeases:
     """The trainer's side: the mapped segments of one worker, and which are still viewed.
 
     Args:
-        release: Called with a segment's index and size when the last view of its microbatch is gone, on the thread that
-            dropped it, so it must neither block nor take a lock that the caller may hold.
+        release: Called by ``collect`` with a segment's index and size when the last view of its microbatch is gone.
         discard: Called instead of ``release`` for a segment that must not be written again.
+        ended: Takes the leases that have ended; the workers of a loader share one. None: one of its own.
     """
 
-    def __init__(self, release: Callable[[int, int], None], discard: Callable[[int, int], None] | None = None) -> None:
+    def __init__(
+        self,
+        release: Callable[[int, int], None],
+        discard: Callable[[int, int], None] | None = None,
+        ended: "deque[Lease] | None" = None,
+    ) -> None:
         self._release = release
         self._discard = discard
+        self._ended: deque[Lease] = deque() if ended is None else ended
         self._shared: set[int] = set()
         self._segments: dict[int, Segment] = {}
-        self._leases: dict[int, weakref.ref[Any]] = {}
+        self._leases: dict[int, Lease] = {}
         self.mapped_bytes = 0
         """Bytes of all mapped segments."""
 
     @property
     def num_leased(self) -> int:
         """Segments whose microbatch is still alive."""
-        return len(self._leases)
+        return len(self._leased())
 
     @property
     def leased_bytes(self) -> int:
         """Bytes of those segments."""
-        return sum(self._segments[index].size_bytes for index in list(self._leases) if index in self._segments)
+        return sum(self._segments[index].size_bytes for index in self._leased() if index in self._segments)
 
     @property
     def num_mapped(self) -> int:
@@ -267,18 +323,29 @@ class SegmentLeases:
         """Return a segment's memory; the segment is released when the last view of what is returned dies."""
         segment = self._segments[index]
         exporter = np.frombuffer(segment.view, dtype=np.uint8)
-        leases, release, size_bytes = self._leases, self._release, segment.size_bytes
-        shared, discard = self._shared, self._discard
-
-        def end(_: weakref.ref[Any]) -> None:
-            del leases[index]
-            if index not in shared:
-                release(index, size_bytes)
-            elif discard is not None:
-                discard(index, size_bytes)
-
-        leases[index] = weakref.ref(exporter, end)
+        lease = Lease(exporter, self._ended.append)
+        lease.leases, lease.segment_index = self, index
+        self._leases[index] = lease
         return exporter
+
+    def collect(self) -> None:
+        """Give back the segments whose leases have ended, of all that share the deque."""
+        while self._ended:
+            lease = self._ended.popleft()
+            lease.leases.end(lease)
+        if _ended_mappings:
+            _end_mappings()
+
+    def end(self, lease: "Lease") -> None:
+        """Give back the segment of a lease that has ended; nothing if the segments were forgotten since."""
+        index = lease.segment_index
+        if self._leases.get(index) is not lease:
+            return
+        del self._leases[index]
+        if index not in self._shared:
+            self._release(index, self._segments[index].size_bytes)
+        elif self._discard is not None:
+            self._discard(index, self._segments[index].size_bytes)
 
     def share(self) -> None:
         """Before a fork: mark what is leased now, as the child may read it for as long as it lives."""
@@ -289,6 +356,18 @@ class SegmentLeases:
         self._leases.clear()
         self._segments.clear()
         self.mapped_bytes = 0
+        _end_mappings()
+
+    def _leased(self) -> list[int]:
+        return [index for index, lease in list(self._leases.items()) if lease() is not None]
+
+
+class Lease(weakref.ref[Any]):
+    """A microbatch's hold on its segment. At its end it goes to a deque, which ``SegmentLeases.collect`` empties."""
+
+    __slots__ = ("leases", "segment_index")
+    leases: SegmentLeases
+    segment_index: int
 
 
 def _mapped(descriptor: int, size_bytes: int, *, is_written: bool) -> Any:
@@ -304,16 +383,21 @@ def _mapped(descriptor: int, size_bytes: int, *, is_written: bool) -> Any:
         number = ctypes.get_errno()
         raise OSError(number, f"mapping {size_bytes:,} bytes of shared memory: {os.strerror(number)}")
     memory = (ctypes.c_ubyte * size_bytes).from_address(address)
-    mapping = Mapping(address, size_bytes, [])
-    if not is_written:
+    if _ended_mappings:
+        _end_mappings()
+    mapping = Mapping(memory, address, size_bytes)
+    if is_written:
+        _written[address] = mapping
+    else:
         _mappings[address] = mapping
         _ordered.clear()
-    weakref.finalize(memory, _unmap, mapping).atexit = False
     return memory
 
 
 def mapping_at(address: int) -> Mapping | None:
     """Return the mapping for reading that an address lies in, or None."""
+    if _ended_mappings:
+        _end_mappings()
     addresses = next(iter(_ordered), None)
     if addresses is None:
         addresses = sorted(_mappings)
@@ -327,13 +411,9 @@ def mapping_at(address: int) -> Mapping | None:
 # again when one is added. One that is gone may stay in it: no tensor's address lies there.
 _mappings: dict[int, Mapping] = {}
 _ordered: list[list[int]] = []
-
-
-def _unmap(mapping: Mapping) -> None:
-    _mappings.pop(mapping.address, None)
-    for action in mapping.before_unmap:
-        action()
-    _munmap(mapping.address, mapping.size_bytes)
+# Those for writing: a worker's.
+_written: dict[int, Mapping] = {}
+_ended_mappings: "deque[_MappingEnd]" = deque()
 
 
 def anonymous_file() -> int:

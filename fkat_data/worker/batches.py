@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 from torch.utils.data import DataLoader, IterableDataset
 
 from fkat_data import arguments
+from fkat_data.interruption import is_interruption
 from fkat_data.seeding import ShardStreams, enter_place, seed_global_generators
 from fkat_data.types import RandomAccess, Skippable
 from fkat_data.worker.fetch import direct_fetch, direct_iteration, gives_items_together
@@ -67,8 +68,10 @@ class IndexedProduction:
                 self._drawn = next(self._draws)
             except StopIteration:
                 self._is_over = True
-            except Exception as error:  # noqa: BLE001 - the sampler's; raised for the first microbatch that it left out
-                self._error = error
+            except Exception as error:
+                if is_interruption(error):
+                    raise
+                self._error = error  # the sampler's; raised for the first microbatch that it left out
         if self._drawn is not None and self._drawn.microbatch_index > index:
             raise ValueError(f"microbatch {index} was asked for after microbatch {self._drawn.microbatch_index}")
         return self._error is not None or (self._drawn is not None and self._drawn.microbatch_index == index)

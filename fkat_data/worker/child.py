@@ -124,8 +124,9 @@ class SpawnedChild:
 
     def close(self) -> None:
         """Close the descriptor."""
-        if self.end_descriptor is not None:
-            os.close(self.end_descriptor)
+        end_descriptor, self.end_descriptor = self.end_descriptor, None
+        if end_descriptor is not None:
+            os.close(end_descriptor)
 
     def abandon(self) -> None:
         """In a forked child: close the descriptor."""

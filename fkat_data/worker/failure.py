@@ -6,6 +6,7 @@ import traceback
 from typing import Any
 
 from fkat_data.errors import WorkerError
+from fkat_data.interruption import is_interruption
 from fkat_data.transport.codec import dumps, loads
 
 __all__ = ["pack_failure", "unpack_failure"]
@@ -61,7 +62,9 @@ def _rebuilt(pickled: bytes | None) -> BaseException | None:
     if pickled is None:
         return None
     try:
-        error: Any = loads(pickled)
-    except Exception:  # noqa: BLE001 - a class that only the worker can import
-        return None
-    return error if isinstance(error, BaseException) else None
+        rebuilt: Any = loads(pickled)
+    except Exception as error:
+        if is_interruption(error):
+            raise
+        return None  # a class that only the worker can import
+    return rebuilt if isinstance(rebuilt, BaseException) else None

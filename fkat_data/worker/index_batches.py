@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from fkat_data.interruption import is_interruption
 from fkat_data.seeding import ShardStreams
 
 __all__ = ["IndexBatch", "draw_batches"]
@@ -46,8 +47,8 @@ def draw_batches(sampler: Iterable[Any], streams: ShardStreams) -> Iterator[Inde
                 yield IndexBatch(index - 1, kept.pop(), is_last=False)
             kept.append(indices)
             index += 1
-    except Exception:
-        if kept:
+    except Exception as error:
+        if kept and not is_interruption(error):
             yield IndexBatch(index - 1, kept.pop(), is_last=False)
         raise
     if kept:
@@ -69,8 +70,9 @@ def _draw(sampler: Iterable[Any], streams: ShardStreams) -> Iterator[Any]:
                 if len(chunk) == size:
                     is_over = False
                     break
-        except Exception:
-            yield from chunk
+        except Exception as error:
+            if not is_interruption(error):
+                yield from chunk
             raise
         yield from chunk
         if is_over:

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Generator
 
+from fkat_data.interruption import is_interruption
 from fkat_data.observe.progress import ReplayDisplay
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, new_page
@@ -52,6 +53,14 @@ class InlineWorker:
     def pid(self) -> int:
         """This process."""
         return os.getpid()
+
+    @property
+    def is_waiting(self) -> bool:
+        """False: the caller's thread makes the microbatch instead."""
+        return False
+
+    def end_wait(self) -> None:
+        """Do nothing: there is no wait."""
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -129,7 +138,10 @@ class InlineWorker:
                 self._next_index = task.first_microbatch
             try:
                 produced = next(self._production, None)
-            except Exception as error:  # noqa: BLE001 - raised in its place in the order
+            except Exception as error:
+                if is_interruption(error):
+                    raise
+                # It comes in its place in the order.
                 self._end_task(task)
                 return Failure(task.ticket, error, self._next_index)
             finally:

@@ -219,6 +219,15 @@ class Worker(Protocol):
         """Microbatches that the worker has made, and that were not received."""
         ...
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the last call was interrupted while it waited for a message: nothing had changed then."""
+        ...
+
+    def end_wait(self) -> None:
+        """Record that the interrupted wait is over."""
+        ...
+
     def times(self) -> StageTimes:
         """Return how the worker spent its time."""
         ...

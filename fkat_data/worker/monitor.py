@@ -5,6 +5,7 @@ stay a zombie, and its own children would live on.
 """
 
 import contextlib
+import io
 import os
 import select
 import threading
@@ -32,7 +33,7 @@ class WorkerMonitor(threading.Thread):
         name: What the process is.
     """
 
-    def __init__(self, child: Child, stderr: int, name: str) -> None:
+    def __init__(self, child: Child, stderr: io.FileIO, name: str) -> None:
         super().__init__(name=f"fkat_data monitor of {name}", daemon=True)
         self._child = child
         self._stderr = stderr
@@ -55,7 +56,7 @@ class WorkerMonitor(threading.Thread):
 
     def run(self) -> None:
         """Forward until the process has ended, then reap it."""
-        stderr = self._stderr
+        stderr = self._stderr.fileno()
         try:
             self._listen(stderr)
             self._child.kill()
@@ -63,7 +64,7 @@ class WorkerMonitor(threading.Thread):
             self._child.reap()
         finally:
             self.is_listening = False
-            os.close(stderr)
+            self._stderr.close()
             self._has_ended.set()
 
     def _listen(self, stderr: int) -> None:

@@ -7,6 +7,7 @@ a process group of its own (so that Ctrl-C at the terminal is the trainer's alon
 
 import contextlib
 import inspect
+import io
 import os
 import pickle
 import signal
@@ -82,20 +83,21 @@ class WorkerProcess:
     ) -> None:
         self._stacks = stacks
         self._template = template
-        lifeline_descriptor, self._lifeline = os.pipe()
-        self._stderr, stderr = os.pipe()
+        lifeline_descriptor, lifeline_end = os.pipe()
+        stderr_end, stderr = os.pipe()
+        # Objects: they close once, however often an interrupted call is repeated, and when nothing holds them.
+        self._lifeline, self._stderr = io.FileIO(lifeline_end, "w"), io.FileIO(stderr_end)
         descriptors = (settings, channel, page, lifeline_descriptor, stacks)
         try:
             self._child = _start(worker_index, descriptors, stderr, template)
+            self._monitor = WorkerMonitor(self._child, self._stderr, f"worker {worker_index}")
+            self._monitor.start()
         except BaseException:
-            os.close(self._lifeline)
-            os.close(self._stderr)
+            self._lifeline.close()
             raise
         finally:
             os.close(lifeline_descriptor)
             os.close(stderr)
-        self._monitor = WorkerMonitor(self._child, self._stderr, f"worker {worker_index}")
-        self._monitor.start()
 
     @property
     def pid(self) -> int:
@@ -143,15 +145,15 @@ class WorkerProcess:
             if not self._monitor.wait(0):
                 self._child.disown()
                 self.join(_KILL_GRACE_S)
-            os.close(self._lifeline)
+            self._lifeline.close()
             if self._monitor.wait(0):
                 self._child.close()
 
     def abandon(self) -> None:
         """In a forked child: close what would keep the process alive, and nothing else."""
-        os.close(self._lifeline)
+        self._lifeline.close()
         if self._monitor.is_listening:
-            os.close(self._stderr)
+            self._stderr.close()
         self._child.abandon()
 
     def stack(self) -> str:

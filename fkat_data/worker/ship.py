@@ -13,6 +13,7 @@ from typing import Any, cast
 import cloudpickle
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import is_interruption
 from fkat_data.transport.segment import anonymous_file
 from fkat_data.worker.inheritance import import_paths
 
@@ -34,6 +35,8 @@ def ship(settings: Any, **users: Any) -> int:
     try:
         payload = cloudpickle.dumps(settings)
     except Exception as error:
+        if is_interruption(error):
+            raise
         found = (find_unshippable(argument, value) for argument, value in users.items())
         path, culprit, reason = next(filter(None, found), (" and ".join(users), settings, error))
         raise ConfigurationError(
@@ -54,7 +57,10 @@ def find_unshippable(path: str, value: Any) -> tuple[str, Any, Exception] | None
 def _find(path: str, value: Any, seen: set[int], depth: int) -> tuple[str, Any, Exception] | None:
     try:
         cloudpickle.dumps(value)
-    except Exception as error:  # noqa: BLE001 - any error in pickling is what is looked for
+    except Exception as error:
+        if is_interruption(error):
+            raise
+        # Any error in pickling is what is looked for.
         if id(value) not in seen and depth < _DEEPEST:
             seen.add(id(value))
             for part_path, part in _parts(path, value):

@@ -6,10 +6,12 @@ import socket
 import struct
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from fkat_data.errors import WorkerError
+from fkat_data.interruption import is_interruption
 from fkat_data.observe.events import MAIN_THREAD
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import PRODUCED, StageTimes, stage_times
@@ -17,7 +19,7 @@ from fkat_data.observe.timeline import Timeline
 from fkat_data.plan.task import Task
 from fkat_data.transport.channel import Channel, ChannelClosed, Frame
 from fkat_data.transport.codec import decode
-from fkat_data.transport.segment import Segment, SegmentLeases, anonymous_file
+from fkat_data.transport.segment import Lease, Segment, SegmentLeases, anonymous_file
 from fkat_data.worker.failure import unpack_failure
 from fkat_data.worker.messages import (
     ALLOWANCE,
@@ -62,6 +64,7 @@ class ProcessWorker:
         sink: Gets the trainer's waits, and a range for each decoding.
         timeline: Gets the worker's events; None: it sends none.
         template: Forks the worker; None: it is spawned.
+        ended: Takes the leases of its segments that have ended; one for all workers of the loader.
         is_zero_copy: Whether microbatches are views of shared memory, or copies.
     """
 
@@ -74,6 +77,7 @@ class ProcessWorker:
         sink: EventSink,
         timeline: Timeline | None = None,
         template: TemplateProcess | None = None,
+        ended: "deque[Lease] | None" = None,
         *,
         is_zero_copy: bool,
     ) -> None:
@@ -103,9 +107,10 @@ class ProcessWorker:
             # Beside the pipe, which a child of the worker may hold open.
             self._channel.watch(self._process.end_descriptor)
         self._credits = _Credits(self._channel, limit_bytes)
-        self._leases = SegmentLeases(self._credits.give, self._credits.discard)
+        self._ended: deque[Lease] = deque() if ended is None else ended
+        self._leases = SegmentLeases(self._credits.give, self._credits.discard, self._ended)
         self._is_hung_up = False
-        self._is_closed = False
+        self._is_closing = self._is_closed = False
         self._last_begun = -1
         self._allowed = -1, 0
         _workers.add(self)
@@ -118,7 +123,7 @@ class ProcessWorker:
     @property
     def is_alive(self) -> bool:
         """Whether the worker can take tasks."""
-        return not self._is_closed and not self._process.is_dead()
+        return not self._is_closing and not self._process.is_dead()
 
     @property
     def held_bytes(self) -> int:
@@ -161,6 +166,15 @@ class ProcessWorker:
     def num_ready(self) -> int:
         """Microbatches that the worker has made, and that were not received."""
         return int(self._page[PRODUCED]) - self._num_received
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the last call was interrupted while it waited for a message."""
+        return self._channel.is_waiting
+
+    def end_wait(self) -> None:
+        """Record that the interrupted wait is over."""
+        self._channel.end_wait()
 
     def times(self) -> StageTimes:
         """Return how the worker spent its time."""
@@ -209,6 +223,8 @@ class ProcessWorker:
 
     def flush(self) -> None:
         """Send what was posted, if there is room for it; for a caller that waits for several workers."""
+        if self._ended:
+            self._leases.collect()
         self._channel.flush()
 
     def receive(self, *, timeout_s: float | None) -> Message | MadeAlone | None:
@@ -217,6 +233,8 @@ class ProcessWorker:
         Raises:
             WorkerGone: The process is gone, and everything that it sent was received.
         """
+        if self._ended:
+            self._leases.collect()
         while True:
             try:
                 frame = self._channel.receive()
@@ -239,10 +257,8 @@ class ProcessWorker:
 
     def close(self, timeout_s: float) -> None:
         """End the worker: by the closed pipe, or by a signal when ``timeout_s`` has passed. Any number of calls."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if os.getpid() != self._owner_pid:  # a fork of the trainer has the object, not the worker
+        self._is_closing = True
+        if self._is_closed or os.getpid() != self._owner_pid:  # a fork of the trainer has the object, not the worker
             return
         self.hang_up()
         try:
@@ -251,6 +267,7 @@ class ProcessWorker:
             # Only now: a thread that waits in receive() wakes up, and must find its descriptors as they were.
             self._channel.close()
             self._leases.clear()
+        self._is_closed = True  # an interrupted call is to be repeated
 
     def share(self) -> None:
         """Before a fork: mark what the child inherits, as it must not be written again."""
@@ -260,7 +277,7 @@ class ProcessWorker:
         """In a forked child: close what would keep the worker alive, and nothing else."""
         if self._is_closed:
             return
-        self._is_closed = True
+        self._is_closing = self._is_closed = True
         self._channel.abandon()
         self._process.abandon()
 
@@ -347,7 +364,10 @@ class ProcessWorker:
                     microbatch = decode(envelope, sizes, base, 0)
             else:
                 microbatch = decode(envelope, sizes, base, 0)
-        except Exception as error:  # noqa: BLE001 - what rebuilding a user's class raises belongs in its place
+        except Exception as error:
+            if is_interruption(error):
+                raise
+            # What rebuilding a user's class raises belongs in its place.
             error.add_note(f"fkat_data: while rebuilding microbatch {index} in the trainer's process")
             return Failure(ticket, error, index)
         return Item(ticket, index, None if is_last < 0 else bool(is_last), microbatch, size_bytes, digest)
@@ -367,7 +387,7 @@ _READERS: dict[int, Callable[[bytes], Message | MadeAlone]] = {
 
 
 class _Credits:
-    """Gives segments back to their worker. Finalisers call it, so it holds nothing but the channel.
+    """Gives segments back to their worker.
 
     A credit wakes the worker: small ones wait for each other, or for the trainer to wait.
     """

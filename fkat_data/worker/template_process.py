@@ -6,12 +6,14 @@ All loaders of a process that are open at the same time share one template, as l
 
 import contextlib
 import inspect
+import io
 import logging
 import os
 import pickle
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
@@ -71,32 +73,29 @@ class TemplateProcess:
 
     def __init__(self, origin: tuple[object, ...]) -> None:
         self._origin = origin
-        self._users: set[object] = set()
+        # Weakly: a call that is interrupted may drop a user without a word.
+        self._users: weakref.WeakSet[object] = weakref.WeakSet()
         self._is_retired = self._has_started_one = self._is_unfit = False
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        lifeline_descriptor, self._lifeline = os.pipe()
-        self._stderr, stderr = os.pipe()
+        lifeline_descriptor, lifeline_end = os.pipe()
+        stderr_end, stderr = os.pipe()
+        # Objects: they close once, however often an interrupted call is repeated, and when nothing holds them.
+        self._lifeline, self._stderr = io.FileIO(lifeline_end, "w"), io.FileIO(stderr_end)
         try:
             descriptors = (theirs.fileno(), lifeline_descriptor)
             self._child = SpawnedChild(popen_interpreter(_PROGRAM, descriptors, descriptors, stderr))
             self._monitor = WorkerMonitor(self._child, self._stderr, "the template")
             with contextlib.suppress(OSError):  # it has ended already: the first request finds that out
                 self._control.send(pickle.dumps(import_paths()))
+            self._monitor.start()
         except BaseException:
             self._control.close()
-            os.close(self._lifeline)
-            os.close(self._stderr)
+            self._lifeline.close()
             raise
         finally:
             theirs.close()
             os.close(lifeline_descriptor)
             os.close(stderr)
-        try:
-            self._monitor.start()
-        except BaseException:  # Ctrl-C, and the thread may run by now: it closes its pipe when the process has ended
-            self._control.close()
-            os.close(self._lifeline)
-            raise
         self.pid = self._child.pid
         """The process id."""
 
@@ -173,16 +172,16 @@ class TemplateProcess:
         finally:  # Ctrl-C ends the wait, but not the template's end
             self._child.kill()
             self.join(_KILL_GRACE_S)
-            os.close(self._lifeline)
+            self._lifeline.close()
             if self._monitor.wait(0):
                 self._child.close()
 
     def abandon(self) -> None:
         """In a forked child: close what would keep the process alive, and nothing else."""
         self._control.close()
-        os.close(self._lifeline)
+        self._lifeline.close()
         if self._monitor.is_listening:
-            os.close(self._stderr)
+            self._stderr.close()
         self._child.abandon()
 
 
@@ -210,10 +209,10 @@ class TemplateLease:
         if os.getpid() != self._owner_pid:  # a fork of the trainer has the object, not the process
             return
         with _registry.lock:
-            used, self._used = self._used, []
-            for template in used:
+            for template in self._used:
                 template.discard_user(self)
-            unused = _registry.take_unused(used)
+            unused = _registry.take_unused(self._used)
+            self._used.clear()
         for template in unused:
             template.end()
 

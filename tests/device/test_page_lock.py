@@ -47,6 +47,7 @@ def test_each_segment_is_locked_once_and_unlocked_before_it_goes():
         num_segments = loader.statistics().num_segments
     del microbatch
     gc.collect()
+    mapping_at(0)  # the next call of any loader
     locked = [call[1] for call in runtime.calls if call[0] == "lock"]
     unlocked = [call[1] for call in runtime.calls if call[0] == "unlock"]
     assert 1 <= len(locked) <= num_segments < 100
@@ -88,9 +89,11 @@ def test_a_mapping_is_found_by_any_address_in_it():
             assert mapping_at(segment.address + offset).address == segment.address
     address = segments[2].address
     told = []
-    mapping_at(address).before_unmap.append(lambda: told.append(mapping_at(address)))
+    mapping_at(address).before_unmap(lambda: told.append(mapping_at(address)))
     del segments[2], segment
     gc.collect()
+    assert told == [], "nothing happens in a finaliser"
+    assert mapping_at(1) is None
     assert told == [None]
     assert mapping_at(address) is None or mapping_at(address).address != address
     assert mapping_at(1) is None

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("processes")
 
 ROOT = Path(fkat_data.__file__).parent
 README = ROOT.parent / "README.md"
-MOST_FILES, MOST_CALLS = 10, 50
+MOST_FILES, MOST_CALLS = 8, 40
 NUM_READY, NUM_COUNTED = 4, 200
 
 #: By name: the tensors of a microbatch, and the elements of each. The first two travel in the message itself.
@@ -67,7 +67,8 @@ def counted(loader):
     """Return the calls of each of many warm microbatches.
 
     Warm: the worker has made it already, and its segment was used before (a segment is mapped once). No shard ends
-    among them: what happens once a shard is no part of a microbatch's path.
+    among them, and the look-ahead learns from none: what happens once a shard, or once in several microbatches, is no
+    part of a microbatch's path.
     """
     iterator = iter(loader)
     kept = [next(iterator)]
@@ -84,7 +85,10 @@ def counted(loader):
             continue
         calls = calls_of(step)
         names = {name for _, name in calls}
-        if not names & {"SegmentLeases.add", "SegmentLeases.remove"} and "ProcessWorker._wait" not in names:
+        if (
+            not names & {"SegmentLeases.add", "SegmentLeases.remove", "LookAhead.deliver"}
+            and "ProcessWorker._wait" not in names
+        ):
             found.append(calls)
     return found
 
@@ -100,7 +104,7 @@ def test_a_warm_microbatch_takes_few_files_and_calls(form, factory):
 
 def test_the_readme_names_the_files_of_the_path_in_their_order():
     text = README.read_text()
-    said = re.search(r"The way of a microbatch through the trainer is ten files long: (.+?)\.\n", text)[1]
+    said = re.search(r"The way of a microbatch through the trainer is eight files long: (.+?)\.\n", text)[1]
     with ShardedDataLoader(0, ["tokens"], samples) as loader:
         # What comes beside a new segment takes the socket; everything else the ring.
         found = [calls for calls in counted(loader) if "RingReader.read" in {name for _, name in calls}]

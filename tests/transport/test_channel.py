@@ -156,45 +156,6 @@ def test_what_found_no_room_goes_while_waiting_for_an_answer(ends):
     thread.join()
 
 
-def test_many_threads_post_at_once_and_every_frame_arrives_whole(ends):
-    first, second = ends
-    num_threads, num_frames = 8, 2000
-
-    def post(number):
-        for index in range(num_frames):
-            first.post(number, struct.pack("<BI", number, index) * (1 + index % 30))
-
-    threads = [threading.Thread(target=post, args=(number,)) for number in range(num_threads)]
-    for thread in threads:
-        thread.start()
-    following = [0] * num_threads
-    for _ in range(num_threads * num_frames):
-        frame = second.receive()
-        while frame is None:
-            first.flush()
-            frame = second.receive()
-        index = following[frame.kind]
-        assert frame.body == struct.pack("<BI", frame.kind, index) * (1 + index % 30)
-        following[frame.kind] += 1
-    for thread in threads:
-        thread.join()
-    assert following == [num_frames] * num_threads
-
-
-def test_a_post_within_a_post_is_sent(ends):
-    first, second = ends
-
-    class Nosy(bytes):
-        """Posts when it is looked at in the middle of another post, as a finaliser may."""
-
-        def __radd__(self, other):
-            first.post(2, b"within")
-            return other + bytes(self)
-
-    first.post(1, Nosy(b"outer"))
-    assert sorted(receive(second).body for _ in range(2)) == [b"outer", b"within"]
-
-
 def test_a_descriptor_that_is_lost_for_want_of_room_is_an_error(run_script):
     done = run_script(
         """
@@ -242,7 +203,7 @@ def test_posting_while_another_thread_closes_is_no_error():
 
     for _ in range(20):
         channels = [Channel(sock) for sock in socket.socketpair()]
-        threads = [threading.Thread(target=post, args=(channels[0],)) for _ in range(4)]
+        threads = [threading.Thread(target=post, args=(channels[0],))]
         for thread in threads:
             thread.start()
         channels[0].close()

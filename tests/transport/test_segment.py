@@ -29,6 +29,7 @@ class Pair:
         )
 
     def give_back_credits(self):
+        self.leases.collect()
         while self.credits:
             self.pool.give_back(self.credits.pop(0))
 
@@ -115,6 +116,7 @@ class Segments(RuleBasedStateMachine):
             thread.join()
         else:
             del views
+        self.pair.leases.collect()
         assert self.pair.credits == [index]
         self.pair.give_back_credits()
         self.free[index] = self.sizes[index]
@@ -283,6 +285,9 @@ def test_what_a_fork_may_look_at_is_discarded_and_not_released():
     leases.share()
     after = leases.lease(1)
     del before, after
+    assert not discarded
+    assert not released, "nothing happens in a finaliser"
+    leases.collect()
     assert [index for index, _ in discarded] == [0]
     assert [index for index, _ in released] == [1]
     pool.discard(0)

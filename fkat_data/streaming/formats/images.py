@@ -5,6 +5,7 @@ import struct
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+from fkat_data.interruption import is_interruption
 from fkat_data.requirement import required
 from fkat_data.streaming.formats.encoding import Encoding, EncodingError
 
@@ -75,6 +76,8 @@ class ImageFileEncoding(Encoding):
         try:
             image.save(buffer, format=self._kind)
         except Exception as error:
+            if is_interruption(error):
+                raise
             raise EncodingError(f"an image that can be saved as {self._kind} ({error})") from error
         return buffer.getvalue()
 
@@ -152,6 +155,8 @@ def _opened(data: memoryview) -> Any:
             others = [kind for kind in pillow.ID if kind not in _FORMATS_WITH_PROGRAMS]
             return pillow.open(io.BytesIO(data), formats=others)
     except Exception as error:
+        if is_interruption(error):
+            raise
         raise EncodingError(f"Pillow cannot open the image: {error}") from error
 
 

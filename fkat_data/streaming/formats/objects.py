@@ -7,6 +7,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import numpy.typing as npt
 
+from fkat_data.interruption import is_interruption
 from fkat_data.streaming.formats.encoding import Encoding, EncodingError
 
 __all__ = ["JsonEncoding", "PickleEncoding"]
@@ -41,6 +42,8 @@ class PickleEncoding(Encoding):
         try:
             return pickle.dumps(value)
         except Exception as error:
+            if is_interruption(error):
+                raise
             raise EncodingError(f"an object that can be pickled ({error})") from error
 
     def decode(self, data: memoryview) -> Any:
@@ -48,6 +51,8 @@ class PickleEncoding(Encoding):
         try:
             return pickle.loads(data)
         except Exception as error:
+            if is_interruption(error):
+                raise
             raise EncodingError(f"the pickle cannot be loaded: {type(error).__name__}: {error}") from error
 
 

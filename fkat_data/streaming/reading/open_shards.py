@@ -14,6 +14,7 @@ import torch
 from torch.utils import data
 
 from fkat_data.errors import ShardNotFoundError
+from fkat_data.interruption import is_interruption
 from fkat_data.observe.stages import reading
 from fkat_data.streaming.formats.open_shard import open_shard
 from fkat_data.streaming.formats.reader import ShardReader
@@ -168,7 +169,10 @@ class OpenShards:
         self._failed_shard = None
         try:
             return together()
-        except Exception as error:  # noqa: BLE001 - raised at its position in the order
+        except Exception as error:
+            if is_interruption(error):
+                raise
+            # It is raised at its position in the order.
             return self._one_by_one(parts(), alone, error)
 
     def _one_by_one(

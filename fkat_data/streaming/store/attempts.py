@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from fkat_data.errors import DownloadError, FkatDataError, ShardNotFoundError
+from fkat_data.interruption import is_interruption
 from fkat_data.streaming.store.causes import Outlook, cause_of
 from fkat_data.streaming.store.redaction import Redaction
 
@@ -60,7 +61,10 @@ def with_attempts(
             raise
         except FinalError as error:
             final = error.error
-        except Exception as error:  # noqa: BLE001 - its cause decides whether another attempt follows
+        except Exception as error:
+            if is_interruption(error):
+                raise
+            # Its cause decides whether another attempt follows.
             cause = cause_of(error)
         if cause is None:
             raise final or RuntimeError("an attempt failed without an error")
