@@ -77,8 +77,12 @@ def heritage() -> tuple[object, ...]:
 
 
 def import_paths() -> list[str]:
-    """Return where modules are imported from, with the working directory by its name."""
-    return [path or os.getcwd() for path in sys.path]  # noqa: PTH109 - sys.path holds strings
+    """Return where modules are imported from, with the working directory by its name, if it has one."""
+    try:
+        folder = os.getcwd()  # noqa: PTH109 - sys.path holds strings
+    except OSError:  # it was removed, or may not be searched
+        folder = ""
+    return [path or folder for path in sys.path if path or folder]
 
 
 def _umask() -> int | None:

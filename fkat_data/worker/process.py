@@ -22,6 +22,7 @@ from fkat_data.worker.child import Child, SpawnedChild, popen_interpreter
 from fkat_data.worker.forked_child import ForkedChild
 from fkat_data.worker.inheritance import Surroundings
 from fkat_data.worker.monitor import WorkerMonitor
+from fkat_data.worker.ship import Shipment
 from fkat_data.worker.template_process import TemplateProcess
 
 __all__ = ["STACK_SIGNAL", "WorkerProcess"]
@@ -60,7 +61,7 @@ class WorkerProcess:
     """One worker's process.
 
     Args:
-        settings: A descriptor of the shipped settings (see ``fkat_data.worker.ship``); stays the caller's.
+        shipment: What the worker starts with; stays the caller's.
         worker_index: The worker's number among its loader's.
         channel: The worker's end of the pipe; stays the caller's.
         page: A descriptor of the page where the worker reports its stages; stays the caller's.
@@ -73,7 +74,7 @@ class WorkerProcess:
 
     def __init__(
         self,
-        settings: int,
+        shipment: Shipment,
         worker_index: int,
         channel: int,
         page: int,
@@ -84,9 +85,9 @@ class WorkerProcess:
         self._template = template
         lifeline_descriptor, self._lifeline = os.pipe()
         self._stderr, stderr = os.pipe()
-        descriptors = (settings, channel, page, lifeline_descriptor, stacks)
+        descriptors = (shipment.settings, channel, page, lifeline_descriptor, stacks)
         try:
-            self._child = _start(worker_index, descriptors, stderr, template)
+            self._child = _start(worker_index, descriptors, stderr, shipment.folder, template)
         except BaseException:
             os.close(self._lifeline)
             os.close(self._stderr)
@@ -180,28 +181,31 @@ class WorkerProcess:
         return text or f"no Python stack: the process does not answer (state {_status(self.pid).get('State', 'gone')})"
 
 
-def _start(worker_index: int, descriptors: _Inherited, stderr: int, template: TemplateProcess | None) -> Child:
-    if template is not None:
+def _start(
+    worker_index: int, descriptors: _Inherited, stderr: int, folder: int | None, template: TemplateProcess | None
+) -> Child:
+    if template is not None and folder is not None:
         with contextlib.suppress(OSError):  # the template is gone, or cannot keep up
-            return _fork(worker_index, descriptors, stderr, template)
+            return _fork(worker_index, descriptors, stderr, folder, template)
     arguments = (descriptors[0], worker_index, *descriptors[1:], int(STACK_SIGNAL))
-    return SpawnedChild(popen_interpreter(_BOOTSTRAP, arguments, descriptors, stderr))
+    path = None if folder is None else f"/proc/self/fd/{folder}"
+    return SpawnedChild(popen_interpreter(_BOOTSTRAP, arguments, descriptors, stderr, folder=path))
 
 
-def _fork(worker_index: int, descriptors: _Inherited, stderr: int, template: TemplateProcess) -> ForkedChild:
+def _fork(
+    worker_index: int, descriptors: _Inherited, stderr: int, folder: int, template: TemplateProcess
+) -> ForkedChild:
     request = WorkerRequest(worker_index, int(STACK_SIGNAL), Surroundings.now(), _BOOTSTRAP)
-    with contextlib.ExitStack() as stack:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        stack.callback(theirs.close)
-        folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
-        stack.callback(os.close, folder)
-        sent = WorkerDescriptors(theirs.fileno(), *descriptors, stderr, folder, _open_stdout())
-        try:
-            template.request(pickle.dumps(request), [descriptor for descriptor in sent if descriptor is not None])
-            return ForkedChild(ours, template)
-        except BaseException:
-            ours.close()
-            raise
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sent = WorkerDescriptors(theirs.fileno(), *descriptors, stderr, folder, _open_stdout())
+    try:
+        template.request(pickle.dumps(request), [descriptor for descriptor in sent if descriptor is not None])
+        return ForkedChild(ours, template)
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
 
 
 def _open_stdout() -> int | None:

@@ -10,19 +10,18 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-import cloudpickle
-
 from fkat_data.errors import ConfigurationError
+from fkat_data.transport.definitions import dump_shipment
 from fkat_data.transport.segment import anonymous_file
 from fkat_data.worker.inheritance import import_paths
 
-__all__ = ["find_unshippable", "ship"]
+__all__ = ["Shipment", "find_unshippable"]
 
 _DEEPEST = 12
 
 
-def ship(settings: Any, **users: Any) -> int:
-    """Return a descriptor of anonymous memory with what a worker needs to start; the caller closes it.
+class Shipment:
+    """What the workers of a loader start with: all of them get the same, whatever the trainer changes meanwhile.
 
     Args:
         settings: What is sent.
@@ -31,19 +30,38 @@ def ship(settings: Any, **users: Any) -> int:
     Raises:
         ConfigurationError: Part of a user's object cannot be pickled; the error names its path of attributes.
     """
-    try:
-        payload = cloudpickle.dumps(settings)
-    except Exception as error:
-        found = (find_unshippable(argument, value) for argument, value in users.items())
-        path, culprit, reason = next(filter(None, found), (" and ".join(users), settings, error))
-        raise ConfigurationError(
-            path, culprit, f"something that can be sent to a worker process, but: {reason} (or multiprocessing=False)"
-        ) from error
-    descriptor = anonymous_file()
-    with os.fdopen(os.dup(descriptor), "wb") as file:
-        file.write(pickle.dumps((import_paths(), sys.argv)))
-        file.write(payload)
-    return descriptor
+
+    def __init__(self, settings: Any, **users: Any) -> None:
+        try:
+            # Microbatches come back with references to the definitions.
+            payload, self._definitions = dump_shipment(settings)
+        except Exception as error:
+            found = (find_unshippable(argument, value) for argument, value in users.items())
+            path, culprit, reason = next(filter(None, found), (" and ".join(users), settings, error))
+            raise ConfigurationError(
+                path,
+                culprit,
+                f"something that can be sent to a worker process, but: {reason} (or multiprocessing=False)",
+            ) from error
+        self.settings = anonymous_file()
+        """A descriptor of anonymous memory: the paths to import from and the arguments, then the settings proper."""
+        self.folder: int | None = None
+        """A descriptor of the working directory; None if this process may not search it."""
+        try:
+            with os.fdopen(os.dup(self.settings), "wb") as file:
+                file.write(pickle.dumps((import_paths(), sys.argv)))
+                file.write(payload)
+            with contextlib.suppress(PermissionError):
+                self.folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        os.close(self.settings)
+        if self.folder is not None:
+            os.close(self.folder)
 
 
 def find_unshippable(path: str, value: Any) -> tuple[str, Any, Exception] | None:
@@ -53,7 +71,7 @@ def find_unshippable(path: str, value: Any) -> tuple[str, Any, Exception] | None
 
 def _find(path: str, value: Any, seen: set[int], depth: int) -> tuple[str, Any, Exception] | None:
     try:
-        cloudpickle.dumps(value)
+        dump_shipment(value)
     except Exception as error:  # noqa: BLE001 - any error in pickling is what is looked for
         if id(value) not in seen and depth < _DEEPEST:
             seen.add(id(value))
