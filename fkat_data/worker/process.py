@@ -6,7 +6,6 @@ a process group of its own (so that Ctrl-C at the terminal is the trainer's alon
 """
 
 import contextlib
-import inspect
 import os
 import pickle
 import signal
@@ -16,9 +15,8 @@ import time
 from pathlib import Path
 from typing import TypeAlias
 
-from fkat_data.worker import lifeline
 from fkat_data.worker.birth import WorkerDescriptors, WorkerRequest
-from fkat_data.worker.child import Child, SpawnedChild, popen_interpreter
+from fkat_data.worker.child import Child, SpawnedChild, has_stdout, popen_interpreter
 from fkat_data.worker.forked_child import ForkedChild
 from fkat_data.worker.inheritance import Surroundings
 from fkat_data.worker.monitor import WorkerMonitor
@@ -30,13 +28,11 @@ __all__ = ["STACK_SIGNAL", "WorkerProcess"]
 STACK_SIGNAL = signal.SIGRTMAX - 3
 """Makes a worker write its Python stacks; datasets do not use this signal."""
 
-# The settings are a pickled list of the paths to import from, then the pickled settings proper. The first lines are the
-# lifeline module's, which cannot be imported before the paths are known. The next ones make stacks visible, those of
-# the following imports included.
-_BOOTSTRAP = f"""\
-{inspect.getsource(lifeline)}
-import sys, faulthandler
-settings, worker_index, channel, page, lifeline, stacks, stack_signal = map(int, sys.argv[1:])
+# The settings are a pickled list of the paths to import from, then the pickled settings proper. The first lines make
+# stacks visible, those of the following imports included.
+_BOOTSTRAP = """\
+import faulthandler
+settings, channel, page, lifeline, stacks, worker_index, stack_signal = map(int, sys.argv[1:])
 bind(lifeline)
 faulthandler.enable()
 faulthandler.register(stack_signal, file=stacks)
@@ -187,9 +183,8 @@ def _start(
     if template is not None and folder is not None:
         with contextlib.suppress(OSError):  # the template is gone, or cannot keep up
             return _fork(worker_index, descriptors, stderr, folder, template)
-    arguments = (descriptors[0], worker_index, *descriptors[1:], int(STACK_SIGNAL))
-    path = None if folder is None else f"/proc/self/fd/{folder}"
-    return SpawnedChild(popen_interpreter(_BOOTSTRAP, arguments, descriptors, stderr, folder=path))
+    numbers = worker_index, int(STACK_SIGNAL)
+    return SpawnedChild(popen_interpreter(_BOOTSTRAP, descriptors, numbers, stderr, folder=folder))
 
 
 def _fork(
@@ -197,7 +192,7 @@ def _fork(
 ) -> ForkedChild:
     request = WorkerRequest(worker_index, int(STACK_SIGNAL), Surroundings.now(), _BOOTSTRAP)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sent = WorkerDescriptors(theirs.fileno(), *descriptors, stderr, folder, _open_stdout())
+    sent = WorkerDescriptors(theirs.fileno(), *descriptors, stderr, folder, 1 if has_stdout() else None)
     try:
         template.request(pickle.dumps(request), [descriptor for descriptor in sent if descriptor is not None])
         return ForkedChild(ours, template)
@@ -206,14 +201,6 @@ def _fork(
         raise
     finally:
         theirs.close()
-
-
-def _open_stdout() -> int | None:
-    try:
-        os.fstat(1)
-    except OSError:
-        return None
-    return 1
 
 
 def _status(pid: int) -> dict[str, str]:

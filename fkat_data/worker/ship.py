@@ -5,6 +5,7 @@ import functools
 import inspect
 import os
 import pickle
+import resource
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from fkat_data.worker.inheritance import import_paths
 __all__ = ["Shipment", "find_unshippable"]
 
 _DEEPEST = 12
+_LEAST_FILE_BYTES = 1 << 20
 
 
 class Shipment:
@@ -28,7 +30,8 @@ class Shipment:
         users: The user's objects in it, by the names of their arguments.
 
     Raises:
-        ConfigurationError: Part of a user's object cannot be pickled; the error names its path of attributes.
+        ConfigurationError: Part of a user's object cannot be pickled; the error names its path of attributes. Or the
+            limit of file sizes (``ulimit -f``) leaves no shared memory.
     """
 
     def __init__(self, settings: Any, **users: Any) -> None:
@@ -43,6 +46,7 @@ class Shipment:
                 culprit,
                 f"something that can be sent to a worker process, but: {reason} (or multiprocessing=False)",
             ) from error
+        _check_file_size_limit(len(payload))
         self.settings = anonymous_file()
         """A descriptor of anonymous memory: the paths to import from and the arguments, then the settings proper."""
         self.folder: int | None = None
@@ -62,6 +66,19 @@ class Shipment:
         os.close(self.settings)
         if self.folder is not None:
             os.close(self.folder)
+
+
+def _check_file_size_limit(payload_bytes: int) -> None:
+    """Refuse to start workers under a limit that leaves them no shared memory: it consists of anonymous files."""
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    needed_bytes = payload_bytes + _LEAST_FILE_BYTES
+    if limit_bytes != resource.RLIM_INFINITY and limit_bytes < needed_bytes:
+        raise ConfigurationError(
+            "ulimit -f",
+            f"{limit_bytes:,} bytes",
+            f"at least {needed_bytes:,} bytes, as the limit of file sizes counts for shared memory "
+            "(or multiprocessing=False)",
+        )
 
 
 def find_unshippable(path: str, value: Any) -> tuple[str, Any, Exception] | None:

@@ -5,7 +5,6 @@ All loaders of a process that are open at the same time share one template, as l
 """
 
 import contextlib
-import inspect
 import logging
 import os
 import pickle
@@ -15,12 +14,11 @@ import threading
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from fkat_data.worker import lifeline
 from fkat_data.worker.child import SpawnedChild, popen_interpreter
 from fkat_data.worker.inheritance import heritage, import_paths
 from fkat_data.worker.monitor import WorkerMonitor
 
-__all__ = ["START_METHODS", "StartMethod", "TemplateLease", "TemplateProcess", "retire_templates", "template_lease"]
+__all__ = ["START_METHODS", "StartMethod", "TemplateLease", "TemplateProcess", "template_lease"]
 
 StartMethod: TypeAlias = Literal["template", "spawn"]
 START_METHODS: tuple[str, ...] = ("template", "spawn")
@@ -30,9 +28,8 @@ logger = logging.getLogger(__name__)
 
 # numpy's OpenBLAS has threads, which it stops at a fork and starts again when it needs them: the fork of a process that
 # is small yet is a fast one. No garbage is looked for while everything that is imported stays.
-_PROGRAM = f"""\
-{inspect.getsource(lifeline)}
-import sys, faulthandler, gc
+_PROGRAM = """\
+import faulthandler, gc
 control, lifeline = map(int, sys.argv[1:])
 bind(lifeline)
 faulthandler.enable()
@@ -72,13 +69,13 @@ class TemplateProcess:
     def __init__(self, origin: tuple[object, ...]) -> None:
         self._origin = origin
         self._users: set[object] = set()
-        self._is_retired = self._has_started_one = self._is_unfit = False
+        self._has_started_one = self._is_unfit = False
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         lifeline_descriptor, self._lifeline = os.pipe()
         self._stderr, stderr = os.pipe()
         try:
             descriptors = (theirs.fileno(), lifeline_descriptor)
-            self._child = SpawnedChild(popen_interpreter(_PROGRAM, descriptors, descriptors, stderr))
+            self._child = SpawnedChild(popen_interpreter(_PROGRAM, descriptors, (), stderr))
             self._monitor = WorkerMonitor(self._child, self._stderr, "the template")
             with contextlib.suppress(OSError):  # it has ended already: the first request finds that out
                 self._control.send(pickle.dumps(import_paths()))
@@ -126,7 +123,7 @@ class TemplateProcess:
 
     def is_usable(self, origin: tuple[object, ...]) -> bool:
         """Return whether its workers would be those of a new template."""
-        return self._origin == origin and not (self._is_retired or self.is_dead())
+        return self._origin == origin and not self.is_dead()
 
     def request(self, message: bytes, descriptors: Sequence[int]) -> None:
         """Ask for a worker, without waiting for it.
@@ -146,10 +143,6 @@ class TemplateProcess:
         if not (is_forked or self._is_unfit):
             self._is_unfit = True
             _registry.close(f"the template process {self.pid} has threads, so that it cannot fork")
-
-    def retire(self) -> None:
-        """Refuse loaders that do not use it already."""
-        self._is_retired = True
 
     def add_user(self, user: object) -> None:
         """Record a loader that uses it."""
@@ -286,13 +279,6 @@ def template_lease(start_method: str | None) -> TemplateLease | None:
         _registry.close(f"this system has no pidfds: {error}")
         return None
     return TemplateLease()
-
-
-def retire_templates() -> None:
-    """Let loaders made from now on use a new template: their workers share no hash seed with earlier ones."""
-    with _registry.lock:
-        for template in _registry.templates:
-            template.retire()
 
 
 def _abandon_templates() -> None:
