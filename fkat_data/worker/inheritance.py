@@ -87,7 +87,10 @@ def new_interpreter() -> tuple[list[str], dict[str, str], dict[str, str | None]]
 
 
 def _own_hash_seed() -> str:
-    """Return the seed of ``hash()`` that this process was started with; 0 if it is random, which no other process can take over."""
+    """Return the seed of ``hash()`` that this process was started with; 0 if it is random.
+
+    No other process can take over a random one: Python draws more bits than the variable holds.
+    """
     if not sys.flags.hash_randomization or sys.flags.ignore_environment:
         return "0"
     # What the variable says now may have been set since.
