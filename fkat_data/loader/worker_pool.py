@@ -27,7 +27,7 @@ from fkat_data.worker.messages import Worker
 from fkat_data.worker.picks import Picks
 from fkat_data.worker.produce import Producer
 from fkat_data.worker.settings import WorkerSettings
-from fkat_data.worker.ship import ship
+from fkat_data.worker.ship import Shipment
 from fkat_data.worker.spawn import ProcessWorker
 from fkat_data.worker.template_process import template_lease
 
@@ -99,6 +99,7 @@ class WorkerPool:
         self._owner_pid = os.getpid()
         # Where workers write their stacks on request; the trainer asks one at a time.
         self._stacks: int | None = None
+        self._shipment: Shipment | None = None
         self._template = template_lease(settings.start_method) if settings.is_multiprocessing else None
         self.workers: list[Worker] = []
         """The workers that run, in the order of their numbers; always the same list."""
@@ -217,6 +218,9 @@ class WorkerPool:
         stacks, self._stacks = self._stacks, None
         if stacks is not None:
             os.close(stacks)
+        shipment, self._shipment = self._shipment, None
+        if shipment is not None:
+            shipment.close()
         if self._template is not None:
             self._template.release()
         self._close_tables()
@@ -231,18 +235,8 @@ class WorkerPool:
             return
         settings = self._settings
         limit_bytes = self._limit_bytes // settings.num_workers
-        shipped = WorkerSettings(
-            factory=settings.factory,
-            seed=settings.seed,
-            dp_rank=settings.dp_rank,
-            limit_bytes=limit_bytes,
-            profiler=settings.profiler,
-            default_dtype=torch.get_default_dtype(),
-            is_digested=settings.is_digested,
-            is_traced=settings.timeline is not None,
-            num_threads=settings.num_threads,
-        )
-        descriptor = ship(shipped, dataloader_factory=settings.factory, profiler=settings.profiler)
+        if self._shipment is None:
+            self._shipment = self._ship(limit_bytes)
         if self._stacks is None:
             self._stacks = anonymous_file()
             fcntl.fcntl(self._stacks, fcntl.F_SETFL, os.O_APPEND)
@@ -250,7 +244,7 @@ class WorkerPool:
             template = None if self._template is None else self._template.template()
             for index in indices:
                 worker = ProcessWorker(
-                    descriptor,
+                    self._shipment,
                     self._stacks,
                     index,
                     limit_bytes,
@@ -275,8 +269,21 @@ class WorkerPool:
         except BaseException:
             self.kill()
             raise
-        finally:
-            os.close(descriptor)
+
+    def _ship(self, limit_bytes: int) -> Shipment:
+        settings = self._settings
+        shipped = WorkerSettings(
+            factory=settings.factory,
+            seed=settings.seed,
+            dp_rank=settings.dp_rank,
+            limit_bytes=limit_bytes,
+            profiler=settings.profiler,
+            default_dtype=torch.get_default_dtype(),
+            is_digested=settings.is_digested,
+            is_traced=settings.timeline is not None,
+            num_threads=settings.num_threads,
+        )
+        return Shipment(shipped, dataloader_factory=settings.factory, profiler=settings.profiler)
 
 
 def _close_until(worker: Worker, deadline_s: float) -> None:

@@ -6,17 +6,15 @@ the parts were written to. Both are functions of values: no process, pipe or seg
 """
 
 import ctypes
-import functools
 import io
 import pickle
 import struct
-import types
 from typing import Any, NamedTuple, TypeAlias, cast
 
-import cloudpickle
 import numpy as np
 import torch
 
+from fkat_data.transport.definitions import is_definition, reduce_definition
 from fkat_data.transport.overlap import Extent, overlapping, shared_spans
 
 __all__ = [
@@ -248,27 +246,7 @@ class _InBandPickler(pickle.Pickler):
         super().__init__(file, protocol=5, **options)
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, (type, types.FunctionType)) and (
-            obj.__module__ == "__main__" or "<locals>" in obj.__qualname__ or obj.__qualname__ == "<lambda>"
-        ):
-            return _load_by_value, (_dump_by_value(obj),)
-        return NotImplemented
-
-
-def _dump_by_value(definition: Any) -> bytes:
-    # A function's closure may change from one microbatch to the next; a class does not.
-    return _dump_class(definition) if isinstance(definition, type) else cloudpickle.dumps(definition)
-
-
-@functools.lru_cache(maxsize=1024)
-def _dump_class(definition: type) -> bytes:
-    return cloudpickle.dumps(definition)
-
-
-@functools.lru_cache(maxsize=1024)
-def _load_by_value(data: bytes) -> Any:
-    # cloudpickle recognises a class that this process shipped by its id: the caller gets its own class back.
-    return cloudpickle.loads(data)
+        return reduce_definition(obj) if is_definition(obj) else NotImplemented
 
 
 class _Pickler(_InBandPickler):

@@ -17,6 +17,7 @@ import fcntl
 import functools
 import mmap
 import os
+import resource
 import tempfile
 import weakref
 from collections import deque
@@ -429,6 +430,10 @@ def _reserve(descriptor: int, size_bytes: int) -> None:
     try:
         os.posix_fallocate(descriptor, 0, size_bytes)
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            limit_bytes = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+            reason = "the limit of file sizes (`ulimit -f`) counts for shared memory"
+            raise MemoryLimitError(limit_bytes, size_bytes, 0, reason) from error
         if error.errno not in (errno.ENOSPC, errno.ENOMEM):
             raise
         raise MemoryLimitError(

@@ -1,17 +1,22 @@
 """A process that this one has started itself, and what a monitor needs of any process that it watches."""
 
 import contextlib
+import fcntl
+import marshal
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from importlib.abc import InspectLoader
+from typing import Protocol, cast
 
 from fkat_data.worker import lifeline
-from fkat_data.worker.inheritance import interpreter_flags
+from fkat_data.worker.inheritance import new_interpreter
 
-__all__ = ["Child", "SpawnedChild", "popen_interpreter"]
+__all__ = ["Child", "SpawnedChild", "has_stdout", "popen_interpreter"]
+
+_HIGHEST_STANDARD = 2
 
 
 class Child(Protocol):
@@ -135,43 +140,87 @@ class SpawnedChild:
 
 def popen_interpreter(
     program: str,
-    arguments: Sequence[object],
     descriptors: Sequence[int],
+    numbers: Sequence[int],
     stderr: int,
     *,
     stdout: int | None = None,
-    folder: str | None = None,
+    folder: int | None = None,
     umask: int = -1,
 ) -> "subprocess.Popen[bytes]":
     """Start a new interpreter in a process group of its own, with this one's flags.
 
     Args:
-        program: What it runs. It must ignore the signals of ``lifeline.DEAF_TO`` and unblock them.
-        arguments: What it finds in ``sys.argv[1:]``.
-        descriptors: Those that it inherits, by their numbers.
+        program: What it runs, after the lines of ``fkat_data.worker.lifeline``. It must call ``bind`` first.
+        descriptors: Those that it inherits; it finds their numbers, which may be others there, in ``sys.argv[1:]``.
+        numbers: What it finds after them.
         stderr: Where its stderr goes.
         stdout: Where its stdout goes; None: where this process's goes.
-        folder: Its working directory; None: this process's.
+        folder: A descriptor of its working directory; None: this process's.
         umask: Its umask; -1: this process's.
 
     Raises:
         OSError: No process could be started.
     """
-    # A process inherits the signals that its parent's thread blocks: none reaches it before it ignores them.
-    blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, lifeline.DEAF_TO)
+    with contextlib.ExitStack() as stack:
+        passed = [_raised(descriptor, stack) for descriptor in descriptors]
+        path = None if folder is None else f"/proc/self/fd/{_raised(folder, stack)}"
+        flags, environment, restored = new_interpreter()
+        # A process inherits the signals that its parent's thread blocks: none reaches it before it handles them.
+        blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, lifeline.DEAF_TO)
+        try:
+            return subprocess.Popen(  # noqa: S603 - our own interpreter
+                [sys.executable, *flags, "-c", _begin(restored) + program, *map(str, (*passed, *numbers))],
+                stdin=subprocess.DEVNULL,
+                stderr=stderr,
+                pass_fds=passed,
+                process_group=0,
+                stdout=subprocess.DEVNULL if stdout is None and not has_stdout() else stdout,
+                cwd=path,
+                umask=umask,
+                env=environment,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
+
+
+def _raised(descriptor: int, stack: contextlib.ExitStack) -> int:
+    """Return the descriptor, or a copy of one that lies where the child has its standard streams.
+
+    A process that was started without a stdin gives its number to the next file.
+    """
+    if descriptor > _HIGHEST_STANDARD:
+        return descriptor
+    raised = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGHEST_STANDARD + 1)
+    stack.callback(os.close, raised)
+    return raised
+
+
+def has_stdout() -> bool:
+    """Return whether descriptor 1 is this process's stdout: without one, it may be any file."""
     try:
-        return subprocess.Popen(  # noqa: S603 - our own interpreter
-            [sys.executable, *interpreter_flags(), "-c", program, *map(str, arguments)],
-            stdin=subprocess.DEVNULL,
-            stderr=stderr,
-            pass_fds=descriptors,
-            process_group=0,
-            stdout=stdout,
-            cwd=folder,
-            umask=umask,
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
+        os.fstat(1)
+    except OSError:
+        return False
+    return sys.__stdout__ is not None
+
+
+def _begin(restored: Mapping[str, str | None]) -> str:
+    """Return the first lines of a program: they import nothing from the working directory, and need no source."""
+    spec = lifeline.__spec__
+    code = cast("InspectLoader", spec.loader).get_code(spec.name)
+    return f"""\
+import sys
+if not sys.flags.safe_path:
+    del sys.path[0]
+import marshal
+exec(marshal.loads({marshal.dumps(code)!r}))
+for name, value in {dict(restored)!a}.items():
+    if value is None:
+        del os.environ[name]
+    else:
+        os.environ[name] = value
+"""
 
 
 def _pidfd(pid: int) -> int | None:

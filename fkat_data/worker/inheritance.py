@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 from typing import NamedTuple, cast
 
-__all__ = ["Surroundings", "heritage", "import_paths", "interpreter_flags"]
+__all__ = ["Surroundings", "heritage", "import_paths", "interpreter_flags", "new_interpreter"]
 
 _LIMITS = tuple(sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}))
+_SEED = "PYTHONHASHSEED"
 _KEPT_FILES = ("/proc/self/cgroup", "/proc/self/oom_score_adj")
 
 
@@ -66,6 +67,40 @@ def interpreter_flags() -> list[str]:
     return cast("list[str]", subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]  # noqa: SLF001
 
 
+def new_interpreter() -> tuple[list[str], dict[str, str], dict[str, str | None]]:
+    """Return how to start an interpreter that hashes strings as all workers do.
+
+    Returns:
+        Its flags; its environment; and the variables to set again once it runs, so that its environment is this
+        process's. None: to remove.
+    """
+    flags, environment = interpreter_flags(), dict(os.environ)
+    if sys.flags.ignore_environment:
+        # It must not ignore the seed: so it gets no other variable, instead of the flag.
+        flags = [flag for flag in flags if flag not in {"-E", "-I"}]
+        if sys.flags.isolated:
+            flags += ["-s", "-P"]
+        environment = {name: value for name, value in environment.items() if not name.startswith("PYTHON")}
+    environment[_SEED] = _hash_seed
+    changed = {_SEED, *(os.environ.keys() - environment.keys())}
+    return flags, environment, {name: os.environ.get(name) for name in changed}
+
+
+def _own_hash_seed() -> str:
+    """Return the seed of ``hash()`` that this process was started with; 0 if it is random.
+
+    No other process can take over a random one: Python draws more bits than the variable holds.
+    """
+    if not sys.flags.hash_randomization or sys.flags.ignore_environment:
+        return "0"
+    # What the variable says now may have been set since.
+    for variable in _text("/proc/self/environ").split("\0"):
+        name, _, value = variable.partition("=")
+        if name == _SEED and value.isdigit():
+            return value
+    return "0"
+
+
 def heritage() -> tuple[object, ...]:
     """Return what a process takes over at its start and cannot be given later.
 
@@ -77,8 +112,12 @@ def heritage() -> tuple[object, ...]:
 
 
 def import_paths() -> list[str]:
-    """Return where modules are imported from, with the working directory by its name."""
-    return [path or os.getcwd() for path in sys.path]  # noqa: PTH109 - sys.path holds strings
+    """Return where modules are imported from, with the working directory by its name, if it has one."""
+    try:
+        folder = os.getcwd()  # noqa: PTH109 - sys.path holds strings
+    except OSError:  # it was removed, or may not be searched
+        folder = ""
+    return [path or folder for path in sys.path if path or folder]
 
 
 def _umask() -> int | None:
@@ -91,6 +130,9 @@ def _umask() -> int | None:
 
 def _text(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+_hash_seed = _own_hash_seed()

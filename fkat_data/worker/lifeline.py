@@ -1,4 +1,4 @@
-"""What a worker's process does first: it binds its life to its trainer's, and ignores signals meant for the trainer.
+"""What a worker's process does first: it binds its life to its trainer's, and survives signals meant for the trainer.
 
 The text of this module runs in the worker before anything slow is imported, so it needs nothing but the standard
 library: a trainer may die, and a scheduler may signal the whole job, while workers are still importing torch.
@@ -9,6 +9,7 @@ import fcntl
 import os
 import signal
 import threading
+import types
 
 __all__ = ["DEAF_TO", "bind"]
 
@@ -20,7 +21,7 @@ _F_SETSIG = 10
 
 
 def bind(descriptor: int) -> None:
-    """Ignore ``DEAF_TO``, and have the kernel kill this process and its children when the trainer is gone.
+    """Survive ``DEAF_TO``, and have the kernel kill this process and its children when the trainer is gone.
 
     The kernel sends the signal, so it ends a process that never returns to Python's bytecode, and it goes to the
     process group, so it ends the workers of a nested DataLoader as well.
@@ -29,7 +30,10 @@ def bind(descriptor: int) -> None:
         descriptor: The reading end of a pipe whose other end closes with the trainer.
     """
     for number in DEAF_TO:
-        signal.signal(number, signal.SIG_IGN)
+        # Programs that the dataset starts would inherit SIG_IGN: it is there only where the trainer ignores the signal.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _do_nothing)
+            signal.siginterrupt(number, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF_TO)  # the trainer blocked them up to here
     try:
         fcntl.fcntl(descriptor, _F_SETSIG, signal.SIGKILL)
@@ -43,6 +47,11 @@ def bind(descriptor: int) -> None:
     with contextlib.suppress(BlockingIOError):
         if os.read(descriptor, 1) == b"":
             os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def _do_nothing(number: int, frame: types.FrameType | None) -> None:
+    """Handle a signal that is meant for the trainer."""
+    del number, frame
 
 
 def _die_after_end_of_file(descriptor: int) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import io
 import os
 import select
+import sys
 import threading
 from collections import deque
 
@@ -94,8 +95,9 @@ class WorkerMonitor(threading.Thread):
     def _forward(self, stderr: int) -> bool:
         """Forward one piece; return whether there may be another."""
         chunk = os.read(stderr, _CHUNK_BYTES)
-        with contextlib.suppress(OSError):  # a trainer without a stderr
-            os.write(_STDERR, chunk)
+        if sys.__stderr__ is not None:  # without one, its number may be another file's
+            with contextlib.suppress(OSError):
+                os.write(_STDERR, chunk)
         self._last.append(chunk)
         self._last_bytes += len(chunk)
         while self._last_bytes - len(self._last[0]) > _LAST_BYTES:

@@ -6,7 +6,6 @@ a process group of its own (so that Ctrl-C at the terminal is the trainer's alon
 """
 
 import contextlib
-import inspect
 import io
 import os
 import pickle
@@ -17,12 +16,12 @@ import time
 from pathlib import Path
 from typing import TypeAlias
 
-from fkat_data.worker import lifeline
 from fkat_data.worker.birth import WorkerDescriptors, WorkerRequest
-from fkat_data.worker.child import Child, SpawnedChild, popen_interpreter
+from fkat_data.worker.child import Child, SpawnedChild, has_stdout, popen_interpreter
 from fkat_data.worker.forked_child import ForkedChild
 from fkat_data.worker.inheritance import Surroundings
 from fkat_data.worker.monitor import WorkerMonitor
+from fkat_data.worker.ship import Shipment
 from fkat_data.worker.template_process import TemplateProcess
 
 __all__ = ["STACK_SIGNAL", "WorkerProcess"]
@@ -30,13 +29,11 @@ __all__ = ["STACK_SIGNAL", "WorkerProcess"]
 STACK_SIGNAL = signal.SIGRTMAX - 3
 """Makes a worker write its Python stacks; datasets do not use this signal."""
 
-# The settings are a pickled list of the paths to import from, then the pickled settings proper. The first lines are the
-# lifeline module's, which cannot be imported before the paths are known. The next ones make stacks visible, those of
-# the following imports included.
-_BOOTSTRAP = f"""\
-{inspect.getsource(lifeline)}
-import sys, faulthandler
-settings, worker_index, channel, page, lifeline, stacks, stack_signal = map(int, sys.argv[1:])
+# The settings are a pickled list of the paths to import from, then the pickled settings proper. The first lines make
+# stacks visible, those of the following imports included.
+_BOOTSTRAP = """\
+import faulthandler
+settings, channel, page, lifeline, stacks, worker_index, stack_signal = map(int, sys.argv[1:])
 bind(lifeline)
 faulthandler.enable()
 faulthandler.register(stack_signal, file=stacks)
@@ -61,7 +58,7 @@ class WorkerProcess:
     """One worker's process.
 
     Args:
-        settings: A descriptor of the shipped settings (see ``fkat_data.worker.ship``); stays the caller's.
+        shipment: What the worker starts with; stays the caller's.
         worker_index: The worker's number among its loader's.
         channel: The worker's end of the pipe; stays the caller's.
         page: A descriptor of the page where the worker reports its stages; stays the caller's.
@@ -74,7 +71,7 @@ class WorkerProcess:
 
     def __init__(
         self,
-        settings: int,
+        shipment: Shipment,
         worker_index: int,
         channel: int,
         page: int,
@@ -87,9 +84,9 @@ class WorkerProcess:
         stderr_end, stderr = os.pipe()
         # Objects: they close once, however often an interrupted call is repeated, and when nothing holds them.
         self._lifeline, self._stderr = io.FileIO(lifeline_end, "w"), io.FileIO(stderr_end)
-        descriptors = (settings, channel, page, lifeline_descriptor, stacks)
+        descriptors = (shipment.settings, channel, page, lifeline_descriptor, stacks)
         try:
-            self._child = _start(worker_index, descriptors, stderr, template)
+            self._child = _start(worker_index, descriptors, stderr, shipment.folder, template)
             self._monitor = WorkerMonitor(self._child, self._stderr, f"worker {worker_index}")
             self._monitor.start()
         except BaseException:
@@ -182,36 +179,30 @@ class WorkerProcess:
         return text or f"no Python stack: the process does not answer (state {_status(self.pid).get('State', 'gone')})"
 
 
-def _start(worker_index: int, descriptors: _Inherited, stderr: int, template: TemplateProcess | None) -> Child:
-    if template is not None:
+def _start(
+    worker_index: int, descriptors: _Inherited, stderr: int, folder: int | None, template: TemplateProcess | None
+) -> Child:
+    if template is not None and folder is not None:
         with contextlib.suppress(OSError):  # the template is gone, or cannot keep up
-            return _fork(worker_index, descriptors, stderr, template)
-    arguments = (descriptors[0], worker_index, *descriptors[1:], int(STACK_SIGNAL))
-    return SpawnedChild(popen_interpreter(_BOOTSTRAP, arguments, descriptors, stderr))
+            return _fork(worker_index, descriptors, stderr, folder, template)
+    numbers = worker_index, int(STACK_SIGNAL)
+    return SpawnedChild(popen_interpreter(_BOOTSTRAP, descriptors, numbers, stderr, folder=folder))
 
 
-def _fork(worker_index: int, descriptors: _Inherited, stderr: int, template: TemplateProcess) -> ForkedChild:
+def _fork(
+    worker_index: int, descriptors: _Inherited, stderr: int, folder: int, template: TemplateProcess
+) -> ForkedChild:
     request = WorkerRequest(worker_index, int(STACK_SIGNAL), Surroundings.now(), _BOOTSTRAP)
-    with contextlib.ExitStack() as stack:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        stack.callback(theirs.close)
-        folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
-        stack.callback(os.close, folder)
-        sent = WorkerDescriptors(theirs.fileno(), *descriptors, stderr, folder, _open_stdout())
-        try:
-            template.request(pickle.dumps(request), [descriptor for descriptor in sent if descriptor is not None])
-            return ForkedChild(ours, template)
-        except BaseException:
-            ours.close()
-            raise
-
-
-def _open_stdout() -> int | None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sent = WorkerDescriptors(theirs.fileno(), *descriptors, stderr, folder, 1 if has_stdout() else None)
     try:
-        os.fstat(1)
-    except OSError:
-        return None
-    return 1
+        template.request(pickle.dumps(request), [descriptor for descriptor in sent if descriptor is not None])
+        return ForkedChild(ours, template)
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
 
 
 def _status(pid: int) -> dict[str, str]:

@@ -5,48 +5,84 @@ import functools
 import inspect
 import os
 import pickle
+import resource
 import sys
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-import cloudpickle
-
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import is_interruption
+from fkat_data.transport.definitions import dump_shipment
 from fkat_data.transport.segment import anonymous_file
 from fkat_data.worker.inheritance import import_paths
 
-__all__ = ["find_unshippable", "ship"]
+__all__ = ["Shipment", "find_unshippable"]
 
 _DEEPEST = 12
+_LEAST_FILE_BYTES = 1 << 20
 
 
-def ship(settings: Any, **users: Any) -> int:
-    """Return a descriptor of anonymous memory with what a worker needs to start; the caller closes it.
+class Shipment:
+    """What the workers of a loader start with: all of them get the same, whatever the trainer changes meanwhile.
 
     Args:
         settings: What is sent.
         users: The user's objects in it, by the names of their arguments.
 
     Raises:
-        ConfigurationError: Part of a user's object cannot be pickled; the error names its path of attributes.
+        ConfigurationError: Part of a user's object cannot be pickled; the error names its path of attributes. Or the
+            limit of file sizes (``ulimit -f``) leaves no shared memory.
     """
-    try:
-        payload = cloudpickle.dumps(settings)
-    except Exception as error:
-        if is_interruption(error):
+
+    def __init__(self, settings: Any, **users: Any) -> None:
+        try:
+            # Microbatches come back with references to the definitions.
+            payload, self._definitions = dump_shipment(settings)
+        except Exception as error:
+            if is_interruption(error):
+                raise
+            found = (find_unshippable(argument, value) for argument, value in users.items())
+            path, culprit, reason = next(filter(None, found), (" and ".join(users), settings, error))
+            raise ConfigurationError(
+                path,
+                culprit,
+                f"something that can be sent to a worker process, but: {reason} (or multiprocessing=False)",
+            ) from error
+        _check_file_size_limit(len(payload))
+        self.settings = anonymous_file()
+        """A descriptor of anonymous memory: the paths to import from and the arguments, then the settings proper."""
+        self.folder: int | None = None
+        """A descriptor of the working directory; None if this process may not search it."""
+        try:
+            with os.fdopen(os.dup(self.settings), "wb") as file:
+                file.write(pickle.dumps((import_paths(), sys.argv)))
+                file.write(payload)
+            with contextlib.suppress(PermissionError):
+                self.folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except BaseException:
+            self.close()
             raise
-        found = (find_unshippable(argument, value) for argument, value in users.items())
-        path, culprit, reason = next(filter(None, found), (" and ".join(users), settings, error))
+
+    def close(self) -> None:
+        """Close the descriptors. Any number of calls."""
+        (settings, self.settings), (folder, self.folder) = (self.settings, -1), (self.folder, None)
+        for descriptor in (settings, folder):
+            if descriptor is not None and descriptor >= 0:
+                os.close(descriptor)
+
+
+def _check_file_size_limit(payload_bytes: int) -> None:
+    """Refuse to start workers under a limit that leaves them no shared memory: it consists of anonymous files."""
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    needed_bytes = payload_bytes + _LEAST_FILE_BYTES
+    if limit_bytes != resource.RLIM_INFINITY and limit_bytes < needed_bytes:
         raise ConfigurationError(
-            path, culprit, f"something that can be sent to a worker process, but: {reason} (or multiprocessing=False)"
-        ) from error
-    descriptor = anonymous_file()
-    with os.fdopen(os.dup(descriptor), "wb") as file:
-        file.write(pickle.dumps((import_paths(), sys.argv)))
-        file.write(payload)
-    return descriptor
+            "ulimit -f",
+            f"{limit_bytes:,} bytes",
+            f"at least {needed_bytes:,} bytes, as the limit of file sizes counts for shared memory "
+            "(or multiprocessing=False)",
+        )
 
 
 def find_unshippable(path: str, value: Any) -> tuple[str, Any, Exception] | None:
@@ -56,7 +92,7 @@ def find_unshippable(path: str, value: Any) -> tuple[str, Any, Exception] | None
 
 def _find(path: str, value: Any, seen: set[int], depth: int) -> tuple[str, Any, Exception] | None:
     try:
-        cloudpickle.dumps(value)
+        dump_shipment(value)
     except Exception as error:
         if is_interruption(error):
             raise

@@ -44,6 +44,7 @@ from fkat_data.worker.messages import (
     pack_task,
 )
 from fkat_data.worker.process import WorkerProcess
+from fkat_data.worker.ship import Shipment
 from fkat_data.worker.template_process import TemplateProcess
 
 __all__ = ["ProcessWorker"]
@@ -57,7 +58,7 @@ class ProcessWorker:
     """A worker process and the trainer's end of its pipe.
 
     Args:
-        settings: A descriptor of the shipped settings (see ``fkat_data.worker.ship``); stays the caller's.
+        shipment: What the worker starts with; stays the caller's.
         stacks: A descriptor of memory for the worker's stacks (see ``WorkerProcess``); stays the caller's.
         worker_index: Its number among the loader's workers.
         limit_bytes: Shared memory that the worker may take.
@@ -70,7 +71,7 @@ class ProcessWorker:
 
     def __init__(
         self,
-        settings: int,
+        shipment: Shipment,
         stacks: int,
         worker_index: int,
         limit_bytes: int,
@@ -92,7 +93,7 @@ class ProcessWorker:
             page = anonymous_file()
             os.truncate(page, PAGE_BYTES)
             self._page = Segment(0, page, PAGE_BYTES, is_written=True).view.cast("d")
-            self._process = WorkerProcess(settings, worker_index, theirs.fileno(), page, stacks, template)
+            self._process = WorkerProcess(shipment, worker_index, theirs.fileno(), page, stacks, template)
         except BaseException:
             ours.close()
             raise

@@ -240,10 +240,8 @@ def _become_worker(request: WorkerRequest, descriptors: WorkerDescriptors) -> tu
     bind(descriptors.lifeline)
     os.dup2(descriptors.stderr, 2)
     faulthandler.register(request.stack_signal, file=descriptors.stacks)
-    if descriptors.stdout is None:
-        os.close(1)
-    else:
-        os.dup2(descriptors.stdout, 1)
+    stdout = os.open(os.devnull, os.O_WRONLY) if descriptors.stdout is None else descriptors.stdout
+    os.dup2(stdout, 1)
     with contextlib.suppress(OSError):
         os.fchdir(descriptors.folder)
     request.surroundings.impose(0)
@@ -252,7 +250,7 @@ def _become_worker(request: WorkerRequest, descriptors: WorkerDescriptors) -> tu
     torch.default_generator.seed()
     importlib.invalidate_caches()
     settings = mmap.mmap(descriptors.settings, 0, access=mmap.ACCESS_READ)
-    _close((descriptors.settings, descriptors.stderr, descriptors.folder, descriptors.stdout))
+    _close((descriptors.settings, descriptors.stderr, descriptors.folder, stdout))
     return settings, request.worker_index, descriptors.channel, descriptors.page
 
 
@@ -262,11 +260,11 @@ def _execute(request: WorkerRequest, descriptors: WorkerDescriptors) -> "subproc
     umask = request.surroundings.umask
     process = popen_interpreter(
         request.program,
-        (inherited[0], request.worker_index, *inherited[1:], request.stack_signal),
         inherited,
+        (request.worker_index, request.stack_signal),
         descriptors.stderr,
         stdout=subprocess.DEVNULL if descriptors.stdout is None else descriptors.stdout,
-        folder=f"/proc/self/fd/{descriptors.folder}",
+        folder=descriptors.folder,
         umask=-1 if umask is None else umask,
     )
     request.surroundings.impose(process.pid)

@@ -5,7 +5,6 @@ All loaders of a process that are open at the same time share one template, as l
 """
 
 import contextlib
-import inspect
 import io
 import logging
 import os
@@ -17,12 +16,11 @@ import weakref
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from fkat_data.worker import lifeline
 from fkat_data.worker.child import SpawnedChild, popen_interpreter
 from fkat_data.worker.inheritance import heritage, import_paths
 from fkat_data.worker.monitor import WorkerMonitor
 
-__all__ = ["START_METHODS", "StartMethod", "TemplateLease", "TemplateProcess", "retire_templates", "template_lease"]
+__all__ = ["START_METHODS", "StartMethod", "TemplateLease", "TemplateProcess", "template_lease"]
 
 StartMethod: TypeAlias = Literal["template", "spawn"]
 START_METHODS: tuple[str, ...] = ("template", "spawn")
@@ -32,9 +30,8 @@ logger = logging.getLogger(__name__)
 
 # numpy's OpenBLAS has threads, which it stops at a fork and starts again when it needs them: the fork of a process that
 # is small yet is a fast one. No garbage is looked for while everything that is imported stays.
-_PROGRAM = f"""\
-{inspect.getsource(lifeline)}
-import sys, faulthandler, gc
+_PROGRAM = """\
+import faulthandler, gc
 control, lifeline = map(int, sys.argv[1:])
 bind(lifeline)
 faulthandler.enable()
@@ -75,7 +72,7 @@ class TemplateProcess:
         self._origin = origin
         # Weakly: a call that is interrupted may drop a user without a word.
         self._users: weakref.WeakSet[object] = weakref.WeakSet()
-        self._is_retired = self._has_started_one = self._is_unfit = False
+        self._has_started_one = self._is_unfit = False
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         lifeline_descriptor, lifeline_end = os.pipe()
         stderr_end, stderr = os.pipe()
@@ -83,7 +80,7 @@ class TemplateProcess:
         self._lifeline, self._stderr = io.FileIO(lifeline_end, "w"), io.FileIO(stderr_end)
         try:
             descriptors = (theirs.fileno(), lifeline_descriptor)
-            self._child = SpawnedChild(popen_interpreter(_PROGRAM, descriptors, descriptors, stderr))
+            self._child = SpawnedChild(popen_interpreter(_PROGRAM, descriptors, (), stderr))
             self._monitor = WorkerMonitor(self._child, self._stderr, "the template")
             with contextlib.suppress(OSError):  # it has ended already: the first request finds that out
                 self._control.send(pickle.dumps(import_paths()))
@@ -125,7 +122,7 @@ class TemplateProcess:
 
     def is_usable(self, origin: tuple[object, ...]) -> bool:
         """Return whether its workers would be those of a new template."""
-        return self._origin == origin and not (self._is_retired or self.is_dead())
+        return self._origin == origin and not self.is_dead()
 
     def request(self, message: bytes, descriptors: Sequence[int]) -> None:
         """Ask for a worker, without waiting for it.
@@ -145,10 +142,6 @@ class TemplateProcess:
         if not (is_forked or self._is_unfit):
             self._is_unfit = True
             _registry.close(f"the template process {self.pid} has threads, so that it cannot fork")
-
-    def retire(self) -> None:
-        """Refuse loaders that do not use it already."""
-        self._is_retired = True
 
     def add_user(self, user: object) -> None:
         """Record a loader that uses it."""
@@ -285,13 +278,6 @@ def template_lease(start_method: str | None) -> TemplateLease | None:
         _registry.close(f"this system has no pidfds: {error}")
         return None
     return TemplateLease()
-
-
-def retire_templates() -> None:
-    """Let loaders made from now on use a new template: their workers share no hash seed with earlier ones."""
-    with _registry.lock:
-        for template in _registry.templates:
-            template.retire()
 
 
 def _abandon_templates() -> None:

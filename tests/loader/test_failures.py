@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import types
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import numpy as np
@@ -569,6 +570,9 @@ def test_a_class_that_the_worker_cannot_import_is_told_by_its_shard(monkeypatch)
     module = types.ModuleType("here_but_not_there")
     exec("class Factory:\n    def __call__(self, shard):\n        return []", module.__dict__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    with pytest.raises(ConfigurationError, match="a name in here_but_not_there, which a worker cannot import"):
+        make(["a"], module.Factory(), multiprocessing=True)
+    module.__spec__ = ModuleSpec(module.__name__, None)  # as of a module that was imported
     with (
         make(["a"], module.Factory(), multiprocessing=True) as loader,
         pytest.raises(ModuleNotFoundError, match="here_but_not_there") as caught,

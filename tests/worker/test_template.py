@@ -68,8 +68,8 @@ def test_loaders_share_one_template_that_ends_with_the_last_of_them():
             with ShardedDataLoader(0, ["a"], Facts(), start_method="spawn") as spawned:
                 found += spawned
             assert found[-1]["parent"] == os.getpid()
-            # Workers of one template hash alike, but each has generators of its own.
-            assert len({worker["hash"] for worker in found}) == 2
+            # All workers hash alike, but each has generators of its own.
+            assert len({worker["hash"] for worker in found}) == 1
             assert len({tuple(worker["numpy"]) for worker in found}) == 4
             assert len({worker["torch"] for worker in found}) == 4
         assert children() - before == parents
@@ -77,17 +77,14 @@ def test_loaders_share_one_template_that_ends_with_the_last_of_them():
     assert children() == before
 
 
-def test_another_environment_and_a_retired_template_are_another_template(monkeypatch):
+def test_another_environment_is_another_template(monkeypatch):
     with ShardedDataLoader(0, ["a"], Facts()) as first:
         monkeypatch.setenv("FKAT_TEMPLATE_TEST", "changed")
         with ShardedDataLoader(0, ["a"], Facts()) as second:
-            template_process.retire_templates()
-            with ShardedDataLoader(0, ["a"], Facts()) as third:
-                found = [*first, *second, *third]
-                assert next(iter(second))["parent"] == found[1]["parent"]
-    assert len({worker["parent"] for worker in found}) == 3
-    assert len({worker["hash"] for worker in found}) == 3
-    assert [worker["variable"] for worker in found] == [None, "changed", "changed"]
+            found = [*first, *second]
+    assert len({worker["parent"] for worker in found}) == 2
+    assert len({worker["hash"] for worker in found}) == 1
+    assert [worker["variable"] for worker in found] == [None, "changed"]
 
 
 def test_a_loader_closed_while_the_template_imports_is_closed_at_once():
@@ -157,7 +154,7 @@ def test_a_template_with_threads_starts_interpreters(monkeypatch, tmp_path, capl
     with ShardedDataLoader(0, ["a", "b"], Facts(), num_shard_prefetches=2) as loader:
         found = list(loader)
         assert {worker["parent"] for worker in found} == {template_of(loader).pid}
-        assert len({worker["hash"] for worker in found}) == 2
+        assert len({worker["hash"] for worker in found}) == 1
         pid = loader._pool.workers[0].pid
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError) as caught:

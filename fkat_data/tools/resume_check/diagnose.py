@@ -31,13 +31,10 @@ class InexactCause(StrEnum):
         "the data depend on a global of the process that outlives the loader: a counter, cache or generator in a "
         "module or a class"
     )
-    PROCESS_IDENTITY = (
-        "the data differ from process to process: they depend on the process id, or on the order of a set or the "
-        "hash() of strings, which are random in each process"
-    )
+    PROCESS_IDENTITY = "the data differ from process to process: they depend on the process id"
     PROCESS_STATE = (
-        "the data depend on the state of the process: a global that only one process sets, the working directory, the "
-        "environment, torch's threads"
+        "the data depend on the state of the process: a global that only one process sets, the order of a set or the "
+        "hash() of strings (workers have one seed, the trainer another), the environment, torch's threads"
     )
     SHARED_BETWEEN_SHARDS = (
         "the dataset carries something over from shard to shard (a buffer, a counter, a cache), so its data depend on "
@@ -63,8 +60,10 @@ _REMEDIES: Final[dict[InexactCause, str]] = {
     InexactCause.SYSTEM_ENTROPY: _SEED_REMEDY,
     InexactCause.NOT_A_FUNCTION: _SEED_REMEDY,
     InexactCause.SURVIVING_GLOBAL: "keep no state that affects the data in modules or classes",
-    InexactCause.PROCESS_IDENTITY: "sort the elements of a set; use hashlib instead of hash()",
-    InexactCause.PROCESS_STATE: "pass everything that affects the data to the factory",
+    InexactCause.PROCESS_IDENTITY: "derive the value from the sample's index, or draw it from random, np.random or torch",
+    InexactCause.PROCESS_STATE: (
+        "pass everything that affects the data to the factory; sort the elements of a set; use hashlib instead of hash()"
+    ),
     InexactCause.SHARED_BETWEEN_SHARDS: "make a new dataset with empty buffers for each shard",
     InexactCause.ORDER: _ORDER_REMEDY,
     InexactCause.SHARDS_CHANGE: _ORDER_REMEDY,

@@ -15,7 +15,6 @@ from fkat_data.loader.sharded import ShardedDataLoader
 from fkat_data.testing.content_digest import Difference, digest, first_difference
 from fkat_data.transport.codec import encode
 from fkat_data.types import Microbatch
-from fkat_data.worker.template_process import retire_templates
 
 __all__ = ["Copy", "Delivered", "Divergence", "RecordedPlace", "RecordedRun", "RunRecorder", "Setting"]
 
@@ -249,7 +248,6 @@ class RunRecorder:
         return RecordedRun(setting, first, tuple(microbatches), states, divergence, is_cut, shards)
 
     def _loader(self, setting: Setting) -> ShardedDataLoader:
-        retire_templates()  # workers of one template hash alike
         loader = self._make_loader(**setting.overrides())
         if not isinstance(loader, ShardedDataLoader):
             raise ConfigurationError("make_loader", loader, "a function that returns a ShardedDataLoader")

@@ -1,6 +1,7 @@
 """Datasets that resume exactly, and datasets that do not; spawned workers import this module too."""
 
 import itertools
+import os
 import random
 import sys
 import time
@@ -80,6 +81,11 @@ class Counter(Exact):
 class SetOrder(Exact):
     def extra(self):
         return int("".join(f"{ord(letter):03}" for letter in {*"abcdef"}))
+
+
+class ProcessId(Exact):
+    def extra(self):
+        return os.getpid()
 
 
 calls = itertools.count()

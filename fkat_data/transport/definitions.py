@@ -1,0 +1,286 @@
+"""Classes and functions that the other process cannot import: sent once by value, later by a key.
+
+Each class has one key in all processes. Who gets a class under a key that it knows takes its own, and leaves it as it
+is: the trainer's classes never change because of what workers do with their copies.
+"""
+
+import enum
+import functools
+import io
+import itertools
+import os
+import pickle
+import sys
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import cloudpickle
+
+__all__ = ["dump_shipment", "is_definition", "reduce_definition"]
+
+_Cache = type(functools.lru_cache(lambda: None))
+_Property: Any = functools.cached_property
+_DEFINITIONS = (type, types.FunctionType, _Cache)
+_NUM_REDUCED = 6
+
+
+class _Known(NamedTuple):
+    """What is known of a definition.
+
+    Attributes:
+        reference: Leads to it.
+        key: Its key.
+        is_received: Whether the trainer has sent it.
+        body: A class made here, pickled by value; empty until it is needed.
+    """
+
+    reference: "weakref.ref[Any]"
+    key: bytes
+    is_received: bool
+    body: bytes = b""
+
+
+class _KeyedDefinitions:
+    """The definitions that have a key, for as long as they live."""
+
+    def __init__(self) -> None:
+        self._by_key: weakref.WeakValueDictionary[bytes, Any] = weakref.WeakValueDictionary()
+        # By identity: a metaclass may make its classes equal, or refuse to hash them.
+        self._by_identity: dict[int, _Known] = {}
+        self._incomplete: set[bytes] = set()
+        self._numbers = itertools.count()
+        self._process = os.urandom(8)
+        # A worker keeps what its trainer has sent.
+        self._received: list[Any] = []
+
+    def renew(self) -> None:
+        """In a forked child: give other keys than the parent does."""
+        self._process = os.urandom(8)
+
+    def known(self, definition: Any) -> _Known | None:
+        """Return what is known of a definition; None if it has no key."""
+        return self._by_identity.get(id(definition))
+
+    def key_of(self, definition: Any) -> bytes:
+        """Return a definition's key, which may be a new one."""
+        known = self.known(definition)
+        if known is not None:
+            return known.key
+        key = b"%s%x" % (self._process, next(self._numbers))
+        self._add(definition, key, is_received=False)
+        return key
+
+    def body_of(self, made: type) -> tuple[bytes, bytes]:
+        """Return the key and the body of a class that this process has made. A class does not change: it is kept."""
+        key = self.key_of(made)
+        known = self._by_identity[id(made)]
+        if not known.body:
+            known = self._by_identity[id(made)] = known._replace(body=_dump(made))
+        return key, known.body
+
+    def find(self, key: bytes) -> Any:
+        """Return the definition with a key; None if there is none, or if it is not complete."""
+        return None if key in self._incomplete else self._by_key.get(key)
+
+    def build(self, key: bytes, make: Callable[..., Any], arguments: tuple[Any, ...], *, is_received: bool) -> Any:
+        """Return the definition with a key; make it if there is none."""
+        definition = self._by_key.get(key)
+        if definition is None:
+            definition = make(*arguments)
+            self._incomplete.add(key)
+            self._add(definition, key, is_received=is_received)
+            if is_received:
+                self._received.append(definition)
+        return definition
+
+    def complete(self, key: bytes, definition: Any, set_state: Callable[[Any, Any], Any], state: Any) -> None:
+        """Give a definition its content, unless it has one."""
+        if key in self._incomplete:
+            set_state(definition, state)
+            self._incomplete.discard(key)
+
+    def _add(self, definition: Any, key: bytes, *, is_received: bool) -> None:
+        identity, by_identity = id(definition), self._by_identity
+        reference = weakref.ref(definition, lambda _: by_identity.pop(identity, None))
+        by_identity[identity] = _Known(reference, key, is_received)
+        self._by_key[key] = definition
+
+
+_registry = _KeyedDefinitions()
+# Workers are forks of one process: what they make has other keys.
+os.register_at_fork(after_in_child=_registry.renew)
+
+
+def is_definition(value: Any) -> bool:
+    """Return whether the value is a class, a function, or a function with a cache of ``functools``."""
+    return isinstance(value, _DEFINITIONS)
+
+
+def dump_shipment(value: Any) -> tuple[bytes, list[Any]]:
+    """Pickle what a worker gets from its trainer.
+
+    Returns:
+        The bytes, and the definitions in them, which the worker refers to by their keys: the caller keeps them for as
+        long as the worker lives.
+
+    Raises:
+        Exception: Whatever the pickling raises; a ``PicklingError`` for what the worker could not import.
+    """
+    stream = io.BytesIO()
+    pickler = _ShipmentPickler(stream, _receive, _DEFINITIONS)
+    pickler.dump(value)
+    return stream.getvalue(), pickler.definitions
+
+
+def reduce_definition(definition: Any) -> Any:
+    """Reduce a class or a function for a pickler of what the trainer gets; ``NotImplemented`` for one to import."""
+    known = _registry.known(definition)
+    if known is not None and known.is_received:
+        return _find, (known.key,)
+    module, name = _place(definition)
+    if module == "__main__" or "<" in name:
+        if isinstance(definition, type):
+            return _load_class, _registry.body_of(definition)
+        return pickle.loads, (_dump(definition),)
+    return NotImplemented
+
+
+def _receive(key: bytes, make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    return _registry.build(key, make, arguments, is_received=True)
+
+
+def _rebuild(key: bytes, make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    return _registry.build(key, make, arguments, is_received=False)
+
+
+class _DefinitionPickler(cloudpickle.Pickler):
+    """Pickles definitions by value, those of some kinds with their keys."""
+
+    def __init__(self, stream: io.BytesIO, build: Callable[..., Any], kinds: tuple[type, ...]) -> None:
+        super().__init__(stream, protocol=5)
+        self._build = build
+        self._kinds = kinds
+        self.definitions: list[Any] = []
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not is_definition(obj):
+            return _reduce_property(obj) if type(obj) is _Property else NotImplemented
+        reduced = cast("Any", _reduce_cache(obj) if isinstance(obj, _Cache) else super().reducer_override(obj))
+        if not isinstance(reduced, tuple) or len(reduced := cast("tuple[Any, ...]", reduced)) != _NUM_REDUCED:
+            return reduced  # found by its name
+        if not isinstance(obj, self._kinds):
+            return reduced
+        make, arguments, state, _, _, set_state = reduced
+        if isinstance(obj, type):
+            arguments = _with_slots(obj, arguments)
+        key = _registry.key_of(obj)
+        self.definitions.append(obj)
+        return self._build, (key, make, arguments), (key, set_state, state), None, None, _complete
+
+
+class _ShipmentPickler(_DefinitionPickler):
+    """Refuses what only this process can import."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced: Any = super().reducer_override(obj)
+        if reduced is NotImplemented:
+            if is_definition(obj):
+                _check_importable(obj)
+            else:
+                reduce: Any = cast("dict[Any, Any]", self.dispatch_table).get(type(obj))
+                reduced = obj.__reduce_ex__(5) if reduce is None else reduce(obj)
+                if isinstance(reduced, str):
+                    _check_importable(obj)
+        return reduced
+
+
+class _MadePickler(_DefinitionPickler):
+    """Refers to what the trainer has sent."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        known = _registry.known(obj) if is_definition(obj) else None
+        if known is not None and known.is_received:
+            return _find, (known.key,)
+        return super().reducer_override(obj)
+
+
+def _with_slots(made: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return cloudpickle's arguments for a new class, with the slots: it would give the class's objects a dictionary."""
+    if "__slots__" not in vars(made) or issubclass(made, enum.Enum) or NamedTuple in arguments[2]:
+        return arguments
+    content: dict[str, Any] = {**arguments[3], "__slots__": vars(made)["__slots__"]}
+    return (*arguments[:3], content, *arguments[4:])
+
+
+def _dump(made: Any) -> bytes:
+    # Only classes have keys: a function's closure may change from one microbatch to the next.
+    stream = io.BytesIO()
+    _MadePickler(stream, _rebuild, (type,)).dump(made)
+    return stream.getvalue()
+
+
+def _reduce_cache(cache: Any) -> Any:
+    """Reduce a function with a cache of ``functools`` to one with an empty cache."""
+    if _is_importable(cache):
+        return NotImplemented
+    state: dict[str, Any] = {
+        name: value for name, value in cast("dict[str, Any]", vars(cache)).items() if name != "cache_parameters"
+    }
+    parameters = cache.cache_parameters()
+    return _make_cache, (cache.__wrapped__, parameters["maxsize"], parameters["typed"]), state, None, None, _update
+
+
+def _make_cache(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+def _update(definition: Any, state: dict[str, Any]) -> None:
+    vars(definition).update(state)
+
+
+def _reduce_property(cached: Any) -> Any:
+    # Up to Python 3.11 it has a lock.
+    return functools.cached_property, (cached.func,), {"attrname": cached.attrname, "__doc__": cached.__doc__}
+
+
+def _is_importable(definition: Any) -> bool:
+    module, name = _place(definition)
+    found: Any = None if module == "__main__" else sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is definition
+
+
+def _place(definition: Any) -> tuple[str, str]:
+    """Return the names of a definition's module and of itself; empty: it has none."""
+    return str(getattr(definition, "__module__", "")), str(getattr(definition, "__qualname__", ""))
+
+
+def _check_importable(value: Any) -> None:
+    """Raise an error for what is pickled as a name in a module that workers do not have."""
+    module = getattr(value, "__module__", None)
+    if not isinstance(module, str):
+        return
+    # A part of a package may have been made by C code of the package's.
+    package = sys.modules.get(module.partition(".")[0])
+    if module == "__main__" or (package is not None and getattr(package, "__spec__", None) is None):
+        raise pickle.PicklingError(f"it is pickled as a name in {module}, which a worker cannot import")
+
+
+def _complete(definition: Any, content: tuple[bytes, Callable[[Any, Any], Any], Any]) -> None:
+    key, set_state, state = content
+    _registry.complete(key, definition, set_state, state)
+
+
+def _load_class(key: bytes, body: bytes) -> Any:
+    found = _registry.find(key)
+    return pickle.loads(body) if found is None else found
+
+
+def _find(key: bytes) -> Any:
+    found = _registry.find(key)
+    if found is None:
+        raise LookupError("a microbatch refers to a class or function that this loader has sent, and that is gone")
+    return found

@@ -1,0 +1,80 @@
+"""All workers order a set alike: those of a loader, their successors, those of other ranks and of other runs."""
+
+import ast
+
+import pytest
+
+PROGRAM = """
+import os, signal, sys
+import torch
+from fkat_data import ShardedDataLoader
+
+labels = [f"label {index}" for index in range(50)]
+
+def factory(shard):
+    for _ in range(10):
+        yield list(set(labels)), os.environ.get("PYTHONHASHSEED"), os.environ.get("PYTHONWARNINGS"), hash("a")
+
+os.environ.update(AT_RUN_TIME)
+found = []
+for method in ("template", "spawn"):
+    with ShardedDataLoader(0, ["a", "b"], factory, 2, 1, max_worker_restarts=2, start_method=method) as loader:
+        iterator = iter(loader)
+        found.append(next(iterator))
+        os.kill(loader._pool.workers[0].pid, signal.SIGKILL)
+        found += iterator
+        assert loader.statistics().worker_restarts == 1 and len(found) % 20 == 0
+assert all(numbering == found[0] for numbering in found)
+print((found[0], list(set(labels)) == found[0][0]))
+"""
+
+
+@pytest.fixture
+def orders(run_script, monkeypatch):
+    """Return what a run's workers found, and whether its trainer orders sets as they do."""
+
+    def run(seed=None, at_run_time=None, by="file"):
+        if seed is None:
+            monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+        else:
+            monkeypatch.setenv("PYTHONHASHSEED", seed)
+        done = run_script(PROGRAM.replace("AT_RUN_TIME", repr(at_run_time or {})), by=by)
+        return ast.literal_eval(done.stdout)
+
+    return run
+
+
+def test_workers_of_trainers_with_random_seeds_order_sets_alike(orders):
+    (one, variable, *_), _ = orders()
+    assert variable is None  # programs that a dataset starts see the trainer's environment
+    (other, *_), _ = orders("random", by="stdin")
+    (late, variable, *_), _ = orders(at_run_time={"PYTHONHASHSEED": "7"})
+    assert variable == "7"
+    (zero, *_), is_trainers = orders("0")
+    assert one == other == late == zero
+    assert is_trainers
+
+
+def test_workers_have_the_seed_of_a_trainer_that_has_one(orders):
+    (of_trainer, variable, *_), is_trainers = orders("5")
+    assert is_trainers
+    assert variable == "5"
+    assert of_trainer != orders("6")[0][0]
+
+
+def test_workers_of_a_trainer_that_ignores_its_environment_hash_alike_too(run_script, monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONHASHSEED", "5")
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore")
+    program = PROGRAM.replace("AT_RUN_TIME", "{}")
+    (tmp_path / "program.py").write_text(program)
+    found = []
+    for flag in ("-E", "-I"):
+        started = f"""
+import subprocess, sys
+begin = "import sys; sys.path[:] = {{!r}}; exec(open('program.py').read())".format(sys.path)
+print(subprocess.run([sys.executable, {flag!r}, "-c", begin], stdout=subprocess.PIPE, text=True, check=True).stdout)
+"""
+        (order, seed, warnings, _), _ = ast.literal_eval(run_script(started).stdout)
+        assert (seed, warnings) == ("5", "ignore")
+        found.append(order)
+    assert found[0] == found[1]
