@@ -3,14 +3,15 @@
 import math
 import operator
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from torch.utils.data import Dataset
 
 from fkat_data.arguments import integer
-from fkat_data.datasets.dataset_state import base_state, checked_state, load_base_state, saved_integer
+from fkat_data.datasets.dataset_state import base_state, checked_state, is_foreign, load_base_state, saved_integer
+from fkat_data.datasets.drawn_order import DrawnOrder
 from fkat_data.datasets.item_index import counted_from_start, is_map_style, items_at
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.permutation import drawn_seed, draws, permutation
@@ -49,6 +50,10 @@ class BufferSortedDataset(Dataset[_Item_co]):
     order of visits. Without a seed, one is drawn from torch's global CPU generator. In a ``DataLoaderFactory``, that
     gives each shard a different order each epoch, and the same one after a resume.
 
+    ``load_state_dict`` also takes a state of d9d's ``BufferSortedDataset``. The rest of the epoch then has d9d's order,
+    if d9d visited the buffers in turn. The first ``set_epoch`` after it names that epoch, and the next epoch has an
+    order of this class. d9d saves neither ``pack_size`` nor ``buffer_size``: pass those that it had.
+
     The first visit to a buffer in an epoch calls ``sort_key`` for all its items. With more than 67 million items, a
     later visit may call it again. The orders take 2 bytes per item, or 4 if ``buffer_size`` exceeds 65,536, and are
     not pickled.
@@ -84,6 +89,7 @@ class BufferSortedDataset(Dataset[_Item_co]):
         self._epoch = 0
         self._length = len(base_dataset)
         self._orders: dict[int, array[int]] = {}  # buffer -> indices in the buffer, in the order they are served
+        self._drawn: DrawnOrder | None = None  # instead of the order of seed and epoch
 
     @property
     def seed(self) -> int:
@@ -117,11 +123,16 @@ class BufferSortedDataset(Dataset[_Item_co]):
         set_base_epoch = getattr(self._base, "set_epoch", None)
         if callable(set_base_epoch):
             set_base_epoch(epoch)
+        if self._drawn is not None and self._drawn.epoch is None:
+            self._epoch = self._drawn.epoch = epoch
         if epoch != self._epoch:
             self._go_to(self._seed, epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return seed, epoch and settings as plain values, and the base dataset's state if it has one."""
+        """Return seed, epoch and settings as plain values, and the base dataset's state if it has one.
+
+        In an epoch that continues one of d9d, the state also has ``drawn_order``, from which that order is drawn.
+        """
         return {
             "version": _STATE_VERSION,
             "seed": self._seed,
@@ -129,6 +140,7 @@ class BufferSortedDataset(Dataset[_Item_co]):
             "buffer_size": self._buffer_size,
             "pack_size": self._pack_size,
             "length": self._length,
+            **({} if self._drawn is None else {"drawn_order": self._drawn.state_dict()}),
             **base_state(self._base),
         }
 
@@ -139,7 +151,12 @@ class BufferSortedDataset(Dataset[_Item_co]):
             StateMismatchError: The state has another length, other sizes, or another seed than ``init_seed``.
         """
         present = self.state_dict()
+        present.pop("drawn_order", None)
+        if is_foreign(state_dict, "buffer_idx"):
+            self._load_d9d(checked_state(state_dict, base_state(self._base)))
+            return
         state = checked_state(state_dict, present, "seed", "epoch", "length")
+        drawn = DrawnOrder.of_state(state["drawn_order"]) if "drawn_order" in state else None
         seed = saved_integer(state, "seed")
         epoch = saved_integer(state, "epoch", minimum=0)
         if self._is_seed_given and seed != self._seed:
@@ -148,13 +165,21 @@ class BufferSortedDataset(Dataset[_Item_co]):
         load_base_state(self._base, state)
         if state["length"] != len(self._base):
             raise StateMismatchError("length", state["length"], len(self._base), "the base dataset has changed")
-        self._go_to(seed, epoch)
+        if drawn is not None:
+            drawn.check(len(self._base), self._buffer_size)
+        self._go_to(seed, epoch, drawn)
+
+    def _load_d9d(self, state: Mapping[str, Any]) -> None:
+        drawn = DrawnOrder.of_d9d(state, self._buffer_size)
+        load_base_state(self._base, state)
+        drawn.check(len(self._base), self._buffer_size)
+        self._go_to(self._seed, self._epoch, drawn)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_orders": {}}
 
-    def _go_to(self, seed: int, epoch: int) -> None:
-        self._seed, self._epoch = seed, epoch
+    def _go_to(self, seed: int, epoch: int, drawn: DrawnOrder | None = None) -> None:
+        self._seed, self._epoch, self._drawn = seed, epoch, drawn
         self._length = len(self._base)
         self._orders = {}
 
@@ -164,38 +189,47 @@ class BufferSortedDataset(Dataset[_Item_co]):
             index = counted_from_start(index, self._length)
         buffer, offset = divmod(index, self._buffer_size)
         order = self._orders.get(buffer)
-        if order is None:
-            order = self._sorted(buffer)
-            while self._orders and len(self._orders) * self._buffer_size >= _MAX_ITEMS_KEPT:
-                del self._orders[next(iter(self._orders))]
-            self._orders[buffer] = order
-        return buffer * self._buffer_size + order[offset]
+        return buffer * self._buffer_size + (self._order_of(buffer) if order is None else order)[offset]
 
-    def _sorted(self, buffer: int) -> "array[int]":
+    def _order_of(self, buffer: int) -> "array[int]":
+        if self._drawn is None:
+            return self._keep(buffer, self._sorted(buffer))
+        made = self._drawn.up_to(buffer, self._length, self._buffer_size, self._pack_size, self._ranked)
+        return [self._keep(drawn, order) for drawn, order in made][-1]
+
+    def _keep(self, buffer: int, order: Sequence[int]) -> "array[int]":
+        while self._orders and len(self._orders) * self._buffer_size >= _MAX_ITEMS_KEPT:
+            del self._orders[next(iter(self._orders))]
+        code = "H" if self._buffer_size <= 1 << 16 else "I" if self._buffer_size <= 1 << 32 else "Q"
+        self._orders[buffer] = kept = array(code, np.asarray(order).astype(code).tobytes())
+        return kept
+
+    def _ranked(self, buffer: int, ties: Sequence[int]) -> list[int]:
+        """Return a buffer's indices by sort key; equal keys keep their order in ``ties``."""
         start = buffer * self._buffer_size
-        count = min(self._buffer_size, self._length - start)
         sort_key = self._base.sort_key
-        keys = [sort_key(index) for index in range(start, start + count)]
-        coordinates = (self._seed, self._epoch, buffer)
-        # Python's sort is stable, so equal keys keep this random order.
-        ties: list[int] = permutation(count, b"fkat_data ties", *coordinates).tolist()
+        keys = [sort_key(index) for index in range(start, start + len(ties))]
         try:
             if any(isinstance(key, float) and math.isnan(key) for key in keys):
                 raise ValueError("one of them is NaN")
-            ranked = np.array(sorted(ties, key=keys.__getitem__), np.int64)
+            return sorted(ties, key=keys.__getitem__)  # Python's sort is stable
         # Arrays raise a ValueError and tensors a RuntimeError if they hold several numbers.
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigurationError(
                 "base_dataset",
                 self._base,
-                f"sort keys that can be compared; those of items {start} to {start + count - 1} cannot: {error}",
+                f"sort keys that can be compared; those of items {start} to {start + len(ties) - 1} cannot: {error}",
             ) from error
 
+    def _sorted(self, buffer: int) -> Any:
+        count = min(self._buffer_size, self._length - buffer * self._buffer_size)
+        coordinates = (self._seed, self._epoch, buffer)
+        ties: list[int] = permutation(count, b"fkat_data ties", *coordinates).tolist()
+        ranked = np.array(self._ranked(buffer, ties), np.int64)
         num_packs = count // self._pack_size
         packs = ranked[: num_packs * self._pack_size].reshape(num_packs, self._pack_size)
         random = draws(count, b"fkat_data items", *coordinates)
         inside = np.argsort(random[: packs.size].reshape(packs.shape), axis=1, kind="stable")
         shuffled = np.take_along_axis(packs, inside, axis=1)[permutation(num_packs, b"fkat_data packs", *coordinates)]
         rest = ranked[packs.size :][np.argsort(random[packs.size :], kind="stable")]
-        code = "H" if self._buffer_size <= 1 << 16 else "I" if self._buffer_size <= 1 << 32 else "Q"
-        return array(code, np.concatenate([shuffled.ravel(), rest]).astype(code).tobytes())
+        return np.concatenate([shuffled.ravel(), rest])

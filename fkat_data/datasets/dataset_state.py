@@ -7,7 +7,7 @@ from fkat_data.arguments import integer
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.types import Stateful
 
-__all__ = ["base_state", "checked_state", "load_base_state", "saved_integer"]
+__all__ = ["base_state", "checked_state", "is_foreign", "load_base_state", "saved_integer"]
 
 _BASE = "base_dataset"
 
@@ -39,6 +39,11 @@ def checked_state(state_dict: object, present: Mapping[str, Any], *free: str) ->
         saved, expected = ("<a state>" if _BASE in where else "<none>" for where in (state, present))
         raise StateMismatchError(_BASE, saved, expected, "the state was saved with another base dataset")
     return state
+
+
+def is_foreign(state_dict: object, field: str) -> bool:
+    """Return whether a state has a field of another system's states, and not the version that every state here has."""
+    return isinstance(state_dict, Mapping) and field in state_dict and "version" not in state_dict
 
 
 def saved_integer(state: Mapping[str, Any], field: str, *, minimum: int | None = None) -> int:

@@ -6,12 +6,14 @@ from typing import Any
 from torch.utils.data import Sampler
 
 from fkat_data.arguments import integer
-from fkat_data.datasets.dataset_state import checked_state, saved_integer
+from fkat_data.datasets.dataset_state import checked_state, is_foreign, saved_integer
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 
 __all__ = ["ResumableSequentialSampler"]
 
 _STATE_VERSION = 1
+#: The position in llm-pytorch: of its sampler, and of its checkpoints.
+_FOREIGN_FIELDS = ("start_index", "sampler_index")
 
 
 class ResumableSequentialSampler(Sampler[int]):
@@ -21,6 +23,9 @@ class ResumableSequentialSampler(Sampler[int]):
     pass, the next loop yields every index. A new iterator ends the older ones.
 
     The position counts yielded indices: a DataLoader with workers requests more of them than it has delivered.
+
+    ``load_state_dict`` also takes the position that llm-pytorch saves: a mapping with ``start_index``, or a checkpoint
+    with ``sampler_index``. ``start_index=checkpoint["sampler_index"]`` does the same.
 
     Args:
         data_source: An object with a fixed length.
@@ -35,15 +40,20 @@ class ResumableSequentialSampler(Sampler[int]):
             raise ConfigurationError("data_source", data_source, "an object with a length")
         self._length = len(data_source)
         index = integer("start_index", start_index, minimum=0, maximum=self._length)
-        self._index = index if index < self._length else 0
         self._iterator: object = None
+        self._go_to(index)
 
     def __len__(self) -> int:
-        """Return the length of a full pass, because trainers read it once and use it for every epoch."""
-        return self._length
+        """Return the length of the loop under way, or else of the next one.
+
+        A loop is under way until it has yielded its last index and ends, or until another one begins. So the length is
+        less than that of a full pass in a loop that continues an earlier one, and again that of a full pass after it.
+        """
+        return self._length - self._start
 
     def __iter__(self) -> Iterator[int]:
         self._iterator = iterator = object()
+        self._start = self._index
         return self._walk(iterator, self._index)
 
     def _walk(self, iterator: object, start: int) -> Iterator[int]:
@@ -53,6 +63,8 @@ class ResumableSequentialSampler(Sampler[int]):
             # Before the yield: a state that the caller saves while it processes this index counts it as yielded.
             self._index = index + 1 if index + 1 < self._length else 0
             yield index
+        if self._iterator is iterator:
+            self._start = self._index
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as plain values: ``version``, ``length`` and ``index``, the next index to yield."""
@@ -64,9 +76,15 @@ class ResumableSequentialSampler(Sampler[int]):
         Raises:
             StateMismatchError: The state has another length, or its index is out of range.
         """
-        state = checked_state(state_dict, self.state_dict(), "index")
-        index = saved_integer(state, "index", minimum=0)
+        is_own = is_foreign(state_dict, "index")  # the attributes of a sampler of llm-pytorch: which index it made last
+        foreign = [name for name in _FOREIGN_FIELDS if is_foreign(state_dict, name) and not is_own]
+        field = next(iter(foreign), "index")
+        state = checked_state(state_dict, self.state_dict() if field == "index" else {}, "index")
+        index = saved_integer(state, field, minimum=0)
         if index > self._length:
-            raise StateMismatchError("index", index, f"<at most {self._length}>", "there are fewer indices")
-        self._index = index if index < self._length else 0
+            raise StateMismatchError(field, index, f"<at most {self._length}>", "there are fewer indices")
+        self._go_to(index)
         self._iterator = None
+
+    def _go_to(self, index: int) -> None:
+        self._index = self._start = index if index < self._length else 0

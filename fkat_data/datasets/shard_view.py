@@ -7,7 +7,7 @@ from typing import Any, Self, TypeVar
 from torch.utils.data import Dataset
 
 from fkat_data.arguments import boolean, choice, integer
-from fkat_data.datasets.dataset_state import base_state, checked_state, load_base_state
+from fkat_data.datasets.dataset_state import base_state, checked_state, is_foreign, load_base_state
 from fkat_data.datasets.item_index import counted_from_start, is_map_style, items_at
 from fkat_data.errors import ConfigurationError
 
@@ -15,6 +15,9 @@ __all__ = ["ShardIndexingMode", "ShardedDataset"]
 
 _Item_co = TypeVar("_Item_co", covariant=True)
 _STATE_VERSION = 1
+#: Fields that a state of d9d does not have, and the names of others there.
+_NOT_IN_D9D = frozenset({"version", "indexing_mode", "pad_to_equal_size_across_shards"})
+_FROM_D9D = {"dataset": "base_dataset"}
 
 
 class ShardIndexingMode(StrEnum):
@@ -128,10 +131,17 @@ class ShardedDataset(Dataset[_Item_co]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Check that the state belongs to this view, and restore the dataset's state.
 
+        A state of d9d's ``ShardedDataset`` belongs to this view if it has its ``total_shards`` and ``current_shard``:
+        it has no ``indexing_mode`` and no padding.
+
         Raises:
             StateMismatchError: The state belongs to another view.
         """
-        load_base_state(self._dataset, checked_state(state_dict, self.state_dict()))
+        present = self.state_dict()
+        if is_foreign(state_dict, "total_shards"):
+            present = {name: value for name, value in present.items() if name not in _NOT_IN_D9D}
+            state_dict = {_FROM_D9D.get(name, name): value for name, value in state_dict.items()}
+        load_base_state(self._dataset, checked_state(state_dict, present))
 
     def set_epoch(self, epoch: int) -> None:
         """Call ``set_epoch`` of the dataset if it has one."""

@@ -4,11 +4,12 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from operator import length_hint
 from typing import Any, cast
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.plan.elastic import Piece
-from fkat_data.samplers.base import ShardSampler, check_shards
+from fkat_data.samplers.base import ShardSampler, check_shards, has_own_iteration
 from fkat_data.samplers.sequence import as_shard_sampler
 from fkat_data.types import Shard, Stateful
 
@@ -23,16 +24,18 @@ def shard_plan(sampler: Any) -> "ShardPlan":
     """
     if not _is_replayed(sampler):
         return PureShardPlan(as_shard_sampler("shard_sampler", sampler).shards)
-    if hasattr(sampler, "__len__") and len(sampler) == 0:
+    # A sampler that is empty is refused before its first epoch; one whose length is not known is not.
+    if hasattr(sampler, "__len__") and length_hint(sampler, 1) == 0:
         raise ConfigurationError("shard_sampler", sampler, "at least one shard")
     return ReplayedShardPlan(sampler)
 
 
 def _is_replayed(sampler: object) -> bool:
-    """Return whether a sampler's shards are known only by iterating over it."""
+    """Return whether a sampler's shards are known only by iterating over this very object."""
     if isinstance(sampler, ShardSampler):
-        is_pure = type(sampler).shards is not ShardSampler.shards and callable(sampler.shards)
-        return not is_pure and type(sampler).__iter__ is not ShardSampler.__iter__
+        kind = type(sampler)
+        has_own_state = kind.state_dict is not ShardSampler.state_dict
+        return has_own_iteration(sampler) and has_own_state and kind.load_state_dict is not ShardSampler.load_state_dict
     return isinstance(sampler, Iterable) and not isinstance(sampler, (str, bytes, Sequence, AbstractSet, Mapping))
 
 

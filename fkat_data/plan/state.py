@@ -22,7 +22,8 @@ An item of ``resplits`` has the lists ``epochs``, ``indices``, ``microbatches`` 
 data-parallel rank at that time. Only re-splits that matter to an epoch in progress are kept. If the sampler splits
 its shards, the field exists even when it is empty: torch.distributed.checkpoint reads only fields that it is shown.
 
-Only ``all_rank_indices`` is required. Every other field defaults to its value at the start of epoch 0.
+Only ``all_rank_indices`` is required: the system that this one follows saves it alone. Every other field defaults to
+its value at the start of epoch 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -169,6 +170,9 @@ def read(state: Mapping[str, Any]) -> list[RankState]:
         _items(fingerprint, f"all_rank_{name}", num_ranks) for name in ("dp_ranks", "num_shards", "shards")
     )
     saved_dp_size, layers = _dp_size(fingerprint), _layers(state)
+    if "version" not in state:
+        # The system that this one follows subtracts its prefetched shards, also before the first one is delivered.
+        indices = [max(-1, index) for index in _integers(indices, "all_rank_indices")]
     ranks: list[RankState] = []
     for rank in range(num_ranks):
         position = _position(
@@ -264,6 +268,10 @@ def _count(value: object, field: str, minimum: int = 0, maximum: int = 2**63 - 1
     if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
         raise StateMismatchError(field, value, f"<an integer from {minimum} to {maximum}>", _NOT_A_STATE)
     return value
+
+
+def _integers(values: Sequence[object], field: str) -> list[int]:
+    return [_count(value, field, minimum=-(2**31)) for value in values]
 
 
 def _shard_indices(value: object, field: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from fkat_data.arguments import integer
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 from fkat_data.types import Shard
 
-__all__ = ["ShardSampler", "check_shards"]
+__all__ = ["ShardSampler", "check_shards", "has_own_iteration", "is_empty_list"]
 
 _STATE_VERSION = 1
 _MAX_SHARDS = 10_000_000
@@ -22,6 +22,9 @@ class ShardSampler:
     A subclass implements ``shards``: a pure function of the sampler's arguments and the epoch, so that any process
     can ask for any epoch at any time. This class adds iteration and state; a subclass may skip its ``__init__``.
 
+    A subclass may instead assign a list to ``self.shards``, which every epoch has, or implement ``__iter__``, which
+    yields one epoch. Loaders and other samplers take both for functions of the epoch, see ``IteratedShardSampler``.
+
     ``iter()`` yields the rest of the current epoch. A full pass ends at the start of the next epoch, so each ``for``
     loop is one epoch. After a loop that ended early, the next loop starts the next epoch. A new iterator ends the
     older ones.
@@ -30,6 +33,10 @@ class ShardSampler:
     # On the class, for subclasses that never call super().__init__().
     _epoch_and_index: tuple[int, int] = (0, 0)  # epoch, shards yielded in it
     _iterator: object | None = None  # the newest one; None after set_epoch or load_state_dict
+
+    def __init__(self) -> None:
+        if type(self).shards is ShardSampler.shards:
+            vars(self)["shards"] = []  # for subclasses that fill the list instead of assigning one
 
     def shards(self, epoch: int) -> Sequence[Shard]:
         """Return the shards of an epoch, in order.
@@ -40,10 +47,14 @@ class ShardSampler:
         Raises:
             NotImplementedError: The subclass does not implement this method.
         """
-        raise NotImplementedError(f"{type(self).__qualname__} must implement shards(epoch) -> Sequence[Shard]")
+        raise NotImplementedError(
+            f"{type(self).__qualname__} must implement shards(epoch) -> Sequence[Shard], or assign a list to self.shards"
+        )
 
     def __len__(self) -> int:
-        return len(self.shards(self._epoch_and_index[0]))
+        if has_own_iteration(self):
+            raise TypeError(f"a {type(self).__qualname__} has no length: its own __iter__ decides what it yields")
+        return len(self._order(self._epoch_and_index[0]))
 
     def __iter__(self) -> Iterator[Shard]:
         epoch, index = self._epoch_and_index
@@ -54,7 +65,7 @@ class ShardSampler:
         return self._walk(iterator, epoch, index)
 
     def _walk(self, iterator: object, epoch: int, index: int) -> Iterator[Shard]:
-        shards = self.shards(epoch)
+        shards = self._order(epoch)
         if index >= len(shards):
             self._epoch_and_index = (epoch + 1, 0)
         for position in range(index, len(shards)):
@@ -88,7 +99,11 @@ class ShardSampler:
         """Return the position as plain values: ``version``, ``epoch`` and ``index``, the shards yielded in the epoch.
 
         After an epoch's last shard, the position is the start of the next epoch.
+
+        Raises:
+            ConfigurationError: The subclass implements ``__iter__`` and no ``state_dict``: its position is unknown.
         """
+        self._check_position_is_known(type(self).state_dict)
         epoch, index = self._epoch_and_index
         return {"version": _STATE_VERSION, "epoch": epoch, "index": index}
 
@@ -101,19 +116,39 @@ class ShardSampler:
         Raises:
             StateMismatchError: A field is missing, invalid or past the end of this sampler's shards, or another
                 version of the library wrote the state. The position then stays unchanged.
+            ConfigurationError: The subclass implements ``__iter__`` and no ``load_state_dict``: it cannot go there.
         """
+        self._check_position_is_known(type(self).load_state_dict)
         if not isinstance(state_dict, Mapping):
             raise StateMismatchError("state_dict", state_dict, self.state_dict())
         version = self._saved(state_dict, "version")
         if version != _STATE_VERSION:
             raise StateMismatchError("version", version, _STATE_VERSION, "another version of fkat_data wrote the state")
         epoch, index = self._saved(state_dict, "epoch"), self._saved(state_dict, "index")
-        num_shards = len(self.shards(epoch))
+        # What a subclass's own __iter__ yields is not known before; this position means nothing to it.
+        num_shards = index + 1 if has_own_iteration(self) else len(self._order(epoch))
         if index > num_shards:
             hint = f"epoch {epoch} has fewer shards than when the state was saved"
             raise StateMismatchError("index", index, f"<at most {num_shards}>", hint)
         self._epoch_and_index = (epoch, index) if index < num_shards else (epoch + 1, 0)
         self._iterator = None
+
+    def _order(self, epoch: int) -> Sequence[Shard]:
+        own: Any = self.shards
+        if callable(own):
+            return cast("Sequence[Shard]", own(epoch))
+        if is_empty_list(own):
+            return ShardSampler.shards(self, epoch)
+        return check_shards("shards", own)
+
+    def _check_position_is_known(self, method: object) -> None:
+        if has_own_iteration(self) and method in (ShardSampler.state_dict, ShardSampler.load_state_dict):
+            raise ConfigurationError(
+                "sampler",
+                self,
+                "shards(epoch), or state_dict() and load_state_dict() beside its own __iter__, to save its position; "
+                "a ShardedDataLoader saves the position of any sampler",
+            )
 
     def _with(self, **attributes: Any) -> Self:
         """Return a copy at the start of epoch 0, with some attributes replaced; a subclass's own ones stay."""
@@ -122,13 +157,33 @@ class ShardSampler:
         return other
 
     def _saved(self, state_dict: Mapping[str, Any], field: str) -> int:
-        present = self.state_dict()[field]
+        present = {"version": _STATE_VERSION, "epoch": self._epoch_and_index[0], "index": self._epoch_and_index[1]}[
+            field
+        ]
         if field not in state_dict:
             raise StateMismatchError(field, "<missing>", present, "this is not a state of a shard sampler")
         try:
             return integer(field, state_dict[field], minimum=0)
         except ConfigurationError as error:
             raise StateMismatchError(field, state_dict[field], f"<{error.expected}>") from None
+
+
+def has_own_iteration(sampler: ShardSampler) -> bool:
+    """Return whether a sampler's order is what its own ``__iter__`` yields.
+
+    That is so if no subclass of the one that implements ``__iter__``, nor that one, implements ``shards``.
+    """
+    for kind in type(sampler).__mro__:
+        if kind is ShardSampler or callable(vars(kind).get("shards")):
+            return False
+        if "__iter__" in vars(kind):
+            return True
+    return False
+
+
+def is_empty_list(shards: object) -> bool:
+    """Return whether ``self.shards`` of a sampler is the base class's own list, still empty."""
+    return isinstance(shards, list) and not shards
 
 
 def check_shards(argument: str, shards: object) -> list[Shard]:

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from typing import Any
 
 from fkat_data.arguments import integer
 from fkat_data.errors import ConfigurationError
-from fkat_data.samplers.base import ShardSampler, check_shards
-from fkat_data.types import Shard
+from fkat_data.samplers.base import ShardSampler, check_shards, has_own_iteration, is_empty_list
+from fkat_data.samplers.iterated import IteratedShardSampler
+from fkat_data.types import ResplittableSampler, Shard
 
 __all__ = ["SequenceShardSampler", "as_shard_sampler", "merge_uris"]
 
@@ -32,23 +34,36 @@ class SequenceShardSampler(ShardSampler):
 def as_shard_sampler(argument: str, sampler: object) -> ShardSampler:
     """Return a sampler with an order for every epoch.
 
-    A sampler that implements ``shards`` is returned unchanged. Any other iterable is read once, and every epoch has
-    that order. A sampler that shuffles while it is iterated must implement ``shards(epoch)`` instead.
+    A sampler that implements ``shards`` is returned unchanged. One that implements ``__iter__`` instead becomes an
+    ``IteratedShardSampler``, and one that assigns a list to ``self.shards`` has that list in every epoch. Any other
+    iterable is read once, and every epoch has that order: if it shuffles, let it be a ``ShardSampler``.
 
     Args:
         argument: Name of the argument that holds the sampler, for error messages.
         sampler: A shard sampler, or any finite, ordered iterable of shards.
 
     Raises:
-        ConfigurationError: ``sampler`` is neither.
+        ConfigurationError: ``sampler`` is neither, or cannot give every epoch's shards.
     """
-    if isinstance(sampler, ShardSampler):
-        kind = type(sampler)
-        if kind.shards is not ShardSampler.shards and callable(sampler.shards):
-            return sampler
-        if kind.__iter__ is ShardSampler.__iter__:
-            raise ConfigurationError(argument, sampler, "a sampler with a method shards(epoch) -> Sequence[Shard]")
-    return SequenceShardSampler(check_shards(argument, sampler))
+    if not isinstance(sampler, ShardSampler):
+        return SequenceShardSampler(check_shards(argument, sampler))
+    own: Any = sampler.shards
+    has_loop, has_list = has_own_iteration(sampler), not callable(own) and not is_empty_list(own)
+    if callable(own) and not has_loop and type(sampler).shards is not ShardSampler.shards:
+        return sampler
+    if isinstance(sampler, ResplittableSampler) and sampler.dp_size is not None:
+        raise ConfigurationError(
+            argument,
+            sampler,
+            "a sampler that overrides shards(epoch), not __iter__ or self.shards: it gives other ranks' shards as well",
+        )
+    if has_loop or (has_list and type(sampler).set_epoch is not ShardSampler.set_epoch):
+        return IteratedShardSampler(argument, sampler)
+    if has_list:
+        return SequenceShardSampler(check_shards(argument, own))
+    raise ConfigurationError(
+        argument, sampler, "a sampler with shards(epoch) -> Sequence[Shard], a list in self.shards, or its own __iter__"
+    )
 
 
 def merge_uris(shards: Sequence[Shard], num_uri_merge: int) -> Sequence[Shard]:

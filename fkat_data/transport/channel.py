@@ -25,7 +25,7 @@ from typing import TypeAlias
 from fkat_data.errors import WorkerError
 from fkat_data.transport.ring import AllowanceBoard, Frame, RingReader, RingWriter, has_rings, new_ring
 
-__all__ = ["Channel", "ChannelClosed", "Frame"]
+__all__ = ["Channel", "ChannelClosed", "Frame", "TornFrameError"]
 
 _HEADER = struct.Struct("<IB")
 #: Instead of a length, of a frame for the channel itself: a ring, whose descriptors it carries; the order goes on in it.
@@ -47,6 +47,10 @@ _Rights: TypeAlias = "list[tuple[int, int, array.array[int]]]"
 
 class ChannelClosed(Exception):  # noqa: N818 - no error: the other side may leave
     """The peer is gone, and everything that it sent was received."""
+
+
+class TornFrameError(Exception):
+    """The peer has received a part of a message and cannot get the rest: no other message can be sent."""
 
 
 class Channel:
@@ -74,6 +78,7 @@ class Channel:
         self._unsent = b""
         self.is_waiting = False
         """Whether ``wait`` waits, or was interrupted while it did: nothing had changed then."""
+        self._is_mid_frame = False
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._outgoing: RingWriter | None = None
@@ -103,7 +108,8 @@ class Channel:
 
         Raises:
             ChannelClosed: The peer is gone.
-            OSError: The kernel has no memory for it, and had none for 30 s.
+            OSError: The kernel has no memory for it, and had none for 30 s. Nothing of it was sent.
+            TornFrameError: A part of it, or of an earlier message, was sent and the rest was not.
         """
         if self._outgoing is not None and self._send_in_ring(self._outgoing, kind, body, descriptor):
             return
@@ -124,7 +130,11 @@ class Channel:
             return
         try:
             outgoing = RingWriter(memory, bell)
-            self._send_frame(_HEADER.pack(_OWN, _RING), [memory, bell])
+            try:
+                self._send_frame(_HEADER.pack(_OWN, _RING), [memory, bell])
+            except BaseException:
+                outgoing.close()
+                raise
         finally:
             os.close(memory)
         self._outgoing = outgoing
@@ -311,12 +321,18 @@ class Channel:
 
     def _send_frame(self, frame: bytes, descriptors: list[int]) -> None:
         rights: _Rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        if self._is_mid_frame:
+            raise TornFrameError("an earlier message to the trainer was interrupted, and perhaps sent in part")
         try:
+            # Until all or nothing of the frame is sent: whatever ends this between leaves the channel unusable.
+            self._is_mid_frame = True
             sent = self._sent(frame, rights, socket.MSG_DONTWAIT)
             if sent < len(frame):
                 with self._while_full():
                     self._send_rest(frame, rights, sent)
+            self._is_mid_frame = False
         except (BrokenPipeError, ConnectionResetError):
+            self._is_mid_frame = False
             raise ChannelClosed from None
 
     def _sent(self, frame: bytes, rights: _Rights, flags: int = 0) -> int:
@@ -337,7 +353,11 @@ class Channel:
             if more:
                 deadline_s = time.monotonic() + _LONGEST_FULL_S
             elif time.monotonic() > deadline_s:
-                raise OSError(errno.ENOBUFS, f"{os.strerror(errno.ENOBUFS)}, for {_LONGEST_FULL_S:.0f} s")
+                error = OSError(errno.ENOBUFS, f"{os.strerror(errno.ENOBUFS)}, for {_LONGEST_FULL_S:.0f} s")
+                if sent:
+                    raise TornFrameError(f"{sent} of a message's {len(frame)} bytes were sent to the trainer: {error}")
+                self._is_mid_frame = False
+                raise error
             else:
                 time.sleep(_PAUSE_S)
 

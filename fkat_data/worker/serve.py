@@ -19,7 +19,7 @@ import numpy as np
 from fkat_data.errors import WorkerError
 from fkat_data.observe.stages import StageClock
 from fkat_data.plan.task import Task
-from fkat_data.transport.channel import Channel, ChannelClosed
+from fkat_data.transport.channel import Channel, ChannelClosed, TornFrameError
 from fkat_data.transport.codec import Encoded, apart, encode, lies_at, write
 from fkat_data.transport.digest import digest_of
 from fkat_data.transport.segment import Segment, SegmentPool
@@ -113,7 +113,12 @@ class Server:
         self._scratch_address: int = scratch.ctypes.data
 
     def run(self) -> None:
-        """Serve until the trainer is gone or has closed the pipe."""
+        """Serve until the trainer is gone or has closed the pipe.
+
+        Raises:
+            TornFrameError: The trainer has received a part of a message. The process has to end, with this as its last
+                words: nothing else can be said to the trainer.
+        """
         try:
             while True:
                 if not self._tasks:
@@ -158,7 +163,7 @@ class Server:
             if not is_last:
                 self._send_events()
                 self._channel.send(Kind.END, END.pack(task.ticket, index))
-        except (_CancelledError, ChannelClosed, _UnheardError):
+        except (_CancelledError, ChannelClosed, TornFrameError, _UnheardError):
             raise
         except BaseException as raised:  # noqa: BLE001 - the trainer handles every exception of the user's
             self._send_failure(task, index, raised, is_open=True)
@@ -184,7 +189,7 @@ class Server:
                 return
             while index is not None:
                 index = self._pick(task, picks, shard) if self._make_one(task, picks, shard, index) else None
-        except (_CancelledError, ChannelClosed, _UnheardError):
+        except (_CancelledError, ChannelClosed, TornFrameError, _UnheardError):
             raise
         except BaseException as raised:  # noqa: BLE001 - the trainer handles every exception of the user's
             index = task.first_microbatch if index is None else index

@@ -22,7 +22,9 @@ def following(sampler, count):
 def test_the_first_loop_begins_at_the_start_and_the_next_one_is_whole(length, start):
     start = min(start, length)
     sampler = ResumableSequentialSampler(range(length), start)
+    assert len(sampler) == length - start % length
     assert list(sampler) == list(range(start % length, length))
+    assert len(sampler) == length
     assert list(sampler) == list(range(length))
     assert len(sampler) == length
 
@@ -47,6 +49,34 @@ def test_after_the_last_index_the_state_is_the_next_epochs_start():
     sampler = ResumableSequentialSampler("abc")
     states = [sampler.state_dict()["index"] for _ in sampler]
     assert states == [1, 2, 0]
+
+
+def test_the_length_is_that_of_the_loop_under_way_or_of_the_next_one():
+    sampler = ResumableSequentialSampler(range(10), start_index=1)
+    assert next(iter(sampler)) == 1
+    assert len(sampler) == 9
+    loop = iter(sampler)
+    assert [len(sampler) for _ in loop] == [8] * 8
+    assert len(sampler) == 10
+    loop = iter(sampler)
+    assert [next(loop), len(sampler)] == [0, 10]
+    resumed = ResumableSequentialSampler(range(10))
+    resumed.load_state_dict(sampler.state_dict())
+    assert len(resumed) == 9
+    assert len(DataLoader(range(10), batch_size=2, sampler=resumed)) == 5
+
+
+def test_an_older_loop_that_ends_does_not_end_the_newest_one():
+    sampler = ResumableSequentialSampler(range(3))
+    older = iter(sampler)
+    assert list(older) == [0, 1, 2]
+    newest = iter(sampler)
+    next(newest)
+    assert list(older) == []
+    assert len(sampler) == 3
+    newest = iter(sampler)
+    assert list(older) == []
+    assert len(sampler) == 2
 
 
 def test_it_drives_a_dataloader():

@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -26,6 +28,7 @@ from fkat_data import (
     WorkerDiedError,
     WorkerError,
 )
+from fkat_data.transport import channel
 
 both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
 
@@ -644,3 +647,28 @@ def test_numpy_arrays_are_views_that_stay_valid():
     with make(["a"], factory, multiprocessing=True) as loader:
         kept = list(loader)
     assert [int(array.sum()) for array in kept] == [index * 10_000 for index in range(5)]
+
+
+def tearing(shard):
+    """Let the socket of the worker that this is take three bytes of its next message, and nothing after them."""
+    taken = []
+
+    def send(sock, data, flags=0):
+        if taken:
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+        taken.append(data)
+        return super(socket.socket, sock).send(data[:3], flags)
+
+    socket.socket.sendmsg = lambda sock, buffers, ancillary, flags=0: send(sock, buffers[0], flags)
+    socket.socket.send = send
+    channel._LONGEST_FULL_S = 0.05
+    return [np.zeros(100_000), np.ones(100_000)]
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("start_method", ["template", "spawn"])
+def test_a_worker_that_sends_a_part_of_a_message_dies_and_its_last_words_say_why(start_method):
+    with make(["a"], tearing, multiprocessing=True, start_method=start_method) as loader:
+        with pytest.raises(WorkerDiedError, match=r"3 of a message's \d+ bytes.*No buffer space available") as caught:
+            next(iter(loader))
+        assert "TornFrameError" in caught.value.last_words

@@ -30,13 +30,6 @@ class Iterating(ShardSampler):
         yield from ["b", "a"]
 
 
-class WithList(ShardSampler):
-    """A user's sampler whose shards are a list, not a method."""
-
-    def __init__(self):
-        self.shards = ["a", "b"]
-
-
 @given(SHARDS)
 @settings(deadline=None)
 def test_the_given_shards_come_in_the_given_order_each_epoch(shards):
@@ -75,7 +68,7 @@ def test_any_finite_iterable_of_shards_becomes_a_sampler(sampler, shards):
 
 
 @pytest.mark.parametrize(
-    "sampler", ["s3://bucket/one", None, 3, [], {"a"}, {"a": 1}, ShardSampler(), WithList(), SequenceShardSampler]
+    "sampler", ["s3://bucket/one", None, 3, [], {"a"}, {"a": 1}, ShardSampler(), SequenceShardSampler]
 )
 @pytest.mark.parametrize(
     "build",

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fkat_data.transport import channel as channel_module
-from fkat_data.transport.channel import Channel, ChannelClosed
+from fkat_data.transport.channel import Channel, ChannelClosed, TornFrameError
 
 
 @pytest.fixture
@@ -325,7 +325,82 @@ def test_a_wait_beside_a_kernel_that_has_no_memory_ends_in_time(short_of_memory)
 
 def test_a_kernel_that_has_no_memory_for_long_is_an_error(short_of_memory, monkeypatch):
     monkeypatch.setattr(channel_module, "_LONGEST_FULL_S", 0.02)
-    short, channel, _ = short_of_memory
+    short, channel, peer = short_of_memory
     short.failures = 1_000_000
     with pytest.raises(OSError, match="No buffer space available, for"):
         channel.send(7, b"sent")
+    short.failures = 0
+    channel.send(8, b"whole")
+    assert tuple(receive(peer)) == (8, b"whole")
+
+
+class HalfSending(socket.socket):
+    """Takes some bytes of a message, and raises at each further call."""
+
+    taken_bytes = None
+    error = OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+
+    def send(self, data, flags=0):
+        return super().send(self._taken(data), flags)
+
+    def sendmsg(self, buffers, ancillary, flags=0):
+        return super().sendmsg([self._taken(buffers[0])], ancillary, flags)
+
+    def _taken(self, data):
+        if self.taken_bytes is None:
+            return data
+        if self.taken_bytes == 0:
+            raise self.error
+        taken, self.taken_bytes = data[: self.taken_bytes], 0
+        return taken
+
+
+@pytest.fixture
+def half_sending(nothing_left_behind, monkeypatch):
+    monkeypatch.setattr(channel_module, "_LONGEST_FULL_S", 0.02)
+    ours, theirs = socket.socketpair()
+    half = HalfSending(fileno=ours.detach())
+    channel, peer = Channel(half), Channel(theirs)
+    yield half, channel, peer
+    channel.close()
+    peer.close()
+
+
+@pytest.mark.parametrize("has_descriptor", [False, True])
+@pytest.mark.parametrize("taken_bytes", [1, 4, 5, 9])
+def test_after_a_part_of_a_message_no_other_one_is_sent(half_sending, taken_bytes, has_descriptor):
+    half, channel, peer = half_sending
+    channel.send(6, b"whole")
+    half.taken_bytes = taken_bytes
+    with open(os.devnull) as file:  # noqa: PTH123 - a descriptor
+        descriptor = file.fileno() if has_descriptor else None
+        with pytest.raises(TornFrameError, match=f"^{taken_bytes} of a message's 10 bytes.*No buffer space available"):
+            channel.send(7, b"halve", descriptor)
+    half.taken_bytes = None
+    for body in (b"", b"after it"):
+        with pytest.raises(TornFrameError, match="sent in part"):
+            channel.send(8, body)
+    channel.close()
+    assert tuple(receive(peer)) == (6, b"whole")
+    with pytest.raises(ChannelClosed):
+        receive(peer)
+
+
+@pytest.mark.parametrize("error", [TimeoutError("mine"), KeyboardInterrupt(), SystemExit(3)], ids=repr)
+def test_a_message_that_a_signal_handler_interrupts_is_the_last_one(half_sending, error):
+    half, channel, _ = half_sending
+    half.taken_bytes, half.error = 3, error
+    with pytest.raises(type(error)):
+        channel.send(7, b"halve")
+    half.taken_bytes = None
+    with pytest.raises(TornFrameError, match="interrupted"):
+        channel.send(8, b"after it")
+
+
+def test_a_peer_that_leaves_in_the_middle_of_a_message_has_left(half_sending):
+    half, channel, _ = half_sending
+    half.taken_bytes, half.error = 3, BrokenPipeError()
+    for _ in range(2):
+        with pytest.raises(ChannelClosed):
+            channel.send(7, b"halve")
+        half.taken_bytes = 0

@@ -1,6 +1,8 @@
 """A server whose channel fails, passed to it by the test: each fault is a failure in its place, or the server's end."""
 
+import errno
 import itertools
+import os
 import socket
 import struct
 import threading
@@ -11,7 +13,8 @@ import pytest
 from fkat_data.observe.stages import StageClock, new_page
 from fkat_data.plan.task import Task
 from fkat_data.seeding import preserved_generators
-from fkat_data.transport.channel import Channel, ChannelClosed
+from fkat_data.transport import channel as channel_module
+from fkat_data.transport.channel import Channel, ChannelClosed, TornFrameError
 from fkat_data.transport.codec import decode
 from fkat_data.transport.segment import SegmentLeases
 from fkat_data.worker.failure import unpack_failure
@@ -113,10 +116,35 @@ class Trainer:
             self.ended.add(ticket)
 
 
+class TearingSocket(socket.socket):
+    """Takes only the first bytes of its n-th message, and nothing more for as long as the next ones fail."""
+
+    def __init__(self, descriptor, occurrence, num_failures):
+        super().__init__(fileno=descriptor)
+        self.left, self.num_failures = occurrence, num_failures
+
+    def send(self, data, flags=0):
+        return super().send(self._taken(data), flags)
+
+    def sendmsg(self, buffers, ancillary, flags=0):
+        return super().sendmsg([self._taken(buffers[0])], ancillary, flags)
+
+    def _taken(self, data):
+        self.left -= 1
+        if -self.num_failures <= self.left < 0:
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+        return data[:3] if self.left == 0 else data
+
+
 def serve(failing, occurrence, error):
     """Let a server with a faulty channel do all tasks; return the trainer's end, the channel and what it raised."""
     ours, theirs = socket.socketpair()
-    channel, trainer, raised = FaultyChannel(theirs, failing, occurrence, error), Trainer(ours), []
+    return serve_over(ours, FaultyChannel(theirs, failing, occurrence, error))
+
+
+def serve_over(ours, channel):
+    """Let a server do all tasks; return the trainer's end, the server's channel and what it raised."""
+    trainer, raised = Trainer(ours), []
     clock = StageClock(new_page())
 
     def run():
@@ -154,3 +182,32 @@ def test_a_channel_that_fails_once_leaves_no_gap_and_hides_nothing(failing, erro
         assert trainer.failures or raised or trainer.received == due
     assert occurrence > 3
     assert trainer.received == due
+
+
+def test_a_server_that_sends_a_part_of_a_message_ends_and_says_no_more(monkeypatch):
+    monkeypatch.setattr(channel_module, "_LONGEST_FULL_S", 0.01)
+    due = {ticket: [made.tolist() for made in microbatches_of(shard)] for ticket, shard in enumerate(SHARDS)}
+    for occurrence in itertools.count(1):
+        ours, theirs = socket.socketpair()
+        sock = TearingSocket(theirs.detach(), occurrence, 1_000_000)
+        trainer, _, raised = serve_over(ours, Channel(sock))
+        assert not trainer.failures
+        for ticket, microbatches in trainer.received.items():
+            assert microbatches == due[ticket][: len(microbatches)]
+        if sock.left > 0:
+            break
+        (error,) = raised
+        assert isinstance(error, TornFrameError)
+        assert str(error).startswith("3 of a message's ")
+        assert "No buffer space available" in str(error)
+    assert occurrence > 2
+    assert (trainer.received, raised) == (due, [])
+
+
+def test_a_server_whose_message_finds_room_again_goes_on(monkeypatch):
+    monkeypatch.setattr(channel_module, "_LONGEST_FULL_S", 5.0)
+    due = {ticket: [made.tolist() for made in microbatches_of(shard)] for ticket, shard in enumerate(SHARDS)}
+    for occurrence in (1, 2, 3):
+        ours, theirs = socket.socketpair()
+        trainer, _, raised = serve_over(ours, Channel(TearingSocket(theirs.detach(), occurrence, 3)))
+        assert (trainer.received, trainer.failures, raised) == (due, {}, [])

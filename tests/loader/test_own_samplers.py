@@ -1,0 +1,120 @@
+import json
+from collections import Counter
+
+import pytest
+from elastic_examples import rest
+from loader_examples import make
+from own_sampler_examples import CHANGING, FIXED, SHARDS, Assigned, Generated, GloballyShuffled, Indexed
+
+from fkat_data import (
+    DistributedDataParallelShardSampler,
+    ShardedDataLoader,
+    ShardSampler,
+    ShuffledShardSampler,
+    StateMismatchError,
+)
+
+NUM_EPOCHS = 3
+
+
+def run(loader):
+    """All microbatches of three epochs, and the state before each and at the end."""
+    states, microbatches = [loader.state_dict()], []
+    for microbatch in rest(loader, NUM_EPOCHS):
+        microbatches.append(microbatch)
+        states.append(loader.state_dict())
+    return microbatches, states
+
+
+@pytest.mark.parametrize("wrap", [lambda sampler: sampler, ShuffledShardSampler], ids=["itself", "shuffled"])
+@pytest.mark.parametrize("sampler", FIXED + CHANGING)
+def test_a_subclass_of_either_form_resumes_exactly_from_every_position(sampler, wrap):
+    microbatches, states = run(make(wrap(sampler()), num_shard_prefetches=2))
+    assert len(microbatches) == NUM_EPOCHS * 10
+    for position, state in enumerate(states):
+        resumed = make(wrap(sampler()))
+        resumed.load_state_dict(state)
+        assert list(rest(resumed, NUM_EPOCHS)) == microbatches[position:], position
+
+
+@pytest.mark.parametrize("sampler", [Assigned, Indexed])
+def test_a_subclass_yields_what_its_list_does(sampler):
+    assert run(make(sampler()))[0] == run(make(SHARDS))[0]
+
+
+@pytest.mark.parametrize("sampler", FIXED + CHANGING)
+def test_a_subclass_is_split_again_over_other_ranks_at_every_step(sampler):
+    def ranks(dp_size):
+        return [
+            make(DistributedDataParallelShardSampler(sampler(), dp_size, dp_rank), dp_rank=dp_rank)
+            for dp_rank in range(dp_size)
+        ]
+
+    whole = Counter(microbatch for loader in ranks(3) for microbatch in rest(loader, 1))
+    loaders, delivered = ranks(3), Counter()
+    microbatches = [rest(loader, 1) for loader in loaders]
+    while delivered != whole:
+        # First of all: an epoch of which nothing was delivered is not split again, but begins with the new ranks.
+        delivered.update(text for own in microbatches if (text := next(own, None)) is not None)
+        state = ShardedDataLoader.merge_state_dicts([loader.local_state_dict() for loader in loaders])
+        resumed = ranks(2)
+        for loader in resumed:
+            loader.load_state_dict(state)
+        left = Counter(microbatch for loader in resumed for microbatch in rest(loader, 1))
+        assert delivered + left == whole, delivered.total()
+    assert whole.total() == 10
+
+
+@pytest.mark.parametrize("sampler", FIXED + CHANGING)
+def test_the_number_of_shards_is_known(sampler):
+    loader = make(sampler())
+    state = json.loads(json.dumps(loader.local_state_dict()))
+    assert state["fingerprint"]["num_shards"] == len(SHARDS)
+    assert state["fingerprint"]["shards"] is not None
+    assert "sampler" not in state
+
+
+@pytest.mark.usefixtures("processes")
+def test_workers_make_the_shards_of_a_subclass():
+    with make(GloballyShuffled(), multiprocessing=True, num_shard_prefetches=2) as loader:
+        assert list(rest(loader, 2)) == list(rest(make(GloballyShuffled()), 2))
+
+
+def test_other_shards_than_when_the_state_was_saved_are_refused():
+    class Longer(Generated):
+        def __iter__(self):
+            yield from [*SHARDS, "list-z-1"]
+
+    loader = make(Generated())
+    with pytest.raises(StateMismatchError, match="num_shards"):
+        make(Longer()).load_state_dict(loader.state_dict())
+
+
+class Endless(ShardSampler):
+    """Endless, with a state of its own: the loader iterates over this very object."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = 0
+
+    def __iter__(self):
+        while True:
+            self.first += 1
+            yield f"list-{self.first}-2"
+
+    def state_dict(self):
+        return {"first": self.first}
+
+    def load_state_dict(self, state_dict):
+        self.first = state_dict["first"]
+
+
+def test_a_loop_with_a_state_of_its_own_may_be_endless():
+    loader = make(Endless())
+    microbatches = rest(loader, 1)
+    before = [next(microbatches) for _ in range(5)]
+    resumed = make(Endless())
+    resumed.load_state_dict(loader.state_dict())
+    after = rest(resumed, 1)
+    expected = rest(make([f"list-{number}-2" for number in range(1, 8)]), 1)
+    assert before + [next(after) for _ in range(5)] == [next(expected) for _ in range(10)]
