@@ -2,7 +2,8 @@
 
 A longer look-ahead helps where the trainer waits although the window was full before: the workers stood still, and could
 have made what is missing now. Where the trainer waits beside a window that was never full, the workers are too slow, and
-no look-ahead helps. What has lain ready for long without being needed is surplus, and the window shrinks by half of it.
+no look-ahead helps. One full window among many such waits is a pause of the trainer's, and does not count.
+What has lain ready for long without being needed is surplus, and the window shrinks by half of it.
 A wait soon after shows that this was a mistake: the next shrinking comes later. So a rare slow microbatch costs a few
 waits in a whole run, not one each time.
 """
@@ -16,6 +17,10 @@ _LEAST_BYTES = 4 << 20
 _SMALLEST_BYTES = 4 << 10
 _SHORTEST_TERM, _LONGEST_TERM = 256, 1 << 16
 _SHORTEST_STRIDE = 4
+# Two full windows this many waits apart are a coincidence.
+_NEAR = 128
+# The weight of the latest size in the mean: one small microbatch says nothing about those after it.
+_LATEST = 1 / 8
 
 
 class LookAhead:
@@ -34,7 +39,8 @@ class LookAhead:
         self._begin_term()
         self._was_full = False
         self._floor = self._least
-        self._num_vain = 0
+        self._mean_bytes: float | None = None
+        self._num_vain = self._num_since_full = 0
 
     @property
     def stride(self) -> int:
@@ -48,7 +54,9 @@ class LookAhead:
             num_ready: Microbatches that were ready, this one included.
             size_bytes: Its size.
         """
-        least = self._floor = max(self._least, _LEAST_BYTES // max(size_bytes, _SMALLEST_BYTES))
+        mean_bytes = size_bytes if self._mean_bytes is None else self._mean_bytes
+        self._mean_bytes = mean_bytes + _LATEST * (size_bytes - mean_bytes)
+        least = self._floor = max(self._least, int(_LEAST_BYTES / max(self._mean_bytes, _SMALLEST_BYTES)))
         if self.size < least:
             self.size = least
         elif num_ready > self.size - max(1, self.size // 4):
@@ -68,7 +76,11 @@ class LookAhead:
         Args:
             is_idle_ahead: Whether a worker stands still because later shards are as far ahead as they may be.
         """
-        if self._was_full or is_idle_ahead:
+        self._num_since_full += 1
+        is_pause = self._num_since_full > _NEAR
+        if self._was_full:
+            self._num_since_full = 0
+        if is_idle_ahead or (self._was_full and not is_pause):
             self.size = min(2 * self.size, _MOST)
             if self._has_shrunk:
                 self._term = min(2 * self._term, _LONGEST_TERM)

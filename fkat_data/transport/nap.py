@@ -4,7 +4,7 @@ __all__ = ["Naps"]
 
 # Messages that come faster than this are worth a nap: several have arrived at its end.
 _BRISK_S = 150e-6
-_NUM_PER_NAP = 2.5
+_NUM_PER_NAP = 4
 _LONGEST_NAP_S = 150e-6
 # What the kernel adds to a sleep.
 _SLACK_S = 55e-6

@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 _SMALLEST = 1 << 16
-_TAKES_BETWEEN_CLEARANCES = 4096
+_TAKES_BETWEEN_CLEARANCES = 1024
 _libc = ctypes.CDLL(None, use_errno=True)
 _mmap = ctypes.CFUNCTYPE(
     ctypes.c_void_p,
@@ -241,12 +241,12 @@ class SegmentPool:
         return False
 
     def _count_take(self) -> None:
-        # One moment of a late trainer must not enlarge the pool forever: at intervals, drop what was never needed since
-        # the interval before.
+        # One moment of a late trainer must not enlarge the pool forever: at intervals, drop half of what was never needed
+        # since the interval before. The other half spares a trainer that is late again from new memory.
         self._num_takes += 1
         self._fewest_free = min(self._fewest_free, len(self._free))
         if self._num_takes >= _TAKES_BETWEEN_CLEARANCES:
-            for _ in range(self._fewest_free):
+            for _ in range((self._fewest_free + 1) // 2):
                 self._drop(self._free.pop(0))
             self._num_takes, self._fewest_free = 0, len(self._free)
 

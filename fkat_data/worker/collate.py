@@ -2,10 +2,12 @@
 
 The samples are looked through once, for the shapes and dtypes of what ``default_collate`` would return. If that takes
 a segment, one of that size is taken, and torch stacks the samples into views of it, each where the codec would put a
-copy. Containers, values, dtypes and strides are those of ``default_collate``, which makes the microbatch itself where
-anything is unusual: subclasses, mixed dtypes, other memory formats, and all that is an error.
+copy. A small microbatch is stacked into new memory. Containers, values, dtypes and strides are those of
+``default_collate``, which makes the microbatch itself where anything is unusual: subclasses, mixed dtypes, other memory
+formats, and all that is an error.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -75,13 +77,14 @@ class SegmentCollate:
             form = plan.add(batch) if _FUNCTIONS == _KNOWN else None
         except Exception:  # noqa: BLE001 - default_collate raises its own below
             form = None
-        if form is None or plan.size_bytes <= self._smallest_bytes:
+        if form is None:
             return default_collate(batch)
-        segment = self._allocate(plan.size_bytes + plan.envelope_bytes())
-        if segment is None:
-            return default_collate(batch)
+        memory = None
+        if plan.size_bytes > self._smallest_bytes:
+            segment = self._allocate(plan.size_bytes + plan.envelope_bytes())
+            memory = None if segment is None else _Memory(segment.view)
         try:
-            return form(_Memory(segment.view))
+            return form(memory)
         except Exception:  # noqa: BLE001 - default_collate raises its own, or succeeds where only the views do not
             return default_collate(batch)
 
@@ -106,8 +109,8 @@ class _Leaf(NamedTuple):
     size_bytes: int
 
 
-Form: TypeAlias = Callable[[_Memory], Any]
-"""Makes a part of the microbatch; called for one after the other in the order of the microbatch."""
+Form: TypeAlias = Callable[[_Memory | None], Any]
+"""Makes a part of the microbatch; called for one after the other in the order of the microbatch. None: in new memory."""
 
 
 class _Plan:
@@ -178,7 +181,7 @@ class _Plan:
         ):
             return None
         leaf = self._add_leaf(dtype, (len(batch), *first.shape))
-        return lambda memory: torch.stack(batch, out=None if leaf is None else memory.take(leaf))  # type: ignore[arg-type]  # a tuple does as well
+        return lambda memory: torch.stack(batch, out=memory.take(leaf) if memory and leaf else None)  # type: ignore[arg-type]  # a tuple does as well
 
     def add_arrays(self, batch: Batch) -> Form | None:
         if batch[0].dtype.kind not in "biufc" or not _is_of(batch, _ARRAYS):
@@ -189,7 +192,7 @@ class _Plan:
         if tensor.dtype not in _DTYPES or not tensor.is_cpu or not tensor.is_contiguous() or tensor.requires_grad:
             return None
         leaf = self._add_leaf(tensor.dtype, tuple(tensor.shape))
-        return None if leaf is None else lambda memory: memory.take(leaf).copy_(tensor)
+        return None if leaf is None else lambda memory: memory.take(leaf).copy_(tensor) if memory else tensor
 
     def add_number(self, batch: Batch) -> Form | None:
         return self._add_made(torch.tensor(batch, dtype=torch.float64 if type(batch[0]) is float else None))
@@ -202,9 +205,7 @@ class _Plan:
 
     def _add_leaf(self, dtype: torch.dtype, shape: tuple[int, ...]) -> _Leaf | None:
         """Return where a tensor goes in the order; None for one without bytes, which is in the envelope alone."""
-        numel = 1
-        for size in shape:
-            numel *= size
+        numel = math.prod(shape)
         leaf = _Leaf(dtype, shape, numel, numel * dtype.itemsize)
         self.size_bytes += _aligned(leaf.size_bytes)
         self._num_leaves += 1

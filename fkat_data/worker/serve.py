@@ -57,7 +57,7 @@ _MOMENT_S = 0.001
 # While a control group is short of memory: seconds between two looks, and between two reports.
 _SHORT_S, _REPORT_AGAIN_S = 0.02, 0.5
 _MOST_UNHEARD = 16
-_LONGEST_UNHEARD_S = 0.001
+_LONGEST_UNHEARD_S, _JUST_HEARD_S = 0.001, 0.0001
 
 
 class _UnheardError(Exception):
@@ -355,7 +355,8 @@ class Server:
 
     def _take_segment(self, task: Task, size_bytes: int) -> Segment:
         # Segments that came back meanwhile are warm: a large microbatch uses one of them instead of the next free one.
-        segment = None if size_bytes >= _LARGE_BYTES else self._pool.take_free(size_bytes)
+        is_heard = size_bytes < _LARGE_BYTES or time.monotonic() - self._heard_s < _JUST_HEARD_S
+        segment = self._pool.take_free(size_bytes) if is_heard else None
         if segment is None:
             self._hear(block=False)
             self._check_wanted(task)

@@ -118,6 +118,20 @@ def test_the_window_of_small_microbatches_is_a_few_mebibytes(size_bytes, least):
     assert run.windows[-1] == least
 
 
+def test_a_pause_now_and_then_beside_slow_workers_grows_no_window():
+    """Each pause leaves a full window, and so does a kernel that runs something else for a while."""
+    run = simulated(times([1.0], COUNT), times([0.9] * 1999 + [300.0], COUNT), LookAhead())
+    assert max(run.windows) == 4
+
+
+def test_one_small_microbatch_among_large_ones_does_not_enlarge_the_window():
+    policy = LookAhead()
+    sizes = [TOKENS] * 40 + [TINY]
+    for size_bytes in sizes * 20:
+        policy.deliver(2, size_bytes)
+        assert policy.size <= 24
+
+
 def test_workers_that_make_a_shard_together_have_two_each():
     assert LookAhead(8).size == 16
 

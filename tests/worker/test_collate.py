@@ -91,11 +91,12 @@ def assert_same(ours, torchs):
 
 
 def check(batch):
-    """Compare with torch, and what arrives; return whether a segment was used."""
+    """Compare with torch, in a segment and in new memory, and what arrives; return whether a segment was used."""
     memory = Memory()
     ours = outcome(SegmentCollate(memory, 0), batch)
     torchs = outcome(default_collate, batch)
     assert_same(ours, torchs)
+    assert_same(outcome(SegmentCollate(memory, 1 << 40), batch), torchs)
     assert len(memory.asked) <= 1
     if isinstance(ours, Exception) or not memory.asked:
         return False
@@ -254,7 +255,7 @@ def test_a_small_microbatch_takes_no_segment():
     assert memory.asked == [2112]
 
 
-def test_where_there_is_no_segment_torch_makes_the_microbatch():
+def test_where_there_is_no_segment_the_microbatch_is_made_in_new_memory():
     assert_same(SegmentCollate(lambda size_bytes: None, 0)([torch.ones(5)] * 2), torch.ones(2, 5))
 
 
