@@ -21,6 +21,7 @@ FLOORS = {
     "types": 0,
     "arguments": 1,
     "background": 1,
+    "notes": 1,
     "position": 1,
     "requirement": 1,
     "seeding": 1,
