@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fkat_data.errors import RankMismatchError
+from fkat_data.modes import without_modes
 
 __all__ = ["Exchange", "gather", "group_ranks", "is_initialized", "rank_and_world_size"]
 
@@ -50,7 +51,8 @@ def gather(value: Any, timeout_s: float = _STATE_TIMEOUT_S) -> list[Any]:
                 "state_dict()", f"not every rank called it within {timeout_s:.0f} s ({error})"
             ) from error
     values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    with without_modes():
+        dist.all_gather_object(values, value)
     return values
 
 
@@ -91,8 +93,9 @@ class Exchange:
         Args:
             numbers: 64-bit integers, the same count on every rank.
         """
-        sent = torch.tensor(numbers, dtype=torch.int64)
-        self._gathered = [torch.empty_like(sent) for _ in self.ranks]
+        with without_modes():
+            sent = torch.tensor(numbers, dtype=torch.int64)
+            self._gathered = [torch.empty_like(sent) for _ in self.ranks]
         self._work = dist.all_gather(self._gathered, sent, group=self._group, async_op=True)
 
     def finish(self) -> list[list[int]]:

@@ -106,7 +106,7 @@ def drawn_seed() -> int:
     A program that seeds torch gets the same seed again. Under a ``DataLoaderFactory``, each shard and epoch gets
     another seed, and the same one after a resume.
     """
-    return int(torch.empty((), dtype=torch.int64).random_().item())
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_().item())
 
 
 def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

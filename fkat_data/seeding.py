@@ -147,7 +147,7 @@ def item_generators() -> ItemGenerators:
     """
     place = _here.place
     if place is None:
-        return ItemGenerators(int(torch.randint(2**63 - 1, ()).item()))
+        return ItemGenerators(int(torch.randint(2**63 - 1, (), device="cpu").item()))
     if _here.made_for is not place:
         seed, position = place
         if position >= 0:

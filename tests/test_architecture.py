@@ -18,11 +18,13 @@ FILES = sorted(ROOT.rglob("*.py"))
 #: A room is a package, or a file of the package's root. It may import from rooms of a lower floor, and from itself.
 FLOORS = {
     "errors": 0,
+    "modes": 0,
     "types": 0,
     "interruption": 0,
     "position": 0,
     "arguments": 1,
     "background": 1,
+    "notes": 1,
     "requirement": 1,
     "seeding": 1,
     "tree": 1,

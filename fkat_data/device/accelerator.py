@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from fkat_data.device.contents import tensors_in
 from fkat_data.device.engine import CopyEngine, Ticket
+from fkat_data.modes import has_modes, without_modes
 from fkat_data.observe.sink import EventSink
 from fkat_data.tree import map_tensors
 
@@ -67,11 +68,17 @@ class AcceleratorMover:
         return self._copied_s
 
     def begin(self, microbatch: Any) -> Moving:
-        """Issue the copy.
+        """Issue the copy, in none of the modes that this thread is in.
 
         Raises:
             Exception: What the copying raises: there may be no memory left on the device.
         """
+        if has_modes():
+            with without_modes():
+                return self._begin(microbatch)
+        return self._begin(microbatch)
+
+    def _begin(self, microbatch: Any) -> Moving:
         if len(self._sources) >= _MOST_IN_FLIGHT and not self._sources[0].ticket.is_done():
             began_s = time.perf_counter()
             self._sources[0].ticket.wait()

@@ -4,7 +4,6 @@ Ticket *t* belongs to group *t mod number of groups* of the workers, and a group
 tickets. So the next microbatch is the next one of the group whose turn it is: nothing has to be sorted here.
 """
 
-import gc
 import logging
 import socket
 import time
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from fkat_data.errors import MemoryLimitError, StaleIteratorError, WorkerDiedError, WorkerError, WorkerStalledError
 from fkat_data.interruption import is_interruption
+from fkat_data.loader.garbage import GarbageCollection
 from fkat_data.loader.look_ahead import LookAhead
 from fkat_data.loader.recovery import Recovery, Remedy, Restarts, ShardSkips
 from fkat_data.loader.wait_clock import WaitClock
@@ -126,6 +126,7 @@ class Prefetcher:
         self._allowance = 0
         self._shortage: MemoryShortage | None = None
         self._has_warned_of_group = False
+        self._garbage = GarbageCollection()
         self._sampler_error: Exception | None = None
         self.num_microbatches: dict[str, int] = {}
         """Microbatches of shards that were read to their end, by the shard's ``repr``; of a million at most."""
@@ -447,10 +448,18 @@ class Prefetcher:
 
     def _shortage_error(self, worker: Worker, shortage: MemoryShortage, waited_s: float) -> MemoryLimitError | None:
         """Return an error if the worker waits for memory that only the caller, or other processes, can release."""
-        gc.collect()  # microbatches in reference cycles
+
+        def has_room() -> bool:
+            return worker.held_bytes + shortage.needed_bytes <= shortage.limit_bytes
+
+        if shortage.group_bytes < 0 and has_room():  # released since the worker asked
+            return None
         self._release()
+        # A microbatch that has arrived is delivered instead of the error.
+        is_last_resort = not self._arrived and (not has_room() or waited_s > _SHORT_OF_MEMORY_S)
+        self._garbage.collect(lambda: shortage.group_bytes < 0 and has_room(), is_last_resort=is_last_resort)
         held_bytes = worker.held_bytes
-        if held_bytes + shortage.needed_bytes > shortage.limit_bytes:
+        if not has_room():
             return MemoryLimitError(
                 shortage.limit_bytes,
                 shortage.needed_bytes,

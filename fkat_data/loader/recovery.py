@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from fkat_data.errors import ConfigurationError, ReplayMismatchError
 from fkat_data.loader.wait_clock import WaitClock
+from fkat_data.notes import add_note
 from fkat_data.observe.progress import display_for
 from fkat_data.plan.task import Task
 
@@ -127,12 +128,12 @@ class ShardSkips:
         if task.shard_index in self._shards:  # counted by a call that was interrupted
             return True
         if len(self._shards) >= self._most:
-            error.add_note(
-                f"fkat_data: not skipped: {self._most} shards of this epoch already were (max_skipped_shards)"
+            add_note(
+                error, f"fkat_data: not skipped: {self._most} shards of this epoch already were (max_skipped_shards)"
             )
             return False
         if is_whole_epoch_lost:
-            error.add_note("fkat_data: not skipped: no shard of this epoch gave a microbatch")
+            add_note(error, "fkat_data: not skipped: no shard of this epoch gave a microbatch")
             return False
         self._shards.append(task.shard_index)
         self.total += 1

@@ -37,7 +37,7 @@ Page: TypeAlias = "memoryview[float] | array[float]"
 
 STAGES = ("", "build", "produce", "replay", "store", "encode", "blocked", "idle")
 """None; the factory works; a microbatch is made; one that was delivered before a resume is made again; the worker waits
-for stored bytes; writes a microbatch into shared memory; waits for memory or for its allowance; waits for a task."""
+for stored bytes; copies a microbatch, into shared memory if there is any; waits for memory or for its allowance; waits for a task."""
 
 _NUMBER = {name: number for number, name in enumerate(STAGES)}
 # After the seconds of each stage: microbatches made, the stage in work, what it is about, when it began.

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.plan.elastic import Piece
-from fkat_data.samplers.base import ShardSampler, check_shards, has_own_iteration
+from fkat_data.samplers.base import ShardSampler, check_shard, check_shards, has_own_iteration
 from fkat_data.samplers.sequence import as_shard_sampler
 from fkat_data.types import Shard, Stateful
 
@@ -119,8 +119,9 @@ class PureShardPlan(ShardPlan):
 
     def _go_to(self, epoch: int) -> None:
         if epoch != self._epoch:
-            self._shards = check_shards("shard_sampler", self._shards_of(epoch))
-            self._epoch, self._digest = epoch, ""
+            self._epoch = -1  # an interruption may come between the next two lines
+            self._shards, self._digest = check_shards("shard_sampler", self._shards_of(epoch)), ""
+            self._epoch = epoch
 
 
 class ReplayedShardPlan(ShardPlan):
@@ -141,6 +142,7 @@ class ReplayedShardPlan(ShardPlan):
         self._loaded: tuple[int, dict[str, Any]] | None = None
         self._next_index = 0
         self._was_begun = False
+        self._has_failed = False
         self._recent: dict[int, Shard] = {}
         # States of an iterable that is its own iterator, before each shard was read.
         self._is_own_iterator = False
@@ -153,18 +155,22 @@ class ReplayedShardPlan(ShardPlan):
         Raises:
             ConfigurationError: An item is not a shard, or the iterable can be read only once.
         """
-        if epoch != self._epoch or (index < self._next_index and index not in self._recent):
+        if epoch != self._epoch or self._has_failed or (index < self._next_index and index not in self._recent):
             self._begin(epoch)
         if index in self._recent:
             return self._recent[index]
         while self._next_index <= index:
             if self._is_own_iterator:
                 self._states[self._next_index] = self._iterable.state_dict()
-            shard = next(self._iterator, None)
-            if shard is None:
+            # After an error the iterator is over, or has gone past the shard that is missing here.
+            self._has_failed = True
+            shard = next(self._iterator, _OVER)
+            if shard is not _OVER:
+                self._recent[self._next_index] = check_shard(f"shard_sampler[{self._next_index}]", shard)
+                self._next_index += 1
+            self._has_failed = False
+            if shard is _OVER:
                 break
-            self._recent[self._next_index] = check_shards("shard_sampler", [shard])[0]
-            self._next_index += 1
         if index >= self._next_index:
             self._end()
             return None
@@ -217,7 +223,7 @@ class ReplayedShardPlan(ShardPlan):
         self._iterator = iter(cast("Iterable[Any]", self._iterable))
         self._is_own_iterator = is_stateful and self._iterator is self._iterable
         self._states.clear()
-        self._epoch, self._next_index, self._num_shards = epoch, 0, None
+        self._epoch, self._next_index, self._num_shards, self._has_failed = epoch, 0, None, False
         self._recent.clear()
 
     def _end(self) -> None:
@@ -231,6 +237,7 @@ class ReplayedShardPlan(ShardPlan):
 
 
 _RECENT_SHARDS = 1024
+_OVER = object()
 
 
 def _is_spent_by_reading(iterable: Iterable[Any]) -> bool:

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from fkat_data.errors import StateMismatchError
+from fkat_data.modes import without_modes
 from fkat_data.plan.elastic import Layer, without_idle
 from fkat_data.position import Position
 
@@ -106,12 +107,13 @@ def merge(ranks: Sequence[RankState]) -> dict[str, Any]:
         if rank.layers != layers:
             raise StateMismatchError("resplits", layers, rank.layers, "the ranks loaded different states")
     positions = [rank.position for rank in ranks]
-    # Views of one storage: torch.save writes one record for all of them.
-    indices = torch.tensor([position.shard - 1 for position in positions], dtype=torch.int)
+    with without_modes():
+        # Views of one storage: torch.save writes one record for all of them.
+        indices = torch.tensor([position.shard - 1 for position in positions], dtype=torch.int).unbind()
     state: dict[str, Any] = {
         "version": VERSION,
         "epoch": min(position.epoch for position in positions),
-        "all_rank_indices": list(indices.unbind()),
+        "all_rank_indices": list(indices),
         "all_rank_microbatches": [position.microbatch for position in positions],
         "all_rank_steps": [position.step for position in positions],
         "all_rank_epochs": [position.epoch for position in positions],

@@ -10,7 +10,7 @@ from fkat_data.arguments import integer
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 from fkat_data.types import Shard
 
-__all__ = ["ShardSampler", "check_shards", "has_own_iteration", "is_empty_list"]
+__all__ = ["ShardSampler", "check_shard", "check_shards", "has_own_iteration", "is_empty_list"]
 
 _STATE_VERSION = 1
 _MAX_SHARDS = 10_000_000
@@ -214,10 +214,19 @@ def check_shards(argument: str, shards: object) -> list[Shard]:
             cast("object", shards),
             f"a finite iterable; this one seems endless: it yielded more than {_MAX_SHARDS:,} shards",
         )
-    return [_shard(f"{argument}[{position}]", item) for position, item in enumerate(items)]
+    return [check_shard(f"{argument}[{position}]", item) for position, item in enumerate(items)]
 
 
-def _shard(argument: str, item: object) -> Shard:
+def check_shard(argument: str, item: object) -> Shard:
+    """Return a shard as a string or a list of strings.
+
+    Args:
+        argument: What the shard is called in error messages.
+        item: A path or URI, or a group of them.
+
+    Raises:
+        ConfigurationError: It is no shard.
+    """
     if isinstance(item, Sequence) and not isinstance(item, (str, bytes)):
         group = cast("Sequence[object]", item)
         if not group:

@@ -9,11 +9,13 @@ import ctypes
 import io
 import pickle
 import struct
+import weakref
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
 
+from fkat_data.modes import has_modes, without_modes
 from fkat_data.transport.definitions import is_definition, reduce_definition
 from fkat_data.transport.overlap import Extent, overlapping, shared_spans
 
@@ -22,6 +24,7 @@ __all__ = [
     "Encoded",
     "MemoryPart",
     "apart",
+    "copied",
     "copied_size",
     "decode",
     "dumps",
@@ -75,10 +78,14 @@ class Encoded(NamedTuple):
     size_bytes: int
 
 
-def encode(microbatch: Any) -> Encoded:
+def encode(microbatch: Any, *, is_staying: bool = False) -> Encoded:
     """Return the microbatch as an envelope and parts; the parts still lie in the microbatch's own memory.
 
     Tensors that share memory share it after ``decode``, too, unless the gaps between them are larger than they are.
+
+    Args:
+        microbatch: What to encode.
+        is_staying: Whether it is decoded in this process, while it is alive: classes and functions are referred to.
 
     Raises:
         Exception: Whatever the pickling of the microbatch raises.
@@ -91,12 +98,12 @@ def encode(microbatch: Any) -> Encoded:
             envelope, layout, size_bytes = form
             return Encoded(envelope, parts, layout, size_bytes)
     stream = io.BytesIO()
-    pickler = _Pickler(stream)
+    pickler = _Pickler(stream, is_staying=is_staying)
     pickler.dump(microbatch)
     is_sharing = overlapping(pickler.extents)
     if is_sharing:
         stream = io.BytesIO()
-        pickler = _SharingPickler(stream, shared_spans(pickler.extents))
+        pickler = _SharingPickler(stream, shared_spans(pickler.extents), is_staying=is_staying)
         pickler.dump(microbatch)
     parts = pickler.parts
     layout = struct.pack(
@@ -109,6 +116,46 @@ def encode(microbatch: Any) -> Encoded:
             _forms.clear()
         _forms[flat[0]] = (encoded.envelope, encoded.layout, encoded.size_bytes)
     return encoded
+
+
+def copied(microbatch: Any) -> tuple[Any, int]:
+    """Return the microbatch as another process would get it from this one, and the bytes that were copied.
+
+    Classes and functions are the same ones. So is what cannot be pickled; lists, tuples and dicts around it are new.
+    """
+    try:
+        return _copy(microbatch)
+    except Exception:  # noqa: BLE001 - what stays in this process need not be fit for another
+        return _copy_by_parts(microbatch)
+    except BaseException as raised:
+        # Raised again by what is pickled; what a signal has raised here is the caller's.
+        try:
+            _copy(microbatch)
+        except BaseException as again:  # noqa: BLE001 - see above
+            if type(again) is type(raised):
+                return _copy_by_parts(microbatch)
+        raise
+
+
+def _copy(microbatch: Any) -> tuple[Any, int]:
+    encoded = encode(microbatch, is_staying=True)
+    memory: Any = torch.empty(encoded.size_bytes, dtype=torch.uint8, device="cpu").numpy()
+    write(encoded.parts, memoryview(memory), memory.ctypes.data, 0)
+    sizes = struct.unpack(f"<{len(encoded.parts)}q", encoded.layout)
+    return decode(encoded.envelope, sizes, memory, 0), encoded.size_bytes
+
+
+_CONTAINERS: frozenset[Any] = frozenset({dict, list, tuple})
+
+
+def _copy_by_parts(value: Any) -> tuple[Any, int]:
+    kind = cast("Any", type(value))
+    if kind not in _CONTAINERS:
+        return value, 0
+    copies = [copied(part) for part in (value.values() if kind is dict else value)]
+    parts = [part for part, _ in copies]
+    contents = zip(value, parts, strict=True) if kind is dict else parts
+    return cast("Any", type(value))(contents), sum(size for _, size in copies)
 
 
 def copied_size(sizes: list[int]) -> int:
@@ -153,7 +200,7 @@ def write(parts: list[MemoryPart], memory: memoryview, address: int, offset: int
 
 
 def decode(envelope: bytes | memoryview, sizes: tuple[int, ...], base: Any, offset: int) -> Any:
-    """Return the microbatch as views of ``base``.
+    """Return the microbatch as views of ``base``, made in none of the modes that this thread is in.
 
     Args:
         envelope: What ``encode`` gave.
@@ -172,6 +219,9 @@ def decode(envelope: bytes | memoryview, sizes: tuple[int, ...], base: Any, offs
         else:
             buffers.append((base, offset))
         offset += (size + ALIGNMENT - 1) & -ALIGNMENT
+    if has_modes():
+        with without_modes():
+            return pickle.loads(envelope, buffers=buffers)
     return pickle.loads(envelope, buffers=buffers)
 
 
@@ -242,17 +292,31 @@ def _aligned(size: int) -> int:
 class _InBandPickler(pickle.Pickler):
     """Ships by value what the other process cannot import: classes and functions of ``__main__`` and of functions."""
 
-    def __init__(self, file: io.BytesIO, **options: Any) -> None:
+    def __init__(self, file: io.BytesIO, *, is_staying: bool = False, **options: Any) -> None:
         super().__init__(file, protocol=5, **options)
+        self._is_staying = is_staying
 
     def reducer_override(self, obj: Any) -> Any:
-        return reduce_definition(obj) if is_definition(obj) else NotImplemented
+        if not is_definition(obj):
+            return NotImplemented
+        if self._is_staying:
+            _definitions[id(obj)] = obj
+            return _definition, (id(obj),)
+        return reduce_definition(obj)
+
+
+# Classes and functions of microbatches that stay in this process, by their ids, for as long as they live.
+_definitions: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
+
+
+def _definition(number: int) -> Any:
+    return _definitions[number]
 
 
 class _Pickler(_InBandPickler):
     """Takes tensors and arrays out of the stream."""
 
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, *, is_staying: bool = False) -> None:
         parts: list[MemoryPart] = []
 
         # Not a method: a pickler that refers to itself would keep the microbatch until the next garbage collection.
@@ -263,7 +327,7 @@ class _Pickler(_InBandPickler):
 
         self.parts = parts
         self.extents: list[Extent] = []
-        super().__init__(file, buffer_callback=take)
+        super().__init__(file, is_staying=is_staying, buffer_callback=take)
 
     def reducer_override(self, obj: Any) -> Any:
         kind = cast("type[Any]", type(obj))
@@ -292,8 +356,8 @@ class _Pickler(_InBandPickler):
 class _SharingPickler(_Pickler):
     """Ships overlapping tensors as views of one part, so that they still share memory afterwards."""
 
-    def __init__(self, file: io.BytesIO, spans: list[Extent]) -> None:
-        super().__init__(file)
+    def __init__(self, file: io.BytesIO, spans: list[Extent], *, is_staying: bool = False) -> None:
+        super().__init__(file, is_staying=is_staying)
         # One object for each span: the pickler's memo then makes one part of it, for any number of tensors.
         self._spans = [_SharedMemory(span) for span in spans]
 

@@ -2,9 +2,10 @@
 
 import ctypes
 import dataclasses
+import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -14,6 +15,13 @@ __all__ = ["digest_of"]
 _EDGE_BYTES = 2048
 _EDGE_ITEMS = 64
 _PLAIN = (int, float, complex, bool, type(None))
+_DEEPEST = 100
+_DIGEST = struct.Struct("<I")
+_UNSET = object()
+
+_Containers: TypeAlias = dict[int, tuple[Any, int]]
+"""Containers by their ids, with their digests: one that is there a thousand times is gone through once. A container
+that is being gone through has the digest 0, so one that holds itself ends there."""
 
 
 def digest_of(microbatch: Any) -> int:
@@ -21,28 +29,41 @@ def digest_of(microbatch: Any) -> int:
 
     Microbatches of equal content have equal digests, in every process. Those that differ in the middle of a long
     tensor alone are taken for equal: another draw, another order or another sample shows at the ends. Of objects that
-    are no container, only their type counts.
+    are no container, of those that cannot be read, and below a depth of 100, only the type counts.
     """
-    return _add(microbatch, 0)
+    return _add(microbatch, 0, {}, 0)
 
 
-def _add(value: Any, digest: int) -> int:
-    if isinstance(value, torch.Tensor):
-        return _add_tensor(value, digest)
-    if isinstance(value, np.ndarray):
-        return _add_array(cast("np.ndarray[Any, Any]", value), digest)
+def _add(value: Any, digest: int, containers: _Containers, depth: int) -> int:
+    if isinstance(value, _PLAIN):
+        return zlib.crc32(repr(value).encode(), digest)
     if isinstance(value, str):
         value = value.encode(errors="surrogatepass")
     if isinstance(value, (bytes, bytearray)):
         return _add_bytes(memoryview(value), digest)
-    if isinstance(value, np.generic):
-        return _add_array(np.asarray(cast("Any", value)), digest)
-    if isinstance(value, _PLAIN):
-        return zlib.crc32(repr(value).encode(), digest)
-    return _add_container(value, zlib.crc32(type(value).__qualname__.encode(), digest))
+    try:
+        if isinstance(value, torch.Tensor):
+            return _add_tensor(value, digest)
+        if isinstance(value, (np.ndarray, np.generic)):
+            return _add_array(np.asarray(cast("Any", value)), digest)
+        return zlib.crc32(_DIGEST.pack(_digest_of_container(value, containers, depth)), digest)
+    except Exception:  # noqa: BLE001 - what can be delivered need not be readable
+        return _add_type(value, digest)
 
 
-def _add_container(value: Any, digest: int) -> int:
+def _digest_of_container(value: Any, containers: _Containers, depth: int) -> int:
+    known = containers.get(id(value))
+    if known is None:
+        containers[id(value)] = value, 0
+        known = value, _walk(value, containers, depth)
+        containers[id(value)] = known
+    return known[1]
+
+
+def _walk(value: Any, containers: _Containers, depth: int) -> int:
+    digest = _add_type(value, 0)
+    if depth >= _DEEPEST:
+        return digest
     parts: Iterable[Any] = ()
     if isinstance(value, Mapping):
         mapping = cast("Mapping[Any, Any]", value)
@@ -50,10 +71,14 @@ def _add_container(value: Any, digest: int) -> int:
     elif isinstance(value, Sequence):
         parts = _edges(cast("Sequence[Any]", value))
     elif dataclasses.is_dataclass(value):
-        parts = [getattr(value, field.name) for field in dataclasses.fields(value)]
+        parts = [getattr(value, field.name, _UNSET) for field in dataclasses.fields(value)]
     for part in parts:
-        digest = _add(part, digest)
+        digest = _add(part, digest, containers, depth + 1)
     return digest
+
+
+def _add_type(value: Any, digest: int) -> int:
+    return zlib.crc32(type(value).__qualname__.encode(), digest)
 
 
 def _edges(items: Sequence[Any]) -> Sequence[Any]:
@@ -63,8 +88,14 @@ def _edges(items: Sequence[Any]) -> Sequence[Any]:
 
 
 def _add_tensor(tensor: torch.Tensor, digest: int) -> int:
+    if tensor.is_nested:  # its sizes are no numbers: each process counts them
+        digest = zlib.crc32(f"{tensor.dtype}{tensor.layout}".encode(), digest)
+        parts = cast("Sequence[torch.Tensor]", tensor.detach().unbind())
+        for part in _edges(parts):
+            digest = _add(part, digest, {}, 0)
+        return digest
     digest = zlib.crc32(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), digest)
-    if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+    if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_quantized:
         return digest
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     if not tensor.nbytes:

@@ -19,7 +19,7 @@ from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVar
 from fkat_data.transport.codec import ALIGNMENT
 from fkat_data.transport.segment import Segment
 
-__all__ = ["SegmentCollate"]
+__all__ = ["FreshCollate", "SegmentCollate"]
 
 Batch: TypeAlias = "list[Any] | tuple[Any, ...]"
 
@@ -87,6 +87,48 @@ class SegmentCollate:
             return form(memory)
         except Exception:  # noqa: BLE001 - default_collate raises its own, or succeeds where only the views do not
             return default_collate(batch)
+
+
+class FreshCollate:
+    """Does what ``default_collate`` does, and knows which microbatch is in memory of its own for certain.
+
+    torch stacks tensors, arrays and numbers into new memory, in new containers. Nothing else is known to be new.
+    """
+
+    def __init__(self) -> None:
+        self._newest: Any = None
+
+    def __call__(self, batch: Any) -> Any:
+        """Return the microbatch of a list of samples.
+
+        Raises:
+            Exception: What ``default_collate`` raises for these samples.
+        """
+        self._newest = None
+        microbatch = default_collate(batch)
+        if _FUNCTIONS == _KNOWN and type(batch) in (list, tuple) and _is_stacked(batch):
+            self._newest = microbatch
+        return microbatch
+
+    def take(self, microbatch: Any) -> bool:
+        """Return whether this is the newest one and known to be new; forget it."""
+        newest, self._newest = self._newest, None
+        return newest is not None and newest is microbatch
+
+
+def _is_stacked(batch: Batch, *, is_top: bool = True) -> bool:
+    kind = cast("type[Any]", type(batch[0]))
+    if not _is_of(batch, {kind}):
+        return False
+    if kind is torch.Tensor or kind in _ARRAYS or kind in (int, bool, float) or issubclass(kind, np.number):
+        return True
+    if kind in (str, bytes):  # the list of the samples itself, which may be the dataset's
+        return not is_top
+    if kind is dict:
+        return all(_is_stacked([sample[name] for sample in batch], is_top=False) for name in batch[0])
+    if kind in (list, tuple):
+        return all(_is_stacked(samples, is_top=False) for samples in zip(*batch, strict=True))
+    return False
 
 
 class _Memory:

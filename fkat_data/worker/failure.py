@@ -1,15 +1,15 @@
 """An exception on its way to another process: itself if it can be rebuilt there, its traceback in any case."""
 
-import contextlib
 import pickle
 import traceback
 from typing import Any
 
 from fkat_data.errors import WorkerError
 from fkat_data.interruption import is_interruption
+from fkat_data.notes import add_note, notes_of
 from fkat_data.transport.codec import dumps, loads
 
-__all__ = ["pack_failure", "unpack_failure"]
+__all__ = ["pack_failure", "reportable", "unpack_failure"]
 
 _LONGEST_TEXT = 100_000
 
@@ -23,14 +23,33 @@ def pack_failure(error: BaseException, place: str = "") -> bytes:
     """
     try:
         text = "".join(traceback.format_exception(error))
-    except Exception:  # noqa: BLE001 - an exception whose own __str__ raises must still be reported
+    except BaseException:  # noqa: BLE001 - whatever its own __str__ raises, the exception must be reported
         text = (
             f"{type(error).__name__} (its message cannot be shown)\n{''.join(traceback.format_tb(error.__traceback__))}"
         )
     if len(text) > _LONGEST_TEXT:
         text = f"{text[: _LONGEST_TEXT // 2]}\n…\n{text[-_LONGEST_TEXT // 2 :]}"
-    notes = list(getattr(error, "__notes__", ())) or ([place] if place else [])
+    notes = notes_of(error) or ([place] if place else [])
     return pickle.dumps((_rebuildable(error), type(error).__qualname__, text, notes))
+
+
+def reportable(raised: BaseException, raiser: str) -> Exception:
+    """Return an error to raise in the trainer, which ``SystemExit`` would end in silence.
+
+    Args:
+        raised: The exception.
+        raiser: What has raised it.
+    """
+    if isinstance(raised, Exception):
+        return raised
+    try:
+        words = str(raised)
+    except BaseException:  # noqa: BLE001 - whatever its own __str__ raises
+        words = ""
+    try:
+        raise WorkerError(f"{raiser} raised {type(raised).__name__}({words})") from raised
+    except WorkerError as error:
+        return error
 
 
 def unpack_failure(body: bytes) -> BaseException:
@@ -42,10 +61,9 @@ def unpack_failure(body: bytes) -> BaseException:
     error = _rebuilt(pickled)
     if error is None:
         error = WorkerError(f"{name} in a worker; it cannot be rebuilt in this process, its traceback follows")
-    with contextlib.suppress(Exception):  # a frozen dataclass, for one, takes no notes
-        for note in () if getattr(error, "__notes__", None) else notes:
-            error.add_note(note)
-        error.add_note(f"The worker's traceback:\n{text}")
+    for note in () if notes_of(error) else notes:
+        add_note(error, note)
+    add_note(error, f"The worker's traceback:\n{text}")
     return error
 
 
@@ -53,7 +71,7 @@ def _rebuildable(error: BaseException) -> bytes | None:
     try:
         pickled = dumps(error)
         copy = loads(pickled)
-    except Exception:  # noqa: BLE001 - whatever a user's exception does in pickling, it cannot travel
+    except BaseException:  # noqa: BLE001 - whatever a user's exception does in pickling, sys.exit() too, it cannot travel
         return None
     return pickled if type(copy) is type(error) and len(pickled) <= 10 * _LONGEST_TEXT else None
 

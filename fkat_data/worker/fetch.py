@@ -13,6 +13,7 @@ from typing import Any, cast
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import dataloader as torch_dataloader
 
+from fkat_data.errors import WorkerError
 from fkat_data.worker.items import ItemThreads, items_in_turn
 
 __all__ = ["direct_fetch", "direct_iteration", "gives_items_together", "is_plain"]
@@ -63,7 +64,7 @@ def direct_iteration(
         threads: Make the items of a batch there, of a map-style dataset; None: they are made one after the other.
     """
     is_direct = is_plain(loader)
-    iterator: Any = iter(_with_collate(loader, collate) if is_direct else loader)
+    iterator: Any = _iterator_of(_with_collate(loader, collate) if is_direct else loader)
     # torch warns where an iterable dataset has more samples than it said.
     if not is_direct or getattr(iterator, "_IterableDataset_len_called", None) is not None:
         return iterator
@@ -76,6 +77,34 @@ def _with_collate(loader: "DataLoader[Any]", collate: Callable[[Any], Any] | Non
     if collate is not None and loader.collate_fn is torch_dataloader.default_collate:
         object.__setattr__(loader, "collate_fn", collate)
     return loader
+
+
+class _Collate:
+    """A ``collate_fn`` whose StopIteration does not pass for the end of an iterable dataset."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, samples: Any) -> Any:
+        try:
+            return self._collate(samples)
+        except StopIteration as error:
+            raise WorkerError("collate_fn raised StopIteration, which would end the shard early") from error
+
+
+def _iterator_of(loader: "DataLoader[Any]") -> Iterator[Any]:
+    """Return an iterator over a DataLoader that takes no StopIteration of ``collate_fn`` for the dataset's."""
+    collate = cast("Any", loader.collate_fn)
+    if not isinstance(loader.dataset, IterableDataset) or isinstance(collate, _Collate):
+        return iter(loader)
+    # Not of a copy, which would start nested workers again that this DataLoader keeps.
+    object.__setattr__(loader, "collate_fn", _Collate(collate))
+    try:
+        return iter(loader)
+    finally:
+        # A class's own __iter__ may ask for torch's iterator later, when its first microbatch is asked for.
+        if type(loader).__iter__ is DataLoader.__iter__:
+            object.__setattr__(loader, "collate_fn", collate)
 
 
 def is_plain(loader: "DataLoader[Any]") -> bool:

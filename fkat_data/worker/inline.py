@@ -5,14 +5,20 @@ import os
 import time
 from collections import deque
 from collections.abc import Generator
+from contextlib import nullcontext
+
+import torch
 
 from fkat_data.interruption import is_interruption
+from fkat_data.modes import are_modes_of_a_worker, modes_of_a_worker
 from fkat_data.observe.progress import ReplayDisplay
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, new_page
 from fkat_data.plan.task import Task
 from fkat_data.seeding import preserved_generators
+from fkat_data.transport.codec import copied
 from fkat_data.transport.digest import digest_of
+from fkat_data.worker.collate import FreshCollate
 from fkat_data.worker.messages import End, Failure, Item, Message
 from fkat_data.worker.produce import Produced, Producer, produce
 
@@ -20,9 +26,11 @@ __all__ = ["InlineWorker"]
 
 
 class InlineWorker:
-    """Produces a microbatch when the caller asks for one; prefetches and copies nothing.
+    """Produces a microbatch when the caller asks for one; prefetches nothing.
 
-    The caller's random generators keep their state.
+    The caller gets what a worker process would send: a copy, unless the microbatch is in memory of its own for certain,
+    made with the default dtype of the constructor and in none of torch's modes. The caller's random generators keep
+    their state.
 
     Args:
         producer: How tasks are produced.
@@ -36,7 +44,9 @@ class InlineWorker:
     ) -> None:
         self._clock = clock or StageClock(new_page())
         self._mark = producer.mark
-        self._producer = producer._replace(mark=self._mark_and_show)
+        self._collate = FreshCollate()
+        self._default_dtype = torch.get_default_dtype()
+        self._producer = producer._replace(mark=self._mark_and_show, collate=self._collate)
         self._replay = ReplayDisplay()
         self._sink = sink
         self._is_digested = is_digested
@@ -69,17 +79,17 @@ class InlineWorker:
 
     @property
     def held_bytes(self) -> int:
-        """0: nothing is copied."""
+        """0: there is no shared memory."""
         return 0
 
     @property
     def num_segments(self) -> int:
-        """0: nothing is copied."""
+        """0: there is no shared memory."""
         return 0
 
     @property
     def segment_bytes(self) -> int:
-        """0: nothing is copied."""
+        """0: there is no shared memory."""
         return 0
 
     @property
@@ -132,12 +142,19 @@ class InlineWorker:
             return None
         task = self._tasks[0]
         began_s = time.perf_counter()
-        with preserved_generators(), self._clock.installed():
+        dtype = self._default_dtype
+        modes = nullcontext() if are_modes_of_a_worker(dtype) else modes_of_a_worker(dtype)
+        with modes, preserved_generators(), self._clock.installed():
             if self._production is None:
                 self._production = produce(task, self._producer)
                 self._next_index = task.first_microbatch
+            size_bytes = 0
             try:
                 produced = next(self._production, None)
+                if produced is not None and not self._collate.take(produced.microbatch):
+                    self._mark_and_show("encode", produced.microbatch_index)
+                    microbatch, size_bytes = copied(produced.microbatch)
+                    produced = produced._replace(microbatch=microbatch)
             except Exception as error:
                 if is_interruption(error):
                     raise
@@ -156,7 +173,7 @@ class InlineWorker:
         if produced.is_last:
             self._end_task(task)
         digest = digest_of(produced.microbatch) if self._is_digested else 0
-        return Item(task.ticket, produced.microbatch_index, produced.is_last, produced.microbatch, 0, digest)
+        return Item(task.ticket, produced.microbatch_index, produced.is_last, produced.microbatch, size_bytes, digest)
 
     def hang_up(self) -> None:
         """Do nothing: there is no pipe."""

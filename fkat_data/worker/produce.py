@@ -1,10 +1,10 @@
 """Production of one task: shard in, microbatches out. Knows no process, pipe or segment."""
 
-import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
 from fkat_data.errors import ConfigurationError, ReplayMismatchError, WorkerError
+from fkat_data.notes import add_note, notes_of
 from fkat_data.plan.task import Task
 from fkat_data.seeding import ShardStreams
 from fkat_data.transport.digest import digest_of
@@ -205,13 +205,12 @@ def _is_last(production: Production, index: int) -> bool | None:
 
 def name_place(error: BaseException, task: Task, index: int, *, is_open: bool) -> str:
     """Note on an exception, once, which shard and microbatch it concerns; return the note."""
-    for note in getattr(error, "__notes__", []):
+    for note in notes_of(error):
         if note.startswith(_NOTE):
             return note
     where = f"at microbatch {index} of" if is_open else "while opening"
     note = f"{_NOTE} {where} shard {task.shard!r} (epoch {task.epoch}, shard index {task.shard_index})"
-    with contextlib.suppress(Exception):  # a frozen dataclass, for one, takes no notes
-        error.add_note(note)
+    add_note(error, note)
     return note
 
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Generator
 
 import numpy as np
 
-from fkat_data.errors import WorkerError
 from fkat_data.observe.stages import StageClock
 from fkat_data.plan.task import Task
 from fkat_data.transport.channel import Channel, ChannelClosed, TornFrameError
@@ -24,7 +23,7 @@ from fkat_data.transport.codec import Encoded, apart, encode, lies_at, write
 from fkat_data.transport.digest import digest_of
 from fkat_data.transport.segment import Segment, SegmentPool
 from fkat_data.worker.collate import SegmentCollate
-from fkat_data.worker.failure import pack_failure
+from fkat_data.worker.failure import pack_failure, reportable
 from fkat_data.worker.messages import (
     ALLOWANCE,
     CREDIT,
@@ -234,7 +233,7 @@ class Server:
         return index if isinstance(index, int) else None
 
     def _send_failure(self, task: Task, index: int, raised: BaseException, *, is_open: bool) -> None:
-        error = _reportable(raised)
+        error = reportable(raised, "the dataset")
         place = name_place(error, task, index, is_open=is_open)
         self._send_events()
         self._channel.send(Kind.FAILURE, FAILURE.pack(task.ticket, index) + pack_failure(error, place))
@@ -444,13 +443,3 @@ class Server:
 
     def _retire(self, index: int) -> None:
         self._channel.send(Kind.RETIRE, CREDIT.pack(index))
-
-
-def _reportable(raised: BaseException) -> Exception:
-    """Return an error to raise in the trainer: a dataset's own SystemExit would end it silently."""
-    if isinstance(raised, Exception):
-        return raised
-    try:
-        raise WorkerError(f"the dataset raised {type(raised).__name__}({raised})") from raised
-    except WorkerError as error:
-        return error

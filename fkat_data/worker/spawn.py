@@ -12,6 +12,7 @@ from typing import Any
 
 from fkat_data.errors import WorkerError
 from fkat_data.interruption import is_interruption
+from fkat_data.notes import add_note
 from fkat_data.observe.events import MAIN_THREAD
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import PRODUCED, StageTimes, stage_times
@@ -20,7 +21,7 @@ from fkat_data.plan.task import Task
 from fkat_data.transport.channel import Channel, ChannelClosed, Frame
 from fkat_data.transport.codec import decode
 from fkat_data.transport.segment import Lease, Segment, SegmentLeases, anonymous_file
-from fkat_data.worker.failure import unpack_failure
+from fkat_data.worker.failure import reportable, unpack_failure
 from fkat_data.worker.messages import (
     ALLOWANCE,
     CREDIT,
@@ -50,6 +51,7 @@ from fkat_data.worker.template_process import TemplateProcess
 __all__ = ["ProcessWorker"]
 
 _LARGE_CREDIT_BYTES = 4 << 20
+_UNWINDING_S = 0.5
 
 _workers: "weakref.WeakSet[ProcessWorker]" = weakref.WeakSet()
 
@@ -304,9 +306,13 @@ class ProcessWorker:
             )
         if self._is_hung_up:  # by another thread, which gives the worker time to leave
             return WorkerGone(self.pid, None, "")
+        # The pipe of a worker that unwinds is closed before its exit code is known.
+        self._process.join(_UNWINDING_S)
+        is_killed = not self._process.is_dead()
         self._process.kill()
         self._process.join(1.0)
-        return WorkerGone(self.pid, self._process.exit_code, self._process.last_words)
+        exit_code = None if is_killed else self._process.exit_code
+        return WorkerGone(self.pid, exit_code, self._process.last_words)
 
     def _control(self, frame: Frame) -> Message | MadeAlone | None:
         """Act on a message that is no microbatch; return it if the loader has to act, too."""
@@ -369,9 +375,21 @@ class ProcessWorker:
             if is_interruption(error):
                 raise
             # What rebuilding a user's class raises belongs in its place.
-            error.add_note(f"fkat_data: while rebuilding microbatch {index} in the trainer's process")
-            return Failure(ticket, error, index)
+            return _unbuilt(ticket, index, error)
+        except BaseException as error:
+            # Raised again by what is rebuilt; what a signal has raised here is the caller's.
+            try:
+                decode(envelope, sizes, base, 0)
+            except BaseException as again:  # noqa: BLE001 - see above
+                if type(again) is type(error):
+                    return _unbuilt(ticket, index, reportable(error, f"rebuilding microbatch {index}"))
+            raise
         return Item(ticket, index, None if is_last < 0 else bool(is_last), microbatch, size_bytes, digest)
+
+
+def _unbuilt(ticket: int, index: int, error: BaseException) -> Failure:
+    add_note(error, f"fkat_data: while rebuilding microbatch {index} in the trainer's process")
+    return Failure(ticket, error, index)
 
 
 def _failure(body: bytes) -> Failure:

@@ -1,4 +1,6 @@
-from dataclasses import dataclass
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -75,3 +77,71 @@ def test_any_change_of_a_short_tensor_shows(values, data):
     changed = list(values)
     changed[place] ^= 1
     assert digest_of(torch.tensor(values)) != digest_of(torch.tensor(changed))
+
+
+@dataclass
+class Partial:
+    number: int
+    later: int = field(init=False)
+
+
+class Unreadable(Sequence):
+    """Holds its items where only its own methods find them."""
+
+    def __getitem__(self, index):
+        raise RuntimeError("not here")
+
+    def __len__(self):
+        return 3
+
+
+def nested(number, layout):
+    parts = [torch.full((2,), float(number)), torch.ones(3)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the strided layout is a prototype
+        return torch.nested.nested_tensor(parts, layout=layout)
+
+
+def holding_itself(number):
+    items = [number]
+    items.append(items)
+    return items
+
+
+def shared(number):
+    """A list that a walk which does not know it again would enter 2**200 times."""
+    items = [number]
+    for _ in range(200):
+        items = [items, items]
+    return items
+
+
+def deep(number):
+    items = [number]
+    for _ in range(5000):
+        items = [items]
+    return items
+
+
+#: What each holds, and whether another number shows.
+UNUSUAL = {
+    "a strided nested tensor": (lambda number: nested(number, torch.strided), True),
+    "a jagged nested tensor": (lambda number: nested(number, torch.jagged), True),
+    "a dataclass with an unset field": (Partial, True),
+    "a list that holds itself": (holding_itself, True),
+    "a list that is there again and again": (shared, False),
+    "a deep list": (deep, False),
+    "a sequence that cannot be read": (lambda number: Unreadable(), False),
+    "a tensor without content": (lambda number: torch.empty(number, device="meta"), True),
+}
+
+
+@pytest.mark.parametrize(("make", "is_seen"), UNUSUAL.values(), ids=UNUSUAL)
+def test_whatever_can_be_delivered_has_a_digest(make, is_seen):
+    assert digest_of(make(1)) == digest_of(make(1))
+    assert (digest_of(make(1)) != digest_of(make(2))) == is_seen
+
+
+def test_a_part_that_is_there_twice_counts_as_its_copy_does():
+    once = [1, 2]
+    assert digest_of([once, once]) == digest_of([[1, 2], [1, 2]])

@@ -1,0 +1,22 @@
+"""Notes on an exception of the user's, whose ``__notes__`` may be anything."""
+
+import contextlib
+from typing import Any, cast
+
+__all__ = ["add_note", "notes_of"]
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """Return an exception's notes; none where ``__notes__`` is no list of them."""
+    notes: Any = None
+    with contextlib.suppress(Exception):  # a class may define it as anything
+        notes = error.__notes__
+    return [note for note in cast("list[Any]", notes) if isinstance(note, str)] if isinstance(notes, list) else []
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to an exception; do nothing where it takes none, as a frozen dataclass does."""
+    with contextlib.suppress(Exception):
+        if not isinstance(getattr(error, "__notes__", []), list):
+            error.__notes__ = []
+        error.add_note(note)

@@ -1,0 +1,188 @@
+"""Errors that user code raises where none is expected: each comes as itself, in its place, and ends nothing else."""
+
+import os
+import time
+
+import pytest
+import torch
+from loader_examples import make
+from torch.utils.data import DataLoader, IterableDataset
+
+from fkat_data import ConfigurationError, WorkerDiedError, WorkerError
+
+both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
+
+#: Rebuilding the second microbatch raises SystemExit, and so does pickling the last error.
+SCRIPT = """
+import sys, signal
+import torch
+from fkat_data import ShardedDataLoader
+
+class Rebuilt:
+    def __init__(self, number):
+        self.number = number
+    def __setstate__(self, state):
+        self.number = state["number"]
+        if self.number == 1:
+            sys.exit(3)
+
+class Unpicklable(Exception):
+    def __reduce__(self):
+        sys.exit(4)
+
+def factory(shard):
+    yield Rebuilt(0)
+    yield Rebuilt(1)
+
+def failing(shard):
+    yield torch.zeros(2)
+    raise Unpicklable("mine")
+
+for each in (factory, failing):
+    with ShardedDataLoader(0, ["a"], each) as loader:
+        iterator = iter(loader)
+        first = next(iterator)
+        for _ in range(2):
+            try:
+                next(iterator)
+            except Exception as error:
+                print(type(error).__name__, str(error).splitlines()[0], "mine" in str(error.__notes__))
+"""
+
+
+def test_what_calls_sys_exit_while_it_is_pickled_or_rebuilt_is_an_error_in_its_place(run_script):
+    told = ["WorkerError rebuilding microbatch 1 raised SystemExit(3) False"] * 2 + [
+        "WorkerError Unpicklable in a worker; it cannot be rebuilt in this process, its traceback follows True"
+    ] * 2
+    assert run_script(SCRIPT).stdout.splitlines() == told
+
+
+def test_a_signal_handler_that_exits_while_a_microbatch_is_rebuilt_ends_the_program(run_script):
+    done = run_script(
+        """
+import os, signal, sys
+from fkat_data import ShardedDataLoader
+
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(5))
+
+class Rebuilt:
+    struck = False
+    def __init__(self):
+        self.number = 1
+    def __setstate__(self, state):
+        if not Rebuilt.struck:
+            Rebuilt.struck = True
+            os.kill(os.getpid(), signal.SIGTERM)
+
+def factory(shard):
+    yield Rebuilt()
+
+with ShardedDataLoader(0, ["a"], factory) as loader:
+    next(iter(loader))
+""",
+        check=False,
+    )
+    assert done.returncode == 5, done.stderr
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_worker_whose_pipe_closes_before_it_ends_is_reported_with_its_own_exit_code():
+    def factory(shard):
+        yield torch.zeros(2)
+        os.closerange(3, 256)
+        time.sleep(0.2)
+        os._exit(4)
+
+    with make(["a"], factory, multiprocessing=True) as loader, pytest.raises(WorkerDiedError) as caught:
+        list(loader)
+    assert caught.value.exit_code == 4
+
+
+class Counting(IterableDataset):
+    def __iter__(self):
+        return iter(range(10))
+
+
+class OwnLoader(DataLoader):
+    def __iter__(self):
+        yield from super().__iter__()
+
+
+def stopping(samples):
+    if 4 in samples:
+        raise StopIteration
+    return torch.tensor(samples)
+
+
+@both_modes
+@pytest.mark.parametrize(
+    ("kind", "num_nested"), [(DataLoader, 0), (DataLoader, 1), (OwnLoader, 0)], ids=["plain", "nested", "own"]
+)
+def test_stop_iteration_of_a_collate_fn_does_not_cut_an_iterable_dataset_short(
+    multiprocessing, kind, num_nested, processes
+):
+    def factory(shard):
+        return kind(Counting(), batch_size=2, collate_fn=stopping, num_workers=num_nested)
+
+    got = []
+    with (
+        make(["a"], factory, multiprocessing=multiprocessing) as loader,
+        pytest.raises(WorkerError, match="collate_fn raised StopIteration"),
+    ):
+        got.extend(loader)
+    assert [batch.tolist() for batch in got] == [[0, 1], [2, 3]]
+
+
+def test_the_users_data_loader_keeps_its_collate_fn():
+    product = DataLoader(Counting(), batch_size=2, collate_fn=torch.tensor)
+    assert len(list(make(["a"], lambda shard: product))) == 5
+    assert product.collate_fn is torch.tensor
+
+
+@both_modes
+def test_a_sampler_that_yields_none_is_an_error_and_no_end(multiprocessing, processes):
+    class Sampler:
+        def __iter__(self):
+            yield "a"
+            yield None
+            yield "b"
+
+    with make(Sampler(), lambda shard: [shard], multiprocessing=multiprocessing) as loader:
+        for _ in range(2):
+            got = []
+            with pytest.raises(ConfigurationError, match=r"shard_sampler\[1\] = None"):
+                got.extend(loader)
+            assert got == ["a"]
+
+
+def test_a_sampler_that_failed_is_read_from_its_start_again():
+    class Sampler:
+        has_failed = False
+
+        def __iter__(self):
+            if not self.has_failed:
+                self.has_failed = True
+                raise OSError("not mounted yet")
+            yield "a"
+
+    loader = make(Sampler(), lambda shard: [shard])
+    with pytest.raises(OSError, match="not mounted yet"):
+        list(loader)
+    assert list(loader) == ["a"]
+
+
+@both_modes
+@pytest.mark.parametrize("notes", [None, 5, ("a",), [7]], ids=repr)
+def test_notes_that_are_no_notes_hide_no_error(multiprocessing, notes, processes):
+    def factory(shard):
+        yield 0
+        error = ValueError("mine")
+        error.__notes__ = notes
+        raise error
+
+    with (
+        make(["a"], factory, multiprocessing=multiprocessing) as loader,
+        pytest.raises(ValueError, check=lambda error: error.args == ("mine",)) as caught,
+    ):
+        list(loader)
+    assert "microbatch 1 of shard 'a'" in str(caught.value.__notes__)

@@ -1,0 +1,212 @@
+"""torch's modes of the caller: they show neither in the microbatch that is asked for nor in those made ahead of it."""
+
+import contextlib
+import io
+
+import pytest
+import torch
+from loader_examples import make
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader
+
+both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
+
+
+class Intercepting(TorchFunctionMode):
+    """Replaces each call of torch's functions; `torch.compile` and others do the like."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        raise AssertionError(f"{func} ran in the caller's mode")
+
+
+class Dispatching(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        raise AssertionError(f"{func} ran in the caller's mode")
+
+
+@contextlib.contextmanager
+def default_device(device):
+    torch.set_default_device(device)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+@contextlib.contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+MODES = {
+    "inference": torch.inference_mode,
+    "no gradients": torch.no_grad,
+    "a device for a block": lambda: torch.device("meta"),
+    "a default device": lambda: default_device("meta"),
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "a default dtype": lambda: default_dtype(torch.float64),
+    "deterministic algorithms": deterministic,
+    "a mode of functions": Intercepting,
+    "a mode of operators": Dispatching,
+}
+in_every_mode = pytest.mark.parametrize("mode", MODES)
+
+
+def setting():
+    """What torch is set to, as values."""
+    return {
+        "inference": torch.is_inference_mode_enabled(),
+        "gradients": torch.is_grad_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "dtype": str(torch.get_default_dtype()),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "new": str((torch.ones(1) @ torch.ones(1)).dtype) + str(torch.ones(1).device),
+    }
+
+
+class Rebuilt:
+    """Makes a tensor where it is rebuilt; the default dtype and algorithms there are the caller's."""
+
+    def __init__(self):
+        self.tensor = torch.ones(2, dtype=torch.float32)
+
+    def __reduce__(self):
+        return Rebuilt, ()
+
+    def to(self, device):
+        return self
+
+
+def samples():
+    for number in range(4):
+        yield {"number": torch.full((3,), float(number)), "setting": setting(), "rebuilt": Rebuilt()}
+
+
+class Samples:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return list(samples())[index]
+
+
+PRODUCTS = {
+    "an unknown length": lambda shard: samples(),
+    "a known length": lambda shard: DataLoader(Samples(), batch_size=1, collate_fn=lambda batch: batch[0]),
+}
+
+
+def check(microbatches):
+    plain = {name: setting()[name] for name in setting()}
+    for number, microbatch in enumerate(microbatches):
+        assert microbatch["setting"] == plain
+        for tensor in (microbatch["number"], microbatch["rebuilt"].tensor):
+            assert tensor.device.type == "cpu"
+            assert tensor.dtype is torch.float32
+            assert not tensor.is_inference()
+        microbatch["number"].mul_(torch.ones(3, requires_grad=True))  # refused for what was made without gradients
+        assert microbatch["number"].tolist() == [number] * 3
+
+
+@both_modes
+@pytest.mark.parametrize("product", PRODUCTS)
+@in_every_mode
+def test_a_mode_around_next_shows_in_no_microbatch(mode, product, multiprocessing, processes):
+    with make(["a"], PRODUCTS[product], multiprocessing=multiprocessing) as loader:
+        iterator = iter(loader)
+        with MODES[mode]():
+            first = next(iterator)
+        rest = list(iterator)
+    check([first, *rest])
+
+
+@in_every_mode
+def test_the_caller_is_in_its_modes_again_after_a_failure(mode):
+    def failing(shard):
+        raise ValueError("mine")
+
+    def modes():
+        return (
+            torch.is_inference_mode_enabled(),
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled("cpu"),
+            torch.get_default_dtype(),
+            torch.are_deterministic_algorithms_enabled(),
+            len(torch.overrides._get_current_function_mode_stack()),
+            torch._C._len_torch_dispatch_stack(),
+        )
+
+    loader = make(["a"], failing)
+    with MODES[mode]():
+        before = modes()
+        with pytest.raises(ValueError, match="mine"):
+            next(iter(loader))
+        assert modes() == before
+
+
+@pytest.mark.parametrize("mode", ["inference", "no gradients"])
+def test_a_microbatch_that_moves_ahead_is_moved_in_no_mode(mode):
+    with make(["a"], PRODUCTS["a known length"], device="meta") as loader:
+        iterator = iter(loader)
+        with MODES[mode]():
+            first = next(iterator)
+        moved = [microbatch["number"] for microbatch in (first, *iterator)]
+    assert [(tensor.device.type, tensor.is_inference()) for tensor in moved] == [("meta", False)] * 4
+
+
+@in_every_mode
+def test_a_state_that_is_saved_in_a_mode_has_its_content(mode):
+    factory = PRODUCTS["a known length"]
+    loader = make(["a", "b"], factory)
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    with MODES[mode]():
+        state = loader.state_dict()
+    assert not state["all_rank_indices"][0].is_inference()
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    resumed = make(["a", "b"], factory)
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    assert [microbatch["number"][0] for microbatch in resumed] == [1, 2, 3]
+
+
+def test_a_script_with_a_default_device_trains_and_resumes(run_script):
+    done = run_script(
+        """
+import torch
+from fkat_data import ShardedDataLoader
+from torch.utils.data import DataLoader
+
+torch.set_default_device("meta")
+
+def factory(shard):
+    return DataLoader(list(range(8)), batch_size=2, shuffle=True, generator=torch.Generator("cpu").manual_seed(1))
+
+for multiprocessing in (True, False):
+    with ShardedDataLoader(0, ["a", "b"], factory, multiprocessing=multiprocessing) as loader:
+        iterator = iter(loader)
+        print(sorted(number for _ in range(4) for number in next(iterator).tolist()), end=" ")
+        state = loader.state_dict()
+        left = [batch.tolist() for batch in iterator]
+        loader.load_state_dict(state)
+        print([batch.tolist() for batch in loader] == left, state["all_rank_indices"][0].item())
+"""
+    )
+    assert done.stdout == "[0, 1, 2, 3, 4, 5, 6, 7] True 0\n" * 2, done.stderr
