@@ -221,7 +221,7 @@ class Fault(NamedTuple):
 
 _DEATH = r"(?is)(worker|process|subprocess).*(kill|exited|died|dead|signal|terminat)"
 _DAMAGE = r"record 17 of part-3 is damaged"
-_HANGING = r"(?i)timed? ?out|timeout|stalled|no response|has not"
+_HANGING = r"(?i)timed? ?out|timeout|stalled|no response|waiting for [\d.]+ s"
 
 FAULTS = {
     "none": Fault("no fault"),

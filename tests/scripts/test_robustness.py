@@ -11,6 +11,7 @@ import pytest
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
+from robustness.contestants import CONTESTANTS  # noqa: E402
 from robustness.faults import FAULTS  # noqa: E402
 from robustness.table import table, text_of  # noqa: E402
 from robustness.verdict import Life, Verdict, judge  # noqa: E402
@@ -126,6 +127,12 @@ def test_the_table_has_a_row_a_fault_and_a_column_a_contestant():
         "| --- | --- | --- |",
         "| fault | exact | **hangs** |",
     ]
+
+
+def test_the_documented_table_has_every_fault_and_every_contestant():
+    text = (SCRIPTS.parent / "docs" / "reliability.md").read_text().partition("## What other loaders do")[2]
+    assert [fault.title for fault in FAULTS.values() if f"| {fault.title} |" not in text] == []
+    assert [name for name in CONTESTANTS if f"| {name} " not in text] == []
 
 
 @pytest.mark.usefixtures("processes")
