@@ -118,9 +118,11 @@ class ElasticShardPlan(ShardPlan):
             return begun[dp_rank].num_shards(epoch) or 0
 
         dealt = deal(epoch, self.layers, self.dp_size, num_shards)
+        self._epoch = -1  # an interruption may come between the next lines
         self._pieces = None if dealt is None else dealt.pieces[self._dp_rank]
         self._begun = {} if self._pieces is None else {piece.dp_rank: begun[piece.dp_rank] for piece in self._pieces}
-        self._epoch, self._digest = epoch, ""
+        self._digest = ""
+        self._epoch = epoch
 
     def _of_rank(self, dp_size: int, dp_rank: int, epoch: int) -> tuple[ResplittableSampler, PureShardPlan]:
         try:

@@ -1,0 +1,156 @@
+"""The judge of the benchmark of robustness is right, and cells of ours and of torch run for real."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+from robustness.contestants import CONTESTANTS  # noqa: E402
+from robustness.faults import FAULTS  # noqa: E402
+from robustness.table import table, text_of  # noqa: E402
+from robustness.verdict import Life, Verdict, judge  # noqa: E402
+
+DUE = [0, 1, 2, 3, 4, 5]
+SAYS = "disk"
+
+
+def at(second, what, **facts):
+    return {"what": what, "at_s": float(second), **facts}
+
+
+def batch(second, *numbers, is_right=True):
+    return at(second, "batch", numbers=list(numbers), is_right=is_right)
+
+
+WHOLE = [batch(1, 0, 1), batch(2, 2, 3), batch(3, 4, 5), at(3, "finished")]
+STRUCK = at(1.5, "struck")
+
+
+def ended(events, code=0, **facts):
+    return Life(events, code, 9.0, 9.0, **facts)
+
+
+@pytest.mark.parametrize(
+    ("life", "verdict"),
+    [
+        (ended(WHOLE), "exact"),
+        (ended([*WHOLE[:1], STRUCK, *WHOLE[1:]]), "exact, 1.0 s"),
+        (ended([*WHOLE[:1], at(1.51, "struck"), batch(1.52, 2, 3), batch(1.53, 4, 5), WHOLE[-1]]), "exact, at once"),
+        (ended([WHOLE[2], WHOLE[0], WHOLE[1], WHOLE[3]]), "exact"),
+        (ended([WHOLE[0], batch(2, 2, 3, is_right=False), *WHOLE[2:]]), "**wrong data**"),
+        (ended([WHOLE[0], *WHOLE[2:]]), "**2 lost** (in silence)"),
+        (ended([WHOLE[0], *WHOLE[2:]], stderr="ERROR: disk"), "**2 lost** (says so in its log)"),
+        (ended([WHOLE[0], at(2, "error", text="E: disk"), *WHOLE[2:]]), "**2 lost** (after an error)"),
+        (ended([*WHOLE[:2], *WHOLE]), "**4 repeated**"),
+        (ended([WHOLE[0], WHOLE[0], *WHOLE[2:]]), "**2 lost, 2 repeated**"),
+        (ended([WHOLE[0], STRUCK, at(2, "raised", text="a.B: a disk")], code=1), "clear error, 0.5 s"),
+        (ended([WHOLE[0], STRUCK, at(2, "raised", text="a.B: what\nC: d")], code=1), "unclear error (B), 0.5 s"),
+        (ended([WHOLE[0], at(2, "raised", text="a.B: a disk")], code=1, struck_s=1.0), "clear error, 1.0 s"),
+        (ended([WHOLE[0], WHOLE[0], at(2, "raised", text="B: disk")], code=1), "**2 repeated**"),
+        (ended(WHOLE[:1], code=-7), "**crashes** (exit code -7)"),
+        (ended(WHOLE, code=-6), "**crashes** (at exit, exit code -6)"),
+        (ended(WHOLE[:1], code=None), "**hangs**"),
+        (ended(WHOLE[:1], code=None, stderr="the disk is slow"), "**hangs** (says so in its log)"),
+        (ended(WHOLE, code=None), "**hangs** (at exit, after the last batch)"),
+        (ended([WHOLE[0], at(2, "raised", text="B: x")], code=None), "**hangs** (at exit, after an unclear error)"),
+        (ended([WHOLE[0], at(2, "error", text="B: disk")], code=None), "**hangs** (after a clear error)"),
+        (ended([at(0, "unsupported", why="no such setting"), *WHOLE]), "not supported (no such setting)"),
+    ],
+)
+def test_a_loop_is_judged_by_what_came_and_how_it_ended(life, verdict):
+    assert text_of(judge("none", SAYS, DUE, [life])) == verdict
+
+
+def test_interrupts_are_counted_and_timed():
+    seen = [WHOLE[0], at(1, "struck"), at(1.3, "interrupted"), at(2, "struck"), at(2.1, "interrupted"), *WHOLE[1:]]
+    assert text_of(judge("interrupted", "", DUE, [ended(seen)])) == "exact, 0.3 s"
+    assert text_of(judge("interrupted", "", DUE, [ended([*seen[:4], *seen[5:]])])) == "ignores it (1 of 2)"
+    assert text_of(judge("interrupted", "", DUE, [ended([*seen[:3], WHOLE[-1]])])) == "**4 lost** (in silence)"
+
+
+def test_an_error_for_want_of_descriptors_may_pass():
+    events = [WHOLE[0], STRUCK, at(1.7, "error", text="OSError: disk"), *WHOLE[1:]]
+    assert text_of(judge("descriptors", SAYS, DUE, [ended(events)])) == "clear error (then exact), 0.2 s"
+    assert text_of(judge("descriptors", "other", DUE, [ended(events)])) == "unclear error (OSError; then exact), 0.2 s"
+
+
+@pytest.mark.parametrize(
+    ("killed", "again", "verdict"),
+    [
+        (Life(WHOLE[:1], -9, 5.0, 6.0), WHOLE, "exact, 1.0 s"),
+        (Life(WHOLE[:1], -9, 5.0, 6.0, files_left=["/tmp/a"]), WHOLE, "exact, 1.0 s"),
+        (
+            Life(WHOLE[:1], -9, 5.0, 6.0, None, 2, ["/dev/shm/a"]),
+            WHOLE,
+            "leaves (2 processes, 1 file in /dev/shm)",
+        ),
+        (Life(WHOLE[:1], -9, 5.0, 6.0, None, 2), WHOLE[1:], "**2 lost** (at the next start: in silence)"),
+    ],
+)
+def test_a_killed_trainer_leaves_nothing_and_starts_again(killed, again, verdict):
+    assert text_of(judge("trainer-killed", "", DUE, [killed, ended(again)])) == verdict
+
+
+def test_the_loops_after_a_break_are_whole():
+    epoch = at(0, "epoch")
+    broken = [epoch, WHOLE[0], at(1, "struck"), epoch, at(2, "struck")]
+    whole = [epoch, *WHOLE[:3]]
+    assert text_of(judge("broken-off", "", DUE, [ended([*broken, *whole, epoch, *WHOLE])])) == "exact, 1.0 s"
+    half = [epoch, *WHOLE[1:3]]
+    assert judge("broken-off", "", DUE, [ended([*broken, *half, epoch, *WHOLE])]).num_lost == 2
+    assert judge("broken-off", "", DUE, [ended([*broken, *whole, epoch, *WHOLE[1:]])]).num_lost == 2
+    assert judge("broken-off", "", DUE, [ended(broken, code=None)]).kind == "hangs"
+    assert judge("broken-off", "", DUE, [ended([*broken, at(3, "raised", text="X")], code=1)]).kind == "unclear error"
+
+
+def test_a_resumed_loop_delivers_the_rest_of_its_epoch():
+    saved = [at(0, "epoch"), WHOLE[0], at(1, "saved", name="state-1"), *WHOLE[1:3], at(4, "epoch"), *WHOLE[:2]]
+    saved += [at(5, "saved", name="state-2"), *WHOLE[2:]]
+    first, began = ended(saved), at(0, "began")
+    one, two = [began, *WHOLE[1:]], [began, at(1.5, "epoch"), *WHOLE[2:]]
+    assert text_of(judge("resumed", "", DUE, [first, ended(one), ended(two)])) == "exact, 3.0 s"
+    verdict = judge("resumed", "", DUE, [first, ended([began, *WHOLE]), ended([began, WHOLE[1], *WHOLE[2:]])])
+    assert (verdict.kind, verdict.num_lost, verdict.num_repeated) == ("repeated", 0, 4)
+    assert judge("resumed", "", DUE, [ended(saved[:3], code=None)]).kind == "hangs"
+
+
+def test_the_table_has_a_row_a_fault_and_a_column_a_contestant():
+    verdicts = {("a", "f"): Verdict("exact"), ("b", "f"): Verdict("hangs")}
+    assert table(verdicts, {"a": "A 1", "b": "B"}, {"f": "fault"}).splitlines() == [
+        "|  | A 1 | B |",
+        "| --- | --- | --- |",
+        "| fault | exact | **hangs** |",
+    ]
+
+
+def test_the_documented_table_has_every_fault_and_every_contestant():
+    text = (SCRIPTS.parent / "docs" / "reliability.md").read_text().partition("## What other loaders do")[2]
+    assert [fault.title for fault in FAULTS.values() if f"| {fault.title} |" not in text] == []
+    assert [name for name in CONTESTANTS if f"| {name} " not in text] == []
+
+
+@pytest.mark.usefixtures("processes")
+def test_cells_of_ours_and_of_torch_run_alone(tmp_path):
+    path = [str(SCRIPTS), *(entry for entry in sys.path if entry)]
+    written = ["--json", str(tmp_path / "lives")]
+    done = subprocess.run(
+        [sys.executable, "-m", "robustness", "--contestants", "ours", "torch", "--faults", "worker-killed", *written],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    row = done.stdout.splitlines()[-1]
+    assert row.startswith(f"| {FAULTS['worker-killed'].title} | clear error"), done.stdout
+    lives = json.loads((tmp_path / "lives").read_text())
+    for name in ("ours", "torch"):
+        (life,) = lives[f"{name} / worker-killed"]
+        assert "killed" in life["events"][-1].get("text", ""), life
+        assert life["num_processes_left"] == 0
