@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import is_interruption
 from fkat_data.samplers.base import ShardSampler, check_shards
 from fkat_data.seeding import preserved_generators, seed_global_generators
 from fkat_data.types import Shard
@@ -35,6 +36,8 @@ class IteratedShardSampler(ShardSampler):
         try:
             self._begun: ShardSampler = copy.deepcopy(sampler)
         except Exception as error:
+            if is_interruption(error):
+                raise
             raise ConfigurationError(
                 argument,
                 sampler,

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 import torch
 
+from fkat_data.interruption import is_interruption
 from fkat_data.modes import has_modes, without_modes
-from fkat_data.transport.definitions import is_definition, reduce_definition
+from fkat_data.transport.definitions import is_definition, is_importable, reduce_definition
 from fkat_data.transport.overlap import Extent, overlapping, shared_spans
 
 __all__ = [
@@ -125,8 +126,10 @@ def copied(microbatch: Any) -> tuple[Any, int]:
     """
     try:
         return _copy(microbatch)
-    except Exception:  # noqa: BLE001 - what stays in this process need not be fit for another
-        return _copy_by_parts(microbatch)
+    except Exception as error:
+        if is_interruption(error):
+            raise
+        return _copy_by_parts(microbatch)  # what stays in this process need not be fit for another
     except BaseException as raised:
         # Raised again by what is pickled; what a signal has raised here is the caller's.
         try:
@@ -300,6 +303,8 @@ class _InBandPickler(pickle.Pickler):
         if not is_definition(obj):
             return NotImplemented
         if self._is_staying:
+            if is_importable(obj):
+                return NotImplemented
             _definitions[id(obj)] = obj
             return _definition, (id(obj),)
         return reduce_definition(obj)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 
 import cloudpickle
 
-__all__ = ["dump_shipment", "is_definition", "reduce_definition"]
+__all__ = ["dump_shipment", "is_definition", "is_importable", "reduce_definition"]
 
 _Cache = type(functools.lru_cache(lambda: None))
 _Property: Any = functools.cached_property
@@ -223,7 +223,7 @@ def _dump(made: Any) -> bytes:
 
 def _reduce_cache(cache: Any) -> Any:
     """Reduce a function with a cache of ``functools`` to one with an empty cache."""
-    if _is_importable(cache):
+    if is_importable(cache):
         return NotImplemented
     state: dict[str, Any] = {
         name: value for name, value in cast("dict[str, Any]", vars(cache)).items() if name != "cache_parameters"
@@ -245,7 +245,8 @@ def _reduce_property(cached: Any) -> Any:
     return functools.cached_property, (cached.func,), {"attrname": cached.attrname, "__doc__": cached.__doc__}
 
 
-def _is_importable(definition: Any) -> bool:
+def is_importable(definition: Any) -> bool:
+    """Return whether a definition is found by its name in a module other than ``__main__``."""
     module, name = _place(definition)
     found: Any = None if module == "__main__" else sys.modules.get(module)
     for part in name.split("."):

@@ -10,6 +10,8 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import torch
 
+from fkat_data.interruption import is_interruption
+
 __all__ = ["digest_of"]
 
 _EDGE_BYTES = 2048
@@ -47,8 +49,10 @@ def _add(value: Any, digest: int, containers: _Containers, depth: int) -> int:
         if isinstance(value, (np.ndarray, np.generic)):
             return _add_array(np.asarray(cast("Any", value)), digest)
         return zlib.crc32(_DIGEST.pack(_digest_of_container(value, containers, depth)), digest)
-    except Exception:  # noqa: BLE001 - what can be delivered need not be readable
-        return _add_type(value, digest)
+    except Exception as error:
+        if is_interruption(error):
+            raise
+        return _add_type(value, digest)  # what can be delivered need not be readable
 
 
 def _digest_of_container(value: Any, containers: _Containers, depth: int) -> int:

@@ -72,7 +72,7 @@ class Interruptions:
         sys.settrace(self._trace)
         try:
             result = function(*arguments)
-        except BaseException as raised:
+        except BaseException as raised:  # noqa: BLE001 - it is looked at below
             error = raised
         finally:
             sys.settrace(None)

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import os
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ SIZES = {"a": 4, "empty": 0, "b": 6, "c": 3}
 NUM_ELEMENTS = (4, 20_000)
 
 
-class Preempted(Exception):
+class Preempted(Exception):  # noqa: N818 - as a user may call it
     """What a handler of SIGTERM may raise."""
 
 
@@ -124,9 +125,8 @@ WAYS = {
 @pytest.mark.parametrize("factory", [known, unknown])
 @pytest.mark.parametrize("way", WAYS)
 def test_after_an_interruption_at_any_instruction_the_loop_goes_on_where_it_was(way, factory, error):
-    import os
 
-    interruptions = Interruptions(error, int(os.environ.get("SHARE", 10)), int(os.environ.get("OFFSET", 0)))
+    interruptions = Interruptions(error, int(os.environ.get("SHARE", "10")), int(os.environ.get("OFFSET", "0")))
     sweep(lambda: ShardedDataLoader(0, list(SIZES), factory, **WAYS[way]), interruptions)
     print(way, factory.__name__, error.__name__, interruptions.num_raised)
     assert interruptions.num_raised > 100
