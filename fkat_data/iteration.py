@@ -33,6 +33,8 @@ class Cursor:
         # Where a load has put it, by identity: as long as nothing was delivered, an iteration begins there.
         self._loaded: tuple[Position, ...] = ()
         self._next: Position = START
+        # The position before the last microbatch, and after it.
+        self._last: tuple[Position, Position] | None = None
 
     def load(self, position: Position) -> None:
         """Go to a saved position; the next iteration begins there."""
@@ -64,12 +66,20 @@ class Cursor:
     def hand_over(self, microbatch: Microbatch) -> Microbatch:
         """Count a microbatch as delivered, and return it: the last thing that a call does."""
         before = self.position
+        self._last = before, self._next
         try:
             self.position = self._next
             return microbatch  # noqa: TRY300 - a tracing debugger may raise here, after the count
         except BaseException:
             self.position = before
             raise
+
+    def take_back(self) -> bool:
+        """Count the last microbatch as not delivered; return False if the position has moved since."""
+        if self._last is None or self.position is not self._last[1]:
+            return False
+        self.position = self._last[0]
+        return True
 
     def pass_epoch(self) -> None:
         """Count the rest of the epoch as delivered."""

@@ -54,6 +54,10 @@ class RankAgreement:
         self._names: tuple[str, ...] = ()
         self._digest = 0
         self._num_delivered = 0
+        # Where the last microbatch was counted, and what was counted before it: an interrupted call counts it again.
+        self._place: Position | None = None
+        self._before = 0, 0
+        self._exchanged_at: Position | None = None
 
     def demand(self) -> None:
         """Have the ranks compare when the next iteration begins."""
@@ -71,6 +75,7 @@ class RankAgreement:
         if not self._is_due:
             return
         self._digest = self._num_delivered = 0
+        self._place = self._exchanged_at = None
         self._finish()
         _compare(self._world, {"seed": self._identity.seed, **shared_facts(self._plan)})
         if self._replicas is not None:
@@ -86,12 +91,17 @@ class RankAgreement:
         """
         if self._replicas is None:
             return
-        self._digest = zlib.crc32(_U32.pack(digest), self._digest)
-        self._num_delivered += 1
-        if self._num_delivered % self._interval_steps == 0:
+        if position != self._place:
+            self._before = self._digest, self._num_delivered
+            self._place = position
+        digest_before, num_before = self._before
+        self._digest = zlib.crc32(_U32.pack(digest), digest_before)
+        self._num_delivered = num_before + 1
+        if self._num_delivered % self._interval_steps == 0 and position != self._exchanged_at:
             self._finish()
             self._names = (*position._fields, _DELIVERED)
             self._replicas.begin([*position, self._digest])
+            self._exchanged_at = position
 
     def _finish(self) -> None:
         if self._replicas is not None and self._replicas.is_pending:

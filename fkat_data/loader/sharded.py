@@ -262,6 +262,15 @@ class ShardedDataLoader:
             raise
         return self._cursor.hand_over(microbatch)
 
+    def take_back(self) -> bool:
+        """Count the last microbatch as not delivered, for a caller that has lost it: the next call delivers it again.
+
+        Returns:
+            False if the iteration has ended or begun again since, or nothing was delivered: nothing changes then.
+        """
+        self._finish_loading()
+        return not self._delivery.is_over and self._cursor.take_back()
+
     def prefetch_shards(self, count: int) -> None:
         """Put ``count`` more shards in work now; begins an epoch if none is under way.
 

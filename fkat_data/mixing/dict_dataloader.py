@@ -66,13 +66,16 @@ class DictDataLoader:
         self._key = key
         self._num_delivered = 0
         self._iterations = Iterations("mixture")
-        self._count = _Count()
+        self._draft = _Draft()
+        # A state that is being loaded: an interrupted call has left it to the next one.
+        self._loading: Mapping[str, Any] | None = None
         self._is_left_early = False
         self._is_loaded = False
 
     @property
     def epoch(self) -> int:
         """The epoch of the next microbatch, from 0."""
+        self._settle()
         return self._schedule.epoch
 
     @property
@@ -83,10 +86,14 @@ class DictDataLoader:
     @property
     def delivered(self) -> dict[str, int]:
         """Microbatches of that epoch that each source has given before it."""
+        self._settle()
         return {name: source.delivered for name, source in self._sources.items()}
 
     def __iter__(self) -> Iterator[Microbatch]:
         """Begin an epoch, or the rest of one after ``load_state_dict``; an older iterator ends."""
+        self._settle()
+        self._iterations.begin()
+        self._draft.begin(self._snapshot())
         if self._is_left_early:
             for source in self._sources.values():
                 source.give_up()
@@ -95,8 +102,8 @@ class DictDataLoader:
             source.go_on()
         if not self._is_loaded:
             self._begin_epoch()
-        self._iterations.begin()
-        return EpochIterator(self._next, self._count, self._iterations, self)
+        self._draft.end()
+        return EpochIterator(self._next, self._draft, self._iterations, self)
 
     def __len__(self) -> int:
         """Return the microbatches in an epoch.
@@ -120,6 +127,7 @@ class DictDataLoader:
         Plain values, and whatever the sources' own states hold. Where a source's ``state_dict`` is collective, as a
         ``ShardedDataLoader``'s is, this is too: every rank must call it.
         """
+        self._settle()
         return {
             "version": _STATE_VERSION,
             "strategy": repr(self._schedule.strategy),
@@ -148,12 +156,10 @@ class DictDataLoader:
         saved = cast("Mapping[str, Any]", sources)
         for name, source in self._sources.items():
             source.check(saved[name])
+        self._settle()
         self._schedule.load_state_dict(state_dict)
-        self._iterations.begin()
-        self._is_left_early = False
-        self._is_loaded = True
-        for name, source in self._sources.items():
-            source.load_state_dict(saved[name])
+        self._loading = state_dict
+        self._finish_loading(state_dict)
         if state_dict.get("strategy") != repr(self._schedule.strategy):
             _log.warning(
                 "the mixture goes on as %r; it was saved as %s", self._schedule.strategy, state_dict["strategy"]
@@ -194,6 +200,48 @@ class DictDataLoader:
         self.close()
 
     def _next(self) -> Microbatch:
+        self._settle()
+        self._draft.begin(self._snapshot())
+        return self._take()
+
+    def _settle(self) -> None:
+        """Undo what an interrupted call has done, or finish it."""
+        if self._loading is not None:
+            self._finish_loading(self._loading)
+        snapshot = self._draft.snapshot
+        if snapshot is None:
+            for source in self._sources.values():
+                source.release()
+            return
+        counts, schedule, sources = snapshot
+        self._num_delivered, self._is_left_early, self._is_loaded = counts
+        self._schedule.restore(schedule)
+        for name, source in self._sources.items():
+            source.restore(sources[name])
+        self._draft.end()
+
+    def _snapshot(self) -> tuple[Any, ...]:
+        return (
+            (self._num_delivered, self._is_left_early, self._is_loaded),
+            self._schedule.snapshot(),
+            {name: source.snapshot() for name, source in self._sources.items()},
+        )
+
+    def _finish_loading(self, state_dict: Mapping[str, Any]) -> None:
+        self._iterations.begin()
+        self._schedule.load_state_dict(state_dict)
+        self._is_left_early = False
+        self._is_loaded = True
+        try:
+            for name, source in self._sources.items():
+                source.load_state_dict(state_dict["sources"][name])
+        except StateMismatchError:
+            self._loading = None
+            raise
+        self._loading = None
+        self._draft.end()
+
+    def _take(self) -> Microbatch:
         while (name := self._schedule.source()) is not None:
             source = self._sources[name]
             try:
@@ -214,7 +262,8 @@ class DictDataLoader:
         if was_loaded:
             # Resumed where nothing was left: the caller gets the next epoch, not an empty one.
             self._begin_epoch()
-            return self._next()
+            return self._take()
+        self._draft.end()
         raise StopIteration
 
     def _begin_epoch(self) -> None:
@@ -240,6 +289,27 @@ class DictDataLoader:
         return {**cast("Mapping[Any, Any]", microbatch), self._key: name}
 
 
-class _Count:
+class _Draft:
+    """What a call changes before its microbatch is delivered: a snapshot from before it, which undoes the changes."""
+
+    def __init__(self) -> None:
+        self.snapshot: tuple[Any, ...] | None = None
+        """From before the call that is under way, or was interrupted."""
+
+    def begin(self, snapshot: tuple[Any, ...]) -> None:
+        """Begin a call."""
+        self.snapshot = snapshot
+
+    def end(self) -> None:
+        """Let what was changed stay."""
+        self.snapshot = None
+
     def hand_over(self, microbatch: Microbatch) -> Microbatch:
-        return microbatch
+        """Let what was changed stay, and return the microbatch: the last thing that a call does."""
+        snapshot = self.snapshot
+        try:
+            self.snapshot = None
+            return microbatch  # noqa: TRY300 - a tracing debugger may raise here, after the count
+        except BaseException:
+            self.snapshot = snapshot
+            raise

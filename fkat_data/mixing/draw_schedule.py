@@ -91,6 +91,14 @@ class Schedule:
         self.is_over = self.is_over or not self._left
         return self._on_exhausted == "restart" and not self.is_over and not is_empty
 
+    def snapshot(self) -> tuple[Any, ...]:
+        """Return what ``restore`` needs to undo all that follows."""
+        return self.epoch, self.draw, self.is_over, self._left, self._exhausted
+
+    def restore(self, snapshot: tuple[Any, ...]) -> None:
+        """Undo what an interrupted call has done."""
+        self.epoch, self.draw, self.is_over, self._left, self._exhausted = snapshot
+
     def num_draws(self, lengths: Mapping[str, int]) -> int:
         """Return the number of draws in this epoch for sources of these lengths, all at their start."""
         if self._on_exhausted == "drop":

@@ -4,6 +4,7 @@ A pass is one iteration over the loader. A loader with ``state_dict`` and ``load
 them. Any other iterable is iterated again, up to the saved position.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Protocol, cast, runtime_checkable
@@ -51,6 +52,8 @@ class MixedSource:
         self._has_ended = False
         self._epoch: int | None = None  # of the pass, after its first microbatch, if the loader reports epochs
         self._loaded: Mapping[str, Any] | None = None  # the loaded state, until a microbatch is taken
+        # What the loader has delivered, and an interrupted call has not.
+        self._fetched: deque[Microbatch] = deque()
         # A microbatch of the next pass that the loader yielded at the end of this one, and its state before it.
         self._held: tuple[Microbatch, Any] | None = None
 
@@ -101,6 +104,23 @@ class MixedSource:
     def give_up(self) -> None:
         """Discard the current pass, so that the next one starts from the beginning."""
         self._iterator = self._held = None
+        self._fetched.clear()
+
+    def snapshot(self) -> tuple[Any, ...]:
+        """Return what ``restore`` needs to undo all that follows, but what the loader itself has delivered."""
+        return self.taken, self.delivered, self._iterator, self._has_ended, self._epoch, self._loaded, self._held
+
+    def restore(self, snapshot: tuple[Any, ...]) -> None:
+        """Undo what an interrupted call has done."""
+        (self.taken, self.delivered, self._iterator, self._has_ended, self._epoch, self._loaded, self._held) = snapshot
+        take_back = getattr(self.loader, "take_back", None)
+        if self._fetched and self._held is None and callable(take_back):
+            take_back()
+            self._fetched.clear()
+
+    def release(self) -> None:
+        """Forget the last microbatch: the caller has it."""
+        self._fetched.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, and the loader's own state if it has one."""
@@ -158,9 +178,10 @@ class MixedSource:
     def _next(self) -> Microbatch:
         if self._iterator is None or self._has_ended:
             raise StopIteration
-        try:
-            microbatch = next(self._iterator)
-        except StopIteration:
+        if not self._fetched:
+            # One call without an instruction of Python between what the loader counts and what is kept here.
+            self._fetched.extend(islice(self._iterator, 1))
+        if not self._fetched:
             if self._loaded is not None and not self.taken:
                 # The loaded state was the end of the previous pass, so this pass has yet to begin.
                 self._loaded = None
@@ -168,7 +189,8 @@ class MixedSource:
                 return self._next()
             self._iterator = None
             self._has_ended = True
-            raise
+            raise StopIteration
+        microbatch = self._fetched[0]
         loaded, self._loaded = self._loaded, None
         if loaded is not None and self._epoch is not None and _epoch_delivered(self.loader) != self._epoch:
             # The state was saved when only empty shards were left, so the loader went on to its next epoch.
