@@ -7,7 +7,6 @@ until the event has passed.
 
 import time
 import weakref
-from collections import deque
 from typing import Any, NamedTuple
 
 from fkat_data.device.contents import tensors_in
@@ -58,7 +57,11 @@ class AcceleratorMover:
         self._copied_s = 0.0
         self._last_ended_s = 0.0
         # What the copies read, until they are complete: a lease that ended earlier would let the worker write into it.
-        self._sources: deque[_Source] = deque()
+        # By their numbers: an interrupted call, or a signal handler in between, may look at one again.
+        self._sources: dict[int, _Source] = {}
+        self._num_issued = 0
+        # What copies are being issued from: an interrupted call may have issued some.
+        self._issuing: Any = None
         weakref.finalize(self, _wait_for_all, self._sources).atexit = False
 
     @property
@@ -79,10 +82,7 @@ class AcceleratorMover:
         return self._begin(microbatch)
 
     def _begin(self, microbatch: Any) -> Moving:
-        if len(self._sources) >= _MOST_IN_FLIGHT and not self._sources[0].ticket.is_done():
-            began_s = time.perf_counter()
-            self._sources[0].ticket.wait()
-            self._sink.waited(began_s, time.perf_counter())
+        self._wait_for_room()
         self._release_read()
         # By name: an object that moves itself may drop them while they are being read.
         sources = tensors_in(microbatch)
@@ -98,6 +98,7 @@ class AcceleratorMover:
             return copies[id(value)][1]
 
         issued_s = time.perf_counter()
+        self._issuing = microbatch, sources
         with self._engine.issuing():
             try:
                 moved = map_tensors(copied, microbatch)
@@ -105,7 +106,9 @@ class AcceleratorMover:
                 # If the device has no room for one tensor, those before it are already being read.
                 ticket = self._engine.issued()
                 if ticket is not None:
-                    self._sources.append(_Source(ticket, issued_s, (microbatch, sources)))
+                    self._num_issued += 1
+                    self._sources[self._num_issued] = _Source(ticket, issued_s, (microbatch, sources))
+        self._issuing = None
         return Moving(moved, ticket)
 
     def finish(self, moving: Moving) -> Any:
@@ -116,27 +119,38 @@ class AcceleratorMover:
 
     def wait(self) -> None:
         """Wait until all copies are complete, and release what they read."""
-        if self._sources:
-            self._sources[-1].ticket.wait()
+        if self._issuing is not None:
+            ticket = self._engine.issued()
+            if ticket is not None:
+                ticket.wait()
+            self._issuing = None
+        for source in list(self._sources.values()):
+            source.ticket.wait()
         self._release_read()
 
+    def _wait_for_room(self) -> None:
+        oldest = next(iter(list(self._sources.values())), None)
+        if oldest is not None and len(self._sources) >= _MOST_IN_FLIGHT and not oldest.ticket.is_done():
+            began_s = time.perf_counter()
+            oldest.ticket.wait()
+            self._sink.waited(began_s, time.perf_counter())
+
     def _release_read(self) -> None:
-        while self._sources:
-            # Removed before its ticket is asked: a signal handler may ask for statistics in between.
-            done = self._sources.popleft()
-            if not done.ticket.is_done():
-                self._sources.appendleft(done)
+        for number, source in list(self._sources.items()):
+            if not source.ticket.is_done():
                 return
-            duration_s = done.ticket.duration_s()
+            if self._sources.pop(number, None) is None:  # a signal handler has asked for statistics in between
+                continue
+            duration_s = source.ticket.duration_s()
             self._copied_s += duration_s
             # In sequence: a copy begins when it is issued, or when the one before it has ended.
-            began_s = max(done.issued_s, self._last_ended_s)
+            began_s = max(source.issued_s, self._last_ended_s)
             self._last_ended_s = began_s + duration_s
             self._sink.copied(began_s, self._last_ended_s)
 
 
-def _wait_for_all(sources: "deque[_Source]") -> None:
+def _wait_for_all(sources: dict[int, _Source]) -> None:
     """Keep what the copies read until they are complete, when the mover is gone."""
-    while sources:
-        sources[0].ticket.wait()
-        sources.popleft()
+    for source in list(sources.values()):
+        source.ticket.wait()
+    sources.clear()

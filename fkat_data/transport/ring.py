@@ -12,6 +12,7 @@ serves for several microbatches.
 This depends on a processor that shows stores to others in their order: elsewhere messages travel in the socket alone.
 """
 
+import io
 import os
 import platform
 import struct
@@ -130,7 +131,9 @@ class _Ring:
 
     def __init__(self, memory: int, bell: int) -> None:
         view = Segment(0, memory, _SIZE_BYTES, is_written=True).view
-        self.bell = bell
+        # An object: it closes once, and when nothing holds it.
+        self._bell = io.FileIO(bell, "r+")
+        self.bell: int = bell
         """The bell's descriptor."""
         self.numbers = view[:_NUMBERS_BYTES].cast("q")
         """The numbers beside the messages."""
@@ -142,9 +145,7 @@ class _Ring:
 
     def close(self) -> None:
         """Close the bell; the memory goes with the last reference."""
-        bell, self.bell = self.bell, -1
-        if bell >= 0:
-            os.close(bell)
+        self._bell.close()
 
 
 class RingWriter(_Ring):

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import io
 import marshal
 import os
 import signal
@@ -86,10 +87,18 @@ class SpawnedChild:
         self._process = process
         self.pid = process.pid
         """The process id."""
-        self.end_descriptor = _pidfd(process.pid)
+        # An object: it closes once, and when nothing holds it.
+        self._pidfd = _pidfd(process.pid)
+
+    @property
+    def end_descriptor(self) -> int | None:
         """Readable when the process has ended; None if the kernel has no pidfd."""
-        self.news_descriptor = self.end_descriptor
+        return None if self._pidfd is None or self._pidfd.closed else self._pidfd.fileno()
+
+    @property
+    def news_descriptor(self) -> int | None:
         """The same."""
+        return self.end_descriptor
 
     @property
     def exit_code(self) -> int | None:
@@ -129,9 +138,8 @@ class SpawnedChild:
 
     def close(self) -> None:
         """Close the descriptor."""
-        end_descriptor, self.end_descriptor = self.end_descriptor, None
-        if end_descriptor is not None:
-            os.close(end_descriptor)
+        if self._pidfd is not None:
+            self._pidfd.close()
 
     def abandon(self) -> None:
         """In a forked child: close the descriptor."""
@@ -223,8 +231,8 @@ for name, value in {dict(restored)!a}.items():
 """
 
 
-def _pidfd(pid: int) -> int | None:
+def _pidfd(pid: int) -> io.FileIO | None:
     try:
-        return os.pidfd_open(pid)
+        return io.FileIO(os.pidfd_open(pid))
     except (AttributeError, OSError):  # another kernel: only the end of the pipe shows it
         return None

@@ -1,6 +1,7 @@
 """A worker that the template process forks: the trainer's side of its birth socket."""
 
 import contextlib
+import io
 import os
 import select
 import signal
@@ -8,8 +9,10 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Generator
 
 from fkat_data.worker.birth import BIRTH, DEATH, IS_DEAD
+from fkat_data.worker.latch import Latch
 from fkat_data.worker.template_process import TemplateProcess
 
 __all__ = ["ForkedChild"]
@@ -17,6 +20,7 @@ __all__ = ["ForkedChild"]
 _LONGEST_BIRTH_S = 5.0
 _REAPED_WITHIN_S = 1.0
 _LAST_BREATH_S = 0.5
+_LONGEST_HELD_S = 1.0
 
 
 class ForkedChild:
@@ -35,15 +39,20 @@ class ForkedChild:
         self._template = template
         self._owner_pid = os.getpid()
         self._pid: int | None = None
-        self._pidfd: int | None = None
+        self._pidfd: io.FileIO | None = None
         self._status: int | None = None
-        self._is_known = threading.Event()
+        self._is_known = Latch()
         self._reaping = threading.Lock()
         self._is_reaped = self._is_unwanted = self._is_orphan = False
         self.exit_code: int | None = None
         """As ``subprocess`` gives it, once the process has ended; None if it is unknown, as for an orphan's."""
-        self.end_descriptor: int | None = os.eventfd(0, os.EFD_CLOEXEC)
+        # An object, as the pidfd: it closes once, and when nothing holds it.
+        self._end = io.FileIO(os.eventfd(0, os.EFD_CLOEXEC), "r+")
+
+    @property
+    def end_descriptor(self) -> int | None:
         """Readable when the process has ended."""
+        return None if self._end.closed else self._end.fileno()
 
     @property
     def pid(self) -> int:
@@ -55,7 +64,9 @@ class ForkedChild:
     @property
     def news_descriptor(self) -> int | None:
         """Readable when ``hear`` is to be called: the birth socket, or an orphan's pidfd."""
-        return self._pidfd if self._is_orphan else self._birth.fileno()
+        if not self._is_orphan:
+            return self._birth.fileno()
+        return None if self._pidfd is None else self._pidfd.fileno()
 
     def is_born(self) -> bool:
         """Return whether the template has reported the birth."""
@@ -65,7 +76,7 @@ class ForkedChild:
 
     def is_dead(self) -> bool:
         """Return whether the process has ended, or will never be born."""
-        return self._is_reaped or (self._pidfd is not None and _is_readable(self._pidfd))
+        return self._is_reaped or (self._pidfd is not None and _is_readable(self._pidfd.fileno()))
 
     def hear(self) -> bool:
         """Look what has happened; return whether the process has ended."""
@@ -82,10 +93,10 @@ class ForkedChild:
             self._status = DEATH.unpack(message)[1]
             return True
         _, pid, is_forked = BIRTH.unpack(message)
-        with self._reaping:
-            self._pidfd = descriptors[0] if descriptors else None
+        with self._exclusively():
+            self._pidfd = io.FileIO(descriptors[0]) if descriptors else None
             self._pid = pid
-        self._is_known.set()
+        self._is_known.close()
         self._template.has_started(is_forked=is_forked)
         return False
 
@@ -94,19 +105,19 @@ class ForkedChild:
         if self._pid is None and not self._is_unwanted:  # it was the template that has ended, or could not start it
             self._template.join(_LAST_BREATH_S)
             self._status = self._template.exit_code
-        with self._reaping:
+        with self._exclusively():
             self._is_reaped = True
             self.exit_code = -signal.SIGKILL if self._is_unwanted and self._status is None else self._status
         if not self._is_orphan:
             self._shut_down(socket.SHUT_WR)
             self._wait_until_reaped()
-        if self.end_descriptor is not None:
-            os.eventfd_write(self.end_descriptor, 1)
-        self._is_known.set()
+        if not self._end.closed:
+            os.eventfd_write(self._end.fileno(), 1)
+        self._is_known.close()
 
     def kill(self) -> None:
         """Kill the process and its children; one that is not born yet never is."""
-        with self._reaping:
+        with self._exclusively():
             if self._is_reaped or self._is_unwanted:
                 return
             if self._pid is not None:
@@ -123,15 +134,23 @@ class ForkedChild:
     def close(self) -> None:
         """Close the descriptors of a process that is reaped."""
         self._birth.close()
-        end_descriptor, self.end_descriptor = self.end_descriptor, None
-        pidfd, self._pidfd = self._pidfd, None
-        for descriptor in (end_descriptor, pidfd):
-            if descriptor is not None:
-                os.close(descriptor)
+        self._end.close()
+        if self._pidfd is not None:
+            self._pidfd.close()
 
     def abandon(self) -> None:
         """In a forked child: close the descriptors."""
         self.close()
+
+    @contextlib.contextmanager
+    def _exclusively(self) -> Generator[None]:
+        """Keep the other thread out; one that was interrupted may have left the lock taken."""
+        is_held = self._reaping.acquire(timeout=_LONGEST_HELD_S)
+        try:
+            yield
+        finally:
+            if is_held:
+                self._reaping.release()
 
     def _shut_down(self, how: int) -> None:
         with contextlib.suppress(OSError):  # the template may be gone

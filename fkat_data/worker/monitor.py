@@ -4,15 +4,16 @@ A thread, because both must happen while the trainer computes: a worker would wa
 stay a zombie, and its own children would live on.
 """
 
+import _thread
 import contextlib
 import io
 import os
 import select
 import sys
-import threading
 from collections import deque
 
 from fkat_data.worker.child import Child
+from fkat_data.worker.latch import Latch
 
 __all__ = ["WorkerMonitor"]
 
@@ -22,7 +23,7 @@ _LAST_LINES = 20
 _STDERR = 2
 
 
-class WorkerMonitor(threading.Thread):
+class WorkerMonitor:
     """Reads a worker's stderr, writes it to the trainer's, and keeps the last lines; reaps the process at its end.
 
     When the process ends, what is left of its process group is killed: no other process knows its children.
@@ -31,15 +32,12 @@ class WorkerMonitor(threading.Thread):
         child: The worker, or the template process. Stays the caller's, who must not close it before the thread has
             ended.
         stderr: The reading end of the pipe that is the process's stderr; the thread closes it.
-        name: What the process is.
     """
 
-    def __init__(self, child: Child, stderr: io.FileIO, name: str) -> None:
-        super().__init__(name=f"fkat_data monitor of {name}", daemon=True)
+    def __init__(self, child: Child, stderr: io.FileIO) -> None:
         self._child = child
         self._stderr = stderr
-        # Not join(): after Ctrl-C in it, Python 3.11 believes that the thread has ended.
-        self._has_ended = threading.Event()
+        self._end = Latch()
         self.is_listening = True
         """Whether the pipe is still open."""
         self._last: deque[bytes] = deque()
@@ -53,10 +51,14 @@ class WorkerMonitor(threading.Thread):
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until the process has ended and its last words are known; return whether that is so."""
-        return self._has_ended.wait(timeout_s)
+        return self._end.wait(timeout_s)
 
-    def run(self) -> None:
-        """Forward until the process has ended, then reap it."""
+    def start(self) -> None:
+        """Start the thread, which does not keep the interpreter from ending."""
+        # Thread.start() waits for the thread in a way that an interruption breaks.
+        _thread.start_new_thread(self._run, ())
+
+    def _run(self) -> None:
         stderr = self._stderr.fileno()
         try:
             self._listen(stderr)
@@ -66,7 +68,7 @@ class WorkerMonitor(threading.Thread):
         finally:
             self.is_listening = False
             self._stderr.close()
-            self._has_ended.set()
+            self._end.close()
 
     def _listen(self, stderr: int) -> None:
         is_open = True

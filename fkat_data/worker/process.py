@@ -87,14 +87,19 @@ class WorkerProcess:
         descriptors = (shipment.settings, channel, page, lifeline_descriptor, stacks)
         try:
             self._child = _start(worker_index, descriptors, stderr, shipment.folder, template)
-            self._monitor = WorkerMonitor(self._child, self._stderr, f"worker {worker_index}")
-            self._monitor.start()
         except BaseException:
             self._lifeline.close()
+            self._stderr.close()
             raise
         finally:
             os.close(lifeline_descriptor)
             os.close(stderr)
+        try:
+            self._monitor = WorkerMonitor(self._child, self._stderr)
+            self._monitor.start()
+        except BaseException:
+            self._lifeline.close()
+            raise
 
     @property
     def pid(self) -> int:

@@ -53,7 +53,8 @@ __all__ = ["ProcessWorker"]
 _LARGE_CREDIT_BYTES = 4 << 20
 _UNWINDING_S = 0.5
 
-_workers: "weakref.WeakSet[ProcessWorker]" = weakref.WeakSet()
+# Without callbacks, in which Python would swallow what a signal's handler raises.
+_workers: "list[weakref.ref[ProcessWorker]]" = []
 
 
 class ProcessWorker:
@@ -116,7 +117,7 @@ class ProcessWorker:
         self._is_closing = self._is_closed = False
         self._last_begun = -1
         self._allowed = -1, 0
-        _workers.add(self)
+        _workers[:] = [*(known for known in _workers if known() is not None), weakref.ref(self)]
 
     @property
     def pid(self) -> int:
@@ -437,14 +438,18 @@ class _Credits:
 
 
 def _share_segments() -> None:
-    for worker in list(_workers):
+    for worker in _living():
         worker.share()
 
 
 def _abandon_workers() -> None:
-    for worker in list(_workers):
+    for worker in _living():
         worker.abandon()
     _workers.clear()
+
+
+def _living() -> list[ProcessWorker]:
+    return [worker for worker in (known() for known in _workers) if worker is not None]
 
 
 os.register_at_fork(before=_share_segments, after_in_child=_abandon_workers)

@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
@@ -71,7 +72,7 @@ class TemplateProcess:
     def __init__(self, origin: tuple[object, ...]) -> None:
         self._origin = origin
         # Weakly: a call that is interrupted may drop a user without a word.
-        self._users: weakref.WeakSet[object] = weakref.WeakSet()
+        self._users: list[weakref.ref[object]] = []
         self._has_started_one = self._is_unfit = False
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         lifeline_descriptor, lifeline_end = os.pipe()
@@ -81,18 +82,24 @@ class TemplateProcess:
         try:
             descriptors = (theirs.fileno(), lifeline_descriptor)
             self._child = SpawnedChild(popen_interpreter(_PROGRAM, descriptors, (), stderr))
-            self._monitor = WorkerMonitor(self._child, self._stderr, "the template")
-            with contextlib.suppress(OSError):  # it has ended already: the first request finds that out
-                self._control.send(pickle.dumps(import_paths()))
-            self._monitor.start()
         except BaseException:
             self._control.close()
             self._lifeline.close()
+            self._stderr.close()
             raise
         finally:
             theirs.close()
             os.close(lifeline_descriptor)
             os.close(stderr)
+        try:
+            with contextlib.suppress(OSError):  # it has ended already: the first request finds that out
+                self._control.send(pickle.dumps(import_paths()))
+            self._monitor = WorkerMonitor(self._child, self._stderr)
+            self._monitor.start()
+        except BaseException:
+            self._control.close()
+            self._lifeline.close()
+            raise
         self.pid = self._child.pid
         """The process id."""
 
@@ -114,7 +121,7 @@ class TemplateProcess:
     @property
     def is_used(self) -> bool:
         """Whether a loader uses it."""
-        return bool(self._users)
+        return any(user() is not None for user in self._users)
 
     def is_dead(self) -> bool:
         """Return whether it has ended."""
@@ -145,11 +152,11 @@ class TemplateProcess:
 
     def add_user(self, user: object) -> None:
         """Record a loader that uses it."""
-        self._users.add(user)
+        self._users.append(weakref.ref(user))
 
     def discard_user(self, user: object) -> None:
         """Record that a loader does not use it any more."""
-        self._users.discard(user)
+        self._users[:] = [known for known in self._users if known() not in (None, user)]
 
     def join(self, timeout_s: float) -> None:
         """Wait until the process has ended and was reaped, at most ``timeout_s``."""
@@ -187,27 +194,33 @@ class TemplateLease:
 
     def template(self) -> TemplateProcess | None:
         """Return a process that forks workers; None where workers have to be spawned."""
-        with _registry.lock:
-            if not _registry.is_open:
-                return None
-            origin = heritage()
-            found = next((used for used in self._used if used.is_usable(origin)), None) or _registry.find(origin)
-            if found is not None and found not in self._used:
-                self._used.append(found)
-                found.add_user(self)
-            return found
+        try:
+            with _registry.lock:
+                if not _registry.is_open:
+                    return None
+                origin = heritage()
+                found = next((used for used in self._used if used.is_usable(origin)), None) or _registry.find(origin)
+                if found is not None and found not in self._used:
+                    self._used.append(found)
+                    found.add_user(self)
+                return found
+        finally:
+            _registry.settle()
 
     def release(self) -> None:
         """Use none any more; a process that no loader uses ends. Any number of calls."""
         if os.getpid() != self._owner_pid:  # a fork of the trainer has the object, not the process
             return
-        with _registry.lock:
-            for template in self._used:
-                template.discard_user(self)
-            unused = _registry.take_unused(self._used)
-            self._used.clear()
-        for template in unused:
-            template.end()
+        _registry.released.append(self)
+        _registry.settle()
+
+    def give_up(self) -> list[TemplateProcess]:
+        """Use none any more; return those that no loader uses, which are to be ended."""
+        for template in self._used:
+            template.discard_user(self)
+        unused = _registry.take_unused(self._used)
+        self._used.clear()
+        return unused
 
 
 class _Registry:
@@ -218,7 +231,23 @@ class _Registry:
         self.lock = threading.RLock()
         self.templates: list[TemplateProcess] = []
         self.is_open = True
+        self.released: deque[TemplateLease] = deque()
+        """Leases that have ended; the templates that only they used are to be ended."""
         self._num_failures = 0
+
+    def settle(self) -> None:
+        """End the templates that no loader uses any more.
+
+        A finaliser may call it in any thread, also in one that the holder of the lock waits for: it waits for nobody.
+        The holder calls it again after the release.
+        """
+        while self.released and self.lock.acquire(blocking=False):
+            try:
+                unused = self.released.popleft().give_up() if self.released else []
+            finally:
+                self.lock.release()
+            for template in unused:
+                template.end()
 
     def find(self, origin: tuple[object, ...]) -> TemplateProcess | None:
         """Return a template, which may be a new one; None if none can be had."""

@@ -2,6 +2,7 @@
 
 scripts/campaign [--kills N] [--seed N] [--case N] [--jobs N] [--json PATH]
 scripts/campaign --sweep | --calls | --files | --fuzz [pytest's arguments]
+scripts/campaign --interrupts N [--seed N]
 scripts/campaign --peers [the arguments of scripts/robustness]
 """
 

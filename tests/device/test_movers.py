@@ -121,7 +121,7 @@ def test_where_one_tensor_finds_no_room_the_others_are_kept_until_they_were_read
     microbatch = [torch.ones(2), torch.ones(3)]
     with pytest.raises(torch.OutOfMemoryError):
         mover.begin(microbatch)
-    assert [source.kept[0] for source in mover._sources] == [microbatch]
+    assert [source.kept[0] for source in mover._sources.values()] == [microbatch]
     engine.run_until(0)
     assert mover.copied_s == 0.25
     assert not mover._sources
