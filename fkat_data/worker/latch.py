@@ -1,7 +1,7 @@
 """A latch: one thread waits until another one has done something.
 
 ``threading.Event`` is no such thing for a thread that signals may interrupt: an exception that a handler raises within
-the event's own code keeps its lock taken for ever, and both threads hang.
+the event's own code never releases its lock, and both threads hang.
 """
 
 import threading

@@ -238,7 +238,7 @@ class _Registry:
     def settle(self) -> None:
         """End the templates that no loader uses any more.
 
-        A finaliser may call it in any thread, also in one that the holder of the lock waits for: it waits for nobody.
+        A finaliser may call it in any thread, also in one that the holder of the lock waits for: it never waits.
         The holder calls it again after the release.
         """
         while self.released and self.lock.acquire(blocking=False):

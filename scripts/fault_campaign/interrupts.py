@@ -1,6 +1,6 @@
 """Interrupt real loops by real signals at random instants, go on, and count what is wrong.
 
-A timer of the kernel sends the signals; the handler raises in the caller's thread, wherever that is. The loop catches
+A timer of the kernel sends the signals; the handler raises in the caller's thread. The loop catches
 it and goes on with the same iterator, as a notebook's next cell does.
 """
 
@@ -58,7 +58,7 @@ def known(shard: str) -> DataLoader[dict[str, torch.Tensor]]:
 
 
 def unknown(shard: str) -> Any:
-    """Yield a shard whose length nobody knows."""
+    """Yield a shard of unknown length."""
     samples = Samples(shard)
     for index in range(len(samples)):
         yield samples[index]
@@ -71,7 +71,7 @@ class Counts(NamedTuple):
         raised: Exceptions that the handler has raised.
         caught: Those that have reached the caller.
         swallowed: Those that Python has dropped in a finaliser.
-        wrong: Microbatches that were not the expected ones: wrong, lost or repeated.
+        wrong: Microbatches at whose place another one was expected, because one was lost, repeated or mixed up.
         misplaced: Moments after an interruption at which the loader's position was not the caller's.
         delivered: Microbatches.
     """
