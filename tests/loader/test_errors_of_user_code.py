@@ -103,7 +103,7 @@ class Counting(IterableDataset):
         return iter(range(10))
 
 
-class OwnLoader(DataLoader):
+class LoaderOfItsOwn(DataLoader):
     def __iter__(self):
         yield from super().__iter__()
 
@@ -116,7 +116,7 @@ def stopping(samples):
 
 @both_modes
 @pytest.mark.parametrize(
-    ("kind", "num_nested"), [(DataLoader, 0), (DataLoader, 1), (OwnLoader, 0)], ids=["plain", "nested", "own"]
+    ("kind", "num_nested"), [(DataLoader, 0), (DataLoader, 1), (LoaderOfItsOwn, 0)], ids=["plain", "nested", "own"]
 )
 def test_stop_iteration_of_a_collate_fn_does_not_cut_an_iterable_dataset_short(
     multiprocessing, kind, num_nested, processes
