@@ -12,13 +12,21 @@ import torch
 from torch import overrides
 from torch.utils import _python_dispatch
 
-__all__ = ["are_modes_of_a_worker", "has_modes", "modes_of_a_worker", "without_modes"]
+__all__ = [
+    "are_modes_of_a_worker",
+    "has_modes",
+    "is_any_autocast_enabled",
+    "modes_of_a_worker",
+    "num_dispatch_modes",
+    "num_function_modes",
+    "without_modes",
+]
 
 # torch tells what is on its stacks of modes nowhere else, and leaves them by these functions itself.
 _core, _stack, _dispatch = (vars(module) for module in (torch, overrides, _python_dispatch))
-_num_function_modes: Any = _core["_C"]._len_torch_function_stack  # noqa: SLF001 - as above
-_num_dispatch_modes: Any = _core["_C"]._len_torch_dispatch_stack  # noqa: SLF001 - as above
-_is_any_autocast_enabled: Any = _core["_C"]._is_any_autocast_enabled  # noqa: SLF001 - one for all devices
+num_function_modes: Any = _core["_C"]._len_torch_function_stack  # noqa: SLF001 - as above
+num_dispatch_modes: Any = _core["_C"]._len_torch_dispatch_stack  # noqa: SLF001 - as above
+is_any_autocast_enabled: Any = _core["_C"]._is_any_autocast_enabled  # noqa: SLF001 - one for all devices
 _DisableAutocast: Any = _core["_C"]._DisableAutocast  # noqa: SLF001 - one for all devices
 _pop_mode, _push_mode = _stack["_pop_mode"], _stack["_push_mode"]
 _without_dispatch_modes = _dispatch["_disable_current_modes"]
@@ -27,11 +35,11 @@ _without_dispatch_modes = _dispatch["_disable_current_modes"]
 def has_modes() -> bool:
     """Return whether this thread is in a mode that a new thread is not in."""
     return (
-        _num_function_modes() > 0
-        or _num_dispatch_modes() > 0
+        num_function_modes() > 0
+        or num_dispatch_modes() > 0
         or not torch.is_grad_enabled()  # as in inference mode
         or torch.is_inference_mode_enabled()
-        or _is_any_autocast_enabled()
+        or is_any_autocast_enabled()
     )
 
 
@@ -44,11 +52,11 @@ def are_modes_of_a_worker(dtype: torch.dtype) -> bool:
 def without_modes() -> Generator[None]:
     """Leave every mode of this thread for the block."""
     with contextlib.ExitStack() as stack:
-        if _num_dispatch_modes():
+        if num_dispatch_modes():
             stack.enter_context(_without_dispatch_modes())
-        if _num_function_modes():
+        if num_function_modes():
             stack.enter_context(_without_function_modes())
-        if _is_any_autocast_enabled():
+        if is_any_autocast_enabled():
             stack.enter_context(_DisableAutocast())
         stack.enter_context(torch.inference_mode(mode=False))  # enables gradients, too
         yield
@@ -77,11 +85,11 @@ def modes_of_a_worker(dtype: torch.dtype) -> Generator[None]:
 
 @contextlib.contextmanager
 def _without_function_modes() -> Generator[None]:
-    modes = [_pop_mode() for _ in range(_num_function_modes())]
+    modes = [_pop_mode() for _ in range(num_function_modes())]
     try:
         yield
     finally:
-        while _num_function_modes():  # the block's own
+        while num_function_modes():  # the block's own
             _pop_mode()
         for mode in reversed(modes):
             _push_mode(mode)

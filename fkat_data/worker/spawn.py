@@ -1,6 +1,7 @@
 """A worker in a process of its own, from the trainer's side."""
 
 import contextlib
+import functools
 import os
 import socket
 import struct
@@ -112,7 +113,11 @@ class ProcessWorker:
             self._channel.watch(self._process.end_descriptor)
         self._credits = _Credits(self._channel, limit_bytes)
         self._ended: deque[Lease] = deque() if ended is None else ended
-        self._leases = SegmentLeases(self._credits.give, self._credits.discard, self._ended)
+        self._leases = SegmentLeases(
+            functools.partial(self._credits.give, Kind.CREDIT),
+            functools.partial(self._credits.give, Kind.DISCARD),
+            self._ended,
+        )
         self._is_hung_up = False
         self._is_closing = self._is_closed = False
         self._last_begun = -1
@@ -421,15 +426,8 @@ class _Credits:
         """Defer no credit from now on: the worker has less memory than its limit says."""
         self._most_deferred_bytes = 0
 
-    def give(self, index: int, size_bytes: int) -> None:
-        """Give a segment back."""
-        self._give(Kind.CREDIT, index, size_bytes)
-
-    def discard(self, index: int, size_bytes: int) -> None:
-        """Give a segment back that must not be written again."""
-        self._give(Kind.DISCARD, index, size_bytes)
-
-    def _give(self, kind: Kind, index: int, size_bytes: int) -> None:
+    def give(self, kind: Kind, index: int, size_bytes: int) -> None:
+        """Give a segment back, by a ``CREDIT``, or by a ``DISCARD`` if it must not be written again."""
         self._channel.defer(kind, CREDIT.pack(index))
         self._deferred_bytes += size_bytes
         if self._deferred_bytes >= self._most_deferred_bytes:
