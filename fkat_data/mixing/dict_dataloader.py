@@ -71,6 +71,8 @@ class DictDataLoader:
         self._loading: Mapping[str, Any] | None = None
         self._is_left_early = False
         self._is_loaded = False
+        # The epoch of the iteration under way: it ends when the schedule is past that.
+        self._begun_epoch = 0
 
     @property
     def epoch(self) -> int:
@@ -102,6 +104,7 @@ class DictDataLoader:
             source.go_on()
         if not self._is_loaded:
             self._begin_epoch()
+        self._begun_epoch = self._schedule.epoch
         self._draft.end()
         return EpochIterator(self._next, self._draft, self._iterations, self)
 
@@ -201,6 +204,8 @@ class DictDataLoader:
 
     def _next(self) -> Microbatch:
         self._settle()
+        if self._schedule.epoch != self._begun_epoch:
+            raise StopIteration
         self._draft.begin(self._snapshot())
         return self._take()
 
@@ -214,7 +219,7 @@ class DictDataLoader:
                 source.release()
             return
         counts, schedule, sources = snapshot
-        self._num_delivered, self._is_left_early, self._is_loaded = counts
+        self._num_delivered, self._is_left_early, self._is_loaded, self._begun_epoch = counts
         self._schedule.restore(schedule)
         for name, source in self._sources.items():
             source.restore(sources[name])
@@ -222,7 +227,7 @@ class DictDataLoader:
 
     def _snapshot(self) -> tuple[Any, ...]:
         return (
-            (self._num_delivered, self._is_left_early, self._is_loaded),
+            (self._num_delivered, self._is_left_early, self._is_loaded, self._begun_epoch),
             self._schedule.snapshot(),
             {name: source.snapshot() for name, source in self._sources.items()},
         )
@@ -261,6 +266,7 @@ class DictDataLoader:
         self._end_epoch()
         if was_loaded:
             # Resumed where nothing was left: the caller gets the next epoch, not an empty one.
+            self._begun_epoch = self._schedule.epoch
             self._begin_epoch()
             return self._take()
         self._draft.end()

@@ -76,6 +76,12 @@ class IndexedProduction:
             raise ValueError(f"microbatch {index} was asked for after microbatch {self._drawn.microbatch_index}")
         return self._error is not None or (self._drawn is not None and self._drawn.microbatch_index == index)
 
+    def close(self) -> None:
+        """End the drawing of indices, here instead of in a finaliser."""
+        close = getattr(self._draws, "close", None)
+        if close is not None:
+            close()
+
     def make(self, index: int) -> tuple[Any, bool] | None:
         """Return a microbatch, made under its own random stream, and whether it is the last; None: there is none.
 

@@ -117,6 +117,8 @@ class OpenShard:
             raise
         finally:
             self._mark("")
+            if isinstance(self._production, IndexedProduction):
+                self._production.close()
 
     def _rest(self) -> Iterator[Produced]:
         if isinstance(self._production, IndexedProduction):

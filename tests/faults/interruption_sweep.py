@@ -8,6 +8,7 @@ recover.
 import dis
 import functools
 import gc
+import inspect
 import json
 import signal
 import sys
@@ -23,6 +24,11 @@ import fkat_data
 from fkat_data import ShardedDataLoader
 
 ROOT = str(Path(fkat_data.__file__).parent)
+#: A generator that is dropped is closed by Python: what is raised then is lost. Handlers run at these alone, and none is
+#: among the instructions that close one.
+CHECKED = frozenset(
+    number for name, number in dis.opmap.items() if name.startswith(("CALL", "PRECALL", "RESUME", "JUMP_BACKWARD"))
+)
 #: No signal's handler runs between these and the caller's next instruction.
 SAFE = frozenset({dis.opmap[name] for name in ("RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE") if name in dis.opmap})
 
@@ -107,7 +113,10 @@ class Interruptions:
             return self._at_instruction
         code, offset = frame.f_code, frame.f_lasti
         # An instruction without a line only passes an exception on.
-        if code.co_code[offset] in SAFE or frame.f_lineno is None:
+        operation = code.co_code[offset]
+        if operation in SAFE or frame.f_lineno is None:
+            return self._at_instruction
+        if code.co_flags & inspect.CO_GENERATOR and operation not in CHECKED:
             return self._at_instruction
         site = code, offset
         if site in self.met or (offset // 2 + code.co_firstlineno) % self._share != self._offset:
