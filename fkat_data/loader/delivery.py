@@ -212,8 +212,9 @@ class Delivery:
         microbatch = mover.finish(moving) if mover.copies else moving
         is_ahead_whole = not self._placement.mover.copies or self._move_ahead()
         if self._is_first:
-            self._is_first = self._began_mid_epoch = False
+            self._began_mid_epoch = False
             self._sink.first_delivered()
+            self._is_first = False
         self._num_delivered += 1
         self._delivered_bytes += arrival.size_bytes
         self._delivered_at_s = time.perf_counter()

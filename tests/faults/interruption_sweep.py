@@ -209,7 +209,7 @@ def check_epoch(loader, interruptions, epoch, resumes_at):
             iterator = call(iter, loader, check=check_position)
             resumes_at = -1
     with pytest.raises(StopIteration):
-        call(next, iterator)
+        pytest.fail(f"{call(next, iterator)!r} after {interruptions.last_site}")
     assert (loader.epoch, loader.step) == (epoch + 1, 0)
 
 
