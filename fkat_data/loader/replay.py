@@ -57,12 +57,14 @@ class MicrobatchReplay:
             StopIteration: The epoch has none.
             BaseException: The user's.
         """
-        self._num_delivered += 1
         if self._kept is None:
-            return self._first()
-        microbatch, size_bytes = self._kept
-        self._delivery.count_again(size_bytes)
-        return map_tensors(_same, microbatch)
+            self._kept = self._first()
+        else:
+            self._delivery.count_again(self._kept[1])
+        self._cursor.stay()
+        microbatch = map_tensors(_same, self._kept[0])
+        self._num_delivered += 1
+        return microbatch
 
     def prefetch(self) -> None:
         """Start to move the first microbatch to the device."""
@@ -85,18 +87,18 @@ class MicrobatchReplay:
         """Return what was delivered so far."""
         return self._delivery.progress()
 
-    def _first(self) -> Microbatch:
+    def _first(self) -> tuple[Microbatch, int]:
+        """Take a microbatch, and end the workers; an interrupted call is done again from the same position."""
         if self._delivery.is_over:  # the microbatch was dropped during an iteration
             self._delivery.begin()
         place = self._cursor.position
         bytes_before = self._delivery.progress().delivered_bytes
         microbatch = self._delivery.next()
-        self._kept = microbatch, self._delivery.progress().delivered_bytes - bytes_before
-        self._delivery.stop()
+        size_bytes = self._delivery.progress().delivered_bytes - bytes_before
         self._cursor.load(place)
-        self._cursor.stay()
+        self._delivery.stop()
         self._end_workers()
-        return map_tensors(_same, microbatch)
+        return microbatch, size_bytes
 
 
 def _same(value: Any) -> Any:

@@ -114,7 +114,9 @@ class _MappingEnd(weakref.ref[Any]):
 def _end_mappings() -> None:
     while _ended_mappings:
         with contextlib.suppress(IndexError):  # another thread was quicker
-            _ended_mappings.popleft().mapping.end()
+            mapping = getattr(_ended_mappings.popleft(), "mapping", None)
+            if mapping is not None:  # else a signal's handler interrupted its making
+                mapping.end()
 
 
 class Segment:
@@ -325,7 +327,8 @@ class SegmentLeases:
         segment = self._segments[index]
         exporter = np.frombuffer(segment.view, dtype=np.uint8)
         lease = Lease(exporter, self._ended.append)
-        lease.leases, lease.segment_index = self, index
+        lease.segment_index = index
+        lease.leases = self
         self._leases[index] = lease
         return exporter
 
@@ -333,7 +336,9 @@ class SegmentLeases:
         """Give back the segments whose leases have ended, of all that share the deque."""
         while self._ended:
             lease = self._ended.popleft()
-            lease.leases.end(lease)
+            leases = getattr(lease, "leases", None)
+            if leases is not None:  # else a signal's handler interrupted ``lease``
+                leases.end(lease)
         if _ended_mappings:
             _end_mappings()
 

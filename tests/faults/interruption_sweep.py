@@ -8,6 +8,7 @@ recover.
 import dis
 import functools
 import gc
+import importlib
 import inspect
 import json
 import signal
@@ -163,7 +164,7 @@ def unknown(shard):
 
 
 def number_of(microbatch):
-    numbers = {int(value) for tensor in microbatch.values() for value in (tensor[0], tensor[-1])}
+    numbers = {int(value) for tensor in microbatch.values() for value in tensor.cpu()[[0, -1]]}
     assert len(numbers) == 1, numbers
     return numbers.pop()
 
@@ -230,22 +231,48 @@ def sweep(make, interruptions):
     assert not interruptions.swallowed
 
 
+def sweep_replay(make, interruptions):
+    with interruptions:
+        num_before = -1
+        while interruptions.num_raised > num_before:
+            num_before = interruptions.num_raised
+            with make() as loader:
+                iterator = uninterrupted(interruptions, iter, loader)
+                for _ in range(6):
+                    microbatch = uninterrupted(interruptions, next, iterator)
+                    assert number_of(microbatch) == EXPECTED[0], interruptions.last_site
+                    assert loader.state_dict()["all_rank_steps"] == [0], interruptions.last_site
+                assert not psutil.Process().children(recursive=True), interruptions.last_site
+    assert not interruptions.swallowed
+
+
 #: How a loader works, by name.
 WAYS = {
     "in process": {"multiprocessing": False},
     "one worker": {},
     "two shards at once": {"num_shard_prefetches": 2, "num_microbatch_prefetches": 2},
     "two workers a shard": {"num_workers_per_shard": 2},
+    "restarts and a timeline": {"max_worker_restarts": 2, "trace": "timeline.json"},
+    "simulated device": {"device": "simulated"},
+    "replay": {"replay": True},
 }
 
 FACTORIES = {function.__name__: function for function in (known, unknown)}
 ERRORS = {error.__name__: error for error in (KeyboardInterrupt, Preempted, SystemExit)}
 
 
-def main(way, factory, error, share):
+def main(way, factory, error, share, offset="0"):
     """Sweep in this process; print how often was raised, and which processes are left."""
-    interruptions = Interruptions(ERRORS[error], int(share))
-    sweep(lambda: ShardedDataLoader(0, list(SIZES), FACTORIES[factory], **WAYS[way]), interruptions)
+    if way == "simulated device":
+        sys.path.append(str(Path(__file__).parents[1] / "device"))
+        simulated_device = importlib.import_module("simulated_device")
+        if not simulated_device.can_install():
+            print(json.dumps(None))
+            return
+        simulated_device.install()
+    interruptions = Interruptions(ERRORS[error], int(share), int(offset))
+    run = sweep_replay if way == "replay" else sweep
+    run(lambda: ShardedDataLoader(0, list(SIZES), FACTORIES[factory], **WAYS[way]), interruptions)
     deadline_s = time.monotonic() + 10
     while psutil.Process().children(recursive=True) and time.monotonic() < deadline_s:
         gc.collect()
