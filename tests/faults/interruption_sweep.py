@@ -232,8 +232,9 @@ def sweep(make, interruptions):
 
 
 def sweep_replay(make, interruptions):
-    with interruptions:
-        num_before = -1
+    with interruptions, make() as other:  # it keeps the template
+        next(iter(other))
+        others, num_before = children(), -1
         while interruptions.num_raised > num_before:
             num_before = interruptions.num_raised
             with make() as loader:
@@ -242,8 +243,20 @@ def sweep_replay(make, interruptions):
                     microbatch = uninterrupted(interruptions, next, iterator)
                     assert number_of(microbatch) == EXPECTED[0], interruptions.last_site
                     assert loader.state_dict()["all_rank_steps"] == [0], interruptions.last_site
-                assert not psutil.Process().children(recursive=True), interruptions.last_site
+                wait_until(lambda: children() <= others)
+                assert children() <= others, interruptions.last_site
     assert not interruptions.swallowed
+
+
+def children():
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def wait_until(condition):
+    deadline_s = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline_s:
+        gc.collect()
+        time.sleep(0.02)
 
 
 #: How a loader works, by name.
@@ -273,9 +286,6 @@ def main(way, factory, error, share, offset="0"):
     interruptions = Interruptions(ERRORS[error], int(share), int(offset))
     run = sweep_replay if way == "replay" else sweep
     run(lambda: ShardedDataLoader(0, list(SIZES), FACTORIES[factory], **WAYS[way]), interruptions)
-    deadline_s = time.monotonic() + 10
-    while psutil.Process().children(recursive=True) and time.monotonic() < deadline_s:
-        gc.collect()
-        time.sleep(0.05)
+    wait_until(lambda: not children())
     left = [str(process) for process in psutil.Process().children(recursive=True)]
     print(json.dumps({"raised": interruptions.num_raised, "left": left}))
