@@ -11,7 +11,7 @@ import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from fkat_data import arguments
-from fkat_data.datasets.arrow_column import ArrowColumn, rows_of
+from fkat_data.arrow_column import ArrowColumn, rows_of
 from fkat_data.datasets.opening import local_path, names_of, open_uri
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.observe.stages import reading

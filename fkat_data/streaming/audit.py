@@ -208,4 +208,4 @@ def _global_batches(epochs: Epochs, point: ResumePoint, num_steps: int) -> Itera
 
 def _where(catalog: Catalog, sample: int) -> tuple[int, str, int, int]:
     shard, row = catalog.spanner[sample]
-    return int(catalog.stream_per_shard[shard]), catalog.entries[shard].raw_data.basename, row, sample
+    return int(catalog.stream_per_shard[shard]), catalog.entries[shard].name, row, sample

@@ -21,6 +21,7 @@ from fkat_data.streaming.epoch.resume_point import ResumePoint, SharedResumePoin
 from fkat_data.streaming.epoch.skips import SampleSkips
 from fkat_data.streaming.epoch.weight_schedule import WeightSchedule
 from fkat_data.streaming.epoch.world import World
+from fkat_data.streaming.formats.open_shard import DECODED_LIMIT_BYTES
 from fkat_data.streaming.order.batching import BATCHING_METHODS
 from fkat_data.streaming.order.epoch_order import SHUFFLES, OrderSettings
 from fkat_data.streaming.order.partition import PARTITIONS
@@ -93,6 +94,9 @@ class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
         weight_schedule: Proportions of the streams that change during training: a list of
             ``{"from_sample": 0, "weights": [3, 1]}``.
         storage_options: The options of fsspec's file systems for streams that give none.
+        columns: The columns to read, for streams that give none; None: all.
+        decoded_limit: Bytes, a number or a text such as ``"2gb"``, that decoded row groups of Parquet may take in each
+            process that reads; the least recently used ones are dropped. None: 512 MiB.
         world: The rank and world of this process; None: read them from the environment.
 
     Raises:
@@ -135,6 +139,8 @@ class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
         skip: Sequence[Mapping[str, Any]] | None = None,
         weight_schedule: Sequence[Mapping[str, Any]] | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        columns: Sequence[str] | None = None,
+        decoded_limit: int | str | None = None,
         world: World | None = None,
     ) -> None:
         self.predownload = None if predownload is None else arguments.integer("predownload", predownload, minimum=0)
@@ -160,6 +166,7 @@ class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
                 validate_hash=validate_hash or None,
                 keep_zip=arguments.boolean("keep_zip", keep_zip),
                 storage_options=storage_options,
+                columns=columns,
             )
             for stream in given_streams(streams, remote, local, stream_name, stream_config)
         ]
@@ -170,7 +177,13 @@ class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
         )
         if self.cache_limit is not None and catalog.cache_budget is None:
             _logger.warning("cache_limit has no effect: all data are read in place")
-        self._shards = OpenShards(catalog, allow_unsafe_types=allow_unsafe_types, arrays=arrays, writable=writable)
+        self._shards = OpenShards(
+            catalog,
+            allow_unsafe_types=allow_unsafe_types,
+            arrays=arrays,
+            writable=writable,
+            decoded_limit_bytes=size_bytes_of("decoded_limit", decoded_limit) if decoded_limit else DECODED_LIMIT_BYTES,
+        )
         self._skips.check(catalog.num_samples)
         weights = [stream.weight for stream in filled]
         size = arguments.integer("epoch_size", count_of("epoch_size", epoch_size), minimum=0) if epoch_size else 0

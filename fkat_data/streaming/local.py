@@ -22,11 +22,12 @@ class LocalDataset(Dataset[dict[str, Any]]):
     Samples are dicts from column to value, in the order of writing. The dataset pickles without its open shards.
 
     Args:
-        local: The directory.
+        local: The directory; or Parquet files: one, or a pattern such as ``data/*.parquet``.
         split: A directory within it.
         allow_unsafe_types: Whether columns of pickles may be read, which runs code of the files' author.
         arrays: Whether ``ndarray`` columns give NumPy arrays or torch tensors.
         writable: Whether arrays belong to the caller; otherwise they are read-only views of the shard.
+        columns: The columns to read; None: all.
 
     Raises:
         ConfigurationError: An argument is invalid, or a column holds pickles.
@@ -42,6 +43,7 @@ class LocalDataset(Dataset[dict[str, Any]]):
         allow_unsafe_types: bool = False,
         arrays: Literal["numpy", "torch"] = "numpy",
         writable: bool = False,
+        columns: Sequence[str] | None = None,
     ) -> None:
         if not isinstance(local, (str, Path)) or not str(local):
             raise ConfigurationError("local", local, "the path of a directory")
@@ -49,7 +51,7 @@ class LocalDataset(Dataset[dict[str, Any]]):
         self.local = str(local)
         self.split = split
         self._catalog = Catalog(
-            [Stream(local=self.local, split=split)],
+            [Stream(local=self.local, split=split, columns=columns)],
             allow_unsafe_types=arguments.boolean("allow_unsafe_types", allow_unsafe_types),
         )
         self._shards = OpenShards(

@@ -5,6 +5,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -83,6 +84,18 @@ class DatasetVersion:
             self._version = version
             self._join(version)
 
+    def making(self) -> AbstractContextManager[None]:
+        """Return a context in which no other process of the node is in such a context of this directory.
+
+        Raises:
+            OSError: The directory is not writable.
+        """
+        return self._locked("making_index")
+
+    def names(self) -> list[str]:
+        """Return the names of all files in the directory, except the cache's bookkeeping."""
+        return [file.name for file in self._directory.files() if not file.is_being_made]
+
     def hold(self) -> None:
         """Have this process use the adopted version; cheap if it already does.
 
@@ -143,9 +156,12 @@ class DatasetVersion:
                 users.close()
             return version if owner == os.getpid() else None
 
+    def _exclusive(self) -> AbstractContextManager[None]:
+        return self._locked("dataset_version")
+
     @contextlib.contextmanager
-    def _exclusive(self) -> Generator[None]:
-        with self._directory.open("dataset_version") as lock:
+    def _locked(self, name: str) -> Generator[None]:
+        with self._directory.open(name) as lock:
             lock.lock()
             yield
 

@@ -1,7 +1,7 @@
 """The formats of datasets on disk: index, shards, encodings, compression and hashes. Readers trust no file.
 
-Open to other packages: ``columns``, ``compression``, ``encoding``, ``encodings``, ``entry``, ``files``, ``hashing``,
-``index``, ``open_shard``, ``reader``, ``summary``, ``verification``.
+Open to other packages: ``columns``, ``compression``, ``decoded_groups``, ``encoding``, ``encodings``, ``entry``,
+``file_formats``, ``files``, ``hashing``, ``index``, ``open_shard``, ``reader``, ``summary``, ``verification``.
 """
 
 from fkat_data.streaming.formats.compression import decompress_file

@@ -2,10 +2,28 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from fkat_data.streaming.formats.encodings import encoding_of
 
-__all__ = ["Column", "FileInfo", "ShardEntry"]
+__all__ = ["Column", "FileInfo", "Origin", "ShardEntry"]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The bytes of a stored file that a part of a dataset consists of. Files that have no index have parts.
+
+    Attributes:
+        name: The stored file, relative to the dataset's directory.
+        size_bytes: The size of that file.
+        version: The store's name for its content when the index was made; "" if the store has none.
+        ranges: The bytes, in order, as pairs of the first byte and the byte after the last one.
+    """
+
+    name: str
+    size_bytes: int
+    version: str
+    ranges: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +34,14 @@ class FileInfo:
         basename: Path relative to the dataset's directory, and within it.
         bytes: Size in bytes.
         hashes: Hash by algorithm, in lower-case hexadecimal digits.
+        origin: What it consists of, if it is a part of a stored file. Where that file is read in place, ``basename``
+            is the name of the file; else it is the name under which a cache keeps the part.
     """
 
     basename: str
     bytes: int
     hashes: Mapping[str, str] = field(default_factory=dict[str, str])
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +64,7 @@ class ShardEntry:
     """One shard.
 
     Attributes:
-        format: ``mds``, ``json``, ``xsv``, ``csv`` or ``tsv``.
+        format: ``mds``, ``json``, ``xsv``, ``csv`` or ``tsv``; or ``parquet``.
         samples: Number of samples.
         columns: Columns in the order in which they are stored.
         raw_data: The uncompressed file of samples.
@@ -54,6 +75,8 @@ class ShardEntry:
         hashes: Hash algorithms of the files.
         newline: End of a line; empty for ``mds``.
         separator: Separator between the values of a line; empty except for separated values.
+        part: What a shard's reader must know of its place in a stored file, such as the number of a row group.
+        chosen: The columns to read; None: all.
     """
 
     format: str
@@ -67,6 +90,16 @@ class ShardEntry:
     hashes: tuple[str, ...] = ()
     newline: str = ""
     separator: str = ""
+    part: Any = None
+    chosen: tuple[str, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the shard in messages: its file, and its part of the file if it is one of several."""
+        origin = self.raw_data.origin
+        if origin is None:
+            return self.raw_data.basename
+        return origin.name if self.part is None else f"{origin.name}[{self.part}]"
 
     @property
     def files(self) -> list[tuple[FileInfo, FileInfo | None]]:

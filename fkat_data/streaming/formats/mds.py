@@ -42,6 +42,7 @@ class MDSReader:
         self._content = mapped(self._path, entry.raw_data)
         self._offsets = offsets_of(self._path, self._content, entry.samples, entry.raw_data.bytes)
         self._columns = [OpenColumn(column, self._content, arrays, is_writable=writable) for column in entry.columns]
+        self._chosen = frozenset(entry.chosen or (column.name for column in entry.columns))
         self._lengths_bytes = _LENGTH_BYTES * sum(column.size_bytes is None for column in self._columns)
         self._lengths = windows_of(self._content, _LENGTH)
         self._check_sizes()
@@ -59,7 +60,8 @@ class MDSReader:
                 length_at += _LENGTH_BYTES
             if size > end - offset:
                 raise self._wrong_lengths(row, end - begin)
-            values[column.name] = self._value(row, column, offset, offset + size)
+            if column.name in self._chosen:
+                values[column.name] = self._value(row, column, offset, offset + size)
             offset += size
         if offset != end:
             raise self._wrong_lengths(row, end - begin)
@@ -138,7 +140,7 @@ class MDSReader:
             if len(wrong):
                 row = int(wrong[0])
                 raise self._wrong_lengths(int(rows[row]), int(ends[row] - begins[row]))
-        return iter(spans)
+        return (span for span in spans if span[0].name in self._chosen)
 
     def _decoded(
         self,

@@ -1,17 +1,22 @@
 """Opening a shard's uncompressed files."""
 
+import importlib
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
+from fkat_data.streaming.formats.decoded_groups import DecodedGroups
 from fkat_data.streaming.formats.entry import ShardEntry
 from fkat_data.streaming.formats.jsonl import JSONReader
 from fkat_data.streaming.formats.mds import MDSReader
 from fkat_data.streaming.formats.reader import ShardReader
 from fkat_data.streaming.formats.xsv import XSVReader
 
-__all__ = ["check_safe", "open_shard"]
+__all__ = ["DECODED_LIMIT_BYTES", "check_safe", "open_shard"]
+
+#: What the decoded row groups of a process may take, unless the caller says otherwise.
+DECODED_LIMIT_BYTES = 512 << 20
 
 
 def open_shard(
@@ -21,6 +26,7 @@ def open_shard(
     allow_unsafe_types: bool = False,
     arrays: Literal["numpy", "torch"] = "numpy",
     writable: bool = False,
+    decoded: DecodedGroups | None = None,
 ) -> ShardReader:
     """Open a shard's uncompressed files; ``decompress_file`` makes them from compressed ones.
 
@@ -33,6 +39,7 @@ def open_shard(
         arrays: Whether to return ``ndarray`` columns as NumPy arrays or torch tensors.
         writable: Whether NumPy arrays are writable copies. Otherwise they are read-only, and ``sample`` returns views
             of the file. Tensors are always writable copies.
+        decoded: Keeps decoded row groups of Parquet for several shards; None: for this one alone.
 
     Raises:
         ConfigurationError: An argument is invalid, or the shard has a column of pickles and they are not allowed.
@@ -45,6 +52,12 @@ def open_shard(
         check_safe(entry)
     if entry.format == "mds":
         return MDSReader(directory, entry, arrays=arrays, writable=writable)
+    if entry.format == "parquet":
+        # Imported here: pyarrow takes time, and other formats do not need it.
+        module: Any = importlib.import_module("fkat_data.streaming.formats.parquet_shard")
+        kept = DecodedGroups(DECODED_LIMIT_BYTES) if decoded is None else decoded
+        reader = module.ParquetReader(directory, entry, arrays=arrays, writable=writable, decoded=kept)
+        return cast("ShardReader", reader)
     return JSONReader(directory, entry) if entry.format == "json" else XSVReader(directory, entry)
 
 

@@ -32,7 +32,8 @@ class SplitReader(ABC):
         if entry.raw_meta is None:
             raise TypeError(f"a shard of format {entry.format!r} needs a file of offsets")
         self.num_samples = entry.samples
-        self._names = [column.name for column in entry.columns]
+        self._names = [column.name for column in entry.columns if entry.chosen is None or column.name in entry.chosen]
+        self._is_whole = entry.chosen is None
         self._path = directory / entry.raw_data.basename
         self._content = mapped(self._path, entry.raw_data)
         meta_path = directory / entry.raw_meta.basename
@@ -50,9 +51,10 @@ class SplitReader(ABC):
         try:
             if not line.endswith(self._newline):
                 raise ValueError(f"the line does not end with {self._newline!r}")
-            return self._parsed(line[: -len(self._newline)])
+            sample = self._parsed(line[: -len(self._newline)])
         except ValueError as error:
             raise ShardCorruptError(str(self._path), f"row {row}: {error}", f"row {row}") from error
+        return sample if self._is_whole else {name: sample[name] for name in self._names}
 
     def samples(self, rows: Sequence[int] | npt.NDArray[Any]) -> list[dict[str, Any]]:
         """Return samples; see ``ShardReader``."""

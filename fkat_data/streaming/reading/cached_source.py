@@ -13,9 +13,13 @@ from fkat_data.errors import DownloadError, ShardCorruptError, ShardError, Shard
 from fkat_data.streaming.cache.cache import Cache
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.dataset_version import DatasetVersion
+from fkat_data.streaming.cache.paths import BOOKKEEPING
 from fkat_data.streaming.formats.compression import decompress_into
 from fkat_data.streaming.formats.entry import FileInfo, ShardEntry
+from fkat_data.streaming.formats.file_formats import PARTS
 from fkat_data.streaming.formats.index import INDEX_NAME, parse_index, read_index
+from fkat_data.streaming.reading.file_pattern import FilePattern
+from fkat_data.streaming.reading.generated_index import GeneratedIndex
 from fkat_data.streaming.store.store import Store
 
 __all__ = ["CachedSource", "Evictable", "names_of"]
@@ -41,7 +45,8 @@ class Evictable:
 
     def __call__(self, directory: Path, name: str) -> bool:
         """Return whether a file may be evicted."""
-        return name in self._names.get(str(directory), ())
+        # Another job may have fetched parts with other columns.
+        return PARTS in name or name in self._names.get(str(directory), ())
 
 
 class CachedSource:
@@ -54,6 +59,8 @@ class CachedSource:
         evictable: Collects the files that may be evicted.
         validate_hash: The hash of the index to compare files with; None: compare their sizes alone.
         keep_zip: Whether compressed files stay after they are decompressed.
+        pattern: Which files of the store the stream consists of; None: those of its index, and all if it has none.
+        columns: The columns to read of files that have no index; None: all.
 
     Attributes:
         directory: The directory of the files.
@@ -70,6 +77,8 @@ class CachedSource:
         *,
         validate_hash: str | None,
         keep_zip: bool,
+        pattern: FilePattern | None = None,
+        columns: tuple[str, ...] | None = None,
     ) -> None:
         self._store = store
         self._given = directory
@@ -81,20 +90,60 @@ class CachedSource:
         self.directory = self._cache.directory
         self._version = ""
         self._checked_at_s = 0.0
+        self._is_listed = pattern is not None
+        self._generated = GeneratedIndex(
+            store, pattern or FilePattern(""), columns, self.directory / BOOKKEEPING / "generated_index.json"
+        )
 
     def read_index(self) -> list[ShardEntry]:
-        """Return what the index says about the shards, in its order.
+        """Return what the index says about the shards, in its order; make the index of files that have none.
 
         Uses the copy in the directory if the store reports the same version, no longer has an index, or is
         unreachable. Removes files that belong to another version of the dataset.
 
         Raises:
-            ConfigurationError: Another process uses the directory for another version of the dataset.
-            ShardNotFoundError: Neither the store nor the directory has an index.
-            ShardCorruptError: The index is malformed.
+            ConfigurationError: Another process uses the directory for another version of the dataset; or files
+                without an index have several formats, or no chosen column.
+            ShardNotFoundError: Neither the store nor the directory has an index, nor files that need none.
+            ShardCorruptError: The index or such a file is malformed.
             DownloadError: The store does not answer, and there is no copy.
             OSError: The directory cannot be written.
         """
+        if self._is_listed:
+            return self._read_generated()
+        try:
+            return self._read_written()
+        except ShardNotFoundError as missing:
+            try:
+                return self._read_generated()
+            except ShardNotFoundError:
+                raise missing from None
+        except DownloadError as error:
+            if error.is_refused or self._generated.kept() is None:
+                raise
+            return self._read_generated()
+
+    def _read_generated(self) -> list[ShardEntry]:
+        try:
+            made = self._generated.read(self._dataset_version.making)
+        except DownloadError as error:
+            # A store that refuses is up: the configuration is wrong.
+            kept = None if error.is_refused else self._generated.kept()
+            if kept is None:
+                raise
+            _logger.warning("using the index of %s kept in %s: %s", self._store.url, self.directory, error)
+            made = kept
+        entries = made.entries(is_in_place=False)
+        path = self.directory / INDEX_NAME
+
+        def names(version: str) -> list[str]:
+            before = _names_before(path, [], version) if path.is_file() else []
+            return [*before, *made.stale(self._dataset_version.names())]
+
+        self._dataset_version.adopt(made.version, names)
+        return entries
+
+    def _read_written(self) -> list[ShardEntry]:
         path = self.directory / INDEX_NAME
         try:
             recorded = self._dataset_version.recorded if path.is_file() else None
@@ -157,6 +206,9 @@ class CachedSource:
 
     def _download(self, info: FileInfo, file: BinaryIO) -> None:
         try:
+            if info.origin is not None:
+                self._store.download_part(info.origin, file)
+                return
             self._store.download(info.basename, file, info, self._validate_hash)
         except (DownloadError, ShardCorruptError, ShardNotFoundError):
             # That the dataset was written again explains more than a wrong size or hash.
@@ -235,7 +287,11 @@ class CachedSource:
         return entries
 
     def _adopt(self, version: str, recorded: str, entries: list[ShardEntry]) -> None:
-        self._dataset_version.adopt(recorded, partial(_names_before, self.directory / INDEX_NAME, entries))
+        def names(version: str) -> list[str]:
+            parts = [name for name in self._dataset_version.names() if PARTS in name]
+            return [*_names_before(self.directory / INDEX_NAME, entries, version), *parts]
+
+        self._dataset_version.adopt(recorded, names)
         self._evictable.add(self._given, entries)
         self._version = version
         self._checked_at_s = time.monotonic()

@@ -1,6 +1,7 @@
 """The shards of all streams, and the shard and row of each sample."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -32,7 +33,7 @@ class Catalog:
         cache_limit: Bytes that the shards cached on this node may take; None: no limit.
 
     Raises:
-        ConfigurationError: A shard has a column of pickles, and they are not allowed; the index lacks the hash to
+        ConfigurationError: A shard has a column of pickles, and they are not allowed; a shard lacks a chosen column; the index lacks the hash to
             compare files with; a directory cannot be a cache; or the limit is too small.
         ShardNotFoundError: A stream has no index.
         ShardCorruptError: An index is malformed, or a stream has no samples.
@@ -59,7 +60,7 @@ class Catalog:
             if not allow_unsafe_types:
                 _check_safe(entries)
             _check_hashes(entries, stream.validate_hash)
-            self.entries += entries
+            self.entries += entries if stream.columns is None else _with_columns(entries, stream.columns)
             counts.append(len(entries))
         self.shards_per_stream: _Integers = np.array(counts, np.int64)
         self.stream_per_shard: _Integers = np.repeat(np.arange(len(counts)), counts)
@@ -147,6 +148,20 @@ def _check_hashes(entries: Sequence[ShardEntry], algorithm: str | None) -> None:
                 raise ConfigurationError(
                     "validate_hash", algorithm, f"a hash that the index has for {info.basename} ({known})"
                 )
+
+
+def _with_columns(entries: Sequence[ShardEntry], columns: tuple[str, ...]) -> list[ShardEntry]:
+    """Return shards of which only some columns are read.
+
+    Raises:
+        ConfigurationError: A shard lacks a column.
+    """
+    for entry in entries:
+        present = [column.name for column in entry.columns]
+        for name in columns:
+            if name not in present:
+                raise ConfigurationError("columns", name, f"columns of {entry.name}: {', '.join(present)}")
+    return [replace(entry, chosen=columns) for entry in entries]
 
 
 def _check_safe(entries: Sequence[ShardEntry]) -> None:

@@ -16,7 +16,8 @@ from torch.utils import data
 from fkat_data.errors import ShardNotFoundError
 from fkat_data.interruption import is_interruption
 from fkat_data.observe.stages import reading
-from fkat_data.streaming.formats.open_shard import open_shard
+from fkat_data.streaming.formats.decoded_groups import DecodedGroups
+from fkat_data.streaming.formats.open_shard import DECODED_LIMIT_BYTES, open_shard
 from fkat_data.streaming.formats.reader import ShardReader
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.read_ahead import ReadAhead
@@ -47,15 +48,23 @@ class OpenShards:
         allow_unsafe_types: Whether columns of pickles may be read.
         arrays: Whether ``ndarray`` columns give NumPy arrays or torch tensors.
         writable: Whether NumPy arrays of single samples belong to the caller.
+        decoded_limit_bytes: What decoded row groups of Parquet may take in this process.
     """
 
     def __init__(
-        self, catalog: Catalog, *, allow_unsafe_types: bool, arrays: Literal["numpy", "torch"], writable: bool
+        self,
+        catalog: Catalog,
+        *,
+        allow_unsafe_types: bool,
+        arrays: Literal["numpy", "torch"],
+        writable: bool,
+        decoded_limit_bytes: int = DECODED_LIMIT_BYTES,
     ) -> None:
         self._catalog = catalog
         self._allow_unsafe_types = allow_unsafe_types
         self._arrays: Literal["numpy", "torch"] = arrays
         self._writable = writable
+        self._decoded = DecodedGroups(decoded_limit_bytes)
         self._readers: OrderedDict[int, ShardReader] = OrderedDict()
         self._most_open = _most_open()
         self._touched_s: dict[int, float] = {}
@@ -244,6 +253,7 @@ class OpenShards:
                     allow_unsafe_types=self._allow_unsafe_types,
                     arrays=self._arrays,
                     writable=self._writable,
+                    decoded=self._decoded,
                 )
             except ShardNotFoundError:
                 # Another process has just evicted it.

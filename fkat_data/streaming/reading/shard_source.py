@@ -12,6 +12,8 @@ from fkat_data.streaming.formats.entry import FileInfo, ShardEntry
 from fkat_data.streaming.formats.hashing import validate_file
 from fkat_data.streaming.formats.index import INDEX_NAME, read_index
 from fkat_data.streaming.reading.cached_source import CachedSource, Evictable
+from fkat_data.streaming.reading.file_pattern import FilePattern
+from fkat_data.streaming.reading.generated_index import GeneratedIndex, kept_path
 from fkat_data.streaming.reading.stream import Stream, own_directory
 from fkat_data.streaming.store.open_store import open_store
 
@@ -65,7 +67,8 @@ def sources_of(streams: Sequence[Stream]) -> tuple[list[ShardSource], CacheBudge
     remotes: dict[Path, str] = {}
     for stream in streams:
         directory = stream.cache_directory
-        if directory is not None and remotes.setdefault(directory, stream.remote_location) != stream.remote_location:
+        origin = f"{stream.remote_location} {stream.file_pattern}"
+        if directory is not None and remotes.setdefault(directory, origin) != origin:
             raise ConfigurationError(
                 "local", str(directory), "another directory for each remote: their files would overwrite each other"
             )
@@ -95,6 +98,8 @@ def sources_of(streams: Sequence[Stream]) -> tuple[list[ShardSource], CacheBudge
                 evictable,
                 validate_hash=stream.validate_hash,
                 keep_zip=bool(stream.keep_zip),
+                pattern=stream.file_pattern,
+                columns=stream.columns,
             )
         )
     return sources, budget
@@ -106,7 +111,15 @@ def _in_place(stream: Stream) -> "DirectorySource":
         raise ConfigurationError("local", stream.local, "a directory, if there is no remote")
     # A directory that is read in place may be shared, and is not written to.
     decompressed = directory if stream.local_directory is not None else own_directory(str(directory.absolute()))
-    return DirectorySource(directory, decompressed, stream.validate_hash)
+    pattern = stream.file_pattern or FilePattern("")
+    generated = GeneratedIndex(
+        open_store(directory, storage_options=None, num_retries=0, timeout_s=stream.download_timeout or 60),
+        pattern,
+        stream.columns,
+        kept_path(f"{directory.absolute()}/{pattern.text}"),
+    )
+    is_listed = stream.file_pattern is not None
+    return DirectorySource(directory, decompressed, stream.validate_hash, generated, is_listed=is_listed)
 
 
 class DirectorySource:
@@ -119,27 +132,47 @@ class DirectorySource:
         directory: The directory.
         decompressed: Where compressed shards are decompressed.
         validate_hash: The hash of the index that files are compared with; None: their sizes alone.
+        generated: Makes the index of files that have none.
+        is_listed: Whether the files are listed even if there is an index.
 
     Attributes:
         is_immediate: Whether no shard is compressed; known once the index was read.
         directory: The directory.
     """
 
-    def __init__(self, directory: Path, decompressed: Path, validate_hash: str | None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        decompressed: Path,
+        validate_hash: str | None,
+        generated: GeneratedIndex,
+        *,
+        is_listed: bool,
+    ) -> None:
         self.is_immediate = True
         self.directory = directory
         self._decompressed = decompressed
         self._validate_hash = validate_hash
+        self._generated = generated
+        self._is_listed = is_listed
         self._validated: set[str] = set()
 
     def read_index(self) -> list[ShardEntry]:
         """Return what the index says about the shards, in its order.
 
         Raises:
-            ShardNotFoundError: The directory has no index.
-            ShardCorruptError: The index is malformed.
+            ShardNotFoundError: The directory has no index, and no files that need none.
+            ShardCorruptError: The index or such a file is malformed.
+            ConfigurationError: Such files have several formats, or no chosen column.
         """
-        entries = read_index(self.directory / INDEX_NAME)
+        path = self.directory / INDEX_NAME
+        if self._is_listed or not path.exists():
+            try:
+                return self._generated.read().entries(is_in_place=True)
+            except ShardNotFoundError:
+                if self._is_listed:
+                    raise
+        entries = read_index(path)
         self.is_immediate = not any(entry.compression for entry in entries)
         return entries
 

@@ -6,12 +6,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from hashlib import blake2s
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.order.weights import StreamWeight
+from fkat_data.streaming.reading.file_pattern import FilePattern, split_location
 from fkat_data.streaming.store.open_store import open_store
 
 __all__ = ["Stream", "given_streams", "own_directory"]
@@ -23,6 +24,7 @@ _DEFAULTS = {
     "validate_hash": None,
     "keep_zip": False,
     "storage_options": None,
+    "columns": None,
 }
 #: The scheme of this machine's files, which are read in place.
 _OF_THIS_MACHINE = "file"
@@ -34,10 +36,12 @@ class Stream:
     The ``StreamingDataset`` supplies the settings that are not given here. Several datasets may use one stream.
 
     Args:
-        remote: The directory of the shards: a path, or a URL of any store that fsspec opens.
-        local: The directory of this node that caches the shards; without ``remote``, the directory of the shards.
-            None: shards of a store are cached below the system's temporary directory; a directory of this machine is
-            read in place.
+        remote: The directory of the shards: a path, or a URL of any store that fsspec opens. A directory without an
+            index may have Parquet files, at any depth. A location that ends with ``.parquet`` names files: one file,
+            or a pattern such as ``s3://bucket/data/*.parquet``.
+        local: The directory of this node that caches the shards; without ``remote``, the directory of the shards, or
+            a pattern of files. None: shards of a store are cached below the system's temporary directory; a directory
+            of this machine is read in place.
         split: A directory within both.
         proportion: The stream's share of an epoch, relative to those of the other streams.
         repeat: How often an epoch shows the stream; 0.5 shows half of it.
@@ -50,6 +54,7 @@ class Stream:
         keep_zip: Whether compressed files stay after they are decompressed.
         storage_options: The options of fsspec's file system for ``remote``, such as ``key``, ``secret`` and
             ``endpoint_url``. Its library looks up the others in its usual places.
+        columns: The columns to read; None: all. Of Parquet files, no other column is fetched or decoded.
 
     Raises:
         ConfigurationError: An argument is invalid, more than one of ``proportion``, ``repeat`` and ``choose`` is given,
@@ -70,6 +75,7 @@ class Stream:
         validate_hash: str | None = None,
         keep_zip: bool | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        columns: Sequence[str] | None = None,
     ) -> None:
         weights = {"proportion": proportion, "repeat": repeat, "choose": choose}
         given = {kind: value for kind, value in weights.items() if value is not None}
@@ -94,6 +100,7 @@ class Stream:
         self.validate_hash = validate_hash or None
         self.keep_zip = keep_zip
         self.storage_options = storage_options
+        self.columns = None if columns is None else _names("columns", columns)
         # A remote that cannot be opened is an error here, before training starts.
         if remote is not None:
             open_store(remote, storage_options=storage_options, num_retries=0, timeout_s=1)
@@ -114,8 +121,15 @@ class Stream:
         """Path or URL of the directory of the shards, including the split; empty if there is none."""
         if self.remote_directory is not None:
             return str(self.remote_directory)
-        location = str(self.remote or "")
-        return f"{location.rstrip('/')}/{self.split}" if location and self.split else location
+        location = _split(self.remote)[0] or ""
+        if not location or not self.split:
+            return location
+        return f"{location.rstrip('/')}/{self.split}"
+
+    @property
+    def file_pattern(self) -> FilePattern | None:
+        """The pattern of files that the stream consists of; None if its location is a directory."""
+        return _split(self.remote or self.local)[1]
 
     @property
     def remote_directory(self) -> Path | None:
@@ -135,14 +149,15 @@ class Stream:
         local, remote = self.local_directory, self.remote_directory
         if remote is not None:
             return None if local in (None, remote) else local
-        return local or own_directory(self.remote_location)
+        pattern = self.file_pattern
+        return local or own_directory(f"{self.remote_location}/{pattern.text}" if pattern else self.remote_location)
 
     def filled(self, **defaults: Any) -> "Stream":
         """Return a copy of this stream with its missing settings filled in.
 
         Args:
-            **defaults: ``split``, ``download_retry``, ``download_timeout``, ``validate_hash``, ``keep_zip`` and
-                ``storage_options``.
+            **defaults: ``split``, ``download_retry``, ``download_timeout``, ``validate_hash``, ``keep_zip``,
+                ``storage_options`` and ``columns``.
 
         Raises:
             ConfigurationError: The stream has neither ``remote`` nor ``local``, or a default is invalid.
@@ -209,9 +224,29 @@ def _scheme_of(argument: str, location: object) -> str | None:
 def _below(argument: str, location: object, split: str | None) -> Path | None:
     if location is None or _scheme_of(argument, location) is not None:
         return None
-    text = str(location)
+    text = str(_split(location)[0])
     directory = Path(unquote(urlsplit(text).path)) if "://" in text else Path(text)
     return directory / split if split else directory
+
+
+def _split(location: object) -> tuple[str | None, FilePattern | None]:
+    """Return the directory of a location, and the pattern if it names files; a directory has precedence."""
+    if location is None:
+        return None, None
+    text = str(location)
+    found = split_location(text)
+    if found is None or ("://" not in text and Path(text).is_dir()):
+        return text, None
+    return found
+
+
+def _names(argument: str, value: object) -> tuple[str, ...]:
+    is_listed = isinstance(value, Sequence) and not isinstance(value, str)
+    names: tuple[object, ...] = tuple(cast("Sequence[object]", value)) if is_listed else ()
+    texts = tuple(name for name in names if isinstance(name, str))
+    if not names or len(texts) < len(names) or len(set(texts)) < len(texts):
+        raise ConfigurationError(argument, cast("object", value), "a list of distinct names, not empty")
+    return texts
 
 
 def own_directory(location: str) -> Path:

@@ -8,9 +8,9 @@ import fsspec
 
 from fkat_data.background import in_loop
 from fkat_data.requirement import required
-from fkat_data.streaming.store.client import ChangedError
+from fkat_data.streaming.store.client import ChangedError, ListedFile
 from fkat_data.streaming.store.pace import LONGEST_SILENCE_S
-from fkat_data.streaming.store.ranges import content_range
+from fkat_data.streaming.store.ranges import content_range, range_header
 from fkat_data.streaming.store.timed import joined_version
 
 __all__ = ["BucketClient"]
@@ -55,32 +55,52 @@ class BucketClient:
         # This takes up to a second of computing, which must not count against the first request.
         self._s3: Any = in_loop(self._loop, self._session(), LONGEST_SILENCE_S)
 
-    def open(self, name: str, start: int, version: str, timeout_s: float) -> "_BucketBody":
+    def open(self, name: str, start: int, version: str, timeout_s: float, stop: int | None = None) -> "_BucketBody":
         """Send a GetObject request; see ``Client``."""
-        return in_loop(self._loop, self._open(name, start, version), timeout_s)
+        return in_loop(self._loop, self._open(name, start, version, stop), timeout_s)
 
     def version(self, name: str, timeout_s: float, *, is_timed: bool = False) -> str:
         """Send a HeadObject request; see ``Client``."""
         return in_loop(self._loop, self._version(name, is_timed), timeout_s)
 
+    def listing(self, prefix: str, timeout_s: float) -> list[ListedFile]:
+        """Send ListObjectsV2 requests; see ``Client``."""
+        found: list[ListedFile] = []
+        more: dict[str, Any] = {}
+        while True:
+            page = in_loop(self._loop, self._page(prefix, more), timeout_s)
+            for item in page.get("Contents", ()):
+                # Consoles make an empty object for each folder.
+                if not item["Key"].endswith("/"):
+                    version = joined_version(str(item.get("ETag", "")), item.get("LastModified"))
+                    found.append(ListedFile(item["Key"].removeprefix(self._prefix), int(item["Size"]), version))
+            if not page.get("IsTruncated"):
+                return found
+            more = {"ContinuationToken": page["NextContinuationToken"]}
+
     def close(self) -> None:
         """Close idle connections; see ``Client``."""
         asyncio.run_coroutine_threadsafe(self._s3.close(), self._loop)
 
-    async def _open(self, name: str, start: int, version: str) -> "_BucketBody":
-        conditions = {"Range": f"bytes={start}-"} if start else {}
-        if start and version.startswith('"'):
+    async def _open(self, name: str, start: int, version: str, stop: int | None) -> "_BucketBody":
+        conditions = range_header(start, stop)
+        if conditions and version.startswith('"'):
             conditions["IfMatch"] = version
         try:
             return _BucketBody(self._loop, await self._send("get_object", name, conditions))
         except Exception as error:
-            if start and _status(error) in _RANGE_FAILED:
+            if conditions and _status(error) in _RANGE_FAILED:
                 raise ChangedError(f"status {_status(error)} for bytes from {start:,}") from error
             raise
 
     async def _version(self, name: str, is_timed: bool) -> str:
         found = await self._send("head_object", name, {})
         return joined_version(_version(found), found.get("LastModified")) if is_timed else _version(found)
+
+    async def _page(self, prefix: str, more: Mapping[str, Any]) -> dict[str, Any]:
+        self._s3 = await self._session()
+        payer = {key: self._filesystem.req_kw[key] for key in ("RequestPayer",) if key in self._filesystem.req_kw}
+        return await self._s3.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix + prefix, **payer, **more)
 
     async def _session(self) -> Any:
         async with self._session_lock:

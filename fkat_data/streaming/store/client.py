@@ -1,8 +1,22 @@
 """The interface of a store's client: one request at a time, with a time limit, tried once."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-__all__ = ["Body", "ChangedError", "Client", "ContentError", "StatusError", "TransferError"]
+__all__ = ["Body", "ChangedError", "Client", "ContentError", "ListedFile", "StatusError", "TransferError"]
+
+
+class ListedFile(NamedTuple):
+    """A file as its directory lists it.
+
+    Attributes:
+        name: The file, relative to the directory, with slashes.
+        size_bytes: Its size.
+        version: The directory's name for its content, such as an ETag or a time; "" if it has none.
+    """
+
+    name: str
+    size_bytes: int
+    version: str
 
 
 class TransferError(Exception):
@@ -71,7 +85,7 @@ class Body(Protocol):
 class Client(Protocol):
     """Access to one remote directory. Threads may share a client; a forked process makes its own."""
 
-    def open(self, name: str, start: int, version: str, timeout_s: float) -> Body:
+    def open(self, name: str, start: int, version: str, timeout_s: float, stop: int | None = None) -> Body:
         """Request an object from byte ``start`` on.
 
         Args:
@@ -79,6 +93,7 @@ class Client(Protocol):
             start: The first byte to send; a store without ranges sends all of them.
             version: The version of the bytes before ``start``.
             timeout_s: Seconds until the head of the answer must arrive.
+            stop: The byte after the last one to send; None: all. A store without ranges sends more.
 
         Raises:
             TimeoutError: The head did not arrive in time.
@@ -94,6 +109,16 @@ class Client(Protocol):
             name: The object.
             timeout_s: Seconds that the answer may take.
             is_timed: Whether the version includes the time of writing, so that equal content written again differs.
+        """
+        ...
+
+    def listing(self, prefix: str, timeout_s: float) -> list[ListedFile]:
+        """Return the files whose names begin with ``prefix``, in any order. Raises what ``open`` raises.
+
+        Args:
+            prefix: The beginning of the names, with slashes; "": all files of the directory, at any depth. A web
+                server lists nothing: it knows the one file that ``prefix`` names.
+            timeout_s: Seconds that each answer may take.
         """
         ...
 

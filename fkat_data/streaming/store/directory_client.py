@@ -1,10 +1,13 @@
 """Read files of a directory of this machine."""
 
+import contextlib
 import os
+from functools import partial
 from pathlib import Path
 
 from fkat_data.background import in_thread
 from fkat_data.streaming.formats.files import file_size
+from fkat_data.streaming.store.client import ListedFile
 
 __all__ = ["DirectoryClient"]
 
@@ -21,9 +24,10 @@ class DirectoryClient:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def open(self, name: str, start: int, version: str, timeout_s: float) -> "_FileBody":
+    def open(self, name: str, start: int, version: str, timeout_s: float, stop: int | None = None) -> "_FileBody":
         """Open a file; see ``Client``."""
-        return in_thread(lambda: _FileBody(self._directory / name, start if version else 0), timeout_s)
+        first = start if version or stop is not None else 0
+        return in_thread(lambda: _FileBody(self._directory / name, first, stop), timeout_s)
 
     def version(self, name: str, timeout_s: float, *, is_timed: bool = False) -> str:
         """Return the version of a file: its time, inode and size."""
@@ -36,12 +40,47 @@ class DirectoryClient:
 
         return in_thread(look, timeout_s)
 
+    def listing(self, prefix: str, timeout_s: float) -> list[ListedFile]:
+        """Return the files whose names begin with ``prefix``; see ``Client``. Symbolic links are followed."""
+        found: list[ListedFile] = []
+        seen: set[tuple[int, int]] = set()
+        folders = [prefix.rpartition("/")[0]]
+        while folders:
+            below, files, identity = in_thread(partial(self._folder, folders.pop(), prefix), timeout_s)
+            # A link may lead to a folder above it.
+            if identity not in seen:
+                seen.add(identity)
+                folders += below
+                found += files
+        return found
+
     def close(self) -> None:
         """Do nothing: nothing is open."""
 
+    def _folder(self, folder: str, prefix: str) -> tuple[list[str], list[ListedFile], tuple[int, int]]:
+        """Return the folders and the files of a folder whose names begin with a prefix, and the folder's identity."""
+        below: list[str] = []
+        files: list[ListedFile] = []
+        try:
+            status = (self._directory / folder).stat()
+            entries = list(os.scandir(self._directory / folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return below, files, (-1, -1)
+        for entry in entries:
+            name = f"{folder}/{entry.name}" if folder else entry.name
+            if not name.startswith(prefix):
+                continue
+            if entry.is_dir():
+                below.append(name)
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                found = entry.stat()
+                files.append(ListedFile(name, found.st_size, str(found.st_mtime_ns)))
+        return below, files, (status.st_dev, status.st_ino)
+
 
 class _FileBody:
-    def __init__(self, path: Path, start: int) -> None:
+    def __init__(self, path: Path, start: int, stop: int | None) -> None:
         # Opening a pipe or a device might block without a limit.
         file_size(path)
         self._file = path.open("rb", buffering=0)
@@ -51,14 +90,17 @@ class _FileBody:
         self.size_bytes = found.st_size
         self.start = min(start, found.st_size)
         self._file.seek(self.start)
+        self._left = (found.st_size if stop is None else min(stop, found.st_size)) - self.start
 
     def read(self, timeout_s: float) -> bytes:
         try:
-            return in_thread(lambda: self._file.read(_PIECE_BYTES), timeout_s)
+            piece = in_thread(lambda: self._file.read(min(_PIECE_BYTES, self._left)), timeout_s)
         except TimeoutError:
             # Its thread is still reading; the file closes when that thread returns.
             self._is_stuck = True
             raise
+        self._left -= len(piece)
+        return piece
 
     def close(self) -> None:
         if not self._is_stuck:

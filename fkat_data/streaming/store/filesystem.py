@@ -7,7 +7,7 @@ from typing import Any, cast
 import fsspec.core
 
 from fkat_data.background import in_thread
-from fkat_data.streaming.store.client import ChangedError, ContentError
+from fkat_data.streaming.store.client import ChangedError, ContentError, ListedFile
 from fkat_data.streaming.store.timed import joined_version
 
 __all__ = ["FilesystemClient"]
@@ -33,12 +33,12 @@ class FilesystemClient:
         self._made: tuple[Any, str] | None = None
         self._lock = threading.Lock()
 
-    def open(self, name: str, start: int, version: str, timeout_s: float) -> "_PieceBody":
+    def open(self, name: str, start: int, version: str, timeout_s: float, stop: int | None = None) -> "_PieceBody":
         """Look up the size and version of an object; see ``Client``."""
 
         def look() -> _PieceBody:
             filesystem, path = self._at(name)
-            return _PieceBody(filesystem, path, start if version else 0)
+            return _PieceBody(filesystem, path, start if version or stop is not None else 0, stop)
 
         return in_thread(look, timeout_s)
 
@@ -48,6 +48,23 @@ class FilesystemClient:
         def look() -> str:
             info = _info(*self._at(name))
             return joined_version(_version(info), _time(info)) if is_timed else _version(info)
+
+        return in_thread(look, timeout_s)
+
+    def listing(self, prefix: str, timeout_s: float) -> list[ListedFile]:
+        """List a folder at any depth; see ``Client``."""
+
+        def look() -> list[ListedFile]:
+            filesystem, directory = self._at("")
+            filesystem.invalidate_cache()
+            find: Callable[..., dict[str, Any]] = filesystem.find
+            found = find(directory + prefix.rpartition("/")[0], detail=True)
+            files = {str(path).lstrip("/").removeprefix(directory.lstrip("/")): info for path, info in found.items()}
+            return [
+                ListedFile(name, int(info.get("size") or 0), joined_version(_version(info), _time(info)))
+                for name, info in files.items()
+                if name.startswith(prefix) and info.get("type") == "file"
+            ]
 
         return in_thread(look, timeout_s)
 
@@ -67,7 +84,7 @@ class FilesystemClient:
 
 
 class _PieceBody:
-    def __init__(self, filesystem: Any, path: str, start: int) -> None:
+    def __init__(self, filesystem: Any, path: str, start: int, end: int | None) -> None:
         self._filesystem = filesystem
         self._path = path
         info = _info(filesystem, path)
@@ -78,6 +95,7 @@ class _PieceBody:
         self.version = _version(info)
         self.start = 0 if self.size_bytes is None else min(start, self.size_bytes)
         self._next = self.start
+        self._end = self.size_bytes if end is None else end
         self._is_last = False
 
     def read(self, timeout_s: float) -> bytes:
@@ -90,8 +108,8 @@ class _PieceBody:
         if self._is_last:
             return b""
         start, stop = self._next, self._next + _PIECE_BYTES
-        if self.size_bytes is not None:
-            stop = min(stop, self.size_bytes)
+        if self._end is not None:
+            stop = min(stop, self._end)
         read: Callable[..., bytes] = self._filesystem.cat_file
         piece = bytes(read(self._path, start=start, end=stop))
         if len(piece) > stop - start:
@@ -99,7 +117,7 @@ class _PieceBody:
                 f"the store sent {len(piece):,} bytes: expected at most {stop - start:,} from {start:,} on"
             )
         self._next += len(piece)
-        self._is_last = len(piece) < stop - start or self._next == self.size_bytes
+        self._is_last = len(piece) < stop - start or self._next == self._end
         # Each piece is its own request, and the object may have been replaced between two of them.
         if self._is_last and start > 0 and _version(_info(self._filesystem, self._path)) != self.version:
             raise ChangedError("the object was replaced during the transfer")

@@ -1,12 +1,19 @@
-"""Read the Content-Range of an answer."""
+"""Ask for a range of bytes, and read the Content-Range of the answer."""
 
 import re
 
 from fkat_data.streaming.store.client import ContentError
 
-__all__ = ["content_range"]
+__all__ = ["content_range", "range_header"]
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
+
+
+def range_header(start: int, stop: int | None) -> dict[str, str]:
+    """Return the header that asks for the bytes from ``start`` to ``stop``; none if those are all bytes."""
+    if stop is not None:
+        return {"Range": f"bytes={start}-{stop - 1}"}
+    return {"Range": f"bytes={start}-"} if start else {}
 
 
 def content_range(header: str) -> tuple[int, int | None]:

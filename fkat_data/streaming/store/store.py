@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
-from fkat_data.streaming.formats.entry import FileInfo
+from fkat_data.streaming.formats.entry import FileInfo, Origin
 from fkat_data.streaming.store.attempts import FinalError, with_attempts
-from fkat_data.streaming.store.client import Client, ContentError, TransferError
+from fkat_data.streaming.store.client import Client, ContentError, ListedFile, TransferError
+from fkat_data.streaming.store.range_transfer import RangeTransfer
 from fkat_data.streaming.store.redaction import Redaction
 from fkat_data.streaming.store.transfer import Transfer
 
@@ -105,6 +106,54 @@ class Store:
         version = self._transfer(name, buffer, None, None, limit_bytes)
         return buffer.getvalue(), version
 
+    def download_part(self, origin: Origin, target: BinaryIO) -> None:
+        """Write the ranges of a file to ``target``, one after another, and all of the version that ``origin`` states.
+
+        Args:
+            origin: The file and its ranges.
+            target: An empty local file, open for writing.
+
+        Raises:
+            Exception: What ``download`` raises, within the same time; a ``DownloadError`` if the file was replaced.
+        """
+        self._transfer_ranges(origin, target)
+
+    def read_range(self, name: str, start: int, stop: int, *, size_bytes: int, version: str) -> tuple[bytes, str]:
+        """Return a range of a file, and the version of the file.
+
+        Args:
+            name: The file, relative to the directory, with slashes.
+            start: The first byte.
+            stop: The byte after the last one.
+            size_bytes: The size of the file.
+            version: The version that the file must have; "": any.
+
+        Raises:
+            Exception: What ``download_part`` raises.
+        """
+        buffer = io.BytesIO()
+        found = self._transfer_ranges(Origin(name, size_bytes, version, ((start, stop),)), buffer)
+        return buffer.getvalue(), found
+
+    def listing(self, prefix: str = "") -> list[ListedFile]:
+        """Return the files whose names begin with ``prefix``, at any depth, sorted by name.
+
+        Args:
+            prefix: The beginning of the names; "": all files. A web server lists nothing: it knows the one file that
+                ``prefix`` names.
+
+        Raises:
+            Exception: What ``version`` raises, with the time for each answer.
+        """
+
+        def look() -> list[ListedFile]:
+            try:
+                return self._client().listing(prefix, self._timeout_s)
+            except TimeoutError as error:
+                raise TransferError(f"no answer within {self._timeout_s:g} s (timeout_s)") from error
+
+        return sorted(self._tried(prefix.rstrip("/") or "(listing)", look))
+
     def version(self, name: str, *, is_timed: bool = False) -> str:
         """Return the version of a file without reading it: the store's name for its content, "" if it has none.
 
@@ -166,6 +215,25 @@ class Store:
             return transfer.version
 
         return self._tried(name, attempt)
+
+    def _transfer_ranges(self, origin: Origin, target: BinaryIO) -> str:
+        transfer: RangeTransfer | None = None
+
+        def attempt() -> str:
+            nonlocal transfer
+            if transfer is None:
+                transfer = RangeTransfer(
+                    self._client(),
+                    origin.name,
+                    target,
+                    origin.ranges,
+                    size_bytes=origin.size_bytes,
+                    version=origin.version,
+                )
+            transfer.attempt(self._timeout_s)
+            return transfer.version
+
+        return self._tried(origin.name, attempt)
 
     def _tried(self, name: str, action: Callable[[], Any]) -> Any:
         reason = _reason_against(name)

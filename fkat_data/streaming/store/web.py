@@ -9,9 +9,9 @@ import fsspec
 
 from fkat_data.background import in_loop
 from fkat_data.requirement import required
-from fkat_data.streaming.store.client import ChangedError, StatusError, TransferError
+from fkat_data.streaming.store.client import ChangedError, ListedFile, StatusError, TransferError
 from fkat_data.streaming.store.pace import LONGEST_SILENCE_S
-from fkat_data.streaming.store.ranges import content_range
+from fkat_data.streaming.store.ranges import content_range, range_header
 from fkat_data.streaming.store.timed import joined_version
 
 __all__ = ["WebClient"]
@@ -20,6 +20,7 @@ __all__ = ["WebClient"]
 _BUFFER_BYTES = 128 << 10
 _NO_SUCH_METHOD = (405, 501)
 _RANGE_FAILED = (412, 416)
+_NO_SUCH_FILE = 404
 
 
 class WebClient:
@@ -50,26 +51,32 @@ class WebClient:
         self._headers = {"Accept-Encoding": "identity", **(request.pop("headers", None) or {})}
         self._request = {"timeout": timeout, "read_bufsize": _BUFFER_BYTES} | request
 
-    def open(self, name: str, start: int, version: str, timeout_s: float) -> "_WebBody":
+    def open(self, name: str, start: int, version: str, timeout_s: float, stop: int | None = None) -> "_WebBody":
         """Send a GET request; see ``Client``."""
-        return in_loop(self._loop, self._open(name, start, version), timeout_s)
+        return in_loop(self._loop, self._open(name, start, version, stop), timeout_s)
 
     def version(self, name: str, timeout_s: float, *, is_timed: bool = False) -> str:
         """Send a HEAD request, or GET if the server refuses HEAD; see ``Client``."""
         return in_loop(self._loop, self._version(name, is_timed), timeout_s)
+
+    def listing(self, prefix: str, timeout_s: float) -> list[ListedFile]:
+        """Return the one file that ``prefix`` names, by a HEAD request; see ``Client``."""
+        if not prefix or prefix.endswith("/"):
+            return []
+        return in_loop(self._loop, self._listing(prefix), timeout_s)
 
     def close(self) -> None:
         """Close idle connections; see ``Client``."""
         if self._session is not None:
             asyncio.run_coroutine_threadsafe(self._session.close(), self._loop)
 
-    async def _open(self, name: str, start: int, version: str) -> "_WebBody":
-        headers = {"Range": f"bytes={start}-"} if start else {}
+    async def _open(self, name: str, start: int, version: str, stop: int | None) -> "_WebBody":
+        headers = range_header(start, stop)
         if start and version:
             headers["If-Range"] = version
         response = await self._send("GET", name, headers)
         try:
-            if start and response.status in _RANGE_FAILED:
+            if headers and response.status in _RANGE_FAILED:
                 raise ChangedError(f"status {response.status} for bytes from {start:,}")
             if response.status not in (200, 206):
                 raise _status_error(response)
@@ -91,6 +98,20 @@ class WebClient:
                 if is_timed
                 else _version(response)
             )
+        finally:
+            response.close()
+
+    async def _listing(self, name: str) -> list[ListedFile]:
+        response = await self._send("HEAD", name, {})
+        try:
+            if response.status == _NO_SUCH_FILE:
+                return []
+            if response.status not in (200, 206):
+                raise _status_error(response)
+            size_bytes = response.headers.get("Content-Length", "")
+            if not size_bytes.isdecimal():
+                raise TransferError("the server reports no size of the file")
+            return [ListedFile(name, int(size_bytes), _version(response))]
         finally:
             response.close()
 

@@ -1,0 +1,115 @@
+"""The decoded row groups of a process: as many as a number of bytes holds, the most recently used."""
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fkat_data import arguments
+
+__all__ = ["DecodedGroups"]
+
+_logger = logging.getLogger(__name__)
+
+#: Parsed footers to keep.
+_MOST_FOOTERS = 256
+#: After this many row groups were decoded again, a warning says so.
+_NUM_AGAIN = 64
+
+
+class _Kept(NamedTuple):
+    value: Any
+    size_bytes: int
+
+
+class DecodedGroups:
+    """Keeps the decoded row groups of open shards, and parsed footers. Thread-safe; pickles without what it keeps.
+
+    Args:
+        limit_bytes: What the row groups may take together; the latest one stays in any case.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = arguments.integer("limit_bytes", limit_bytes, minimum=1)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._groups: OrderedDict[object, _Kept] = OrderedDict()
+        self._footers: OrderedDict[object, Any] = OrderedDict()
+        self._lock = threading.Lock()
+        self._held_bytes = 0
+        self._dropped: set[object] = set()
+        self._num_again = 0
+
+    def group(self, key: object, decode: Callable[[], tuple[Any, int]]) -> Any:
+        """Return a decoded row group.
+
+        Args:
+            key: What identifies it.
+            decode: Called unless it is kept; returns it, and its size in bytes.
+
+        Raises:
+            Exception: Whatever ``decode`` raises.
+        """
+        with self._lock:
+            kept = self._groups.get(key)
+            if kept is not None:
+                self._groups.move_to_end(key)
+                return kept.value
+        value, size_bytes = decode()
+        with self._lock:
+            if key not in self._groups:
+                self._groups[key] = _Kept(value, size_bytes)
+                self._held_bytes += size_bytes
+                while self._held_bytes > self._limit_bytes and len(self._groups) > 1:
+                    dropped, last = self._groups.popitem(last=False)
+                    self._held_bytes -= last.size_bytes
+                    self._dropped.add(dropped)
+                self._count(key, size_bytes)
+        return value
+
+    def footer(self, key: object, parse: Callable[[], Any]) -> Any:
+        """Return a parsed footer; ``parse`` is called unless it is kept.
+
+        Raises:
+            Exception: Whatever ``parse`` raises.
+        """
+        with self._lock:
+            if key in self._footers:
+                self._footers.move_to_end(key)
+                return self._footers[key]
+        parsed = parse()
+        with self._lock:
+            self._footers[key] = parsed
+            while len(self._footers) > _MOST_FOOTERS:
+                self._footers.popitem(last=False)
+        return parsed
+
+    def drop(self, key: object) -> None:
+        """Release a row group; nothing happens if it is not kept."""
+        with self._lock:
+            kept = self._groups.pop(key, None)
+            if kept is not None:
+                self._held_bytes -= kept.size_bytes
+
+    def _count(self, key: object, size_bytes: int) -> None:
+        """Warn once if the same row groups are decoded again and again."""
+        if key not in self._dropped:
+            return
+        self._dropped.discard(key)
+        self._num_again += 1
+        if self._num_again == _NUM_AGAIN:
+            _logger.warning(
+                "row groups are decoded again and again: those in use take more than decoded_limit = %d bytes (one "
+                "takes %d); raise decoded_limit, lower shuffle_block_size, or write smaller row groups",
+                self._limit_bytes,
+                size_bytes,
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_limit_bytes": self._limit_bytes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()

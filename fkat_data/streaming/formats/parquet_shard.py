@@ -1,0 +1,188 @@
+"""Row groups of Parquet files as shards. Needs the extra ``parquet``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy.typing as npt
+
+from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.requirement import required
+from fkat_data.streaming.formats.arrow_values import ArrowValues
+from fkat_data.streaming.formats.decoded_groups import DecodedGroups
+from fkat_data.streaming.formats.entry import FileInfo, Origin, ShardEntry
+from fkat_data.streaming.formats.mapping import mapped
+from fkat_data.streaming.formats.parquet_index import parsed_footer
+from fkat_data.streaming.formats.reader import checked_rows, dicts_of
+
+__all__ = ["ParquetReader"]
+
+# pyarrow ships no types: required() returns Any.
+_arrow = required("pyarrow", "parquet")
+_parquet = required("pyarrow.parquet", "parquet")
+
+
+class ParquetReader:
+    """An open row group. It is decoded when the first of its rows is read, and again if it was dropped since.
+
+    Args:
+        directory: Directory of the dataset, or of its cache.
+        entry: The shard.
+        arrays: Whether columns of arrays give NumPy arrays or torch tensors.
+        writable: Whether NumPy arrays belong to the caller.
+        decoded: Keeps the decoded row groups.
+
+    Raises:
+        ShardNotFoundError: A file does not exist.
+        ShardCorruptError: A file's size or its footer contradicts the index.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        entry: ShardEntry,
+        *,
+        arrays: Literal["numpy", "torch"],
+        writable: bool,
+        decoded: DecodedGroups,
+    ) -> None:
+        origin = entry.raw_data.origin
+        if origin is None:
+            raise TypeError("a shard of Parquet is a part of a file")
+        self.num_samples = entry.samples
+        self._name = entry.name
+        self._group: int = entry.part
+        self._names = [column.name for column in entry.columns]
+        self._arrays: Literal["numpy", "torch"] = arrays
+        self._writable = writable
+        self._decoded = decoded
+        path = directory / entry.raw_data.basename
+        self._key = (str(path), self._group, tuple(self._names))
+        if entry.raw_meta is None:
+            content = mapped(path, FileInfo(origin.name, origin.size_bytes))
+            self._source: Any = _arrow.BufferReader(_arrow.py_buffer(content))
+            self._metadata = decoded.footer((str(path), origin.version), lambda: self._footer_in(self._source))
+        else:
+            self._source = _arrow.PythonFile(_Ranges(mapped(path, entry.raw_data), origin), mode="r")
+            footer = entry.raw_meta
+            self._metadata = decoded.footer(
+                str(directory / footer.basename),
+                lambda: parsed_footer(self._name, bytes(mapped(directory / footer.basename, footer))),
+            )
+        num_groups: int = self._metadata.num_row_groups
+        if self._group >= num_groups or self._metadata.row_group(self._group).num_rows != entry.samples:
+            raise ShardCorruptError(self._name, "the file was written again after its index was made")
+
+    def sample(self, row: int) -> dict[str, Any]:
+        """Return a sample; see ``ShardReader``."""
+        return self.samples([row])[0]
+
+    def samples(self, rows: Sequence[int] | npt.NDArray[Any]) -> list[dict[str, Any]]:
+        """Return samples; see ``ShardReader``."""
+        chosen = checked_rows(rows, self.num_samples)
+        columns = self._columns()
+        return dicts_of(
+            {
+                name: values.listed(chosen, arrays=self._arrays, is_writable=self._writable)
+                for name, values in columns.items()
+            }
+        )
+
+    def column_arrays(self, rows: Sequence[int] | npt.NDArray[Any]) -> dict[str, npt.NDArray[Any] | list[Any]]:
+        """Return each column's values; see ``ShardReader``. Lists are those of ``samples``, with owned arrays."""
+        chosen = checked_rows(rows, self.num_samples)
+        return {
+            name: values.gathered(chosen)
+            if values.can_gather
+            else values.listed(chosen, arrays=self._arrays, is_writable=True)
+            for name, values in self._columns().items()
+        }
+
+    def raw(self, row: int) -> memoryview:
+        """Raise ``ConfigurationError``: a row of Parquet has no bytes of its own."""
+        raise ConfigurationError("row", row, "a shard whose rows have bytes of their own: a row of Parquet has none")
+
+    def close(self) -> None:
+        """Release the file and the decoded rows; see ``ShardReader``."""
+        self.num_samples = 0
+        self._decoded.drop(self._key)
+        self._source = None
+
+    def _columns(self) -> dict[str, ArrowValues]:
+        return self._decoded.group(self._key, self._decode)
+
+    def _decode(self) -> tuple[dict[str, ArrowValues], int]:
+        if self._source is None:
+            return {}, 0
+        try:
+            with _parquet.ParquetFile(self._source, metadata=self._metadata) as file:
+                # One thread, because a worker shares the machine with the trainer.
+                table = file.read_row_group(self._group, columns=self._names, use_threads=False)
+            if table.num_rows != self.num_samples:
+                raise ShardCorruptError.of_field(self._name, "number of rows", str(self.num_samples), table.num_rows)
+            columns = {name: ArrowValues(table.column(name)) for name in self._names}
+        except (_arrow.ArrowException, OSError, KeyError) as error:
+            raise ShardCorruptError(self._name, f"cannot be decoded: {error}") from error
+        return columns, sum(values.size_bytes for values in columns.values())
+
+    def _footer_in(self, source: Any) -> Any:
+        try:
+            return _parquet.read_metadata(source)
+        except (_arrow.ArrowException, OSError) as error:
+            raise ShardCorruptError(self._name, f"the footer cannot be read: {error}") from error
+
+
+class _Ranges:
+    """Some ranges of a file as that file, for pyarrow; reading any other byte is an error.
+
+    Args:
+        content: The bytes of the ranges, one after another.
+        origin: The file and the ranges.
+    """
+
+    closed = False
+
+    def __init__(self, content: memoryview, origin: Origin) -> None:
+        self._spans: list[tuple[int, int, memoryview]] = []
+        offset = 0
+        for start, stop in origin.ranges:
+            self._spans.append((start, stop, content[offset : offset + stop - start]))
+            offset += stop - start
+        self._size_bytes = origin.size_bytes
+        self._position = 0
+
+    def read_buffer(self, num_bytes: int = -1) -> Any:
+        """Return the next bytes, without copying them."""
+        position = self._position
+        for start, stop, content in self._spans:
+            if start <= position and position + num_bytes <= stop:
+                self._position = position + num_bytes
+                return _arrow.py_buffer(content[position - start : position - start + num_bytes])
+        raise OSError(f"bytes {position:,} to {position + num_bytes:,} are not of this row group")
+
+    def read(self, num_bytes: int = -1) -> bytes:
+        """Return the next bytes."""
+        return self.read_buffer(num_bytes).to_pybytes()
+
+    def seek(self, position: int, origin: int = 0) -> int:
+        """Go to a position of the file."""
+        self._position = position + (0, self._position, self._size_bytes)[origin]
+        return self._position
+
+    def tell(self) -> int:
+        """Return the position in the file."""
+        return self._position
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing: the ranges stay mapped for the next decoding."""

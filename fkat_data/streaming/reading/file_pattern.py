@@ -1,0 +1,106 @@
+"""Locations that name files instead of a directory: one file, or a pattern of files."""
+
+import re
+from typing import NamedTuple
+
+from fkat_data.streaming.formats.file_formats import FILE_SUFFIXES, format_of_name
+
+__all__ = ["KNOWN_SUFFIXES", "FilePattern", "split_location"]
+
+#: For messages: the suffixes of all formats.
+KNOWN_SUFFIXES = ", ".join(suffix for suffixes in FILE_SUFFIXES.values() for suffix in suffixes)
+
+_WILDCARD = re.compile(r"[*?\[]")
+#: The schemes of web servers, in whose URLs a question mark begins the query.
+_WEB = ("http", "https")
+
+
+class FilePattern(NamedTuple):
+    """Which files of a directory a stream consists of.
+
+    Attributes:
+        text: The pattern, relative to the directory, as the shell's: ``*``, ``?``, ``[...]``, and ``**`` for folders
+            at any depth; "": all files of a known format, at any depth. Without a wildcard, a file, or all files below
+            a folder of that name.
+    """
+
+    text: str
+
+    @property
+    def prefix(self) -> str:
+        """What the names of all files begin with."""
+        found = _WILDCARD.search(self.text)
+        return self.text[: found.start()] if found else self.text
+
+    def matches(self, name: str) -> bool:
+        """Return whether a file is one of them. A wildcard matches no name that begins with a dot or an underscore.
+
+        Args:
+            name: The file, relative to the directory.
+        """
+        if format_of_name(name) is None:
+            return False
+        if not self.text:
+            return _FOLDERS_AND_FILE.fullmatch(name) is not None
+        if not _WILDCARD.search(self.text):
+            below = name.removeprefix(f"{self.text}/")
+            return name == self.text or (below != name and _FOLDERS_AND_FILE.fullmatch(below) is not None)
+        return _compiled(self.text).fullmatch(name) is not None
+
+
+def split_location(location: str) -> tuple[str, FilePattern] | None:
+    """Return the directory and the pattern of a location that names files; None if it names a directory.
+
+    A location names files if it ends with the suffix of a format that needs no index, such as ``.parquet``. A slash at
+    its end makes it a directory.
+    """
+    scheme, separator, rest = location.partition("://")
+    path, query = (rest if separator else location), ""
+    if separator and scheme in _WEB:
+        path, mark, query = rest.partition("?")
+        query = mark + query
+    if format_of_name(path) is None:
+        return None
+    found = _WILDCARD.search(path)
+    fixed = path[: found.start()] if found else path
+    directory, slash, _ = fixed.rpartition("/")
+    pattern = path[len(directory) + len(slash) :]
+    if separator:
+        return (f"{scheme}://{directory}{query}", FilePattern(pattern)) if directory else None
+    return directory or slash or ".", FilePattern(pattern)
+
+
+_SHOWN = r"(?![._])"
+_FOLDERS_AND_FILE = re.compile(rf"(?:{_SHOWN}[^/]+/)*{_SHOWN}[^/]+")
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    parts: list[str] = []
+    components = pattern.split("/")
+    for number, component in enumerate(components):
+        is_last = number == len(components) - 1
+        if component == "**":
+            parts.append(rf"(?:{_SHOWN}[^/]+/)*" + (rf"{_SHOWN}[^/]+" if is_last else ""))
+        else:
+            parts.append(_component(component) + ("" if is_last else "/"))
+    return re.compile("".join(parts))
+
+
+def _component(text: str) -> str:
+    found = [_SHOWN] if _WILDCARD.match(text) else []
+    position = 0
+    while position < len(text):
+        letter = text[position]
+        end = text.find("]", position + 2) if letter == "[" else -1
+        if letter == "*":
+            found.append("[^/]*")
+        elif letter == "?":
+            found.append("[^/]")
+        elif end > 0:
+            inside = text[position + 1 : end].replace("\\", r"\\").replace("[", r"\[")
+            found.append(f"[{'^/' + inside[1:] if inside[0] in '!^' else inside}]")
+            position = end
+        else:
+            found.append(re.escape(letter))
+        position += 1
+    return "".join(found)

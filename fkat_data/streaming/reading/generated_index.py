@@ -1,0 +1,282 @@
+"""The index of files that come without one: list the files, describe each, and keep the descriptions."""
+
+import json
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from hashlib import blake2s
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fkat_data.background import BackgroundCall
+from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.streaming.formats.entry import ShardEntry
+from fkat_data.streaming.formats.file_formats import PARTS, DescribedFile, FileFormat, file_format, format_of_name
+from fkat_data.streaming.reading.file_pattern import KNOWN_SUFFIXES, FilePattern
+from fkat_data.streaming.store.client import ListedFile
+from fkat_data.streaming.store.store import Store
+
+__all__ = ["Generated", "GeneratedIndex", "kept_path"]
+
+_logger = logging.getLogger(__name__)
+
+_VERSION = 1
+#: Files that are described at a time.
+_NUM_THREADS = 16
+#: A temporary file that is older was left by a process that died.
+_LEFT_S = 3600.0
+#: Room for what a cache appends to a name, within the 255 bytes that a file system allows.
+_LONGEST_NAME_BYTES = 200
+
+
+class Generated(NamedTuple):
+    """An index that was made.
+
+    Attributes:
+        format: The format of the files, a key of ``FILE_SUFFIXES``.
+        files: The files, sorted by name.
+        columns: The columns to read; None: all.
+    """
+
+    format: str
+    files: list[DescribedFile]
+    columns: tuple[str, ...] | None
+
+    @property
+    def version(self) -> str:
+        """The version of all files together."""
+        listed = "\n".join(f"{file.name} {file.size_bytes} {file.listed}" for file in self.files)
+        return f"files {blake2s(listed.encode(), digest_size=16).hexdigest()}"
+
+    def entries(self, *, is_in_place: bool) -> list[ShardEntry]:
+        """Return the shards.
+
+        Raises:
+            ConfigurationError: A chosen column does not exist.
+            ShardCorruptError: The columns of a file differ from those of the first.
+        """
+        return file_format(self.format).entries_of(self.files, self.columns, is_in_place=is_in_place)
+
+    def stale(self, names: Iterable[str]) -> list[str]:
+        """Return the files of a cache that are parts of other files, or of other versions of these files."""
+        prefixes = {file.parts_prefix for file in self.files}
+        return [name for name in names if PARTS in name and f"{name.rpartition('-')[0]}-" not in prefixes]
+
+
+class GeneratedIndex:
+    """Makes the index of the files of a directory, and keeps it. It pickles.
+
+    The descriptions are kept in one file, with the size and the version of each file. The next reading lists the
+    directory, describes the files that are new or have changed, and no other.
+
+    Args:
+        store: The directory.
+        pattern: Which of its files.
+        columns: The columns to read; None: all.
+        path: Where the descriptions are kept. A missing, torn or unwritable file is no error.
+    """
+
+    def __init__(self, store: Store, pattern: FilePattern, columns: tuple[str, ...] | None, path: Path) -> None:
+        self._store = store
+        self._pattern = pattern
+        self._columns = columns
+        self._path = path
+
+    def read(self, lock: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Generated:
+        """Return the index as the directory is now.
+
+        Args:
+            lock: Returns a context in which no other process of the node makes the same index.
+
+        Raises:
+            ShardNotFoundError: No file matches.
+            ConfigurationError: The files have several formats, or a package is missing.
+            ShardCorruptError: A file is not of its format, or is torn.
+            DownloadError: The store does not answer.
+        """
+        listed = self._listed()
+        kind = _kind_of(self._location, listed)
+        made = self._joined(kind, listed)
+        if made is None:
+            with lock():
+                # Another process may have made it meanwhile.
+                made = self._joined(kind, listed) or self._made(kind, listed)
+        return made
+
+    def kept(self) -> Generated | None:
+        """Return the index as it was kept, without asking the store; None if there is none."""
+        found = _load(self._path)
+        return None if found is None else Generated(found[0], found[1], self._columns)
+
+    @property
+    def _location(self) -> str:
+        return f"{self._store.url.rstrip('/')}/{self._pattern.text}".rstrip("/")
+
+    def _listed(self) -> list[ListedFile]:
+        listed = self._store.listing(self._pattern.prefix)
+        if any(file.name == f"{self._pattern.text}/index.json" for file in listed):
+            raise ConfigurationError("remote", self._location, "a slash at its end, because it has an index.json")
+        found = [file for file in listed if self._pattern.matches(file.name)]
+        if not found:
+            raise ShardNotFoundError(
+                self._location,
+                f"no file matches, with a name that ends with {KNOWN_SUFFIXES} (a web server lists no files: name one)",
+            )
+        for file in found:
+            if max(len(part.encode(errors="replace")) for part in file.name.split("/")) > _LONGEST_NAME_BYTES:
+                raise ShardCorruptError(file.name, f"a name or a folder is longer than {_LONGEST_NAME_BYTES} bytes")
+        return found
+
+    def _joined(self, kind: str, listed: Sequence[ListedFile]) -> Generated | None:
+        """Return the kept index if it has every file as it is listed."""
+        files = self._known(kind, listed)
+        if any(file is None for file in files):
+            return None
+        return Generated(kind, [file for file in files if file is not None], self._columns)
+
+    def _known(self, kind: str, listed: Sequence[ListedFile]) -> list[DescribedFile | None]:
+        found = _load(self._path)
+        kept = {file.name: file for file in found[1]} if found is not None and found[0] == kind else {}
+        return [
+            known if (known := kept.get(file.name)) is not None and _is_same(known, file) else None for file in listed
+        ]
+
+    def _made(self, kind: str, listed: Sequence[ListedFile]) -> Generated:
+        known = self._known(kind, listed)
+        missing = [file for file, described in zip(listed, known, strict=True) if described is None]
+        _logger.info("reading the structure of %d of %d files of %s", len(missing), len(listed), self._location)
+        described = iter(_in_parallel(lambda file: self._described(file_format(kind), file), missing))
+        made = Generated(kind, [next(described) if file is None else file for file in known], self._columns)
+        _save(self._path, made)
+        return made
+
+    def _described(self, kind: FileFormat, file: ListedFile) -> DescribedFile:
+        stored = _StoredFile(self._store, file)
+        try:
+            description = kind.describe(stored)
+        except ShardCorruptError as error:
+            if error.shard != file.name:
+                raise
+            # Its own name is relative.
+            error.shard = f"{self._store.url.rstrip('/')}/{file.name}"
+            error.args = (error.shard, *error.args[1:])
+            raise
+        return DescribedFile(file.name, file.size_bytes, file.version, stored.version, description)
+
+
+def kept_path(location: str) -> Path:
+    """Return where the index of files that are read in place is kept: below the user's directory of caches.
+
+    Args:
+        location: What identifies the files.
+    """
+    folder = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    name = blake2s(location.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+    return Path(folder).expanduser() / "fkat_data" / "indices" / f"{name}.json"
+
+
+class _StoredFile:
+    """A file whose reads are all of one version."""
+
+    def __init__(self, store: Store, file: ListedFile) -> None:
+        self._store = store
+        self.name = file.name
+        self.size_bytes = file.size_bytes
+        self.version = ""
+
+    def read(self, start: int, stop: int) -> bytes:
+        content, self.version = self._store.read_range(
+            self.name, start, stop, size_bytes=self.size_bytes, version=self.version
+        )
+        return content
+
+
+def _is_same(known: DescribedFile, listed: ListedFile) -> bool:
+    # Without a version, a new content of the same size would not be noticed.
+    return bool(listed.version) and (known.size_bytes, known.listed) == (listed.size_bytes, listed.version)
+
+
+def _kind_of(location: str, listed: Iterable[ListedFile]) -> str:
+    kinds = {str(format_of_name(file.name)): file.name for file in listed}
+    if len(kinds) > 1:
+        (_, first), (_, second), *_ = kinds.items()
+        raise ConfigurationError(
+            "remote", location, f"files of one format; it has {first} and {second}: pass a pattern, such as *.parquet"
+        )
+    return next(iter(kinds))
+
+
+def _in_parallel(describe: Callable[[ListedFile], DescribedFile], files: Sequence[ListedFile]) -> list[DescribedFile]:
+    """Describe files in threads; raise the error of the first file, by name, that has one of those that were tried."""
+    found: dict[int, DescribedFile] = {}
+    failures: dict[int, BaseException] = {}
+    pending = iter(enumerate(files))
+    lock = threading.Lock()
+
+    def work() -> None:
+        while not failures:
+            with lock:
+                number, file = next(pending, (-1, None))
+            if file is None:
+                return
+            try:
+                found[number] = describe(file)
+            except BaseException as error:  # noqa: BLE001 - raised below
+                failures[number] = error
+
+    # In background calls: a process must be able to end while a store does not answer.
+    for call in [BackgroundCall(work) for _ in range(min(_NUM_THREADS, len(files)))]:
+        call.result()
+    if failures:
+        raise failures[min(failures)]
+    return [found[number] for number in range(len(files))]
+
+
+def _load(path: Path) -> tuple[str, list[DescribedFile]] | None:
+    """Return the format and the files of a kept index; None if there is none that is whole."""
+    try:
+        head, _, body = path.read_bytes().partition(b"\n")
+        header = json.loads(head)
+        if header["version"] != _VERSION or header["digest"] != _digest(body):
+            raise ValueError("it is of another version, or torn")
+        return header["format"], [DescribedFile(*item) for item in json.loads(body)]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        _logger.warning("the index kept in %s is made again: %s", path, error)
+        return None
+
+
+def _save(path: Path, made: Generated) -> None:
+    body = json.dumps(made.files, separators=(",", ":")).encode()
+    head = json.dumps({"version": _VERSION, "format": made.format, "digest": _digest(body)}).encode()
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _sweep(path)
+        try:
+            with temporary.open("xb") as file:
+                file.writelines((head, b"\n", body))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        _logger.info("the index of %d files is not kept in %s: %s", len(made.files), path, error)
+
+
+def _sweep(path: Path) -> None:
+    """Remove what processes left that died while they wrote."""
+    for left in path.parent.glob(f"{path.name}.*.tmp"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > _LEFT_S:
+                left.unlink()
+
+
+def _digest(body: bytes) -> str:
+    return blake2s(body, digest_size=16).hexdigest()
