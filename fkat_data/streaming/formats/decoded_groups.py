@@ -1,9 +1,11 @@
 """The decoded row groups of a process: as many as a number of bytes holds, the most recently used."""
 
 import logging
+import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from fkat_data import arguments
@@ -34,7 +36,16 @@ class DecodedGroups:
         self._limit_bytes = arguments.integer("limit_bytes", limit_bytes, minimum=1)
         self._begin()
 
+    @contextmanager
+    def _locked(self) -> Generator[None]:
+        if self._process_id != os.getpid():
+            # A thread of the parent may have held the lock when this process was forked.
+            self._begin()
+        with self._lock:
+            yield
+
     def _begin(self) -> None:
+        self._process_id = os.getpid()
         self._groups: OrderedDict[object, _Kept] = OrderedDict()
         self._footers: OrderedDict[object, Any] = OrderedDict()
         self._lock = threading.Lock()
@@ -52,13 +63,13 @@ class DecodedGroups:
         Raises:
             Exception: Whatever ``decode`` raises.
         """
-        with self._lock:
+        with self._locked():
             kept = self._groups.get(key)
             if kept is not None:
                 self._groups.move_to_end(key)
                 return kept.value
         value, size_bytes = decode()
-        with self._lock:
+        with self._locked():
             if key not in self._groups:
                 self._groups[key] = _Kept(value, size_bytes)
                 self._held_bytes += size_bytes
@@ -75,12 +86,12 @@ class DecodedGroups:
         Raises:
             Exception: Whatever ``parse`` raises.
         """
-        with self._lock:
+        with self._locked():
             if key in self._footers:
                 self._footers.move_to_end(key)
                 return self._footers[key]
         parsed = parse()
-        with self._lock:
+        with self._locked():
             self._footers[key] = parsed
             while len(self._footers) > _MOST_FOOTERS:
                 self._footers.popitem(last=False)
@@ -88,7 +99,7 @@ class DecodedGroups:
 
     def drop(self, key: object) -> None:
         """Release a row group; nothing happens if it is not kept."""
-        with self._lock:
+        with self._locked():
             kept = self._groups.pop(key, None)
             if kept is not None:
                 self._held_bytes -= kept.size_bytes

@@ -4,18 +4,27 @@ A format is a module with ``describe`` and ``entries_of``. It is imported when a
 """
 
 import importlib
+import re
 from collections.abc import Sequence
 from hashlib import blake2s
 from typing import Any, NamedTuple, Protocol, cast
 
 from fkat_data.streaming.formats.entry import FileInfo, Origin, ShardEntry
 
-__all__ = ["FILE_SUFFIXES", "PARTS", "DescribedFile", "FileFormat", "StoredBytes", "file_format", "format_of_name"]
+__all__ = [
+    "FILE_SUFFIXES",
+    "DescribedFile",
+    "FileFormat",
+    "StoredBytes",
+    "file_format",
+    "format_of_name",
+    "is_part",
+    "version_prefix",
+]
 
 #: The suffixes of each format's files, in lower case.
 FILE_SUFFIXES = {"parquet": (".parquet", ".parq", ".pq")}
-#: What follows the name of a stored file in the names of its cached parts.
-PARTS = ".parts/"
+_PART = re.compile(r"(.+\.parts/[0-9a-f]{10}-)[\w.]+", re.ASCII | re.DOTALL)
 _MODULES = {"parquet": "fkat_data.streaming.formats.parquet_index"}
 
 
@@ -62,7 +71,7 @@ class DescribedFile(NamedTuple):
     def parts_prefix(self) -> str:
         """The beginning of the names of this version's parts in a cache."""
         key = blake2s(f"{self.size_bytes} {self.listed}".encode(), digest_size=5).hexdigest()
-        return f"{self.name}{PARTS}{key}-"
+        return f"{self.name}.parts/{key}-"
 
     def info(self, label: str, ranges: tuple[tuple[int, int], ...], *, is_in_place: bool) -> FileInfo:
         """Return a part of the file as a file of a shard.
@@ -104,6 +113,17 @@ class FileFormat(Protocol):
             ShardCorruptError: A description is invalid, or the columns of a file differ from those of the first.
         """
         ...
+
+
+def is_part(name: str) -> bool:
+    """Return whether a file of a cache is a part of a stored file."""
+    return _PART.fullmatch(name) is not None
+
+
+def version_prefix(name: str) -> str | None:
+    """Return the ``parts_prefix`` of the file that a part in a cache is of; None if it is no part."""
+    found = _PART.fullmatch(name)
+    return None if found is None else found[1]
 
 
 def file_format(name: str) -> FileFormat:

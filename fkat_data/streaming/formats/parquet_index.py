@@ -33,27 +33,12 @@ def describe(file: StoredBytes) -> dict[str, Any]:
         ShardCorruptError: The file is no Parquet file, is torn, or its footer contradicts itself.
         ConfigurationError: The file is encrypted.
     """
-    size_bytes = file.size_bytes
-    least_bytes = len(_MAGIC) + _TAIL_BYTES
-    if size_bytes < least_bytes:
-        raise ShardCorruptError(file.name, f"not a Parquet file: {size_bytes} bytes, fewer than {least_bytes}")
-    first = max(0, size_bytes - _FIRST_READ_BYTES)
-    tail = file.read(first, size_bytes)
-    if tail[-4:] == _ENCRYPTED:
-        raise _encrypted(file.name)
-    if tail[-4:] != _MAGIC:
-        raise ShardCorruptError(
-            file.name, f"not a Parquet file, or torn: it ends with {tail[-4:]!r} instead of {_MAGIC!r}"
-        )
-    footer_bytes = int.from_bytes(tail[-_TAIL_BYTES:-4], "little")
-    start = size_bytes - _TAIL_BYTES - footer_bytes
-    if start < len(_MAGIC):
-        expected = f"at most {size_bytes - least_bytes}, the size of the rest of the file"
-        raise ShardCorruptError.of_field(file.name, "size of the footer in bytes", expected, footer_bytes)
-    head = file.read(start, first) if start < first else b""
-    footer = (head + tail[max(0, start - first) :])[:footer_bytes]
+    start, footer = _footer_of(file)
     metadata = parsed_footer(file.name, footer)
-    fields = [(field.name, field.type) for field in metadata.schema.to_arrow_schema()]
+    try:
+        fields = [(field.name, field.type) for field in metadata.schema.to_arrow_schema()]
+    except _arrow.ArrowException as error:
+        raise ShardCorruptError(file.name, f"its columns cannot be read: {error}") from error
     num_leaves = [_num_leaves(kind) for _, kind in fields]
     if sum(num_leaves) != metadata.num_columns:
         raise ShardCorruptError.of_field(
@@ -63,13 +48,10 @@ def describe(file: StoredBytes) -> dict[str, Any]:
     if len(set(names)) < len(names):
         raise ShardCorruptError.of_field(file.name, "columns", "names without duplicates", names)
     groups = [_group(file.name, metadata.row_group(group), num_leaves) for group in range(metadata.num_row_groups)]
-    for number, group in enumerate(groups):
-        for begin, end in zip(group[1::2], group[2::2], strict=True):
-            if not len(_MAGIC) <= begin <= end <= start:
-                expected = f"within the bytes {len(_MAGIC)} to {start} of the file"
-                raise ShardCorruptError.of_field(file.name, f"range of row group {number}", expected, (begin, end))
+    for number, (num_rows, *edges) in enumerate(groups):
+        _check_group(file.name, number, num_rows, edges, start)
     return {
-        "footer": [start, start + footer_bytes],
+        "footer": [start, start + len(footer)],
         "columns": [[name, str(kind), _size_bytes(kind)] for name, kind in fields],
         "groups": groups,
     }
@@ -124,6 +106,39 @@ def parsed_footer(file: str, footer: bytes) -> Any:
         if re.search("encrypt|decrypt", str(error), re.IGNORECASE):
             raise _encrypted(file) from error
         raise ShardCorruptError(file, f"the footer cannot be read: {error}") from error
+
+
+def _footer_of(file: StoredBytes) -> tuple[int, bytes]:
+    """Return where the footer of a file begins, and the footer."""
+    size_bytes = file.size_bytes
+    least_bytes = len(_MAGIC) + _TAIL_BYTES
+    if size_bytes < least_bytes:
+        raise ShardCorruptError(file.name, f"not a Parquet file: {size_bytes} bytes, fewer than {least_bytes}")
+    first = max(0, size_bytes - _FIRST_READ_BYTES)
+    tail = file.read(first, size_bytes)
+    if tail[-4:] == _ENCRYPTED:
+        raise _encrypted(file.name)
+    if tail[-4:] != _MAGIC:
+        raise ShardCorruptError(
+            file.name, f"not a Parquet file, or torn: it ends with {tail[-4:]!r} instead of {_MAGIC!r}"
+        )
+    footer_bytes = int.from_bytes(tail[-_TAIL_BYTES:-4], "little")
+    start = size_bytes - _TAIL_BYTES - footer_bytes
+    if start < len(_MAGIC):
+        expected = f"at most {size_bytes - least_bytes}, the size of the rest of the file"
+        raise ShardCorruptError.of_field(file.name, "size of the footer in bytes", expected, footer_bytes)
+    head = file.read(start, first) if start < first else b""
+    return start, (head + tail[max(0, start - first) :])[:footer_bytes]
+
+
+def _check_group(file: str, number: int, num_rows: int, edges: list[int], end: int) -> None:
+    """Check that the columns of a row group are within the bytes of the file before ``end``, the footer."""
+    if num_rows < 0:
+        raise ShardCorruptError.of_field(file, f"rows of row group {number}", "at least 0", num_rows)
+    for begin, stop in zip(edges[::2], edges[1::2], strict=True):
+        if num_rows and not len(_MAGIC) <= begin <= stop <= end:
+            expected = f"within the bytes {len(_MAGIC)} to {end} of the file"
+            raise ShardCorruptError.of_field(file, f"range of row group {number}", expected, (begin, stop))
 
 
 def _encrypted(file: str) -> ConfigurationError:

@@ -1,6 +1,7 @@
 """A summary of a dataset from its index, and its first samples."""
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,14 +43,14 @@ class DatasetSummary:
     most_samples: int
 
 
-def summary_of(directory: Path) -> DatasetSummary:
-    """Return the summary of a dataset. Read the index only.
+def summary_of(directory: Path, entries: Sequence[ShardEntry] | None = None) -> DatasetSummary:
+    """Return the summary of a dataset. Read the index only, unless its shards are given.
 
     Raises:
         ShardNotFoundError: The index does not exist.
         ShardCorruptError: The index is invalid.
     """
-    entries = read_index(directory / INDEX_NAME)
+    entries = read_index(directory / INDEX_NAME) if entries is None else entries
     counts = [entry.samples for entry in entries]
     return DatasetSummary(
         tuple(dict.fromkeys(entry.format for entry in entries)),
@@ -65,13 +66,20 @@ def summary_of(directory: Path) -> DatasetSummary:
     )
 
 
-def first_samples(directory: Path, count: int, *, allow_unsafe_types: bool = False) -> list[dict[str, Any]]:
+def first_samples(
+    directory: Path,
+    count: int,
+    *,
+    allow_unsafe_types: bool = False,
+    entries: Sequence[ShardEntry] | None = None,
+) -> list[dict[str, Any]]:
     """Return the first samples of a dataset, decoded. Decompress shards to a temporary directory.
 
     Args:
         directory: Directory of the index.
         count: Maximum number of samples.
         allow_unsafe_types: Whether to read pickles, which runs code of the file's author.
+        entries: The shards; None: those of the index in the directory.
 
     Raises:
         ConfigurationError: A column holds pickles, and they are not allowed.
@@ -79,7 +87,7 @@ def first_samples(directory: Path, count: int, *, allow_unsafe_types: bool = Fal
     """
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="fkat-inspect-") as scratch:
-        for entry in read_index(directory / INDEX_NAME):
+        for entry in read_index(directory / INDEX_NAME) if entries is None else entries:
             if len(found) >= count:
                 break
             found += _samples(directory, entry, Path(scratch), count - len(found), allow_unsafe_types)

@@ -53,7 +53,11 @@ def datasets_in(directory: Path) -> list[Path]:
 
 
 def verify_dataset(
-    directory: Path, *, allow_unsafe_types: bool = False, progress: Callable[[int, int], None] | None = None
+    directory: Path,
+    *,
+    allow_unsafe_types: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    entries: Sequence[ShardEntry] | None = None,
 ) -> DatasetReport:
     """Compare a dataset's files with its index, decode every sample, and report the problems.
 
@@ -64,6 +68,7 @@ def verify_dataset(
         directory: Directory of the index.
         allow_unsafe_types: Whether to read pickles, which runs code of the file's author.
         progress: Called with (verified samples, total samples).
+        entries: The shards; None: those of the index in the directory.
 
     Raises:
         ConfigurationError: A column holds pickles, and they are not allowed.
@@ -71,7 +76,7 @@ def verify_dataset(
         ShardCorruptError: The index is invalid.
         OSError: A file cannot be read, or the temporary directory cannot be written.
     """
-    entries = read_index(directory / INDEX_NAME)
+    entries = read_index(directory / INDEX_NAME) if entries is None else entries
     if not allow_unsafe_types:
         for entry in entries:
             check_safe(entry)
@@ -104,14 +109,15 @@ def _verified(directory: Path, entry: ShardEntry, report: DatasetReport, *, allo
         shard = open_shard(root, entry, allow_unsafe_types=allow_unsafe_types)
         for begin in range(0, entry.samples, _ROWS_AT_ONCE):
             rows = range(begin, min(begin + _ROWS_AT_ONCE, entry.samples))
-            _decode(root / entry.raw_data.basename, shard, rows)
+            _decode(root / entry.name, shard, rows)
             yield len(rows)
         shard.close()
 
 
 def _compare_with_index(directory: Path, info: FileInfo, report: DatasetReport) -> None:
+    whole = info if info.origin is None else FileInfo(info.origin.name, info.origin.size_bytes)
     for algorithm in [None, *info.hashes]:
-        validate_file(directory / info.basename, info, algorithm)
+        validate_file(directory / whole.basename, whole, algorithm)
     report.num_hashes += len(info.hashes)
     report.num_bytes += info.bytes
 

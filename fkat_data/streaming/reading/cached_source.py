@@ -16,7 +16,7 @@ from fkat_data.streaming.cache.dataset_version import DatasetVersion
 from fkat_data.streaming.cache.paths import BOOKKEEPING
 from fkat_data.streaming.formats.compression import decompress_into
 from fkat_data.streaming.formats.entry import FileInfo, ShardEntry
-from fkat_data.streaming.formats.file_formats import PARTS
+from fkat_data.streaming.formats.file_formats import is_part
 from fkat_data.streaming.formats.index import INDEX_NAME, parse_index, read_index
 from fkat_data.streaming.reading.file_pattern import FilePattern
 from fkat_data.streaming.reading.generated_index import GeneratedIndex
@@ -46,7 +46,7 @@ class Evictable:
     def __call__(self, directory: Path, name: str) -> bool:
         """Return whether a file may be evicted."""
         # Another job may have fetched parts with other columns.
-        return PARTS in name or name in self._names.get(str(directory), ())
+        return name in self._names.get(str(directory), ()) or is_part(name)
 
 
 class CachedSource:
@@ -288,7 +288,7 @@ class CachedSource:
 
     def _adopt(self, version: str, recorded: str, entries: list[ShardEntry]) -> None:
         def names(version: str) -> list[str]:
-            parts = [name for name in self._dataset_version.names() if PARTS in name]
+            parts = filter(is_part, self._dataset_version.names())
             return [*_names_before(self.directory / INDEX_NAME, entries, version), *parts]
 
         self._dataset_version.adopt(recorded, names)

@@ -15,7 +15,13 @@ from typing import Any, NamedTuple
 from fkat_data.background import BackgroundCall
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.streaming.formats.entry import ShardEntry
-from fkat_data.streaming.formats.file_formats import PARTS, DescribedFile, FileFormat, file_format, format_of_name
+from fkat_data.streaming.formats.file_formats import (
+    DescribedFile,
+    FileFormat,
+    file_format,
+    format_of_name,
+    version_prefix,
+)
 from fkat_data.streaming.reading.file_pattern import KNOWN_SUFFIXES, FilePattern
 from fkat_data.streaming.store.client import ListedFile
 from fkat_data.streaming.store.store import Store
@@ -40,11 +46,13 @@ class Generated(NamedTuple):
         format: The format of the files, a key of ``FILE_SUFFIXES``.
         files: The files, sorted by name.
         columns: The columns to read; None: all.
+        url: The directory of the files, for messages.
     """
 
     format: str
     files: list[DescribedFile]
     columns: tuple[str, ...] | None
+    url: str
 
     @property
     def version(self) -> str:
@@ -59,12 +67,15 @@ class Generated(NamedTuple):
             ConfigurationError: A chosen column does not exist.
             ShardCorruptError: The columns of a file differ from those of the first.
         """
-        return file_format(self.format).entries_of(self.files, self.columns, is_in_place=is_in_place)
+        try:
+            return file_format(self.format).entries_of(self.files, self.columns, is_in_place=is_in_place)
+        except ShardCorruptError as error:
+            raise _located(error, self.url) from error
 
     def stale(self, names: Iterable[str]) -> list[str]:
         """Return the files of a cache that are parts of other files, or of other versions of these files."""
-        prefixes = {file.parts_prefix for file in self.files}
-        return [name for name in names if PARTS in name and f"{name.rpartition('-')[0]}-" not in prefixes]
+        prefixes = {None, *(file.parts_prefix for file in self.files)}
+        return [name for name in names if version_prefix(name) not in prefixes]
 
 
 class GeneratedIndex:
@@ -110,11 +121,15 @@ class GeneratedIndex:
     def kept(self) -> Generated | None:
         """Return the index as it was kept, without asking the store; None if there is none."""
         found = _load(self._path)
-        return None if found is None else Generated(found[0], found[1], self._columns)
+        return None if found is None else Generated(found[0], found[1], self._columns, self._url)
 
     @property
     def _location(self) -> str:
-        return f"{self._store.url.rstrip('/')}/{self._pattern.text}".rstrip("/")
+        return f"{self._url}/{self._pattern.text}".rstrip("/")
+
+    @property
+    def _url(self) -> str:
+        return self._store.url.rstrip("/")
 
     def _listed(self) -> list[ListedFile]:
         listed = self._store.listing(self._pattern.prefix)
@@ -136,7 +151,7 @@ class GeneratedIndex:
         files = self._known(kind, listed)
         if any(file is None for file in files):
             return None
-        return Generated(kind, [file for file in files if file is not None], self._columns)
+        return Generated(kind, [file for file in files if file is not None], self._columns, self._url)
 
     def _known(self, kind: str, listed: Sequence[ListedFile]) -> list[DescribedFile | None]:
         found = _load(self._path)
@@ -150,7 +165,7 @@ class GeneratedIndex:
         missing = [file for file, described in zip(listed, known, strict=True) if described is None]
         _logger.info("reading the structure of %d of %d files of %s", len(missing), len(listed), self._location)
         described = iter(_in_parallel(lambda file: self._described(file_format(kind), file), missing))
-        made = Generated(kind, [next(described) if file is None else file for file in known], self._columns)
+        made = Generated(kind, [next(described) if file is None else file for file in known], self._columns, self._url)
         _save(self._path, made)
         return made
 
@@ -159,12 +174,7 @@ class GeneratedIndex:
         try:
             description = kind.describe(stored)
         except ShardCorruptError as error:
-            if error.shard != file.name:
-                raise
-            # Its own name is relative.
-            error.shard = f"{self._store.url.rstrip('/')}/{file.name}"
-            error.args = (error.shard, *error.args[1:])
-            raise
+            raise (_located(error, self._url) if error.shard == file.name else error) from error
         return DescribedFile(file.name, file.size_bytes, file.version, stored.version, description)
 
 
@@ -193,6 +203,11 @@ class _StoredFile:
             self.name, start, stop, size_bytes=self.size_bytes, version=self.version
         )
         return content
+
+
+def _located(error: ShardCorruptError, url: str) -> ShardCorruptError:
+    """Return an error that names a file of a directory with the directory's URL before the name."""
+    return ShardCorruptError(f"{url}/{error.shard}", error.reason, error.field, error.expected, error.found)
 
 
 def _is_same(known: DescribedFile, listed: ListedFile) -> bool:

@@ -9,10 +9,11 @@ from rich.console import Console
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.formats.summary import first_samples, summary_of
-from fkat_data.streaming.formats.verification import datasets_in, verify_dataset
+from fkat_data.streaming.formats.verification import verify_dataset
 from fkat_data.streaming.writing.merge import IndexLocation, merge_index
 from fkat_data.tools.cli.dataset_presentation import sample_progress, show_problems, show_samples, show_summary
 from fkat_data.tools.cli.presentation import exit_on_failure, say
+from fkat_data.tools.cli.stored_datasets import stored_datasets
 from fkat_data.tools.converting.convert import KINDS, convert
 
 __all__ = ["convert_command", "dataset_app", "inspect_command", "merge_index_command", "verify_command"]
@@ -21,7 +22,7 @@ _DAMAGED = 1
 
 dataset_app = typer.Typer()
 
-Directory = Annotated[Path, typer.Argument(help="A dataset, or a folder of splits.")]
+Directory = Annotated[Path, typer.Argument(help="A dataset, a folder of splits, or Parquet files.")]
 Unsafe = Annotated[
     bool,
     typer.Option("--allow-unsafe-types", help="Read pickle columns. Unpickling can run code from the file's author."),
@@ -40,9 +41,10 @@ def inspect_command(
     """
     console = Console()
     with exit_on_failure(console, "cannot show the dataset"):
-        for path in datasets_in(directory):
-            show_summary(console, path, summary_of(path))
-            show_samples(console, first_samples(path, samples, allow_unsafe_types=allow_unsafe_types))
+        for path, entries in stored_datasets(directory):
+            show_summary(console, path, summary_of(path, entries))
+            found = first_samples(path, samples, allow_unsafe_types=allow_unsafe_types, entries=entries)
+            show_samples(console, found)
 
 
 @dataset_app.command("verify")
@@ -60,9 +62,9 @@ def verify_command(
     console = Console()
     num_problems = 0
     with exit_on_failure(console, "nothing was verified"):
-        for path in datasets_in(directory):
+        for path, entries in stored_datasets(directory):
             with sample_progress(console, f"verifying {path}") as progress:
-                report = verify_dataset(path, allow_unsafe_types=allow_unsafe_types, progress=progress)
+                report = verify_dataset(path, allow_unsafe_types=allow_unsafe_types, progress=progress, entries=entries)
             show_problems(console, path, report)
             num_problems += len(report.problems)
     raise typer.Exit(_DAMAGED if num_problems else 0)

@@ -1,0 +1,67 @@
+"""Ranges of files, through every client, from every server, with faults."""
+
+import io
+
+import pytest
+from proxy import fault
+from stored_files import CONTENTS, WAYS
+
+from fkat_data.errors import DownloadError
+from fkat_data.streaming.formats.entry import Origin
+
+NAME = "shard.00000.mds"
+CONTENT = CONTENTS[NAME]
+SIZE_BYTES = len(CONTENT)
+RANGES = ((0, 10), (100, 100), (1000, 90_000), (149_000, 150_000))
+EXPECTED = b"".join(CONTENT[start:stop] for start, stop in RANGES)
+
+
+def parts(store, version=None, ranges=RANGES, size_bytes=SIZE_BYTES):
+    target = io.BytesIO()
+    version = store.read_range(NAME, 5, 9, size_bytes=size_bytes, version="")[1] if version is None else version
+    store.download_part(Origin(NAME, size_bytes, version, ranges), target)
+    return target.getvalue()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ranges_arrive_one_after_another(through, way):
+    store, faulty = through(way, timeout_s=20.0)
+    assert parts(store) == EXPECTED
+    assert faulty.count(NAME) == 4
+    asked = [text.removeprefix("bytes=") for text in faulty.ranges[NAME]]
+    assert asked == ["5-8", "0-9", "1000-89999", "149000-149999"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["status", "reset", "end", "no_range", "wrong_range", "xml", "longer", "other"])
+def test_a_fault_costs_an_attempt_and_no_byte(through, way, kind):
+    faults = [fault("call", function=lambda: None)] * 2
+    settings = {"name": "shard.00001.mds"} if kind == "other" else {}
+    store, _ = through(way, {NAME: [*faults, fault(kind, **settings)]}, timeout_s=20.0)
+    assert parts(store) == EXPECTED
+
+
+@pytest.mark.parametrize("way", ["web-nginx", "s3-moto", "web-directory"])
+def test_another_version_is_an_error(through, way):
+    store, _ = through(way, timeout_s=20.0, num_retries=1)
+    with pytest.raises(DownloadError, match=r"replaced|412|bytes from 0"):
+        parts(store, '"00000000000000000000000000000000"', ((5, 9),))
+    with pytest.raises(DownloadError, match="replaced"):
+        parts(store, "", size_bytes=len(CONTENT) + 1)
+
+
+@pytest.mark.parametrize("way", ["s3-moto", "s3-s3rver"])
+def test_a_bucket_lists_what_begins_with_a_prefix(through, way):
+    store, _ = through(way, timeout_s=20.0)
+    found = store.listing()
+    assert [(file.name, file.size_bytes) for file in found] == [(name, len(CONTENTS[name])) for name in CONTENTS]
+    assert all(file.version for file in found)
+    assert [file.name for file in store.listing("shard.00001")] == ["shard.00001.mds"]
+    assert store.listing("other/") == []
+
+
+@pytest.mark.parametrize("way", ["web-nginx", "web-directory"])
+def test_a_web_server_knows_the_one_file_that_is_named(through, way):
+    store, _ = through(way, timeout_s=20.0)
+    assert [(file.name, file.size_bytes) for file in store.listing(NAME)] == [(NAME, len(CONTENT))]
+    assert store.listing() == store.listing("none.mds") == []

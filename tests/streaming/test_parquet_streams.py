@@ -1,0 +1,399 @@
+"""Parquet files as streams: the same samples in the same orders as MDS shards, from everywhere, in any world."""
+
+import logging
+import shutil
+import sys
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from parquet_examples import COLUMNS, table_of, write_both, write_parquet
+from streaming_examples import global_batches, numbers, same, world, write
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+
+from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
+from fkat_data.streaming import LocalDataset, Stream, StreamingDataLoader, StreamingDataset
+from fkat_data.streaming.store import attempts
+
+#: A multiple of the global batches: what fills up the last one depends on the world.
+COUNT = 160
+OPTIONS = {"batch_size": 4, "download_timeout": 10}
+
+
+@pytest.fixture(autouse=True)
+def _own_caches(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setattr(attempts, "_FIRST_WAIT_S", 0.02)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    return write_both(tmp_path_factory.mktemp("both"), COUNT)
+
+
+def equal(first, second):
+    if isinstance(first, np.ndarray):
+        return (
+            first.dtype == second.dtype and first.flags.writeable == second.flags.writeable and (first == second).all()
+        )
+    return same(first, second)
+
+
+def test_every_sample_is_that_of_mds_in_every_way_of_reading(both):
+    mds, parquet = both
+    for options in ({}, {"writable": True}, {"arrays": "torch"}):
+        ours, theirs = LocalDataset(parquet, **options), LocalDataset(mds, **options)
+        assert len(ours) == len(theirs) == COUNT
+        order = np.random.default_rng(0).permutation(COUNT).tolist()
+        for pair in (zip(ours[order], theirs[order], strict=True), ((ours[n], theirs[n]) for n in range(COUNT))):
+            for mine, other in pair:
+                assert list(mine) == list(other) == list(COLUMNS)
+                assert all(equal(mine[name], other[name]) for name in COLUMNS)
+    chosen = ("number", "row", "text")  # ragged rows are not collated by default
+    loaders = [
+        StreamingDataLoader(StreamingDataset(local=path, shuffle=True, columns=chosen, **OPTIONS)) for path in both
+    ]
+    for mine, other in zip(*loaders, strict=True):
+        assert same(mine, other)
+        assert mine["row"].untyped_storage().nbytes() == mine["row"].nbytes  # not a view of the row group
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_orders_resumes_and_worlds_are_those_of_mds(both, data):
+    shuffle_algo = data.draw(st.sampled_from([None, "py1e", "py1s", "py2s", "naive", "block"]), "shuffle")
+    options = {
+        "batch_size": 4,
+        "shuffle": shuffle_algo is not None,
+        "shuffle_algo": shuffle_algo or "py1e",
+        "shuffle_block_size": 40,
+        "num_canonical_nodes": 2,
+        "sampling_granularity": data.draw(st.sampled_from([1, 5]), "granularity"),
+        "columns": ["number"],
+    }
+    first, second = (
+        data.draw(st.sampled_from([(1, 4, 4), (2, 2, 4), (4, 1, 4), (1, 2, 8), (2, 1, 8), (1, 1, 16)]), name)
+        for name in ("world", "world of the resume")
+    )
+    at = data.draw(st.integers(0, 9), "steps before the resume")
+    orders = []
+    for path in both:
+        nodes, ranks, batch_size = first
+        found = global_batches(nodes, ranks, local=path, **options | {"batch_size": batch_size})
+        dataset = StreamingDataset(local=path, world=world(nodes, ranks), **options | {"batch_size": batch_size})
+        state = dataset.state_dict(16 * at, from_beginning=True)
+        nodes, ranks, batch_size = second
+        rest = global_batches(nodes, ranks, local=path, state=state, **options | {"batch_size": batch_size})
+        assert [*found[:at], *rest] == found
+        orders.append((found, state))
+    assert orders[0] == orders[1]
+
+
+def test_a_state_of_the_mds_shards_resumes_on_the_parquet_files_and_the_other_way_round(both):
+    options = {"batch_size": 4, "shuffle": True, "columns": ["number"]}
+    for first, second in (both, both[::-1]):
+        loader = StreamingDataLoader(StreamingDataset(local=first, **options))
+        whole = numbers(loader)
+        batches = iter(loader.skip(0))
+        state = None
+        loader = StreamingDataLoader(StreamingDataset(local=first, **options))
+        for number, _ in enumerate(loader):
+            if number == 11:
+                state = loader.state_dict()
+                break
+        del batches
+        resumed = StreamingDataLoader(StreamingDataset(local=second, **options))
+        resumed.load_state_dict(state)
+        assert numbers(resumed) == whole[12:]
+
+
+@pytest.mark.parametrize("num_workers", [1])
+def test_workers_of_a_torch_loader_read_the_same(both, processes, num_workers):
+    options = {"shuffle": True, "columns": ["number", "text"], **OPTIONS}
+    alone = numbers(StreamingDataLoader(StreamingDataset(local=both[1], **options)))
+    beside = StreamingDataLoader(StreamingDataset(local=both[1], **options), num_workers=num_workers)
+    assert numbers(beside) == alone
+
+
+def test_a_pattern_or_a_file_names_what_is_read(tmp_path):
+    for number, name in enumerate(["a.parquet", "b.parquet", "deep/er/c.parquet", "_hidden.parquet", ".d.parquet"]):
+        write_parquet(tmp_path / "data" / name, range(10 * number, 10 * number + 10), [10])
+    (tmp_path / "data" / "README.md").write_text("not data")
+    found = {
+        "": [0, 10, 20],
+        "/*.parquet": [0, 10],
+        "/[b-z].parquet": [10],
+        "/?.parquet": [0, 10],
+        "/**/*.parquet": [0, 10, 20],
+        "/*/*/*.parquet": [20],
+        "/deep/er/c.parquet": [20],
+        "/_*.parquet": [30],
+    }
+    for text, firsts in found.items():
+        for location in (f"{tmp_path}/data{text}", f"file://{tmp_path}/data{text}"):
+            dataset = StreamingDataset(remote=location, **OPTIONS)
+            assert [dataset[10 * shard]["number"] for shard in range(dataset.num_shards)] == firsts, text
+    for text in ("/*.pq", "/deep/*.parquet", "/z.parquet"):
+        with pytest.raises(ShardNotFoundError, match="no file matches"):
+            StreamingDataset(remote=f"{tmp_path}/data{text}", **OPTIONS)
+    with pytest.raises(ShardNotFoundError, match=r"index\.json"):
+        StreamingDataset(local=str(tmp_path / "data/deep/none"), **OPTIONS)
+    # What Spark writes is a directory with the suffix.
+    (tmp_path / "data").rename(tmp_path / "table.parquet")
+    assert StreamingDataset(local=str(tmp_path / "table.parquet"), **OPTIONS).num_samples == 30
+    nested = Stream(remote=f"{tmp_path}/*.parquet", split="table.parquet/deep/er")
+    assert StreamingDataset(streams=[nested], **OPTIONS).num_samples == 10
+
+
+def test_an_index_wins(tmp_path, both):
+    shutil.copytree(both[0], tmp_path / "data")
+    write_parquet(tmp_path / "data" / "a.parquet", range(10), [10])
+    assert StreamingDataset(local=str(tmp_path / "data"), **OPTIONS).num_samples == COUNT
+    assert StreamingDataset(remote=str(tmp_path / "data"), local=str(tmp_path / "l"), **OPTIONS).num_samples == COUNT
+    assert StreamingDataset(local=str(tmp_path / "data/*.parquet"), **OPTIONS).num_samples == 10
+
+
+def test_columns_are_chosen_for_a_stream_or_for_all_and_of_mds_too(both, tmp_path):
+    mds, parquet = both
+    for path in both:
+        assert list(LocalDataset(path, columns=["text", "number"])[3]) == ["number", "text"]
+        with pytest.raises(ConfigurationError, match=r"'colour': expected columns of .*number, ragged, row, text"):
+            LocalDataset(path, columns=["colour"])
+    streams = [Stream(local=mds), Stream(local=parquet, columns=["text"])]
+    dataset = StreamingDataset(streams=streams, columns=["row"], **OPTIONS)
+    assert [list(dataset[0]), list(dataset[COUNT])] == [["row"], ["text"]]
+    csv = tmp_path / "csv"
+    from fkat_data.streaming import CSVWriter
+
+    with CSVWriter(out=str(csv), columns={"a": "int", "b": "str"}) as writer:
+        writer.write({"a": 1, "b": "c"})
+    assert LocalDataset(csv, columns=["b"])[0] == {"b": "c"}
+    for wrong in ("number", [], [1], ["a", "a"]):
+        with pytest.raises(ConfigurationError, match="columns = "):
+            Stream(local=parquet, columns=wrong)
+
+
+def test_what_cannot_be_one_dataset_is_an_error_that_names_file_and_column(tmp_path):
+    folder = tmp_path / "data"
+    write_parquet(folder / "a.parquet", range(10), [10], ("number", "text"))
+    write_parquet(folder / "b.parquet", range(10), [10], ("number",))
+    with pytest.raises(
+        ShardCorruptError, match=r"/data/b\.parquet.*column 'text' is missing: expected string.*a\.parquet"
+    ):
+        LocalDataset(folder)
+    assert len(LocalDataset(folder, columns=["number"])) == 20
+    (folder / "a.parquet").rename(folder / "c.parquet")
+    with pytest.raises(ShardCorruptError, match=r"c\.parquet.*'text' is not in b\.parquet; choose the columns"):
+        LocalDataset(folder)
+    pq.write_table(pa.table({"number": pa.array([1], pa.int32())}), folder / "c.parquet")
+    with pytest.raises(ShardCorruptError, match=r"c\.parquet.*'number' is int32: expected int64, as in b\.parquet"):
+        LocalDataset(folder)
+    content = (folder / "b.parquet").read_bytes()
+    wrong = {
+        b"": "0 bytes, fewer than 12",
+        content[:-100]: "torn",
+        b"PAR1" + bytes(100) + b"PARE": "without encryption",
+        content[:-8] + (1 << 30).to_bytes(4, "little") + b"PAR1": "size of the footer",
+        content[:-50] + bytes(42) + content[-8:]: "the footer cannot be read",
+    }
+    for damaged, message in wrong.items():
+        (folder / "c.parquet").write_bytes(damaged)
+        with pytest.raises((ShardCorruptError, ConfigurationError), match=rf"c\.parquet.*{message}"):
+            LocalDataset(folder)
+    (folder / "c.parquet").write_bytes(content)
+    pq.write_table(table_of([], ("number",)), folder / "d.parquet")  # no rows: no shards, and no error
+    dataset = LocalDataset(folder)
+    assert len(dataset) == 20
+    (folder / "c.parquet").write_bytes(content[:4] + bytes(40) + content[44:])
+    assert dataset[0]["number"] == 0
+    with pytest.raises(ShardCorruptError, match=r"c\.parquet\[0\].*cannot be decoded"):
+        dataset[10]
+    (folder / "e.parquet").mkdir()
+    write(folder / "e.parquet" / "mds", 3)
+    assert len(LocalDataset(folder)) == 20
+
+
+def test_a_directory_of_which_nothing_can_be_kept_is_read(both, tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with caplog.at_level(logging.INFO, "fkat_data.streaming.reading.generated_index"):
+        assert len(LocalDataset(both[1])) == COUNT
+    assert "is not kept" in caplog.text
+
+
+class Bucket:
+    """A bucket of moto, which counts the requests for each key."""
+
+    def __init__(self, server, prefix):
+        self.server, self.prefix = server, prefix
+
+    def fill(self, folder):
+        for path in sorted(Path(folder).rglob("*")):
+            if path.is_file():
+                self.server.put(f"{self.prefix}/{path.relative_to(folder).as_posix()}", path.read_bytes())
+
+    def stream(self, local, pattern="", **options):
+        return StreamingDataset(
+            remote=f"s3://bucket/{self.prefix}{pattern}",
+            local=str(local),
+            storage_options=self.server.options(),
+            **OPTIONS | options,
+        )
+
+
+@pytest.fixture(scope="module")
+def moto(shared_processes):
+    import servers
+
+    with servers.moto() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(moto, request):
+    return Bucket(moto, f"{request.node.name}/data")
+
+
+def test_a_bucket_is_read_through_a_cache_of_row_groups(bucket, both, tmp_path):
+    mds, parquet = both
+    bucket.fill(parquet)
+    options = {"shuffle": True, "columns": ["number", "text"]}
+    expected = list(StreamingDataLoader(StreamingDataset(local=mds, **options, **OPTIONS)))
+    for pattern, local in (("", "all"), ("/**/*.parquet", "pattern"), ("/", "slash")):
+        found = list(StreamingDataLoader(bucket.stream(tmp_path / local, pattern, **options)))
+        assert all(same(mine, other) for mine, other in zip(found, expected, strict=True))
+    parts = {path.name.split("-")[1] for path in (tmp_path / "all").rglob("*.parts/*")}
+    num_groups = sum(pq.ParquetFile(path).num_row_groups for path in Path(parquet).rglob("*.parquet"))
+    assert len(parts) > 1
+    assert sum("footer" not in path.name for path in (tmp_path / "all").rglob("*.parts/*")) == num_groups
+    assert bucket.stream(tmp_path / "one", "/part-0.parquet")[3]["number"] == 3
+    with pytest.raises(ShardNotFoundError, match="no file matches"):
+        bucket.stream(tmp_path / "none", "/z*.parquet")
+    # Two choices of columns share a cache, and a small limit evicts the parts of both.
+    whole = bucket.stream(tmp_path / "all")
+    assert set(whole[COUNT - 1]) == set(COLUMNS)
+    limited = bucket.stream(tmp_path / "all", cache_limit=40_000, **options)
+    assert sum(map(len, numbers(StreamingDataLoader(limited)))) == COUNT
+    assert limited.cache_usage <= 40_000
+
+
+def test_only_what_is_new_or_changed_is_described_and_fetched_again(bucket, tmp_path, monkeypatch):
+    for number, name in enumerate("abc"):
+        write_parquet(tmp_path / "data" / f"{name}.parquet", range(10 * number, 10 * number + 10), [5, 5], ("number",))
+    bucket.fill(tmp_path / "data")
+    local = tmp_path / "local"
+    described = counted_descriptions(monkeypatch)
+
+    def read():
+        described.clear()
+        found = numbers(StreamingDataLoader(bucket.stream(local)))
+        leave(local)
+        return sorted(chain(*found)), sorted(described)
+
+    everything = list(range(30))
+    assert read() == (everything, ["a.parquet", "b.parquet", "c.parquet"])
+    assert read() == (everything, [])
+    kept = {path: path.stat().st_ino for path in local.rglob("a.parquet.parts/*")}
+    write_parquet(tmp_path / "data" / "b.parquet", range(100, 110), [5, 5], ("number",))
+    write_parquet(tmp_path / "data" / "d.parquet", range(200, 205), [5], ("number",))
+    (tmp_path / "data" / "c.parquet").unlink()
+    bucket.server.client().delete_object(Bucket="bucket", Key=f"{bucket.prefix}/c.parquet")
+    bucket.fill(tmp_path / "data")
+    # moto gives equal contents equal ETags, and the time of writing is new.
+    changed, names = read()
+    assert changed == [*range(10), *range(100, 110), *range(200, 205)]
+    assert {"b.parquet", "d.parquet"} <= set(names) <= {"a.parquet", "b.parquet", "d.parquet"}
+    assert not list(local.rglob("c.parquet.parts/*"))
+    assert len(kept) == 3
+    assert all(path in kept for path in local.rglob("a.parquet.parts/*")) or "a.parquet" in names
+    for path in local.rglob("generated_index.json"):
+        path.write_bytes(path.read_bytes()[:-30])
+    assert read() == (changed, ["a.parquet", "b.parquet", "d.parquet"])
+
+
+def counted_descriptions(monkeypatch):
+    from fkat_data.streaming.formats import parquet_index
+
+    described, real = [], parquet_index.describe
+
+    def noted(file):
+        described.append(file.name)
+        return real(file)
+
+    monkeypatch.setattr(parquet_index, "describe", noted)
+    return described
+
+
+def leave(local):
+    """Let this process stop using a cache's directory, as its end would."""
+    from fkat_data.streaming.cache import dataset_version
+
+    found = dataset_version._users.pop(str(Path(local).resolve()), None)
+    if found is not None:
+        found[1].close()
+
+
+def test_a_file_that_is_replaced_during_a_job_is_an_error_and_never_a_mixture(bucket, tmp_path):
+    write_parquet(tmp_path / "data" / "a.parquet", range(10), [5, 5], ("number",))
+    bucket.fill(tmp_path / "data")
+    dataset = bucket.stream(tmp_path / "local")
+    assert dataset[0]["number"] == 0
+    write_parquet(tmp_path / "data" / "a.parquet", range(100, 110), [5, 5], ("number",))
+    bucket.fill(tmp_path / "data")
+    with pytest.raises(DownloadError, match=r"replaced|412"):
+        dataset[7]
+    in_place = StreamingDataset(local=str(tmp_path / "data"), **OPTIONS)
+    write_parquet(tmp_path / "data" / "a.parquet", range(100, 120), [10, 10], ("number",))
+    with pytest.raises(ShardCorruptError, match=r"a\.parquet"):
+        in_place[0]
+
+
+def test_a_job_starts_while_the_store_is_down_if_everything_is_kept(bucket, tmp_path, monkeypatch):
+    write_parquet(tmp_path / "data" / "a.parquet", range(10), [5, 5], ("number",))
+    bucket.fill(tmp_path / "data")
+    local = tmp_path / "local"
+    for pattern in ("", "/*.parquet"):
+        assert sorted(chain(*numbers(StreamingDataLoader(bucket.stream(local, pattern))))) == list(range(10))
+        leave(local)
+        gone = {**bucket.server.options("http://127.0.0.1:9"), "skip_instance_cache": True}
+        down = StreamingDataset(
+            remote=f"s3://bucket/{bucket.prefix}{pattern}",
+            local=str(local),
+            storage_options=gone,
+            download_retry=0,
+            **OPTIONS,
+        )
+        assert sorted(chain(*numbers(StreamingDataLoader(down)))) == list(range(10))
+        leave(local)
+
+
+def test_memory_for_decoded_row_groups_is_bounded_and_thrashing_is_reported(tmp_path, caplog):
+    write_parquet(tmp_path / "a.parquet", range(4000), [100] * 40, ("number",))
+    options = {"batch_size": 20, "shuffle": True, "shuffle_algo": "naive"}
+    whole = StreamingDataset(local=str(tmp_path), **options)
+    expected = numbers(StreamingDataLoader(whole))
+    small = StreamingDataset(local=str(tmp_path), decoded_limit=3000, **options)
+    with caplog.at_level(logging.WARNING):
+        assert numbers(StreamingDataLoader(small)) == expected
+    assert caplog.text.count("decoded again and again") == 1
+    assert len(small._shards._decoded._groups) <= 3
+    assert len(whole._shards._decoded._groups) == 40
+
+
+def test_importing_the_package_imports_no_pyarrow(run_script):
+    text = "import sys; import fkat_data.streaming; print([n for n in sys.modules if n.startswith('pyarrow')])"
+    assert "[]" in run_script(text).stdout
+    missing = (
+        "import sys; sys.modules['pyarrow'] = None\n"
+        "from fkat_data.streaming import LocalDataset\n"
+        "import pathlib; pathlib.Path('a.parquet').write_bytes(b'PAR1')\n"
+        "try:\n    LocalDataset('a.parquet')\n"
+        "except Exception as error:\n    print(type(error).__name__, error)\n"
+    )
+    assert "fkat_data[parquet]" in run_script(missing).stdout
