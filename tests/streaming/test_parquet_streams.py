@@ -1,8 +1,11 @@
 """Parquet files as streams: the same samples in the same orders as MDS shards, from everywhere, in any world."""
 
 import logging
+import os
 import shutil
+import signal
 import sys
+import time
 from itertools import chain
 from pathlib import Path
 
@@ -386,14 +389,52 @@ def test_memory_for_decoded_row_groups_is_bounded_and_thrashing_is_reported(tmp_
     assert len(whole._shards._decoded._groups) == 40
 
 
+def test_nulls_are_none_and_the_default_collate_names_their_column(tmp_path):
+    table = pa.table({"number": pa.array([*range(7), None, *range(8, 12)]), "text": ["a"] * 11 + [None]})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=4)
+    options = {"local": str(tmp_path), "batch_size": 3}
+    assert [sample["number"] for sample in StreamingDataset(**options)] == table["number"].to_pylist()
+    batches = iter(StreamingDataLoader(StreamingDataset(columns=["number"], **options)))
+    assert [next(batches)["number"].tolist() for _ in range(2)] == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(TypeError, match="column 'number' has nulls"):
+        next(batches)
+    batches = iter(StreamingDataLoader(StreamingDataset(columns=["text"], **options)))
+    assert [batch["text"] for batch in batches] == [["a"] * 3] * 3 + [["a", "a", None]]  # torch takes texts as they are
+    taken = StreamingDataLoader(StreamingDataset(**options), collate_fn=list)
+    assert [sample["number"] for batch in taken for sample in batch] == table["number"].to_pylist()
+
+
+def test_killed_readers_leave_a_cache_that_is_right(both, tmp_path, processes):
+    """A cache is filled by processes that are killed at any moment; what they leave is whole."""
+    options = {"remote": both[1], "local": str(tmp_path / "local"), "columns": ["number", "text"], **OPTIONS}
+    random = np.random.default_rng(0)
+    for wait_s in random.uniform(0, 0.15, 12).tolist():
+        pid = os.fork()
+        if not pid:
+            for _ in StreamingDataLoader(StreamingDataset(shuffle=True, **options)):
+                pass
+            os._exit(0)
+        time.sleep(wait_s)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        for path in list((tmp_path / "local").rglob("*.parts/*"))[::2]:
+            path.unlink()
+    found = list(StreamingDataLoader(StreamingDataset(shuffle=True, **options)))
+    expected = StreamingDataLoader(StreamingDataset(local=both[0], shuffle=True, columns=["number", "text"], **OPTIONS))
+    assert all(same(mine, other) for mine, other in zip(found, expected, strict=True))
+    making = tmp_path / "local" / ".fkat_data" / "making"
+    assert not list(making.iterdir())
+
+
 def test_importing_the_package_imports_no_pyarrow(run_script):
     text = "import sys; import fkat_data.streaming; print([n for n in sys.modules if n.startswith('pyarrow')])"
-    assert "[]" in run_script(text).stdout
     missing = (
-        "import sys; sys.modules['pyarrow'] = None\n"
+        f"{text}\nsys.modules['pyarrow'] = None\n"
         "from fkat_data.streaming import LocalDataset\n"
         "import pathlib; pathlib.Path('a.parquet').write_bytes(b'PAR1')\n"
         "try:\n    LocalDataset('a.parquet')\n"
         "except Exception as error:\n    print(type(error).__name__, error)\n"
     )
-    assert "fkat_data[parquet]" in run_script(missing).stdout
+    found = run_script(missing).stdout
+    assert found.startswith("[]\n")
+    assert "fkat_data[parquet]" in found

@@ -108,7 +108,7 @@ class OpenShards:
         columns = _joined([reader.column_arrays(rows) for reader, _, rows in groups])
         if columns is None:
             samples = [{name: _own(value) for name, value in sample.items()} for sample in self.samples(sample_ids)]
-            return [_collate(part) for part in _split(samples, batches)]
+            return [_whole(part) for part in _split(samples, batches)]
         position_of = np.empty(len(sample_ids), np.int64)
         position_of[np.concatenate([positions for _, positions, _ in groups])] = np.arange(len(sample_ids))
         return [_batch(columns, positions) for positions in _split(position_of, batches)]
@@ -340,8 +340,24 @@ def _batch(columns: dict[str, Any], positions: _Integers) -> dict[str, Any]:
         if isinstance(values, np.ndarray):
             batch[name] = torch.from_numpy(values.take(positions, axis=0))
         else:
-            batch[name] = _collate([_own(values[position]) for position in positions.tolist()])
+            own = [_own(values[position]) for position in positions.tolist()]
+            batch[name] = _whole(own, name)
     return batch
+
+
+def _whole(values: list[Any], name: str | None = None) -> Any:
+    """Collate samples, or the values of one column; if that fails because of a null, say which column has it."""
+    try:
+        return _collate(values)
+    except (TypeError, RuntimeError) as error:
+        samples = values if name is None else [{name: value} for value in values]
+        found = next((key for sample in samples for key, value in sample.items() if value is None), None)
+        if found is None:
+            raise
+        raise TypeError(
+            f"column {found!r} has nulls, which torch's default collate does not take: pass a collate_fn that does, or "
+            "choose the columns without it, columns=[...]"
+        ) from error
 
 
 def _own(value: Any) -> Any:
