@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from measure import Result, Settings, Table, in_turn, medians
+from streaming_contestants import OURS_PARQUET
 
 __all__ = ["run"]
 
@@ -24,7 +25,7 @@ _PLANS: dict[str, tuple[str, str, int, float, int]] = {
 
 def run(settings: Settings) -> Result:
     """Read both kinds of samples, with and without a worker, then plan epochs."""
-    contestants = ["ours", *(_PEERS if settings.peers else ())]
+    contestants = ["ours", OURS_PARQUET, *(_PEERS if settings.peers else ())]
     contestants = settings.wanted_contestants(contestants) or contestants
     trials: list[dict[str, Any]] = []
     rows: list[list[str]] = []

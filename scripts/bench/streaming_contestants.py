@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 from stand_ins import stand_in
 
-__all__ = ["WORKLOADS", "opened", "prepared", "sample"]
+__all__ = ["OURS_PARQUET", "WORKLOADS", "opened", "prepared", "sample"]
 
 BATCH_SIZE = 32
+OURS_PARQUET = "ours, Parquet"
+#: What contestants read that do not read MDS shards.
+_KINDS = {"litdata": "litdata", OURS_PARQUET: "parquet"}
 #: Columns of the MDS shards, by workload.
 WORKLOADS = {"tokens": {"tokens": "ndarray:uint16:1024"}, "text": {"number": "int", "text": "str"}}
 
@@ -26,8 +29,12 @@ def sample(workload: str, number: int) -> dict[str, Any]:
 
 def prepared(folder: str, workload: str, count: int, contestant: str) -> None:
     """Write the data, unless they exist."""
-    path = Path(folder) / f"{workload}-{count}-{'litdata' if contestant == 'litdata' else 'mds'}"
+    path = Path(folder) / f"{workload}-{count}-{_KINDS.get(contestant, 'mds')}"
     if path.is_dir():
+        return
+    if contestant == OURS_PARQUET:
+        prepared(folder, workload, count, "ours")
+        _write_parquet(path, workload, str(Path(folder) / f"{workload}-{count}-mds"))
         return
     if contestant == "litdata":
         stand_in("litdata")
@@ -53,9 +60,8 @@ def prepared(folder: str, workload: str, count: int, contestant: str) -> None:
 @contextmanager
 def opened(folder: str, workload: str, count: int, contestant: str, num_workers: int) -> Iterator[Any]:
     """Yield an iterable of an epoch's batches."""
-    kind = "litdata" if contestant == "litdata" else "mds"
-    path = str(Path(folder) / f"{workload}-{count}-{kind}")
-    if contestant == "ours":
+    path = str(Path(folder) / f"{workload}-{count}-{_KINDS.get(contestant, 'mds')}")
+    if contestant in ("ours", OURS_PARQUET):
         from fkat_data import ShardedDataLoader  # noqa: PLC0415  see above
 
         if num_workers == 0:
@@ -81,6 +87,27 @@ def _ours(path: str) -> Any:
     from fkat_data.streaming import StreamingDataLoader, StreamingDataset  # noqa: PLC0415  see above
 
     return StreamingDataLoader(StreamingDataset(local=path, shuffle=True, shuffle_algo="block", batch_size=BATCH_SIZE))
+
+
+def _write_parquet(path: Path, workload: str, mds: str) -> None:
+    """Write the samples of MDS shards as one Parquet file, each shard as a row group."""
+    import pyarrow as pa  # noqa: PLC0415 - the peers' environment does not have it
+    import pyarrow.parquet as pq  # noqa: PLC0415 - see above
+
+    from fkat_data.streaming import LocalDataset, StreamingDataset  # noqa: PLC0415 - see above
+
+    data = LocalDataset(mds)
+    sizes = StreamingDataset(local=mds, batch_size=1).samples_per_shard.tolist()
+    kinds = {"tokens": pa.list_(pa.uint16(), 1024), "number": pa.int64(), "text": pa.string()}
+    schema = pa.schema([(name, kinds[name]) for name in WORKLOADS[workload]])
+    path.mkdir()
+    with pq.ParquetWriter(path / "0.parquet", schema) as writer:
+        start = 0
+        for size in sizes:
+            samples = data[start : start + size]
+            start += size
+            columns = {name: [sample[name] for sample in samples] for name in schema.names}
+            writer.write_table(pa.table(columns, schema), row_group_size=size)
 
 
 class _Maker:

@@ -286,6 +286,26 @@ def test_a_bucket_is_read_through_a_cache_of_row_groups(bucket, both, tmp_path):
     assert limited.cache_usage <= 40_000
 
 
+def test_other_stores_list_and_a_web_server_serves_a_file(both, tmp_path, processes):
+    import fsspec
+    from proxy import FaultServer
+
+    options = {"shuffle": True, "columns": ["number"], **OPTIONS}
+    expected = numbers(StreamingDataLoader(StreamingDataset(local=both[1], **options)))
+    filesystem = fsspec.filesystem("memory")
+    for path in Path(both[1]).rglob("*.parquet"):
+        filesystem.pipe_file(f"/parquet-tests/{path.relative_to(both[1]).as_posix()}", path.read_bytes())
+    for number, location in enumerate(("memory://parquet-tests", "memory://parquet-tests/**/*.parquet")):
+        dataset = StreamingDataset(remote=location, local=str(tmp_path / str(number)), **options)
+        assert numbers(StreamingDataLoader(dataset)) == expected
+    with FaultServer(Path(both[1])) as server:
+        dataset = StreamingDataset(remote=f"{server.url}/part-0.parquet", local=str(tmp_path / "web"), **OPTIONS)
+        assert dataset[5]["text"] == "sample 5"
+        for location in (server.url, f"{server.url}/*.parquet", f"{server.url}/none.parquet"):
+            with pytest.raises(ShardNotFoundError):
+                StreamingDataset(remote=location, local=str(tmp_path / "none"), **OPTIONS)
+
+
 def test_only_what_is_new_or_changed_is_described_and_fetched_again(bucket, tmp_path, monkeypatch):
     for number, name in enumerate("abc"):
         write_parquet(tmp_path / "data" / f"{name}.parquet", range(10 * number, 10 * number + 10), [5, 5], ("number",))

@@ -30,6 +30,22 @@ def test_a_dataset_is_written_and_read(run_here):
     )
 
 
+def test_parquet_is_read_as_it_is(run_here, tmp_path):
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (read,) = examples("files.md")
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    tokens = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(40 * 1024, np.uint16)), 1024)
+    pq.write_table(
+        pa.table({"tokens": tokens, "label": np.arange(40), "text": ["a"] * 40}), tmp_path / "data/a/0.parquet"
+    )
+    read = read.replace('batch["tokens"]', 'print(sorted(batch), list(batch["tokens"].shape))')
+    setup = f"os.environ['XDG_CACHE_HOME'] = {str(tmp_path)!r}\n"
+    assert run_here(setup + read).startswith("['label', 'tokens'] [32, 1024]\n")
+
+
 def test_datasets_are_written_in_parallel_and_merged(run_here, tmp_path):
     _, parallel, merge = examples("writing.md")
     for name in "ab":
