@@ -10,7 +10,7 @@ from fkat_data.errors import ShardCorruptError, ShardNotFoundError
 from fkat_data.streaming.formats.entry import FileInfo
 from fkat_data.streaming.formats.hashing import check_size
 
-__all__ = ["mapped", "offsets_of"]
+__all__ = ["mapped", "mapped_span", "offsets_of"]
 
 _OFFSET_BYTES = 4
 
@@ -36,6 +36,28 @@ def mapped(path: Path, info: FileInfo) -> memoryview:
         raise ShardNotFoundError(str(path), "no such file") from error
     except ValueError as error:
         raise ShardCorruptError(str(path), f"the file shrank below {info.bytes} bytes while it was opened") from error
+
+
+def mapped_span(path: Path, info: FileInfo, start: int, stop: int) -> memoryview:
+    """Map the bytes of a file from ``start`` to ``stop``, and no others; see ``mapped``.
+
+    Raises:
+        ShardNotFoundError: The file does not exist.
+        ShardCorruptError: The size differs from the index, or the path is not a regular file.
+        OSError: The file cannot be read.
+    """
+    check_size(path, info)
+    if start >= stop:
+        return memoryview(b"")
+    first = start - start % mmap.ALLOCATIONGRANULARITY
+    try:
+        with path.open("rb", buffering=0) as file:
+            content = mmap.mmap(file.fileno(), stop - first, access=mmap.ACCESS_READ, offset=first)
+    except FileNotFoundError as error:
+        raise ShardNotFoundError(str(path), "no such file") from error
+    except ValueError as error:
+        raise ShardCorruptError(str(path), f"the file shrank below {stop} bytes while it was opened") from error
+    return memoryview(content)[start - first :]
 
 
 def offsets_of(path: Path, content: memoryview, num_samples: int, data_bytes: int) -> npt.NDArray[np.int64]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy.typing as npt
 
@@ -11,7 +11,7 @@ from fkat_data.requirement import required
 from fkat_data.streaming.formats.arrow_values import ArrowValues
 from fkat_data.streaming.formats.decoded_groups import DecodedGroups
 from fkat_data.streaming.formats.entry import FileInfo, Origin, ShardEntry
-from fkat_data.streaming.formats.mapping import mapped
+from fkat_data.streaming.formats.mapping import mapped, mapped_span
 from fkat_data.streaming.formats.parquet_index import parsed_footer
 from fkat_data.streaming.formats.reader import checked_rows, dicts_of
 
@@ -59,16 +59,20 @@ class ParquetReader:
         path = directory / entry.raw_data.basename
         self._key = (str(path), self._group, tuple(self._names))
         if entry.raw_meta is None:
-            content = mapped(path, FileInfo(origin.name, origin.size_bytes))
-            self._source: Any = _arrow.BufferReader(_arrow.py_buffer(content))
-            self._metadata = decoded.footer((str(path), origin.version), lambda: self._footer_in(self._source))
+            # Of the whole file, thousands of row groups would take all addresses that a process has.
+            start = min((start for start, _ in origin.ranges), default=0)
+            stop = max((stop for _, stop in origin.ranges), default=0)
+            content = mapped_span(path, FileInfo(origin.name, origin.size_bytes), start, stop)
+            spans = [(first, last, content[first - start : last - start]) for first, last in origin.ranges]
+            self._metadata = decoded.footer((str(path), origin.version), lambda: self._footer_in(path))
         else:
-            self._source = _arrow.PythonFile(_Ranges(mapped(path, entry.raw_data), origin), mode="r")
+            spans = _spans_of(mapped(path, entry.raw_data), origin)
             footer = entry.raw_meta
             self._metadata = decoded.footer(
                 str(directory / footer.basename),
                 lambda: parsed_footer(self._name, bytes(mapped(directory / footer.basename, footer))),
             )
+        self._source: Any = _arrow.PythonFile(_Ranges(spans, origin.size_bytes), mode="r")
         num_groups: int = self._metadata.num_row_groups
         if self._group >= num_groups or self._metadata.row_group(self._group).num_rows != entry.samples:
             raise ShardCorruptError(self._name, "the file was written again after its index was made")
@@ -125,30 +129,40 @@ class ParquetReader:
             raise ShardCorruptError(self._name, f"cannot be decoded: {error}") from error
         return columns, sum(values.size_bytes for values in columns.values())
 
-    def _footer_in(self, source: Any) -> Any:
+    def _footer_in(self, path: Path) -> Any:
         try:
-            return _parquet.read_metadata(source)
+            return _parquet.read_metadata(str(path))
         except (_arrow.ArrowException, OSError) as error:
             raise ShardCorruptError(self._name, f"the footer cannot be read: {error}") from error
+
+
+#: The first byte of a range of a file, the byte after its last one, and its bytes.
+_Span: TypeAlias = tuple[int, int, memoryview]
+
+
+def _spans_of(content: memoryview, origin: Origin) -> list[_Span]:
+    """Return the ranges of a part, whose bytes are stored one after another."""
+    spans: list[_Span] = []
+    offset = 0
+    for start, stop in origin.ranges:
+        spans.append((start, stop, content[offset : offset + stop - start]))
+        offset += stop - start
+    return spans
 
 
 class _Ranges:
     """Some ranges of a file as that file, for pyarrow; reading any other byte is an error.
 
     Args:
-        content: The bytes of the ranges, one after another.
-        origin: The file and the ranges.
+        spans: The ranges.
+        size_bytes: The size of the file.
     """
 
     closed = False
 
-    def __init__(self, content: memoryview, origin: Origin) -> None:
-        self._spans: list[tuple[int, int, memoryview]] = []
-        offset = 0
-        for start, stop in origin.ranges:
-            self._spans.append((start, stop, content[offset : offset + stop - start]))
-            offset += stop - start
-        self._size_bytes = origin.size_bytes
+    def __init__(self, spans: Sequence[_Span], size_bytes: int) -> None:
+        self._spans = spans
+        self._size_bytes = size_bytes
         self._position = 0
 
     def read_buffer(self, num_bytes: int = -1) -> Any:
