@@ -1,8 +1,8 @@
-"""OmegaConf resolvers for ranks and sizes, read from the environment variables of torchrun.
+"""OmegaConf resolvers for ranks and sizes, from torch.distributed and the environment variables of torchrun.
 
 =================================  ==================================================================
-``${fkat.rank:}``                  ``RANK``; 0 without torchrun
-``${fkat.world_size:}``            ``WORLD_SIZE``; 1 without torchrun
+``${fkat.rank:}``                  the rank; 0 without torchrun
+``${fkat.world_size:}``            the number of ranks; 1 without torchrun
 ``${fkat.local_rank:}``            ``LOCAL_RANK``, the rank on this machine; 0 without torchrun
 ``${fkat.dp_rank:n}``              the data-parallel rank if *n* ranks share one model; n defaults to 1
 ``${fkat.dp_size:n}``              the number of data-parallel ranks
@@ -11,7 +11,6 @@
 Consecutive ranks share one model: with ``n`` = 2, ranks 0 and 1 are data-parallel rank 0 and read the same data.
 """
 
-import os
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -19,6 +18,7 @@ from omegaconf import OmegaConf
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
+from fkat_data.launch import current_launch
 
 __all__ = ["dp_rank", "dp_size", "local_rank", "rank", "register_resolvers", "world_size"]
 
@@ -35,27 +35,28 @@ def rank() -> int:
     """Return this process's rank.
 
     Raises:
-        ConfigurationError: ``RANK`` is not an integer from 0 to ``WORLD_SIZE - 1``.
+        ConfigurationError: The rank is not known, an environment variable is invalid, or two of them or a variable and
+            the process group contradict each other.
     """
-    return _from_environment("RANK", 0, minimum=0, maximum=world_size() - 1)
+    return current_launch().rank
 
 
 def world_size() -> int:
     """Return the number of ranks.
 
     Raises:
-        ConfigurationError: ``WORLD_SIZE`` is not an integer of at least 1.
+        ConfigurationError: An environment variable is invalid, or contradicts another one or the process group.
     """
-    return _from_environment("WORLD_SIZE", 1, minimum=1)
+    return current_launch().world_size
 
 
 def local_rank() -> int:
     """Return this process's rank on its machine.
 
     Raises:
-        ConfigurationError: ``LOCAL_RANK`` is not an integer from 0 to ``WORLD_SIZE - 1``.
+        ConfigurationError: An environment variable is invalid, or contradicts another one or the process group.
     """
-    return _from_environment("LOCAL_RANK", 0, minimum=0, maximum=world_size() - 1)
+    return current_launch().local_rank
 
 
 def dp_rank(model_parallel_size: int = 1) -> int:
@@ -87,12 +88,3 @@ def _checked_size(model_parallel_size: object) -> int:
     if world_size() % size:
         raise ConfigurationError("model_parallel_size", size, f"a divisor of the {world_size()} ranks (WORLD_SIZE)")
     return size
-
-
-def _from_environment(variable: str, default: int, *, minimum: int, maximum: int | None = None) -> int:
-    text = os.environ.get(variable)
-    try:
-        value: object = default if text is None else int(text)
-    except ValueError:
-        value = text
-    return arguments.integer(variable, value, minimum=minimum, maximum=maximum)

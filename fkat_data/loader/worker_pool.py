@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fkat_data import arguments
+from fkat_data.launch import current_group
 from fkat_data.loader.worker_group import WorkerGroup
 from fkat_data.observe.events import PRODUCTION_THREAD
 from fkat_data.observe.profile import WorkerProfile
@@ -282,6 +283,7 @@ class WorkerPool:
             is_digested=settings.is_digested,
             is_traced=settings.timeline is not None,
             num_threads=settings.num_threads,
+            group=current_group(),
         )
         return Shipment(shipped, dataloader_factory=settings.factory, profiler=settings.profiler)
 

@@ -114,7 +114,7 @@ def display_for(stream: Any = None) -> WaitDisplay:
         stream: Where a bar would go; None: ``sys.stderr``.
     """
     stream = sys.stderr if stream is None else stream
-    if not _is_terminal(stream) or rank_and_world_size()[1] > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if not _is_terminal(stream) or rank_and_world_size()[1] > 1 or os.environ.get("WORLD_SIZE", "1") != "1":
         return WaitDisplay()
     try:
         return WaitDisplay(importlib.import_module("tqdm").tqdm)

@@ -47,10 +47,10 @@ _Part = TypeVar("_Part")
 class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
     """Samples of one or more streams of shards, in an order that is the same for any number of ranks and workers.
 
-    Each ``iter`` begins the next epoch, or continues one after ``load_state_dict``. RANK, WORLD_SIZE and
-    LOCAL_WORLD_SIZE determine a rank's part, and each worker of a DataLoader reads its part of that. Samples are dicts
-    from column to value. Use ``StreamingDataLoader`` to make batches: it tracks the trainer's position. The dataset
-    uses no process group.
+    Each ``iter`` begins the next epoch, or continues one after ``load_state_dict``. The process group of
+    torch.distributed determines a rank's part, or RANK and WORLD_SIZE without one; each worker of a DataLoader reads
+    its part of that. Samples are dicts from column to value. Use ``StreamingDataLoader`` to make batches: it tracks the
+    trainer's position. The dataset does not communicate between ranks.
 
     Args:
         streams: The streams; for a single one, ``remote`` and ``local`` suffice.
@@ -97,7 +97,7 @@ class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
         columns: The columns to read, for streams that give none; None: all.
         decoded_limit: Bytes, a number or a text such as ``"2gb"``, that decoded row groups of Parquet may take in each
             process that reads; the least recently used ones are dropped. None: 512 MiB.
-        world: The rank and world of this process; None: read them from the environment.
+        world: The rank and world of this process; None: those of torch.distributed, or of the environment variables.
 
     Raises:
         ConfigurationError: An argument is invalid, or arguments contradict each other.
@@ -240,7 +240,7 @@ class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
     def __len__(self) -> int:
         """Return the number of samples that a rank gets in a whole epoch."""
         if self.batch_size is None:
-            return math.ceil(self.epoch_size / self.epochs.world().num_ranks)
+            return math.ceil(self.epoch_size / self.epochs.sizes().num_ranks)
         batching = self.epochs.batching(ResumePoint())
         return batching.num_rank_samples(batching.num_even_batches)
 

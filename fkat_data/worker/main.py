@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fkat_data.launch import adopt_group
 from fkat_data.observe.events import MAIN_THREAD, EventRecorder
 from fkat_data.observe.profile import WorkerProfile
 from fkat_data.observe.stages import Page, StageClock
@@ -57,6 +58,7 @@ def main(settings_file: mmap.mmap, worker_index: int, channel_descriptor: int, p
 def _prepare(settings_file: mmap.mmap, worker_index: int, sock: socket.socket, page: Page) -> tuple[Server, StageClock]:
     settings = _settings(settings_file)
     torch.set_default_dtype(settings.default_dtype)
+    adopt_group(settings.group)
     profile = WorkerProfile(settings.profiler, worker_index)
     clock = StageClock(page, profile, EventRecorder(os.getpid(), MAIN_THREAD) if settings.is_traced else None)
     channel = Channel(sock, functools.partial(clock.within, "blocked"))

@@ -22,6 +22,7 @@ class WorkerSettings(NamedTuple):
         is_digested: Whether to digest each microbatch.
         is_traced: Whether the trainer wants events of a timeline.
         num_threads: Threads that make the items of a microbatch.
+        group: The trainer's rank and number of ranks in torch.distributed; None without a process group.
     """
 
     factory: Any
@@ -33,3 +34,4 @@ class WorkerSettings(NamedTuple):
     is_digested: bool
     is_traced: bool
     num_threads: int = 1
+    group: tuple[int, int] | None = None

@@ -1,7 +1,9 @@
 """The epochs of a configuration: which rank reads which sample when, in this process's world or another."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.context import get_spawning_popen
 from typing import Any, cast
 
 from torch.utils.data import get_worker_info
@@ -41,7 +43,8 @@ class Epochs:
             default.
         batch_size: Samples in a rank's batch; reading an epoch needs one.
         replication: Number of consecutive ranks that read the same samples; None for 1.
-        fixed_world: This process's world; None to ask the environment.
+        fixed_world: This process's world; None to ask torch.distributed and the environment.
+        trainer_world: In a worker that torch's DataLoader spawned: the trainer's world; else None.
     """
 
     settings: OrderSettings
@@ -53,6 +56,7 @@ class Epochs:
     batch_size: int | None
     replication: int | None
     fixed_world: World | None
+    trainer_world: World | None = None
 
     def check(self) -> None:
         """Check that every epoch can be planned, without planning its samples.
@@ -85,12 +89,26 @@ class Epochs:
 
     def world(self) -> World:
         """Return this process's world, which counts replicated ranks as one."""
-        world = self.fixed_world or World.here()
-        info = get_worker_info()
-        if self.fixed_world is not None and info is not None:
-            worker = world.rank * info.num_workers + info.id
-            world = replace(world, workers_per_rank=info.num_workers, worker=worker)
+        known = self._known_world()
+        return self._replicated(World.here() if known is None else known.with_workers())
+
+    def sizes(self) -> World:
+        """Return the world of rank 0, without workers. The numbers of nodes and ranks are known before this rank is."""
+        return self._replicated(self._known_world() or World.sizes())
+
+    def _known_world(self) -> World | None:
+        return self.fixed_world or (None if get_worker_info() is None else self.trainer_world)
+
+    def _replicated(self, world: World) -> World:
         return world if self.replication is None else world.replicated(self.replication)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        # multiprocessing is starting a process. If that is a DataLoader's worker, it has no process group.
+        if get_spawning_popen() is not None and get_worker_info() is None:
+            with contextlib.suppress(ConfigurationError):
+                state["trainer_world"] = World.here()
+        return state
 
     def grid(self) -> Grid:
         """Return the ranks that read in parallel, and their batch size.
@@ -100,12 +118,12 @@ class Epochs:
         """
         if self.batch_size is None:
             raise ConfigurationError("batch_size", None, "a number of samples: the order depends on it")
-        world = self.world()
-        return Grid(world.num_nodes, world.ranks_per_node, self.batch_size)
+        sizes = self.sizes()
+        return Grid(sizes.num_nodes, sizes.ranks_per_node, self.batch_size)
 
     def settled(self, point: ResumePoint) -> ResumePoint:
         """Return a resume point with the missing fields filled in from this configuration and world."""
-        num_nodes = self.world().num_nodes
+        num_nodes = self.sizes().num_nodes
         nodes = point.num_canonical_nodes or self.num_canonical_nodes or self.settings.canonical_nodes(num_nodes)
         seed = self.shuffle_seed if point.shuffle_seed is None else point.shuffle_seed
         first = point.initial_physical_nodes or num_nodes
@@ -156,7 +174,7 @@ class Epochs:
         size = self.batch_size
         # "random" mixes streams sample by sample, so the order does not depend on the batch size.
         is_batched = self.settings.batching_method != "random" and size is not None
-        global_batch_size = self.world().num_ranks * size if is_batched and size else None
+        global_batch_size = self.sizes().num_ranks * size if is_batched and size else None
         return fingerprint_of(self.settings, self.weights, self.shares(0).epoch_size, global_batch_size)
 
     def _epoch_start(self, point: ResumePoint, phase: int) -> EpochStart:

@@ -1,13 +1,13 @@
 """This process's node, rank and worker, from the environment and torch."""
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch.utils.data import get_worker_info
 
 from fkat_data.arguments import integer
 from fkat_data.errors import ConfigurationError
+from fkat_data.launch import current_launch, launch_of
 
 __all__ = ["World"]
 
@@ -30,25 +30,28 @@ class World:
 
     @classmethod
     def here(cls, environment: Mapping[str, str] | None = None) -> "World":
-        """Return this process's world, from RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and torch's worker info.
+        """Return this process's world, from torch.distributed, the environment and torch's worker info.
 
         Args:
-            environment: Environment variables; None for the process's.
+            environment: Environment variables to read instead of this process's; torch.distributed is then ignored.
 
         Raises:
-            ConfigurationError: A variable is not an integer, or two contradict each other.
+            ConfigurationError: The rank is not known, a variable is invalid, or two of RANK, WORLD_SIZE,
+                LOCAL_WORLD_SIZE and the process group contradict each other.
         """
-        variables = os.environ if environment is None else environment
-        num_ranks = _variable(variables, "WORLD_SIZE", 1, minimum=1)
-        ranks_per_node = _variable(variables, "LOCAL_WORLD_SIZE", 1, minimum=1)
-        rank = _variable(variables, "RANK", 0, minimum=0)
-        if num_ranks % ranks_per_node:
-            raise ConfigurationError("LOCAL_WORLD_SIZE", ranks_per_node, f"a divisor of WORLD_SIZE = {num_ranks}")
-        if rank >= num_ranks:
-            raise ConfigurationError("RANK", rank, f"a number below WORLD_SIZE = {num_ranks}")
-        info = get_worker_info()
-        workers, worker = (1, 0) if info is None else (info.num_workers, info.id)
-        return cls(num_ranks // ranks_per_node, ranks_per_node, workers, rank * workers + worker)
+        launch = current_launch() if environment is None else launch_of(environment)
+        num_nodes = launch.world_size // launch.ranks_per_node
+        return cls(num_nodes, launch.ranks_per_node, worker=launch.rank).with_workers()
+
+    @classmethod
+    def sizes(cls) -> "World":
+        """Return the world of rank 0 of this job, without workers. This rank may be unknown yet.
+
+        Raises:
+            ConfigurationError: A variable is invalid, or contradicts another one or the process group.
+        """
+        launch = current_launch()
+        return cls(launch.world_size // launch.ranks_per_node, launch.ranks_per_node)
 
     @property
     def num_ranks(self) -> int:
@@ -90,6 +93,13 @@ class World:
         """Index of this worker within its node."""
         return self.worker % self.workers_per_node
 
+    def with_workers(self) -> "World":
+        """Return this rank's world as a worker of torch's DataLoader sees it; unchanged outside of one."""
+        info = get_worker_info()
+        if info is None:
+            return self
+        return replace(self, workers_per_rank=info.num_workers, worker=self.rank * info.num_workers + info.id)
+
     def replicated(self, replication: int) -> "World":
         """Return the world in which ``replication`` consecutive ranks count as one and read the same samples.
 
@@ -103,12 +113,3 @@ class World:
         worker = self.rank // replication * self.workers_per_rank + self.worker_of_rank
         num_nodes = num_ranks // self.ranks_per_node if num_ranks % self.ranks_per_node == 0 else 1
         return World(num_nodes, num_ranks // num_nodes, self.workers_per_rank, worker)
-
-
-def _variable(variables: Mapping[str, str], name: str, default: int, *, minimum: int) -> int:
-    text = variables.get(name, "")
-    try:
-        number = int(text) if text.strip() else default
-    except ValueError:
-        raise ConfigurationError(name, text, "an environment variable with an integer") from None
-    return integer(name, number, minimum=minimum)

@@ -135,7 +135,13 @@ def streaming_dataset(
         ConfigurationError: The configuration does not work, or the node is neither a dataset nor a loader of one.
     """
     # The run's world size, not that of the process that runs this command.
-    os.environ.update(RANK="0", WORLD_SIZE=str(num_nodes * ranks_per_node), LOCAL_WORLD_SIZE=str(ranks_per_node))
+    os.environ.update(
+        RANK="0",
+        LOCAL_RANK="0",
+        WORLD_SIZE=str(num_nodes * ranks_per_node),
+        LOCAL_WORLD_SIZE=str(ranks_per_node),
+        GROUP_WORLD_SIZE=str(num_nodes),
+    )
     made: Any = loader_maker(config, overrides, key, default_key="dataset")(**replaced)
     dataset = made if isinstance(made, StreamingDataset) else getattr(made, "dataset", None)
     if not isinstance(dataset, StreamingDataset):

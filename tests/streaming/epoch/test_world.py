@@ -45,6 +45,7 @@ def test_the_environment_says_who_this_is():
         ({"WORLD_SIZE": "x"}, "WORLD_SIZE"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE"),
         ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK"),
+        ({"WORLD_SIZE": "2"}, r"RANK = <unset>.*WORLD_SIZE = 2"),
         ({"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_WORLD_SIZE"),
     ],
 )
