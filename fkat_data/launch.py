@@ -6,6 +6,8 @@ One rule for the whole package:
   if one of them is set, it must agree with the group.
 - Without a process group, ``RANK`` and ``WORLD_SIZE`` determine them. Neither may be missing in a job of several ranks.
 - ``LOCAL_WORLD_SIZE`` is the number of ranks on each node. If it is missing, each rank counts as a node.
+
+A blank variable counts as missing.
 """
 
 import os
@@ -149,8 +151,8 @@ def _check_agreement(name: str, said: int | None, present: int, meaning: str) ->
 
 
 def _variable(environment: Mapping[str, str], name: str, *, minimum: int) -> int | None:
-    text = environment.get(name)
-    if text is None:
+    text = environment.get(name, "").strip()
+    if not text:
         return None
     try:
         number: object = int(text)

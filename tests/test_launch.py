@@ -16,6 +16,7 @@ TORCHRUN = {
     ("environment", "group", "launch"),
     [
         ({}, None, Launch(1, 1, 0, 0)),
+        ({"RANK": "", "WORLD_SIZE": " ", "LOCAL_RANK": ""}, None, Launch(1, 1, 0, 0)),
         (TORCHRUN, None, Launch(8, 4, 5, 1)),
         (TORCHRUN, (5, 8), Launch(8, 4, 5, 1)),
         ({"RANK": "0"}, None, Launch(1, 1, 0, 0)),
@@ -34,9 +35,10 @@ def test_a_group_or_the_variables_determine_the_rank(environment, group, launch)
     assert launch_of(environment, group) == launch
 
 
-def test_a_rank_that_is_not_known_is_refused_with_both_variables():
+@pytest.mark.parametrize("environment", [{"WORLD_SIZE": "2"}, {"WORLD_SIZE": "2", "RANK": ""}])
+def test_a_rank_that_is_not_known_is_refused_with_both_variables(environment):
     with pytest.raises(ConfigurationError, match=r"RANK = <unset>.*WORLD_SIZE = 2"):
-        _ = launch_of({"WORLD_SIZE": "2"}).rank
+        _ = launch_of(environment).rank
 
 
 @pytest.mark.parametrize(
@@ -45,7 +47,7 @@ def test_a_rank_that_is_not_known_is_refused_with_both_variables():
         ({"RANK": "1"}, None, "RANK", "WORLD_SIZE is not set"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, None, "RANK", "WORLD_SIZE = 2"),
         ({"RANK": "-1", "WORLD_SIZE": "2"}, None, "RANK", "at least 0"),
-        ({"RANK": "", "WORLD_SIZE": "2"}, None, "RANK", "an integer"),
+        ({"RANK": "first", "WORLD_SIZE": "2"}, None, "RANK", "an integer"),
         ({"WORLD_SIZE": "two"}, None, "WORLD_SIZE", "an integer"),
         ({"WORLD_SIZE": "0"}, None, "WORLD_SIZE", "at least 1"),
         ({"LOCAL_WORLD_SIZE": "4"}, None, "LOCAL_WORLD_SIZE", "WORLD_SIZE = 1"),

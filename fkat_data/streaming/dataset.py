@@ -14,7 +14,6 @@ from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, StaleIteratorError
 from fkat_data.sizes import count_of, size_bytes_of
 from fkat_data.streaming.audit import Coverage, SampleRecord, coverage_of, records_of
-from fkat_data.streaming.epoch.epoch_state import check_fingerprint, resume_point_of, state_of
 from fkat_data.streaming.epoch.epochs import Epochs
 from fkat_data.streaming.epoch.rank_batches import RankBatches
 from fkat_data.streaming.epoch.resume_point import ResumePoint, SharedResumePoint
@@ -386,12 +385,9 @@ class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
         arguments.boolean("from_beginning", from_beginning)
         point = self.epochs.settled(self._resume_point.current() or self._resume_point.next())
         offset = 0 if from_beginning else point.sample_in_epoch
-        state = state_of(replace(point, sample_in_epoch=offset + num_samples))
-        state["fingerprint"] = self.epochs.fingerprint()
+        state = self.epochs.state(replace(point, sample_in_epoch=offset + num_samples))
         if self._skips:
             state["skip"] = self._skips.plain()
-        if self.epochs.schedule is not None:
-            state["weight_schedule"] = self.epochs.schedule.plain()
         return state
 
     def load_state_dict(self, obj: Mapping[str, Any]) -> None:
@@ -401,15 +397,9 @@ class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
             StateMismatchError: It is no such state, or another configuration wrote it.
             ConfigurationError: Its position does not fit this world.
         """
-        point = resume_point_of(obj)
-        if "fingerprint" in obj:
-            check_fingerprint(obj["fingerprint"], self.epochs.fingerprint())
-        if self.epochs.schedule is not None and "weight_schedule" in obj:
-            self.epochs.schedule.check_past(obj["weight_schedule"], point.epoch, point.sample_in_epoch)
+        point = self.epochs.resume_point(obj)
         skips = self._skips.also(SampleSkips(obj.get("skip")))
         skips.check(self.num_samples)
-        if self.batch_size is not None:
-            self.epochs.batching(point)
         self._skips = skips
         self._resume_point.go_to(point)
 

@@ -56,7 +56,7 @@ def test_a_resolver_gives_the_place_in_the_world(monkeypatch, interpolation, env
     ("interpolation", "environment", "message"),
     [
         ("fkat.rank:", {"RANK": "first"}, "RANK = 'first': expected an integer"),
-        ("fkat.rank:", {"RANK": ""}, "RANK = '': expected an integer"),
+        ("fkat.rank:", {"RANK": "", "WORLD_SIZE": "2"}, "RANK = <unset>: expected an integer from 0 to 1"),
         ("fkat.rank:", {"RANK": "-1"}, "RANK = -1"),
         ("fkat.rank:", {"RANK": "1"}, "RANK = 1: expected an integer from 0 to 0"),  # WORLD_SIZE is 1
         ("fkat.rank:", {"RANK": "2", "WORLD_SIZE": "2"}, "RANK = 2: expected an integer from 0 to 1"),

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from typing import Any, cast
 
 import numpy as np
@@ -10,6 +11,7 @@ from fkat_data.arguments import integer
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.streaming.epoch.resume_point import ResumePoint
 from fkat_data.streaming.order.epoch_order import OrderSettings
+from fkat_data.streaming.order.partition import Grid
 from fkat_data.streaming.order.weights import StreamWeight
 
 __all__ = ["check_fingerprint", "fingerprint_of", "resume_point_of", "state_of"]
@@ -18,14 +20,15 @@ _REQUIRED = ("epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed")
 
 
 def state_of(point: ResumePoint) -> dict[str, Any]:
-    """Return a settled resume point as a state dict with the reference's keys."""
-    return {
+    """Return a settled resume point as a state dict: the reference's keys, and the grid if the order depends on it."""
+    state = {
         "epoch": point.epoch,
         "sample_in_epoch": point.sample_in_epoch,
         "num_canonical_nodes": point.num_canonical_nodes,
         "shuffle_seed": point.shuffle_seed,
         "initial_physical_nodes": point.initial_physical_nodes,
     }
+    return state if point.initial_grid is None else {**state, "initial_grid": asdict(point.initial_grid)}
 
 
 def resume_point_of(state_dict: object) -> ResumePoint:
@@ -47,6 +50,7 @@ def resume_point_of(state_dict: object) -> ResumePoint:
         _number(state, "num_canonical_nodes", 1),
         _number(state, "shuffle_seed", 0),
         None if nodes is None else _number(state, "initial_physical_nodes", 1),
+        _grid(state),
     )
 
 
@@ -84,12 +88,12 @@ def check_fingerprint(saved: object, present: Mapping[str, Any]) -> None:
     """
     if not isinstance(saved, Mapping):
         raise StateMismatchError("fingerprint", saved, dict(present), "pass what state_dict() returned")
-    fields = cast("Mapping[str, Any]", saved)
-    for field in [*present, *(field for field in fields if field not in present)]:
-        if field not in fields or field not in present or fields[field] != present[field]:
+    found = cast("Mapping[str, Any]", saved)
+    for field in [*present, *(field for field in found if field not in present)]:
+        if field not in found or field not in present or found[field] != present[field]:
             raise StateMismatchError(
                 field,
-                fields.get(field, "<none>"),
+                found.get(field, "<none>"),
                 present.get(field, "<none>"),
                 "the samples would come in a different order; restore the setting, or start over without the state",
             )
@@ -102,6 +106,16 @@ def _digest(settings: OrderSettings, weights: Sequence[StreamWeight]) -> str:
         made.update(f"{weight.kind} {value} {len(sizes)};".encode())
         made.update(np.ascontiguousarray(sizes, "<i8").tobytes())
     return made.hexdigest()
+
+
+def _grid(state: Mapping[str, Any]) -> Grid | None:
+    saved: Any = state.get("initial_grid")
+    if saved is None:
+        return None
+    names = [field.name for field in fields(Grid)]
+    if not isinstance(saved, Mapping) or set(cast("Mapping[str, Any]", saved)) != set(names):
+        raise StateMismatchError("initial_grid", cast("object", saved), f"<a mapping with {', '.join(names)}>")
+    return Grid(*(_number(cast("Mapping[str, Any]", saved), name, 1) for name in names))
 
 
 def _number(state: Mapping[str, Any], field: str, minimum: int) -> int:

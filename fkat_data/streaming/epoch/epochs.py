@@ -1,15 +1,16 @@
 """The epochs of a configuration: which rank reads which sample when, in this process's world or another."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from logging import getLogger
 from multiprocessing.context import get_spawning_popen
 from typing import Any, cast
 
 from torch.utils.data import get_worker_info
 
-from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.epoch.epoch_state import fingerprint_of
+from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.streaming.epoch.epoch_state import check_fingerprint, fingerprint_of, resume_point_of, state_of
 from fkat_data.streaming.epoch.resume_point import ResumePoint
 from fkat_data.streaming.epoch.weight_schedule import WeightSchedule
 from fkat_data.streaming.epoch.world import World
@@ -27,6 +28,8 @@ from fkat_data.streaming.order.plan import Plan
 from fkat_data.streaming.order.weights import StreamShares, StreamWeight, joined_shares, shares_of
 
 __all__ = ["Epochs"]
+
+_logger = getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,10 @@ class Epochs:
         nodes = point.num_canonical_nodes or self.num_canonical_nodes or self.settings.canonical_nodes(num_nodes)
         seed = self.shuffle_seed if point.shuffle_seed is None else point.shuffle_seed
         first = point.initial_physical_nodes or num_nodes
-        return replace(point, num_canonical_nodes=nodes, shuffle_seed=seed, initial_physical_nodes=first)
+        grid = None
+        if self.settings.depends_on_grid and self.batch_size is not None:
+            grid = point.initial_grid if point.sample_in_epoch and point.initial_grid else self.grid()
+        return ResumePoint(point.epoch, point.sample_in_epoch, nodes, seed, first, grid)
 
     def batching(self, point: ResumePoint) -> BatchCounts:
         """Return the global batches from a resume point on, without their samples.
@@ -147,9 +153,19 @@ class Epochs:
     def _rest(self, point: ResumePoint) -> list[tuple[StreamShares, EpochStart]]:
         """Return the remaining phases of an epoch: the streams' shares, and where each phase starts or resumes."""
         phases, grid, left = self.phases(point.epoch), self.grid(), point.sample_in_epoch
+        settled = self.settled(point)
+        self._check_grid(settled.initial_grid, grid)
         rest: list[tuple[StreamShares, EpochStart]] = []
         for number, shares in enumerate(phases):
-            beginning = self._epoch_start(replace(point, sample_in_epoch=0), number)
+            beginning = EpochStart(
+                epoch_of_phase(point.epoch, number),
+                0,
+                cast("int", settled.shuffle_seed),
+                cast("int", settled.num_canonical_nodes),
+                settled.initial_physical_nodes,
+                settled.initial_grid,
+                is_exact=True,
+            )
             if number < len(phases) - 1:
                 whole = batching_of(self.settings, shares, beginning, grid)
                 read = whole.num_rank_samples(whole.num_even_batches) * grid.num_ranks
@@ -177,12 +193,54 @@ class Epochs:
         global_batch_size = self.sizes().num_ranks * size if is_batched and size else None
         return fingerprint_of(self.settings, self.weights, self.shares(0).epoch_size, global_batch_size)
 
-    def _epoch_start(self, point: ResumePoint, phase: int) -> EpochStart:
-        settled = self.settled(point)
-        return EpochStart(
-            epoch_of_phase(point.epoch, phase),
-            point.sample_in_epoch,
-            cast("int", settled.shuffle_seed),
-            cast("int", settled.num_canonical_nodes),
-            settled.initial_physical_nodes,
-        )
+    def state(self, point: ResumePoint) -> dict[str, Any]:
+        """Return a settled resume point as a state dict, with what must match on load."""
+        state = state_of(point)
+        state["fingerprint"] = self.fingerprint()
+        if self.schedule is not None:
+            state["weight_schedule"] = self.schedule.plain()
+        return state
+
+    def resume_point(self, state_dict: Mapping[str, Any]) -> ResumePoint:
+        """Return the resume point in a state dict.
+
+        Raises:
+            StateMismatchError: It is not a streaming dataset's state, or another configuration wrote it.
+            ConfigurationError: Its position does not fit this world.
+        """
+        point = resume_point_of(state_dict)
+        if "fingerprint" in state_dict:
+            check_fingerprint(state_dict["fingerprint"], self.fingerprint())
+        if self.schedule is not None and "weight_schedule" in state_dict:
+            self.schedule.check_past(state_dict["weight_schedule"], point.epoch, point.sample_in_epoch)
+        if self.batch_size is not None:
+            self.batching(point)
+        if point.sample_in_epoch and point.initial_grid is None and self.settings.depends_on_grid:
+            sizes = self.sizes()
+            _logger.warning(
+                "the state has no initial_grid: continuing as if its epoch began with %d nodes, %d ranks on each and "
+                "batches of %s; if it did not, samples repeat or are lost until the epoch ends",
+                sizes.num_nodes,
+                sizes.ranks_per_node,
+                self.batch_size,
+            )
+        return point
+
+    def _check_grid(self, saved: Grid | None, present: Grid) -> None:
+        if saved is None:
+            return
+        if saved.global_batch_size != present.global_batch_size:
+            raise StateMismatchError(
+                "global_batch_size",
+                saved.global_batch_size,
+                present.global_batch_size,
+                "the samples would come in a different order; keep the product of ranks and batch size",
+            )
+        # A rank may read a part of an earlier rank's batch, but not parts of two: they may come from two streams.
+        if self.settings.batching_method == "device_per_stream" and saved.batch_size % present.batch_size:
+            raise StateMismatchError(
+                "batch_size",
+                saved.batch_size,
+                present.batch_size,
+                "until the epoch ends, device_per_stream needs a batch size that divides the saved one",
+            )

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fkat_data.streaming.order.partition import Grid
+
 __all__ = ["ResumePoint", "SharedResumePoint"]
 
 _NONE = -1
@@ -34,6 +36,7 @@ class ResumePoint:
         num_canonical_nodes: Parts of the order; None if not settled yet.
         shuffle_seed: Seed of the shuffle; None for the dataset's.
         initial_physical_nodes: Nodes of the run that began the epoch; None if not settled yet.
+        initial_grid: Grid that the epoch began in; None if that is the present one, or does not matter.
     """
 
     epoch: int = 0
@@ -41,12 +44,13 @@ class ResumePoint:
     num_canonical_nodes: int | None = None
     shuffle_seed: int | None = None
     initial_physical_nodes: int | None = None
+    initial_grid: Grid | None = None
 
 
 # The page: the present iteration's key, round and flag, where it began, and where the next iteration begins.
 _KEY, _ROUND, _HAS_BEGUN = 0, 1, 2
-_CURRENT, _NEXT = slice(3, 8), slice(8, 13)
-_NUM_WORDS = 13
+_CURRENT, _NEXT = slice(3, 11), slice(11, 19)
+_NUM_WORDS = 19
 
 
 class SharedResumePoint:
@@ -86,7 +90,7 @@ class SharedResumePoint:
             point = _unpacked(words[_NEXT])
             words[_CURRENT] = words[_NEXT]
             words[_KEY], words[_ROUND], words[_HAS_BEGUN] = key, round_index, 1
-            # Later epochs keep the settled fields, in every process.
+            # Later epochs keep the settled fields, in every process. They begin in the present grid.
             following = ResumePoint(
                 point.epoch + 1, 0, point.num_canonical_nodes, point.shuffle_seed, point.initial_physical_nodes
             )
@@ -124,9 +128,13 @@ class SharedResumePoint:
 
 
 def _packed(point: ResumePoint) -> list[int]:
-    return [_NONE if value is None else value for value in astuple(point)]
+    grid = (None, None, None) if point.initial_grid is None else astuple(point.initial_grid)
+    settled = (point.num_canonical_nodes, point.shuffle_seed, point.initial_physical_nodes)
+    values = (point.epoch, point.sample_in_epoch, *settled, *grid)
+    return [_NONE if value is None else value for value in values]
 
 
 def _unpacked(words: npt.NDArray[np.int64]) -> ResumePoint:
-    epoch, sample_in_epoch, *settled = words.tolist()
-    return ResumePoint(epoch, sample_in_epoch, *(None if value == _NONE else value for value in settled))
+    epoch, sample_in_epoch, *rest = words.tolist()
+    nodes, seed, first = (None if value == _NONE else value for value in rest[:3])
+    return ResumePoint(epoch, sample_in_epoch, nodes, seed, first, None if rest[3] == _NONE else Grid(*rest[3:]))

@@ -188,6 +188,7 @@ class DevicePerStreamBatching(_WholeBatching):
         partitions: One for each stream, with a node for each canonical node, and batches of one sample.
         chosen: Samples that the epoch takes from each stream.
         grid: Ranks and batch size.
+        first: The same when the epoch began.
         num_canonical_nodes: Parts of the order; a multiple of the number of nodes.
         sample_in_epoch: Samples of the epoch that all ranks together have read.
         seed: Seed for the order of the streams' batches.
@@ -202,37 +203,39 @@ class DevicePerStreamBatching(_WholeBatching):
         partitions: Sequence[Partition],
         chosen: Sequence[int],
         grid: Grid,
+        first: Grid,
         num_canonical_nodes: int,
         sample_in_epoch: int,
         seed: int,
     ) -> None:
-        if num_canonical_nodes % grid.num_nodes:
+        if num_canonical_nodes % first.num_nodes:
             raise ConfigurationError(
-                "num_canonical_nodes", num_canonical_nodes, f"a multiple of the {grid.num_nodes} nodes"
+                "num_canonical_nodes", num_canonical_nodes, f"a multiple of the {first.num_nodes} nodes"
             )
         self._partitions = partitions
+        self._first = first
         # A stream's partition has the ranks of all canonical nodes side by side. A node reads its own part.
-        self._width = num_canonical_nodes * grid.ranks_per_node
-        self._node_width = self._width // grid.num_nodes
-        counts = [self._node_width * part.num_rank_samples // grid.batch_size for part in partitions]
-        _check_filled(counts, chosen, "a rank's batch", grid.batch_size)
+        self._width = num_canonical_nodes * first.ranks_per_node
+        self._node_width = self._width // first.num_nodes
+        counts = [self._node_width * part.num_rank_samples // first.batch_size for part in partitions]
+        _check_filled(counts, chosen, "a rank's batch", first.batch_size)
         streams = np.repeat(np.arange(len(counts)), counts)
         generator = np.random.default_rng(seed)
         self._streams: list[_Integers] = []
-        for _ in range(grid.num_nodes):
+        for _ in range(first.num_nodes):
             shuffled = streams.copy()
             generator.shuffle(shuffled)
             self._streams.append(shuffled)
         self._batches = [_occurrences(order) for order in self._streams]
-        ranks = grid.num_ranks
+        ranks = first.num_ranks
         rows = len(streams) + ranks - len(streams) % ranks
-        super().__init__(grid, rows * grid.num_nodes // ranks, sample_in_epoch)
+        super().__init__(grid, rows * first.num_nodes // ranks, sample_in_epoch)
         # The reference ends with global batches that only some ranks have.
-        self.num_even_batches = max(0, len(streams) * grid.num_nodes // ranks - self.first_batch)
+        self.num_even_batches = max(0, len(streams) * first.num_nodes // ranks - self.first_batch)
 
     def locate(self, slots: _Integers) -> tuple[_Integers, _Integers]:
         """Return each slot's stream and place in its order, -1 if it reads none: two int64 arrays like ``slots``."""
-        grid = self._grid
+        grid = self._first
         batches, within = self._split(slots)
         ranks, samples = np.divmod(within, grid.batch_size)
         rows, nodes = np.divmod(batches * grid.num_ranks + ranks, grid.num_nodes)

@@ -55,6 +55,13 @@ class OrderSettings:
     batching_method: str = "random"
 
     @property
+    def depends_on_grid(self) -> bool:
+        """Whether the global batches of an epoch depend on the grid that it begins in, besides their size."""
+        if self.batching_method == "random":
+            return False
+        return self.batching_method == "device_per_stream" or not self.is_keyed
+
+    @property
     def is_keyed(self) -> bool:
         """Whether the order is ``block``, which computes any place alone with keyed permutations."""
         return self.shuffle and self.shuffle_algo == "block"
@@ -80,6 +87,9 @@ class EpochStart:
         seed: Seed of the shuffle.
         num_canonical_nodes: Parts of the order.
         initial_physical_nodes: Nodes of the run that began the epoch; None if unknown.
+        initial_grid: Grid that the epoch began in; None for the present one. It has the same global batch size.
+        is_exact: Whether ``random`` resumes exactly where ``sample_in_epoch`` is not a multiple of the nodes. The
+            reference resumes earlier.
     """
 
     epoch: int
@@ -87,6 +97,8 @@ class EpochStart:
     seed: int
     num_canonical_nodes: int
     initial_physical_nodes: int | None = None
+    initial_grid: Grid | None = None
+    is_exact: bool = False
 
 
 class EpochPlan(Plan):
@@ -187,20 +199,22 @@ def batching_of(settings: OrderSettings, shares: StreamShares, start: EpochStart
     """
     nodes, sample_in_epoch = start.num_canonical_nodes, start.sample_in_epoch
     if settings.batching_method == "random":
-        return RandomBatching(_partition(settings, shares.epoch_size, start, grid, sample_in_epoch))
+        return RandomBatching(_partition(settings, shares.epoch_size, start, grid, sample_in_epoch, start.is_exact))
     is_reseeded = settings.shuffle and settings.sampling_method == "balanced"
     seed = start.seed + start.epoch if is_reseeded else start.seed
+    # Each present rank reads its part of the global batches that the first ranks would have read.
+    first = start.initial_grid or grid
     if settings.batching_method in ("stratified", "device_stratified"):
-        one_node = replace(grid, num_nodes=1, batch_size=1)
+        one_node = replace(first, num_nodes=1, batch_size=1)
         partitions = [_partition(settings, size, start, one_node) for size in shares.choose]
         is_spread = settings.batching_method == "device_stratified"
         return StratifiedBatching(partitions, shares.proportion, grid, sample_in_epoch, is_spread=is_spread)
     if settings.batching_method == "per_stream":
-        partitions = [_partition(settings, size, start, grid) for size in shares.choose]
+        partitions = [_partition(settings, size, start, first) for size in shares.choose]
         return PerStreamBatching(partitions, shares.choose, grid, sample_in_epoch, seed)
-    canonical = replace(grid, num_nodes=nodes, batch_size=1)
+    canonical = replace(first, num_nodes=nodes, batch_size=1)
     partitions = [_partition(settings, size, start, canonical) for size in shares.choose]
-    return DevicePerStreamBatching(partitions, shares.choose, grid, nodes, sample_in_epoch, seed)
+    return DevicePerStreamBatching(partitions, shares.choose, grid, first, nodes, sample_in_epoch, seed)
 
 
 def _streams(settings: OrderSettings, shares: StreamShares) -> list[StreamSamples]:
@@ -238,7 +252,14 @@ def _shuffle(
     return ReferenceShuffle(settings.shuffle_algo, sizes, nodes, start.seed, start.epoch, block_size)
 
 
-def _partition(settings: OrderSettings, size: int, start: EpochStart, grid: Grid, drop_first: int = 0) -> Partition:
+def _partition(
+    settings: OrderSettings,
+    size: int,
+    start: EpochStart,
+    grid: Grid,
+    drop_first: int = 0,
+    is_exact: bool = False,
+) -> Partition:
     if settings.is_keyed:
         return EvenPartition(size, start.num_canonical_nodes, grid, drop_first)
     return partitioned(
@@ -249,4 +270,5 @@ def _partition(settings: OrderSettings, size: int, start: EpochStart, grid: Grid
         drop_first,
         start.initial_physical_nodes,
         in_filling=True,
+        is_exact=is_exact,
     )

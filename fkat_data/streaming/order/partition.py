@@ -7,7 +7,7 @@ without an array of the whole epoch.
 
 from dataclasses import dataclass, replace
 from logging import getLogger
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +75,7 @@ def partitioned(
     initial_physical_nodes: int | None = None,
     *,
     in_filling: bool = False,
+    is_exact: bool = False,
 ) -> Partition:
     """Return a reference partition of ``size`` places.
 
@@ -88,21 +89,31 @@ def partitioned(
         initial_physical_nodes: Nodes of the run that began the epoch; None if unknown.
         in_filling: Whether a run may resume among the places that are repeated to fill up canonical nodes. The
             reference refuses that.
+        is_exact: Whether a run resumes exactly where ``drop_first`` is not a multiple of the nodes. The reference
+            resumes earlier.
 
     Raises:
         ConfigurationError: The numbers do not divide, or ``drop_first`` exceeds the epoch.
     """
     num_ranks = grid.num_ranks
     limit = size + num_ranks - size % num_ranks
+    filled_up = -(-size // num_canonical_nodes) * num_canonical_nodes
     if in_filling:
-        filled_up = -(-size // num_canonical_nodes) * num_canonical_nodes
         limit = max(limit, -(-filled_up // num_ranks) * num_ranks)
+    if is_exact:
+        # Another grid may have filled up the nodes and the ranks with as much as this.
+        limit = max(limit, filled_up + 2 * grid.global_batch_size)
     if drop_first > limit:
         raise ConfigurationError("sample_in_epoch", drop_first, f"at most the epoch's size: {size}")
     nodes = num_canonical_nodes, grid.num_nodes
-    if algorithm == "orig" or initial_physical_nodes is None or max(nodes) % min(nodes) == 0:
+    is_plain = algorithm == "orig" or initial_physical_nodes is None or max(nodes) % min(nodes) == 0
+    first_nodes = grid.num_nodes if is_plain else cast("int", initial_physical_nodes)
+    ranks = first_nodes * grid.ranks_per_node
+    if is_exact and (drop_first % first_nodes or (not is_plain and grid.global_batch_size % ranks)):
+        # No division among nodes fits, so all ranks read side by side as if on one node.
+        return ReferencePartition(size, num_canonical_nodes, _on_one_node(grid), drop_first)
+    if is_plain:
         return ReferencePartition(size, num_canonical_nodes, grid, drop_first)
-    ranks = initial_physical_nodes * grid.ranks_per_node
     if grid.global_batch_size % ranks:
         raise ConfigurationError(
             "batch_size",
@@ -110,8 +121,14 @@ def partitioned(
             f"a global batch size (now {grid.global_batch_size}) that is a multiple of the {ranks} ranks of the run "
             "to resume",
         )
-    first = replace(grid, num_nodes=initial_physical_nodes, batch_size=grid.global_batch_size // ranks)
+    first = replace(grid, num_nodes=first_nodes, batch_size=grid.global_batch_size // ranks)
+    if is_exact:
+        return _EvenEnd(size, num_canonical_nodes, first, grid, drop_first)
     return ReferencePartition(size, num_canonical_nodes, first, drop_first)
+
+
+def _on_one_node(grid: Grid) -> Grid:
+    return replace(grid, num_nodes=1, ranks_per_node=grid.num_ranks)
 
 
 class ReferencePartition:
@@ -153,7 +170,7 @@ class ReferencePartition:
                 "num_canonical_nodes", rows, f"at least {nodes}, the number of nodes, for an epoch of {size} samples"
             )
         width = self._columns + self._padding
-        self._per_node = (rows * width - self._drop) // nodes
+        self._per_node = max(0, (rows * width - self._drop) // nodes)
         self._short = -self._per_node % grid.ranks_per_node
         self.num_rank_samples = (self._per_node + self._short) // grid.ranks_per_node
         self.num_samples = self.num_rank_samples * grid.num_ranks
@@ -188,6 +205,34 @@ class ReferencePartition:
         return starts + columns - is_missing
 
 
+class _EvenEnd:
+    """The reference's partition for the grid of an earlier run, with an end that gives each present rank a sample.
+
+    Args:
+        size: Number of places.
+        num_canonical_nodes: Parts of the order.
+        first: The grid whose global batches the ranks read.
+        grid: The present ranks and batch size.
+        drop_first: Samples of the epoch that all ranks together have read.
+    """
+
+    def __init__(self, size: int, num_canonical_nodes: int, first: Grid, grid: Grid, drop_first: int) -> None:
+        self.grid = grid
+        self._body = ReferencePartition(size, num_canonical_nodes, first, drop_first)
+        num_left = -(-size // num_canonical_nodes) * num_canonical_nodes - drop_first
+        num_batches = max(0, num_left // grid.global_batch_size)
+        self._num_slots = num_batches * grid.global_batch_size
+        self._end = ReferencePartition(size, num_canonical_nodes, _on_one_node(grid), drop_first + self._num_slots)
+        self.num_rank_samples = num_batches * grid.batch_size + self._end.num_rank_samples
+        self.num_samples = self.num_rank_samples * grid.num_ranks
+
+    def places(self, slots: _Integers) -> _Integers:
+        """Return each slot's place, -1 if it reads none: same shape, int64."""
+        is_end = slots >= self._num_slots
+        ends = self._end.places(np.where(is_end, slots - self._num_slots, 0))
+        return np.where(is_end, ends, self._body.places(slots))
+
+
 class EvenPartition:
     """The partition of ``block``: ranks read the canonical nodes' parts column by column, each place once.
 
@@ -206,7 +251,8 @@ class EvenPartition:
 
     def __init__(self, size: int, num_canonical_nodes: int, grid: Grid, drop_first: int = 0) -> None:
         ranks = grid.num_ranks
-        if drop_first > -(-size // ranks) * ranks:
+        # Another grid may have filled up its ranks with as much as this.
+        if drop_first > size + grid.global_batch_size:
             raise ConfigurationError("sample_in_epoch", drop_first, f"at most the epoch's size: {size}")
         self.grid = grid
         self._size = size

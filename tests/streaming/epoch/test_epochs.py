@@ -1,0 +1,175 @@
+"""An epoch that resumes in other grids of nodes, ranks and batch sizes: each remaining sample comes once."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.streaming.epoch.epochs import Epochs
+from fkat_data.streaming.epoch.resume_point import ResumePoint
+from fkat_data.streaming.epoch.weight_schedule import WeightSchedule
+from fkat_data.streaming.epoch.world import World
+from fkat_data.streaming.order.batching import BATCHING_METHODS
+from fkat_data.streaming.order.epoch_order import SHUFFLES, OrderSettings
+from fkat_data.streaming.order.partition import PARTITIONS, Grid
+from fkat_data.streaming.order.weights import StreamWeight
+
+GLOBAL_BATCH_SIZE = 24
+#: Every grid whose ranks together read 24 samples in a step.
+GRIDS = [
+    Grid(nodes, ranks, GLOBAL_BATCH_SIZE // (nodes * ranks))
+    for nodes in (1, 2, 3, 4, 6, 8)
+    for ranks in (1, 2, 3, 4, 6, 8)
+    if GLOBAL_BATCH_SIZE % (nodes * ranks) == 0
+]
+#: Samples in each shard, of each stream.
+SHARDS = (np.array([30, 7, 25, 31]), np.array([40, 33]), np.array([52, 9, 3]))
+FIRST_SAMPLES = np.cumsum([0, *(sizes.sum() for sizes in SHARDS)])
+
+
+def epochs_in(grid, order, weights, schedule, canonical_nodes, epoch_size):
+    made = None if schedule is None else WeightSchedule(schedule, len(SHARDS), epoch_size)
+    world = World(grid.num_nodes, grid.ranks_per_node)
+    return Epochs(order, weights, made, epoch_size, 5, canonical_nodes, grid.batch_size, None, world)
+
+
+def begun(epochs, point):
+    """The global batches from a point on that every rank reads; -1 where a batch is short."""
+    plan = epochs.plan(epochs.settled(point))
+    found = plan.global_batches(np.arange(plan.batching.num_even_batches))
+    for rank in range(plan.grid.num_ranks):
+        own = plan.rank_batches(rank, np.arange(len(found)))
+        assert np.array_equal(own, found[:, rank])
+    if epochs.settings.batching_method == "device_per_stream":
+        streams = np.searchsorted(FIRST_SAMPLES, found, side="right")
+        assert (streams == streams[:, :, :1]).all(), "a rank's batch has samples of several streams"
+    return [Counter(batch[batch >= 0].tolist()) for batch in found]
+
+
+def stopped(epochs, point, num_batches):
+    """The state after some global batches."""
+    point = epochs.settled(point)
+    batching = epochs.batching(point)
+    read = batching.num_rank_samples(num_batches) * epochs.grid().num_ranks
+    return json.loads(json.dumps(epochs.state(replace(point, sample_in_epoch=point.sample_in_epoch + read))))
+
+
+@st.composite
+def configurations(draw):
+    shuffle_algo = draw(st.sampled_from([None, *SHUFFLES]))
+    order = OrderSettings(
+        SHARDS,
+        shuffle=shuffle_algo is not None,
+        shuffle_algo=shuffle_algo or "py1e",
+        shuffle_block_size=40,
+        partition_algo=draw(st.sampled_from(PARTITIONS)),
+        batching_method=draw(st.sampled_from(BATCHING_METHODS)),
+    )
+    kind = draw(st.sampled_from(["whole", "proportions", "schedule"]))
+    weights = [StreamWeight()] * len(SHARDS)
+    schedule, epoch_size = None, None
+    if kind == "proportions":
+        weights = [StreamWeight("proportion", value) for value in (0.5, 0.3, 0.2)]
+        epoch_size = draw(st.integers(200, 300))
+    elif kind == "schedule":
+        epoch_size = draw(st.sampled_from([240, 264, 270]))
+        change = draw(st.sampled_from([96, 120, 144]))
+        schedule = [{"from_sample": 0, "weights": [2, 1, 1]}, {"from_sample": change, "weights": [1, 1, 2]}]
+    return order, weights, schedule, draw(st.sampled_from([None, 1, 2, 3, 4, 6])), epoch_size
+
+
+@settings(deadline=None, max_examples=300)
+@given(configurations(), st.lists(st.sampled_from(GRIDS), min_size=2, max_size=4), st.data())
+def test_a_run_in_other_grids_gives_each_remaining_sample_once_or_is_refused(configuration, grids, data):
+    order, *rest = configuration
+    epochs = epochs_in(grids[0], order, *rest)
+    try:
+        epochs.check()
+        whole = begun(epochs, ResumePoint(1))
+    except ConfigurationError:
+        assume(False)
+    is_random = order.batching_method == "random"
+    point, read, remaining = ResumePoint(1), list[Counter[int]](), whole
+    for grid in grids[1:]:
+        if is_random:
+            # One order for any size of the global batch.
+            grid = data.draw(st.sampled_from([grid, replace(grid, batch_size=grid.batch_size + 1)]))  # noqa: PLW2901 - drawn
+        num_batches = data.draw(st.integers(0, len(remaining)))
+        state = stopped(epochs, point, num_batches)
+        read += remaining[:num_batches]
+        epochs = epochs_in(grid, order, *rest)
+        try:
+            point = epochs.resume_point(state)
+            remaining = begun(epochs, point)
+        except (ConfigurationError, StateMismatchError) as error:
+            assert is_due(error, order, state, grid, rest[1])  # noqa: PT017 - whether it raises depends on the example
+            return
+        if not state["sample_in_epoch"]:
+            # Nothing was read, so the epoch begins in this grid.
+            whole, read = remaining, []
+        elif not is_random:
+            assert read + remaining == whole
+    if is_random:
+        check_each_once(epochs, sum([*read, *remaining], Counter()), grids)
+
+
+def is_due(error, order, state, grid, schedule):
+    """Whether the present grid cannot continue the order."""
+    if isinstance(error, StateMismatchError):
+        return (order.batching_method, error.field) == ("device_per_stream", "batch_size") and state["initial_grid"][
+            "batch_size"
+        ] % grid.batch_size != 0
+    if error.argument == "weight_schedule":
+        return schedule is not None
+    if state["sample_in_epoch"] and order.batching_method != "random":
+        return False
+    nodes = state["num_canonical_nodes"], grid.num_nodes
+    divides = max(nodes) % min(nodes) == 0
+    is_fresh = not state["sample_in_epoch"]
+    return (
+        error.argument in ("num_canonical_nodes", "batch_size")
+        and (is_fresh or order.partition_algo == "orig")
+        and (is_fresh or not divides)
+    )
+
+
+def check_each_once(epochs, delivered, grids):
+    """Every sample came as often as it was due, and only the end of a phase was filled up with a few more."""
+    due = Counter()
+    for phase in epochs.phases(1):
+        for stream, (sizes, choose) in enumerate(zip(SHARDS, phase.choose, strict=True)):
+            least = choose // int(sizes.sum())
+            due.update(dict.fromkeys(range(FIRST_SAMPLES[stream], FIRST_SAMPLES[stream] + int(sizes.sum())), least))
+    assert all(delivered[sample] >= count for sample, count in due.items())
+    size = sum(phase.epoch_size for phase in epochs.phases(1))
+    canonical_nodes = epochs.settled(ResumePoint(1)).num_canonical_nodes
+    most_filled = canonical_nodes + 2 * max(grid.num_ranks for grid in grids)
+    assert size <= delivered.total() <= size + len(epochs.phases(1)) * most_filled
+
+
+def test_a_state_without_a_grid_is_continued_as_if_the_grid_were_the_present_one(caplog):
+    weights = [StreamWeight()] * len(SHARDS)
+    order = OrderSettings(SHARDS, shuffle=True, shuffle_block_size=40, batching_method="per_stream")
+    epochs = epochs_in(Grid(2, 2, 6), order, weights, None, 2, None)
+    state = stopped(epochs, ResumePoint(), 3)
+    assert state.pop("initial_grid") == {"num_nodes": 2, "ranks_per_node": 2, "batch_size": 6}
+    point = epochs_in(Grid(2, 2, 6), order, weights, None, 2, None).resume_point(state)
+    assert begun(epochs, point) == begun(epochs, ResumePoint())[3:]
+    assert "no initial_grid" in caplog.text
+
+
+@pytest.mark.parametrize("grid", [3, {}, {"num_nodes": 2, "ranks_per_node": 2, "batch_size": 0}])
+def test_a_grid_that_is_none_is_refused(grid):
+    weights = [StreamWeight()] * len(SHARDS)
+    order = OrderSettings(SHARDS, batching_method="stratified")
+    epochs = epochs_in(Grid(2, 2, 6), order, weights, None, 2, None)
+    state = stopped(epochs, ResumePoint(), 3)
+    with pytest.raises(StateMismatchError, match=r"initial_grid|batch_size"):
+        epochs.resume_point({**state, "initial_grid": grid})
+    with pytest.raises(StateMismatchError, match="global_batch_size"):
+        epochs.resume_point({**state, "initial_grid": {"num_nodes": 2, "ranks_per_node": 2, "batch_size": 5}})
