@@ -200,7 +200,7 @@ def _stream_coverage(
 
 def _global_batches(epochs: Epochs, point: ResumePoint, num_steps: int) -> Iterator[tuple[_Integers, _Integers]]:
     plan = epochs.plan(point)
-    chunk = max(1, _CHUNK // plan.grid.global_batch_size) if plan.is_cheap else max(num_steps, 1)
+    chunk = max(1, _CHUNK // plan.grid.global_batch_size)
     for start in range(0, num_steps, chunk):
         indices = np.arange(start, min(start + chunk, num_steps))
         yield indices, plan.global_batches(indices)

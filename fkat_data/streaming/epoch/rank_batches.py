@@ -13,7 +13,7 @@ __all__ = ["RankBatches", "batches_in_chunk"]
 
 _Integers = npt.NDArray[np.int64]
 
-#: Samples to plan at a time when planning is cheap: the arrays fit into the processor's cache.
+#: Samples to plan at a time: the arrays fit into the processor's cache.
 _CHUNK = 8192
 
 
@@ -49,7 +49,7 @@ class RankBatches:
         """
         num_batches = self._plan.batching.num_even_batches
         together = batches_in_chunk(self._plan.grid.batch_size)
-        step = together * num_parts if self._plan.is_cheap else num_batches
+        step = together * num_parts
         # Without skips, start at `first` right away.
         index = delivered = 0 if self._skips else min(first, num_batches)
         while index < num_batches:

@@ -14,6 +14,7 @@ from fkat_data.streaming.order.batching import (
     StratifiedBatching,
 )
 from fkat_data.streaming.order.block import BlockShuffle
+from fkat_data.streaming.order.keeper import Keeper, kept_here
 from fkat_data.streaming.order.keyed_selection import KeyedSelection
 from fkat_data.streaming.order.partition import EvenPartition, Grid, Partition, partitioned
 from fkat_data.streaming.order.plan import Plan
@@ -109,7 +110,6 @@ class EpochPlan(Plan):
         selections: The samples of the epoch: one selection for each stream, or one for all of them.
         shuffles: The order of each selection; None for samples in their own order.
         grid: Ranks and batch size.
-        is_cheap: Whether the cost grows with the number of slots. If not, ask for all slots at once.
     """
 
     def __init__(
@@ -118,10 +118,8 @@ class EpochPlan(Plan):
         selections: Sequence[Selection | KeyedSelection],
         shuffles: Sequence[ReferenceShuffle | BlockShuffle | None],
         grid: Grid,
-        *,
-        is_cheap: bool,
     ) -> None:
-        super().__init__(batching, grid, is_cheap=is_cheap)
+        super().__init__(batching, grid)
         self._locate = batching.locate
         self._selections = selections
         self._shuffles = shuffles
@@ -146,7 +144,9 @@ class EpochPlan(Plan):
         return streams, places
 
 
-def plan_epoch(settings: OrderSettings, shares: StreamShares, start: EpochStart, grid: Grid) -> EpochPlan:
+def plan_epoch(
+    settings: OrderSettings, shares: StreamShares, start: EpochStart, grid: Grid, keeper: Keeper = kept_here
+) -> EpochPlan:
     """Return the plan of the rest of an epoch.
 
     Args:
@@ -154,6 +154,7 @@ def plan_epoch(settings: OrderSettings, shares: StreamShares, start: EpochStart,
         shares: Each stream's share of the epoch.
         start: Where the epoch starts or resumes.
         grid: Ranks and batch size.
+        keeper: Keeps the orders of the reference's shuffles.
 
     Raises:
         ConfigurationError: The partition, the batching or the shuffle does not work with these numbers.
@@ -167,11 +168,11 @@ def plan_epoch(settings: OrderSettings, shares: StreamShares, start: EpochStart,
         selections = [_selection(settings, [stream], start) for stream in streams]
         block_sizes = [int(block_size * proportion) for proportion in shares.proportion]
     shuffles = [
-        _shuffle(settings, selection, start, size) if settings.shuffle and selection.size else None
+        _shuffle(settings, selection, start, size, keeper) if settings.shuffle and selection.size else None
         for selection, size in zip(selections, block_sizes, strict=True)
     ]
     batching = batching_of(settings, shares, start, grid)
-    return EpochPlan(batching, selections, shuffles, grid, is_cheap=settings.is_keyed or not settings.shuffle)
+    return EpochPlan(batching, selections, shuffles, grid)
 
 
 def check_order(settings: OrderSettings, shares: StreamShares, num_canonical_nodes: int) -> None:
@@ -244,12 +245,16 @@ def _selection(
 
 
 def _shuffle(
-    settings: OrderSettings, selection: Selection | KeyedSelection, start: EpochStart, block_size: int
+    settings: OrderSettings,
+    selection: Selection | KeyedSelection,
+    start: EpochStart,
+    block_size: int,
+    keeper: Keeper,
 ) -> ReferenceShuffle | BlockShuffle:
     sizes, nodes = selection.unit_sizes, start.num_canonical_nodes
     if settings.is_keyed:
         return BlockShuffle(sizes, nodes, start.seed, start.epoch, block_size)
-    return ReferenceShuffle(settings.shuffle_algo, sizes, nodes, start.seed, start.epoch, block_size)
+    return ReferenceShuffle(settings.shuffle_algo, sizes, nodes, start.seed, start.epoch, block_size, keeper)
 
 
 def _partition(

@@ -48,7 +48,7 @@ class JoinedPlan(Plan):
 
     def __init__(self, plans: Sequence[Plan]) -> None:
         batches = JoinedBatches([plan.batching for plan in plans])
-        super().__init__(batches, plans[0].grid, is_cheap=all(plan.is_cheap for plan in plans))
+        super().__init__(batches, plans[0].grid)
         self._plans = plans
         self._first_slots = batches.firsts * plans[0].grid.global_batch_size
 

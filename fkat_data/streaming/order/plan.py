@@ -19,13 +19,11 @@ class Plan(ABC):
     Args:
         batching: Number of batches.
         grid: Ranks and batch size.
-        is_cheap: Whether the cost grows with the number of slots. If not, ask for all slots at once.
     """
 
-    def __init__(self, batching: BatchCounts, grid: Grid, *, is_cheap: bool) -> None:
+    def __init__(self, batching: BatchCounts, grid: Grid) -> None:
         self.batching = batching
         self.grid = grid
-        self.is_cheap = is_cheap
 
     @property
     def num_batches(self) -> int:

@@ -1,25 +1,33 @@
 """The reference's shuffles, with the same random numbers, one canonical node at a time.
 
 The random numbers of a node follow those of the node before it. So a rank also draws the numbers of earlier nodes, but
-builds the samples only of the nodes that it reads. ``py1e`` sorts in a sliding window, and needs the memory of a few
-blocks instead of an epoch.
+builds and keeps the samples only of the nodes that it reads. A keeper may share them with other processes.
 """
 
+import copy
+import functools
+import hashlib
 import itertools
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.order.expand import chunks_of_py1e
+from fkat_data.streaming.order.keeper import Keeper, OrderPart, kept_here
 from fkat_data.streaming.order.spans import SpanLine, canonical_bounds, divided
 
 __all__ = ["REFERENCE_SHUFFLES", "ReferenceShuffle", "check_shuffle"]
 
 _Integers = npt.NDArray[np.int64]
 _T = TypeVar("_T")
+
+_MOST_INT32 = 2**31 - 1
+
+#: Places to compute at a time: the arrays fit into the processor's cache.
+_TOGETHER = 1 << 16
 
 REFERENCE_SHUFFLES = ("naive", "py1b", "py1br", "py1e", "py1s", "py2s")
 
@@ -34,74 +42,93 @@ class ReferenceShuffle:
         seed: Seed of the run.
         epoch: Index of the epoch, from 0.
         block_size: Number of places over which a unit is spread.
+        keeper: Keeps the parts of the order.
 
     Raises:
         ConfigurationError: The algorithm does not work with these numbers.
     """
 
     def __init__(
-        self, algorithm: str, unit_sizes: _Integers, num_canonical_nodes: int, seed: int, epoch: int, block_size: int
+        self,
+        algorithm: str,
+        unit_sizes: _Integers,
+        num_canonical_nodes: int,
+        seed: int,
+        epoch: int,
+        block_size: int,
+        keeper: Keeper = kept_here,
     ) -> None:
         self._algorithm = algorithm
         self._unit_sizes = unit_sizes
         self._seed = seed
         self._epoch = epoch
         self._block_size = block_size
+        self._keeper = keeper
         self.size = int(unit_sizes.sum())
-        self._bounds = canonical_bounds(self.size, num_canonical_nodes)
+        # These two are computed as a whole.
+        self._num_parts = 1 if algorithm in ("naive", "py2s") else num_canonical_nodes
+        self._num_canonical_nodes = num_canonical_nodes
+        self._bounds = canonical_bounds(self.size, self._num_parts)
+        self._dtype: type[np.signedinteger[Any]] = np.int32 if self.size <= _MOST_INT32 else np.int64
+        self._parts: dict[int, OrderPart] = {}
+        self._generators: list[np.random.Generator] = []
         check_shuffle(algorithm, self.size, num_canonical_nodes, block_size)
 
     def samples_at(self, places: _Integers) -> _Integers:
-        """Return the number of the sample at each place: same shape, int64. Walk through the epoch once."""
-        if bool((places[1:] >= places[:-1]).all()):
-            return self._samples_at_ascending(places)
-        order = np.argsort(places, kind="stable")
+        """Return the number of the sample at each place: same shape, int64."""
+        parts = np.searchsorted(self._bounds[1:], places, side="right")
         found = np.empty(len(places), np.int64)
-        found[order] = self._samples_at_ascending(places[order])
-        return found
-
-    def _samples_at_ascending(self, places: _Integers) -> _Integers:
-        found = np.empty(len(places), np.int64)
-        for start, samples in self._chunks(places):
-            first, last = np.searchsorted(places, (start, start + len(samples)))
-            found[first:last] = samples[places[first:last] - start]
+        for part in np.unique(parts).tolist():
+            where = np.flatnonzero(parts == part) if self._num_parts > 1 else slice(None)
+            found[where] = self._part(part)[places[where] - self._bounds[part]]
         return found
 
     def whole(self) -> _Integers:
         """Return the whole order: shape (size,), int64."""
         return self.samples_at(np.arange(self.size, dtype=np.int64))
 
-    def _chunks(self, ascending: _Integers) -> Iterator[tuple[int, _Integers]]:
-        """Yield chunks of the order and the places where they start, among them all chunks with the given places."""
-        if self._algorithm == "naive":
-            yield 0, np.random.default_rng(self._seed + self._epoch).permutation(self.size)
-            return
-        counts = np.diff(np.searchsorted(ascending, self._bounds))
-        wanted = np.flatnonzero(counts).tolist()
-        nodes = self._py2s(set(wanted)) if self._algorithm == "py2s" else self._by_node(set(wanted))
-        for node, place, samples in nodes:
-            yield place, samples
-            if not wanted or node > wanted[-1]:
-                return
+    def _part(self, part: int) -> OrderPart:
+        if part not in self._parts:
+            size = int(self._bounds[part + 1] - self._bounds[part])
+            self._parts[part] = self._keeper(f"{self._key}-{part}", size, self._dtype, lambda: self._computed(part))
+        return self._parts[part]
 
-    def _by_node(self, wanted: set[int]) -> Iterator[tuple[int, int, _Integers]]:
+    @functools.cached_property
+    def _key(self) -> str:
+        made = hashlib.blake2s(np.ascontiguousarray(self._unit_sizes, "<i8").tobytes(), digest_size=16)
+        values = (self._algorithm, self._num_canonical_nodes, self._seed, self._epoch, self._block_size, np.__version__)
+        made.update(repr(values).encode())
+        return made.hexdigest()
+
+    def _computed(self, part: int) -> Iterator[_Integers]:
+        if self._algorithm == "naive":
+            return iter([np.random.default_rng(self._seed + self._epoch).permutation(self.size)])
+        return self._py2s() if self._algorithm == "py2s" else self._by_node(part)
+
+    @functools.cached_property
+    def _layout(self) -> tuple[list[list[tuple[int, int]]], list[int]]:
+        """Each node's pieces, and where ``py1br`` begins its blocks."""
         stops = np.cumsum(self._unit_sizes)
         # The reference shuffles a list of spans. Its draws depend only on the length.
         units = np.random.default_rng(self._seed).permutation(len(stops))
         spans = list(zip((stops - self._unit_sizes)[units].tolist(), stops[units].tolist(), strict=True))
-        nodes = divided(spans, len(self._bounds) - 1)
+        nodes = divided(spans, self._num_parts)
         generator = np.random.default_rng(self._seed + self._epoch)
         nodes = [_shuffled(pieces, generator) for pieces in nodes]
         staggers = [0] * len(nodes)
         if self._algorithm == "py1br":
             staggers = generator.integers(0, int(0.75 * self._block_size), len(nodes)).tolist()
-        last = max(wanted, default=-1)
-        for node, pieces in enumerate(nodes[: last + 1]):
-            place = int(self._bounds[node])
-            is_wanted = node in wanted
-            for samples in self._node(pieces, generator, staggers[node], is_wanted):
-                yield node, place, samples
-                place += len(samples)
+        self._generators = [generator]
+        return nodes, staggers
+
+    def _by_node(self, wanted: int) -> Iterator[_Integers]:
+        nodes, staggers = self._layout
+        # A node's first draw comes after the last one of the node before it.
+        for node in range(min(len(self._generators) - 1, wanted), wanted + 1):
+            generator = copy.deepcopy(self._generators[node])
+            yield from self._node(nodes[node], generator, staggers[node], node == wanted)
+            if node + 1 == len(self._generators):
+                self._generators.append(generator)
 
     def _node(
         self, pieces: list[tuple[int, int]], generator: np.random.Generator, stagger: int, is_wanted: bool
@@ -112,19 +139,19 @@ class ReferenceShuffle:
             return _py1b(pieces, generator, self._block_size, is_wanted)
         if self._algorithm == "py1br":
             return _py1br(pieces, generator, self._block_size, stagger, is_wanted)
-        return chunks_of_py1e(pieces, generator, self._block_size, is_wanted=is_wanted)
+        return chunks_of_py1e(pieces, generator, self._block_size, self._dtype, is_wanted=is_wanted)
 
-    def _py2s(self, wanted: set[int]) -> Iterator[tuple[int, int, _Integers]]:
+    def _py2s(self) -> Iterator[_Integers]:
         stops = np.cumsum(self._unit_sizes).tolist()
         fixed = np.random.default_rng(self._seed)
         order = _shuffled(list(range(len(stops))), fixed)
         generator = np.random.default_rng(self._seed + self._epoch)
         # The bounds of the pieces are known in advance. Each unit's samples are shuffled once.
         places = np.cumsum([0, *(int(self._unit_sizes[unit]) for unit in order)]).tolist()
-        nodes = divided(list(itertools.pairwise(places)), len(self._bounds) - 1)
+        nodes = divided(list(itertools.pairwise(places)), self._num_canonical_nodes)
         units = iter(order)
         unit_samples, unit_start, unit_stop = np.empty(0, np.int64), 0, -1
-        for node, pieces in enumerate(nodes[: max(wanted, default=-1) + 1]):
+        for pieces in nodes:
             held: list[_Integers] = []
             for start, stop in pieces:
                 # An empty unit is a piece too, and the next one may start at the same place.
@@ -138,8 +165,7 @@ class ReferenceShuffle:
             held = _shuffled(held, generator)
             for samples in held:
                 generator.shuffle(samples)
-            if node in wanted:
-                yield node, int(self._bounds[node]), np.concatenate([*held, np.empty(0, np.int64)])
+                yield samples
 
 
 def check_shuffle(algorithm: str, size: int, num_canonical_nodes: int, block_size: int) -> None:
@@ -194,7 +220,10 @@ def _py1br(
         blocks.append((start, stop))
         current += stop - start
     # The first blocks may overlap, so build the whole node before shuffling.
-    samples = line.stretch(0, line.size) if is_wanted else np.empty(line.size, np.int64)
+    samples = np.empty(line.size, np.int64)
+    for start in range(0, line.size if is_wanted else 0, _TOGETHER):
+        stop = min(start + _TOGETHER, line.size)
+        samples[start:stop] = line.stretch(start, stop)
     for start, stop in blocks:
         generator.shuffle(samples[start:stop])
     if is_wanted:

@@ -18,9 +18,8 @@ __all__ = ["EpochNeeds", "StepGroup", "needs_of"]
 
 _Integers = npt.NDArray[np.int64]
 
-#: Samples to plan at once. A plan that is not cheap walks through the whole epoch each time, so it gets more.
+#: Samples to plan at once.
 _CHUNK = 1 << 19
-_LARGE_CHUNK = 1 << 24
 
 
 class StepGroup(NamedTuple):
@@ -84,9 +83,8 @@ def needs_of(epochs: Epochs, spanner: Spanner, skips: SampleSkips, setup: Setup)
 def _rows(plan: Plan, epoch: int, skips: SampleSkips, setup: Setup, num_wanted: int | None) -> Iterator[_Integers]:
     """Yield the ids of the delivered samples by step, rank and sample, in chunks that end between groups of steps."""
     num_batches = plan.batching.num_even_batches
-    samples = _CHUNK if plan.is_cheap else _LARGE_CHUNK
     unit = setup.batches_per_chunk or setup.batches_together
-    size = max(1, samples // (plan.grid.global_batch_size * unit)) * unit
+    size = max(1, _CHUNK // (plan.grid.global_batch_size * unit)) * unit
     if num_wanted is not None and not skips:
         num_batches = min(num_batches, num_wanted)
     num_yielded = 0

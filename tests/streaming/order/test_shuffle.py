@@ -52,11 +52,22 @@ def test_any_places_can_be_asked_for_and_the_whole_is_a_permutation(algorithm, s
     assert made.samples_at(places).tolist() == whole[places].tolist()
 
 
-def test_a_moving_window_gives_the_order_that_one_sort_gives(monkeypatch):
-    sizes = np.full(300, 700, np.int64)
-    found = ReferenceShuffle("py1e", sizes, 2, 9176, 1, 3000).whole()
-    monkeypatch.setattr("fkat_data.streaming.order.expand._WINDOW_BLOCKS", 1000)
-    assert found.tolist() == ReferenceShuffle("py1e", sizes, 2, 9176, 1, 3000).whole().tolist()
+@given(
+    sizes=st.lists(st.integers(0, 90), min_size=1, max_size=30),
+    nodes=st.integers(1, 3),
+    block_size=st.integers(1, 200),
+    width=st.sampled_from([1, 8, 64]),
+    together=st.sampled_from([1, 16, 128]),
+)
+@settings(deadline=None)
+def test_small_buckets_give_the_order_that_one_sort_gives(sizes, nodes, block_size, width, together):
+    if sum(sizes) < nodes:
+        return
+    whole = ReferenceShuffle("py1e", np.array(sizes), nodes, 9176, 1, block_size).whole()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fkat_data.streaming.order.expand._LEAST_WIDTH", width)
+        patch.setattr("fkat_data.streaming.order.expand._TOGETHER", together)
+        assert ReferenceShuffle("py1e", np.array(sizes), nodes, 9176, 1, block_size).whole().tolist() == whole.tolist()
 
 
 @pytest.mark.parametrize(("algorithm", "block_size"), [("py1e", 0), ("py1b", 0), ("py1br", 1)])
