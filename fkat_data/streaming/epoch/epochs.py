@@ -12,6 +12,7 @@ from torch.utils.data import get_worker_info
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.streaming.epoch.epoch_state import check_fingerprint, fingerprint_of, resume_point_of, state_of
 from fkat_data.streaming.epoch.resume_point import ResumePoint
+from fkat_data.streaming.epoch.shared_orders import shared_part
 from fkat_data.streaming.epoch.weight_schedule import WeightSchedule
 from fkat_data.streaming.epoch.world import World
 from fkat_data.streaming.order.batching import BatchCounts
@@ -23,6 +24,7 @@ from fkat_data.streaming.order.epoch_order import (
     plan_epoch,
 )
 from fkat_data.streaming.order.joined import JoinedBatches, JoinedPlan, epoch_of_phase
+from fkat_data.streaming.order.keeper import kept_here
 from fkat_data.streaming.order.partition import Grid
 from fkat_data.streaming.order.plan import Plan
 from fkat_data.streaming.order.weights import StreamShares, StreamWeight, joined_shares, shares_of
@@ -147,7 +149,10 @@ class Epochs:
 
     def plan(self, point: ResumePoint) -> Plan:
         """Return the plan of the rest of an epoch from a resume point on."""
-        phases = [plan_epoch(self.settings, *phase, self.grid()) for phase in self._rest(point)]
+        sizes = self._known_world() or World.sizes()
+        is_alone = sizes.num_ranks == 1 and get_worker_info() is None
+        keeper = kept_here if is_alone else shared_part
+        phases = [plan_epoch(self.settings, *phase, self.grid(), keeper) for phase in self._rest(point)]
         return phases[0] if len(phases) == 1 else JoinedPlan(phases)
 
     def _rest(self, point: ResumePoint) -> list[tuple[StreamShares, EpochStart]]:

@@ -1,0 +1,146 @@
+"""Parts of an order in files: each is made once, and nothing of it is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from fkat_data.streaming.epoch import shared_orders
+from fkat_data.streaming.epoch.shared_orders import SharedPart, shared_part
+from fkat_data.streaming.order.keeper import kept_here
+from fkat_data.streaming.order.shuffle import REFERENCE_SHUFFLES, ReferenceShuffle
+
+SIZE = 1000
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(shared_orders, "_LEAST_SAMPLES", 10)
+    return tmp_path / f"fkat_data-{os.geteuid()}-orders"
+
+
+class Maker:
+    """Computes a part, and counts how often."""
+
+    def __init__(self, error=None):
+        self.count = 0
+        self.error = error
+
+    def __call__(self):
+        self.count += 1
+        yield np.arange(SIZE - 10)
+        if self.error:
+            raise self.error
+        yield np.arange(SIZE - 10, SIZE)
+
+
+def part_of(make, key="key"):
+    return shared_part(key, SIZE, np.int32, make)
+
+
+def test_a_part_is_computed_once_and_the_last_reader_removes_it(folder):
+    make = Maker()
+    first, second = part_of(make), part_of(make)
+    assert make.count == 1
+    places = np.array([999, 0, 7])
+    assert first[places].tolist() == second[places].tolist() == [999, 0, 7]
+    del first
+    assert [path.stat().st_mode & 0o777 for path in folder.iterdir()] == [0o600]
+    del second
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("algorithm", REFERENCE_SHUFFLES)
+def test_shared_orders_are_those_that_a_process_computes_alone(folder, algorithm):
+    arguments = (algorithm, np.array([70, 0, 33, 120, 8]), 3, 5, 1, 40)
+    shared = ReferenceShuffle(*arguments, shared_part)
+    assert shared.whole().tolist() == ReferenceShuffle(*arguments).whole().tolist()
+    assert len(list(folder.iterdir())) in (1, 3)
+    # A process that maps the first nodes computes the last one all the same.
+    last = ReferenceShuffle(*arguments, shared_part)
+    assert last.samples_at(np.array([230, 0, 230])).tolist() == shared.whole()[[230, 0, 230]].tolist()
+
+
+def test_what_a_maker_left_is_made_again_or_removed(folder):
+    with pytest.raises(KeyboardInterrupt):
+        part_of(Maker(KeyboardInterrupt()))
+    assert list(folder.iterdir()) == []
+    part = part_of(Maker())
+    (path,) = folder.iterdir()
+    torn = path.read_bytes()[:-1]
+    del part
+    path.write_bytes(torn)
+    (folder / "other.order").write_bytes(torn)
+    make = Maker()
+    part = part_of(make)
+    assert make.count == 1
+    assert part[np.arange(SIZE)].tolist() == list(range(SIZE))
+    assert list(folder.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("fault", ["disk", "folder", "wait"])
+def test_a_process_computes_alone_where_sharing_fails(folder, fault, monkeypatch, caplog):
+    held = None
+    if fault == "disk":
+
+        def full(*_):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(shared_orders, "allocate", full)
+    elif fault == "folder":
+        folder.mkdir(mode=0o700)
+        folder.chmod(0o777)
+    else:
+        folder.mkdir(mode=0o700)
+        monkeypatch.setattr(shared_orders, "_WAIT_S", 0.0)
+        held = shared_orders.LockFile(folder / f"key-{shared_orders._boot_id()}.order")
+        held.lock()
+    part = part_of(Maker())
+    assert not isinstance(part, SharedPart)
+    assert part[np.arange(SIZE)].tolist() == list(range(SIZE))
+    assert "computes the order of its epoch alone" in caplog.text
+    if held is not None:
+        held.close()
+
+
+def test_a_small_part_is_worth_no_file(folder):
+    part = shared_part("key", 9, np.int32, lambda: iter([np.arange(9)]))
+    assert part[np.array([8])].tolist() == kept_here("key", 9, np.int32, lambda: iter([np.arange(9)]))[[8]].tolist()
+    assert not folder.exists()
+
+
+PROGRAM = """
+import sys, tempfile, time
+import numpy as np
+from fkat_data.streaming.epoch import shared_orders
+
+tempfile.tempdir = sys.argv[1]
+shared_orders._LEAST_SAMPLES = 10
+
+def make():
+    print("making", flush=True)
+    time.sleep(1000)
+    yield np.arange(1000)
+
+shared_orders.shared_part("key", 1000, np.int32, make)
+"""
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_maker_that_is_killed_hands_its_work_over(folder, tmp_path):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], env=environment, stdout=subprocess.PIPE, text=True
+    ) as maker:
+        assert maker.stdout is not None
+        assert maker.stdout.readline() == "making\n"
+        os.kill(maker.pid, signal.SIGKILL)
+    began_s = time.monotonic()
+    assert part_of(Maker())[np.array([999])].tolist() == [999]
+    assert time.monotonic() - began_s < 5
+    assert list(folder.iterdir()) == []
