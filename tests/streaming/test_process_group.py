@@ -60,7 +60,7 @@ def test_each_rank_reads_its_part_in_every_process(tmp_path):
         subprocess.Popen([*command, str(rank)], env=kept | launcher, stdout=subprocess.PIPE, text=True)
         for rank, launcher in enumerate(launchers)
     ]
-    first, second = (json.loads(rank.communicate(timeout=100)[0].splitlines()[-1]) for rank in ranks)
+    first, second = (json.loads(rank.communicate(timeout=300)[0].splitlines()[-1]) for rank in ranks)
     assert first["early"] == 40
     assert "refused" not in first
     # The variables give the number of ranks, but not this one's index.
