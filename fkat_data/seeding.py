@@ -10,10 +10,10 @@ import hashlib
 import random
 import struct
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,11 +21,13 @@ import torch
 __all__ = [
     "ItemGenerators",
     "ShardStreams",
+    "call_at_place",
     "enter_place",
     "item_generators",
     "leave_place",
     "microbatch_seed",
     "preserved_generators",
+    "sample_streams",
     "seed_global_generators",
 ]
 
@@ -141,6 +143,10 @@ def item_generators() -> ItemGenerators:
     the same for any ``num_threads_per_worker``, with and without worker processes, and after a resume. All calls for
     one item return the same object.
 
+    The samples of a ``StreamingDataset`` have streams of their own, with or without a ``ShardedDataLoader``: what its
+    ``transform``, or a subclass's ``__getitem__``, draws follows from the seed of the shuffle, the epoch and the
+    sample's place in the epoch's order.
+
     Where the items of a microbatch are not made one by one (``__getitems__``, ``batch_size=None``, an iterable
     dataset, a generator), the generators are those of the microbatch. Outside a ``ShardedDataLoader``'s production,
     each call returns others, seeded from torch's global generator: ``torch.manual_seed`` repeats them.
@@ -166,6 +172,25 @@ def enter_place(seed: int | None, position: int = -1) -> None:
         position: The item's place in the microbatch; -1: the microbatch itself.
     """
     _here.place = None if seed is None else (seed, position)
+
+
+def call_at_place(seed: int, position: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function returns, called at a place; this thread then goes back to the place where it was.
+
+    Raises:
+        Exception: Whatever the function raises.
+    """
+    before, _here.place = _here.place, (seed, position)
+    try:
+        return function(*arguments)
+    finally:
+        _here.place = before
+
+
+def sample_streams(seed: int, epoch: int) -> int:
+    """Return the seed, for ``enter_place``, of an epoch's random streams: one for each place in its order."""
+    name = f"{seed}/{epoch}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8, person=b"fkat_data sample").digest(), "little")
 
 
 def leave_place() -> None:

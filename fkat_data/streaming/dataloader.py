@@ -1,9 +1,8 @@
 """A DataLoader for a streaming dataset, which makes the order's batches and tracks the trainer's position."""
 
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +11,17 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from fkat_data.arguments import integer
 from fkat_data.errors import ConfigurationError, FkatDataError, StaleIteratorError
-from fkat_data.streaming.dataset import StreamingDataset
-from fkat_data.streaming.epoch.rank_batches import RankBatches
+from fkat_data.streaming.dataset import StreamingDataset, has_own_iter
+from fkat_data.streaming.epoch.rank_batches import PickedSamples, RankBatches
+from fkat_data.streaming.epoch.resume_point import ResumePoint
+from fkat_data.streaming.handed_out import BatchEnd
+from fkat_data.streaming.own_iteration import FailedBatch, IteratedBatches
+from fkat_data.streaming.reading.open_shards import own_array
 
 __all__ = ["StreamingDataLoader", "batches_together"]
 
-_Integers = npt.NDArray[np.int64]
+#: Batches of the plan: their indices, and their samples.
+_Group = tuple[list[int], list[PickedSamples]]
 
 #: Enough samples to make the visit of a shard worthwhile, and few enough bytes to spare memory.
 _READ_TOGETHER = 1024
@@ -31,13 +35,17 @@ class StreamingDataLoader(DataLoader[Any]):
     With torch's default collate a batch is gathered column by column, with the same result. For any other dataset this
     is torch's DataLoader and has no state.
 
+    Where a subclass of ``StreamingDataset`` overrides ``__iter__``, it is iterated, in the workers if there are any. Its
+    state is exact while it yields one sample for each that ``super().__iter__()`` hands to it.
+
     Args:
         dataset: The dataset.
         batch_size: Samples of a rank's batch; not needed if the dataset has a batch size.
         **options: The options of torch's DataLoader.
 
     Raises:
-        ConfigurationError: The dataset has another batch size, or none is given.
+        ConfigurationError: The dataset has another batch size, none is given, or ``in_order`` is false: the state
+            counts batches in their order.
         ValueError: torch refuses an option.
 
     Attributes:
@@ -47,6 +55,10 @@ class StreamingDataLoader(DataLoader[Any]):
     def __init__(self, dataset: Dataset[Any], batch_size: int | None = None, **options: Any) -> None:
         if isinstance(dataset, StreamingDataset):
             batch_size = _agreed(dataset, batch_size)
+            if not options.get("in_order", True):
+                raise ConfigurationError(
+                    "in_order", options["in_order"], "True: the state counts batches in their order"
+                )
         super().__init__(dataset, 1 if batch_size is None else batch_size, **options)
         self.num_samples_yielded = 0
         self._options = options
@@ -55,9 +67,18 @@ class StreamingDataLoader(DataLoader[Any]):
         self._tasks = _Tasks()
         self._iteration = 0
         self._sample_in_epoch: int | None = None
+        self._after: ResumePoint | None = None
+        self._is_in_step = True
         self._numbered: Iterator[Any] | None = None
         self._numbered_batches: RankBatches | None = None
         self._next_numbered = 0
+        if self._has_own_iter:
+            # What an ``__iter__`` does with the first batches shows only when it runs: this loader is not ``Skippable``.
+            vars(self)["skip"] = None
+
+    @property
+    def _has_own_iter(self) -> bool:
+        return isinstance(self.dataset, StreamingDataset) and has_own_iter(self.dataset)
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch on this rank."""
@@ -93,10 +114,11 @@ class StreamingDataLoader(DataLoader[Any]):
         """Batches of the next epoch, for a ``ShardedDataLoader`` whose workers make them together.
 
         Raises:
-            AttributeError: The batches are not made one by one: workers of torch's make them, or the dataset is no
-                ``StreamingDataset``.
+            AttributeError: The batches are not made one by one: workers of torch's make them, the dataset is no
+                ``StreamingDataset``, or a subclass overrides ``__iter__``.
         """
-        if not isinstance(self.dataset, StreamingDataset) or self.num_workers or self.pin_memory:
+        is_made_here = not self.num_workers and not self.pin_memory and not self._has_own_iter
+        if not isinstance(self.dataset, StreamingDataset) or not is_made_here:
             raise AttributeError("num_microbatches")
         return len(self)
 
@@ -115,22 +137,35 @@ class StreamingDataLoader(DataLoader[Any]):
             raise ConfigurationError("dataset", dataset, "a StreamingDataset")
         if self._numbered is None or index < self._next_numbered:
             batches = self._numbered_batches = self._numbered_batches or dataset.rank_batches(dataset.begin_epoch())
-            wanted = self._wanted(batches, index)
+            wanted = self._wanted(dataset, batches, index)
             self._numbered = dataset.follow(_cut(wanted, 1, 1), _ids_of, is_opened=False)
             self._next_numbered = index
-        for _, (ids,) in self._numbered:
+        for _, (picks,) in self._numbered:
             self._next_numbered += 1
             if self._next_numbered == index + 1:
-                return next(iter(_maker(dataset, self._collate)([ids])))
+                return next(iter(_maker(dataset, self._collate)([picks])))
         raise IndexError(f"the epoch has no batch {index}")
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the trainer's position; None for a dataset that is no ``StreamingDataset``.
 
         Prefetched batches do not count. All ranks return the same state.
+
+        Raises:
+            ConfigurationError: The dataset's own ``__iter__`` has not yielded one sample for each that it was handed,
+                so that no place in the order says what it would yield next.
         """
         if not isinstance(self.dataset, StreamingDataset):
             return None
+        if not self._is_in_step:
+            raise ConfigurationError(
+                "dataset",
+                type(self.dataset),
+                "an __iter__ that yields one sample for each of super().__iter__(), in turn: no state can say what "
+                "another one yields next. To change single samples, pass transform= or override __getitem__",
+            )
+        if self._after is not None:
+            return self.dataset.state_at(self._after)
         if self._sample_in_epoch is None:
             return self.dataset.state_dict(0, False)
         return self.dataset.state_dict(self._sample_in_epoch, True)
@@ -144,10 +179,17 @@ class StreamingDataLoader(DataLoader[Any]):
         """
         if isinstance(self.dataset, StreamingDataset):
             self.dataset.load_state_dict(obj)
-            self._sample_in_epoch = None
+            self._sample_in_epoch = self._after = None
+            self._is_in_step = True
             self._iteration += 1
 
     def _begin(self, dataset: StreamingDataset, first: int) -> Iterator[Any]:
+        self._after, self._is_in_step = None, True
+        if self._has_own_iter:
+            self._iteration += 1
+            self.num_samples_yielded = 0
+            self._after = dataset.next_point()
+            return self._iterated(dataset, self._iteration)
         point = dataset.begin_epoch()
         batches = dataset.rank_batches(point)
         self._iteration += 1
@@ -156,7 +198,7 @@ class StreamingDataLoader(DataLoader[Any]):
         return self._delivered(dataset, batches, first, self._iteration)
 
     def _delivered(self, dataset: StreamingDataset, batches: RankBatches, first: int, iteration: int) -> Iterator[Any]:
-        wanted = self._wanted(batches, first)
+        wanted = self._wanted(dataset, batches, first)
         if self.num_workers or self.pin_memory:
             made = self._made_by_torch(dataset, wanted)
         else:
@@ -168,41 +210,53 @@ class StreamingDataLoader(DataLoader[Any]):
             self._sample_in_epoch = batches.sample_in_epoch_after(index)
             yield batch
 
-    def _wanted(self, batches: RankBatches, first: int) -> Iterator[tuple[list[int], list[_Integers]]]:
-        for indices, chunk in batches.chunks(first):
+    def _iterated(self, dataset: StreamingDataset, iteration: int) -> Iterator[Any]:
+        collate = _collate_of_samples(self._collate)
+        made: Iterable[Any] = IteratedBatches(dataset, collate, cast("int", self.batch_size), drop_last=self.drop_last)
+        if self.num_workers or self.pin_memory:
+            made = self._workers = self._workers or self._torch_loader(made)
+        last: BatchEnd | None = None
+        for batch in made:
+            if isinstance(batch, FailedBatch):
+                raise batch.error
+            if self._iteration != iteration:
+                raise StaleIteratorError("a later iter(), or a loaded state, has replaced this one")
+            end: BatchEnd | None = batch.end
+            if self._is_in_step and end is not None and end.follows(last):
+                last, self._after = end, end.after
+            else:
+                self._is_in_step = False
+            self.num_samples_yielded += batch.num_samples
+            yield batch.made
+
+    def _wanted(self, dataset: StreamingDataset, batches: RankBatches, first: int) -> Iterator[_Group]:
+        for indices, chunk in batches.picks(first, has_places=dataset.has_user_code):
             numbers = indices.tolist()
             num_kept = len(numbers) - bool(self.drop_last and numbers and batches.is_short(numbers[-1]))
             yield numbers[:num_kept], chunk[:num_kept]
 
-    def _made_here(
-        self, dataset: StreamingDataset, wanted: Iterator[tuple[list[int], list[_Integers]]]
-    ) -> Iterator[tuple[int, int, Any]]:
+    def _made_here(self, dataset: StreamingDataset, wanted: Iterator[_Group]) -> Iterator[tuple[int, int, Any]]:
         together = batches_together(dataset, cast("int", self.batch_size))
         make = _maker(dataset, self._collate)
         # If shards come from a store, the first batch must not wait for those of the batches after it.
         first = together if dataset.catalog.is_immediate else 1
         for numbers, part in dataset.follow(_cut(wanted, first, together), _ids_of):
-            for number, ids, batch in zip(numbers, part, make(part), strict=True):
-                yield number, len(ids), batch
+            for number, picks, batch in zip(numbers, part, make(part), strict=True):
+                yield number, len(picks.ids), batch
 
-    def _made_by_torch(
-        self, dataset: StreamingDataset, wanted: Iterator[tuple[list[int], list[_Integers]]]
-    ) -> Iterator[tuple[int, int, Any]]:
+    def _made_by_torch(self, dataset: StreamingDataset, wanted: Iterator[_Group]) -> Iterator[tuple[int, int, Any]]:
         if self._workers is None:
-            kept = {name: value for name, value in self._options.items() if name not in ("collate_fn", "drop_last")}
-            self._workers = DataLoader(
-                _Batches(dataset, self._collate),
-                batch_size=None,
-                sampler=self._tasks,
-                collate_fn=_unchanged,
-                **kept,
-            )
+            self._workers = self._torch_loader(_Batches(dataset, self._collate), sampler=self._tasks)
         # Workers share this node's cache and find there what this process fetches.
         handed_out = self._tasks.begin(dataset.follow(_cut(wanted, 1, 1), _ids_of, is_opened=False))
         for batch in self._workers:
-            if isinstance(batch, _FailedBatch):
+            if isinstance(batch, FailedBatch):
                 raise batch.error
             yield *handed_out.popleft(), batch
+
+    def _torch_loader(self, dataset: Dataset[Any], **options: Any) -> DataLoader[Any]:
+        kept = {name: value for name, value in self._options.items() if name not in ("collate_fn", "drop_last")}
+        return DataLoader(dataset, batch_size=None, collate_fn=_unchanged, **options, **kept)
 
 
 class _RestOfEpoch:
@@ -223,21 +277,21 @@ class _Tasks(Sampler[Any]):
     """The sample ids of one batch after another, which torch's DataLoader hands to its workers."""
 
     def __init__(self) -> None:
-        self._wanted: Iterator[tuple[list[int], list[_Integers]]] = iter(())
+        self._wanted: Iterator[_Group] = iter(())
         self._handed_out: deque[tuple[int, int]] = deque()
 
-    def begin(self, wanted: Iterator[tuple[list[int], list[_Integers]]]) -> deque[tuple[int, int]]:
+    def begin(self, wanted: Iterator[_Group]) -> deque[tuple[int, int]]:
         """Hand out these batches from now on; return the queue of their numbers and sizes."""
         self._wanted = wanted
         self._handed_out = deque()
         return self._handed_out
 
-    def __iter__(self) -> Iterator[_Integers]:
+    def __iter__(self) -> Iterator[PickedSamples]:
         wanted, handed_out = self._wanted, self._handed_out
         for numbers, chunk in wanted:
-            for number, ids in zip(numbers, chunk, strict=True):
-                handed_out.append((number, len(ids)))
-                yield ids
+            for number, picks in zip(numbers, chunk, strict=True):
+                handed_out.append((number, len(picks.ids)))
+                yield picks
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_wanted": iter(()), "_handed_out": deque[tuple[int, int]]()}
@@ -250,34 +304,43 @@ class _Batches(Dataset[Any]):
         self._dataset = dataset
         self._collate = collate
 
-    def __getitem__(self, sample_ids: _Integers) -> Any:
+    def __getitem__(self, picks: PickedSamples) -> Any:
         try:
-            return next(iter(_maker(self._dataset, self._collate)([sample_ids])))
+            return next(iter(_maker(self._dataset, self._collate)([picks])))
         except FkatDataError as error:
-            # torch cannot rebuild an error with several arguments, and would raise a RuntimeError instead.
-            error.add_note(f"In a worker of the DataLoader:\n{traceback.format_exc()}")
-            return _FailedBatch(error)
-
-
-class _FailedBatch(NamedTuple):
-    """The error of a worker, delivered instead of its batch."""
-
-    error: FkatDataError
+            return FailedBatch.of(error)
 
 
 def _maker(
     dataset: StreamingDataset, collate: Callable[[list[Any]], Any]
-) -> Callable[[Sequence[_Integers]], Iterable[Any]]:
-    if collate is data.default_collate:
-        return dataset.collated
-    return lambda batches: _Collated(dataset, collate, batches)
+) -> Callable[[Sequence[PickedSamples]], Iterable[Any]]:
+    if collate is data.default_collate and not dataset.has_user_code:
+        return lambda batches: dataset.collated([picks.ids for picks in batches])
+    return lambda batches: _Collated(dataset, _collate_of_samples(collate), batches)
+
+
+def _collate_of_samples(collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    return _collate_copies if collate is data.default_collate else collate
+
+
+def _collate_copies(samples: list[Any]) -> Any:
+    """Collate as torch does, which warns about arrays that are read-only, as views of a shard are."""
+    return cast("Any", data.default_collate)([_writable(sample) for sample in samples])
+
+
+def _writable(sample: Any) -> Any:
+    if type(sample) is dict:
+        return {name: own_array(value) for name, value in cast("dict[Any, Any]", sample).items()}
+    if type(sample) in (list, tuple):
+        return type(sample)(map(own_array, sample))
+    return own_array(sample)
 
 
 class _Collated(Sequence[Any]):
-    """Batches that a user's function makes from samples, one when it is indexed."""
+    """Batches that a function makes from samples, one when it is indexed."""
 
     def __init__(
-        self, dataset: StreamingDataset, collate: Callable[[list[Any]], Any], batches: Sequence[_Integers]
+        self, dataset: StreamingDataset, collate: Callable[[list[Any]], Any], batches: Sequence[PickedSamples]
     ) -> None:
         self._dataset = dataset
         self._collate = collate
@@ -287,7 +350,7 @@ class _Collated(Sequence[Any]):
         return len(self._batches)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._collate(self._dataset.samples(cast("_Integers", self._batches[index])))
+        return self._collate(list(self._dataset.picked(cast("PickedSamples", self._batches[index]))))
 
 
 def batches_together(dataset: StreamingDataset, batch_size: int) -> int:
@@ -295,9 +358,7 @@ def batches_together(dataset: StreamingDataset, batch_size: int) -> int:
     return max(1, min(_READ_TOGETHER, dataset.samples_in(_READ_TOGETHER_BYTES)) // batch_size)
 
 
-def _cut(
-    wanted: Iterable[tuple[list[int], list[_Integers]]], first: int, most: int
-) -> Iterator[tuple[list[int], list[_Integers]]]:
+def _cut(wanted: Iterable[_Group], first: int, most: int) -> Iterator[_Group]:
     """Yield the same batches in groups: ``first`` of them, then twice as many each time, up to ``most``."""
     together = first
     for numbers, chunk in wanted:
@@ -308,8 +369,8 @@ def _cut(
             together = min(2 * together, most)
 
 
-def _ids_of(part: tuple[list[int], list[_Integers]]) -> _Integers:
-    return np.concatenate(part[1])
+def _ids_of(part: _Group) -> npt.NDArray[np.int64]:
+    return np.concatenate([picks.ids for picks in part[1]])
 
 
 def _unchanged(batch: Any) -> Any:

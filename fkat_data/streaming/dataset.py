@@ -8,30 +8,32 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, StaleIteratorError
 from fkat_data.sizes import count_of, size_bytes_of
 from fkat_data.streaming.audit import Coverage, SampleRecord, coverage_of, records_of
 from fkat_data.streaming.epoch.epochs import Epochs
-from fkat_data.streaming.epoch.rank_batches import RankBatches
+from fkat_data.streaming.epoch.rank_batches import PickedSamples, RankBatches, joined
 from fkat_data.streaming.epoch.resume_point import ResumePoint, SharedResumePoint
 from fkat_data.streaming.epoch.skips import SampleSkips
+from fkat_data.streaming.epoch.torch_iteration import iteration_here
 from fkat_data.streaming.epoch.weight_schedule import WeightSchedule
 from fkat_data.streaming.epoch.world import World
 from fkat_data.streaming.formats.open_shard import DECODED_LIMIT_BYTES
+from fkat_data.streaming.handed_out import HandedOut
 from fkat_data.streaming.order.batching import BATCHING_METHODS
 from fkat_data.streaming.order.epoch_order import SHUFFLES, OrderSettings
 from fkat_data.streaming.order.partition import PARTITIONS
 from fkat_data.streaming.order.weights import StreamWeight
 from fkat_data.streaming.properties import DatasetProperties
 from fkat_data.streaming.reading.catalog import Catalog
-from fkat_data.streaming.reading.index_tree import index_tree
 from fkat_data.streaming.reading.open_shards import OpenShards
 from fkat_data.streaming.reading.stream import Stream, given_streams
+from fkat_data.streaming.sample_access import SampleAccess
 
-__all__ = ["StreamingDataset"]
+__all__ = ["StreamingDataset", "has_own_iter"]
 
 _logger = logging.getLogger(__name__)
 
@@ -43,7 +45,7 @@ _READ_AHEAD_BYTES = 128 << 20
 _Part = TypeVar("_Part")
 
 
-class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
+class StreamingDataset(DatasetProperties, SampleAccess, IterableDataset[Any]):
     """Samples of one or more streams of shards, in an order that is the same for any number of ranks and workers.
 
     Each ``iter`` begins the next epoch, or continues one after ``load_state_dict``. The process group of
@@ -97,6 +99,8 @@ class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
         decoded_limit: Bytes, a number or a text such as ``"2gb"``, that decoded row groups of Parquet may take in each
             process that reads; the least recently used ones are dropped. None: 512 MiB.
         world: The rank and world of this process; None: those of torch.distributed, or of the environment variables.
+        transform: Called with each sample where it is read; returns what the dataset gives instead. Its random draws
+            are exact in any world if it draws from ``fkat_data.item_generators``.
 
     Raises:
         ConfigurationError: An argument is invalid, or arguments contradict each other.
@@ -141,10 +145,12 @@ class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
         columns: Sequence[str] | None = None,
         decoded_limit: int | str | None = None,
         world: World | None = None,
+        transform: Callable[[Any], Any] | None = None,
     ) -> None:
         self.predownload = None if predownload is None else arguments.integer("predownload", predownload, minimum=0)
         self.cache_limit = size_bytes_of("cache_limit", cache_limit) if cache_limit else None
         self._skips = SampleSkips(skip)
+        self._transform = None if transform is None else arguments.function("transform", transform)
         settings = OrderSettings(
             (),
             shuffle=arguments.boolean("shuffle", shuffle),
@@ -200,8 +206,7 @@ class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
         epochs.check()
         super().__init__(filled, catalog, epochs)
         self._resume_point = SharedResumePoint()
-        self._iteration = 0
-        self._round = (0, 0)
+        self.handed_out: HandedOut | None = None
 
     @property
     def skips(self) -> SampleSkips:
@@ -243,7 +248,7 @@ class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
         batching = self.epochs.batching(ResumePoint())
         return batching.num_rank_samples(batching.num_even_batches)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch and yield this worker's samples.
 
         Raises:
@@ -251,25 +256,31 @@ class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
             StaleIteratorError: A later ``iter`` of this process has replaced this one.
         """
         batches = self.rank_batches(self.begin_epoch())
-        self._iteration += 1
-        return self._samples(batches, self.epochs.world(), self._iteration)
+        world = self.epochs.world()
+        handed_out = self.handed_out = HandedOut(batches, world.worker_of_rank, world.workers_per_rank)
+        return self._samples(batches, world, handed_out)
 
-    def _samples(self, batches: RankBatches, world: World, iteration: int) -> Iterator[dict[str, Any]]:
-        def parts() -> Iterator[npt.NDArray[np.int64]]:
+    def _samples(self, batches: RankBatches, world: World, handed_out: HandedOut) -> Iterator[Any]:
+        def parts() -> Iterator[PickedSamples]:
             together = _READ_TOGETHER if self.catalog.is_immediate else 1
-            for _, chunk in batches.chunks(part=world.worker_of_rank, num_parts=world.workers_per_rank):
-                ids = np.concatenate(chunk) if chunk else np.empty(0, np.int64)
-                start = 0
-                while start < len(ids):
-                    yield ids[start : start + together]
-                    start += together
+            own = {"part": world.worker_of_rank, "num_parts": world.workers_per_rank}
+            for indices, chunk in batches.picks(**own, has_places=self.has_user_code):
+                handed_out.plan(indices.tolist(), [len(batch.ids) for batch in chunk])
+                rest = joined(chunk)
+                while len(rest.ids):
+                    part, rest = rest.split(together)
+                    yield part
                     together = min(2 * together, _READ_TOGETHER)
 
-        for part in self.follow(parts(), lambda ids: ids):
-            for sample in self._shards.in_turn(part):
-                if self._iteration != iteration:
-                    raise StaleIteratorError("a later iter() of this StreamingDataset has begun another epoch")
-                yield sample
+        try:
+            for part in self.follow(parts(), lambda part: part.ids):
+                for sample in self.picked(part):
+                    if self.handed_out is not handed_out:
+                        raise StaleIteratorError("a later iter() of this StreamingDataset has begun another epoch")
+                    handed_out.num_samples += 1
+                    yield sample
+        finally:
+            handed_out.close()
 
     def follow(
         self, parts: Iterable[_Part], ids_of: Callable[[_Part], npt.NDArray[np.int64]], *, is_opened: bool = True
@@ -294,56 +305,23 @@ class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
 
     def begin_epoch(self) -> ResumePoint:
         """Return the point where the next epoch of this process begins, with every setting filled in."""
-        info = get_worker_info()
-        # Equal for the workers of one iteration of a DataLoader, and different for any other.
-        key = 0 if info is None else (info.seed - info.id) | 1
-        if key != self._round[0]:
-            self._round = (key, 0)
-        point = self._resume_point.begin(*self._round)
-        self._round = (key, self._round[1] + 1)
-        return self.epochs.settled(point)
+        is_order_needed = self.epochs.world().num_ranks > 1
+        return self.epochs.settled(self._resume_point.begin(iteration_here(), is_order_needed=is_order_needed))
+
+    def next_point(self) -> ResumePoint:
+        """Return the point where the next ``iter`` begins."""
+        return self._resume_point.next()
 
     def rank_batches(self, point: ResumePoint) -> RankBatches:
         """Return the batches of this rank from a point on."""
         return RankBatches(self.epochs.plan(point), point, self.epochs.world().rank, self._skips)
 
-    def __getitem__(self, index: Any) -> Any:
-        """Return a sample by its number, or samples by a slice, or by a list or array of numbers, nested or not.
-
-        Raises:
-            IndexError: The sample does not exist.
-            ConfigurationError: The index has another type.
-        """
-        return index_tree(index, self.num_samples, self._shards)
-
-    def get_item(self, sample_id: int, retry: int = 7) -> dict[str, Any]:
-        """Return a sample by its number; fetch its shard if needed.
-
-        Args:
-            sample_id: From ``-num_samples`` to ``num_samples - 1``.
-            retry: Accepted for callers of other libraries, without effect: ``download_retry`` decides.
-
-        Raises:
-            IndexError: The sample does not exist.
-            Exception: Why the shard could not be fetched.
-        """
-        arguments.integer("retry", retry, minimum=0)
-        return self[arguments.integer("sample_id", sample_id)]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return samples by their numbers, read together."""
-        return self[list(indices)]
-
     def collated(self, batches: Sequence[npt.NDArray[np.int64]]) -> Iterable[Any]:
-        """Return batches of samples as torch's default collate makes them, read together.
+        """Return batches of samples as torch's default collate makes them, read together, without user code.
 
         If that fails, the batches before the faulty one still come first.
         """
         return self._shards.collated(batches)
-
-    def samples(self, sample_ids: npt.NDArray[np.int64]) -> list[dict[str, Any]]:
-        """Return samples by their numbers, read together."""
-        return self._shards.samples(sample_ids)
 
     def samples_in(self, size_bytes: int) -> int:
         """Return the approximate number of samples in a number of bytes."""
@@ -383,9 +361,14 @@ class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
         """
         arguments.integer("num_samples", num_samples, minimum=0)
         arguments.boolean("from_beginning", from_beginning)
-        point = self.epochs.settled(self._resume_point.current() or self._resume_point.next())
+        point = self._resume_point.current() or self._resume_point.next()
         offset = 0 if from_beginning else point.sample_in_epoch
-        state = self.epochs.state(replace(point, sample_in_epoch=offset + num_samples))
+        point = self.epochs.settled(point)
+        return self.state_at(replace(point, sample_in_epoch=offset + num_samples))
+
+    def state_at(self, point: ResumePoint) -> dict[str, Any]:
+        """Return the state of which ``load_state_dict`` goes to a point."""
+        state = self.epochs.state(self.epochs.settled(point))
         if self._skips:
             state["skip"] = self._skips.plain()
         return state
@@ -402,6 +385,18 @@ class StreamingDataset(DatasetProperties, IterableDataset[dict[str, Any]]):
         skips.check(self.num_samples)
         self._skips = skips
         self._resume_point.go_to(point)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"handed_out": None}
+
+
+#: Before anybody patches it.
+_OWN_ITER = vars(StreamingDataset)["__iter__"]
+
+
+def has_own_iter(dataset: StreamingDataset) -> bool:
+    """Return whether a subclass or a patch overrides ``__iter__``."""
+    return type(dataset).__iter__ is not _OWN_ITER
 
 
 def _number(argument: str, value: int | None) -> int | None:

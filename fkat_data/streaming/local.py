@@ -1,6 +1,6 @@
 """A map-style dataset of shards on this machine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,14 +9,14 @@ from torch.utils.data import Dataset
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.reading.catalog import Catalog
-from fkat_data.streaming.reading.index_tree import index_tree
 from fkat_data.streaming.reading.open_shards import OpenShards
 from fkat_data.streaming.reading.stream import Stream
+from fkat_data.streaming.sample_access import SampleAccess
 
 __all__ = ["LocalDataset"]
 
 
-class LocalDataset(Dataset[dict[str, Any]]):
+class LocalDataset(SampleAccess, Dataset[Any]):
     """A map-style dataset of the shards in a directory, to inspect them or to use with any sampler.
 
     Samples are dicts from column to value, in the order of writing. The dataset pickles without its open shards.
@@ -28,6 +28,8 @@ class LocalDataset(Dataset[dict[str, Any]]):
         arrays: Whether ``ndarray`` columns give NumPy arrays or torch tensors.
         writable: Whether arrays belong to the caller; otherwise they are read-only views of the shard.
         columns: The columns to read; None: all.
+        transform: Called with each sample that is read; returns what the dataset gives instead. With
+            ``fkat_data.item_generators`` its random draws are exact in a ``ShardedDataLoader``.
 
     Raises:
         ConfigurationError: An argument is invalid, or a column holds pickles.
@@ -44,10 +46,12 @@ class LocalDataset(Dataset[dict[str, Any]]):
         arrays: Literal["numpy", "torch"] = "numpy",
         writable: bool = False,
         columns: Sequence[str] | None = None,
+        transform: Callable[[Any], Any] | None = None,
     ) -> None:
         if not isinstance(local, (str, Path)) or not str(local):
             raise ConfigurationError("local", local, "the path of a directory")
         arguments.choice("arrays", arrays, ("numpy", "torch"))
+        self._transform = None if transform is None else arguments.function("transform", transform)
         self.local = str(local)
         self.split = split
         self._catalog = Catalog(
@@ -69,17 +73,3 @@ class LocalDataset(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         """Return the number of samples."""
         return self._catalog.num_samples
-
-    def __getitem__(self, index: Any) -> Any:
-        """Return a sample by its number, or samples by a slice, or by a list or array of numbers, nested or not.
-
-        Raises:
-            IndexError: The sample does not exist.
-            ConfigurationError: The index has another type.
-            ShardCorruptError: A shard contradicts itself.
-        """
-        return index_tree(index, len(self), self._shards)
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return samples by their numbers, read together."""
-        return self[list(indices)]

@@ -119,14 +119,14 @@ def begin(
     Raises:
         ConfigurationError: ``num_microbatches`` of the product is no number of microbatches.
     """
-    is_stepped = isinstance(product, Skippable) and not is_shared
+    is_stepped = _can_skip(product) and not is_shared
     if is_random_access(product) and not is_stepped:
         return _begin_random_access(cast("RandomAccess", product), streams)
     product = cast("Iterable[Any]", product)
     if is_map_style(product):
         return _begin_map_style(product, first_microbatch, streams, collate, threads)
-    if first_microbatch and isinstance(product, Skippable):
-        return Production(iter(product.skip(first_microbatch)), first_microbatch, None, None)
+    if first_microbatch and _can_skip(product):
+        return Production(iter(cast("Skippable", product).skip(first_microbatch)), first_microbatch, None, None)
     if isinstance(product, DataLoader):
         return Production(direct_iteration(cast("DataLoader[Any]", product), collate), 0, None, None)
     num_microbatches = len(product) if isinstance(product, (list, tuple)) else None
@@ -136,6 +136,11 @@ def begin(
 def is_random_access(product: object) -> bool:
     """Return whether the product makes any microbatch without those before it."""
     return callable(getattr(product, "microbatch", None)) and hasattr(product, "num_microbatches")
+
+
+def _can_skip(product: object) -> bool:
+    # One that cannot, of a class that can, has None there.
+    return isinstance(product, Skippable) and getattr(product, "skip", None) is not None
 
 
 def is_map_style(product: object) -> bool:

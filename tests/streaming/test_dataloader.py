@@ -149,6 +149,12 @@ def test_another_batch_size_is_refused_and_a_missing_one_taken(data):
         StreamingDataLoader(StreamingDataset(local=data, batching_method="per_stream"), batch_size=98)
 
 
+def test_batches_out_of_order_are_refused(data):
+    with pytest.raises(ConfigurationError, match="in_order"):
+        StreamingDataLoader(make(data), num_workers=2, in_order=False)
+    assert StreamingDataLoader(TensorDataset(torch.arange(6)), in_order=False).state_dict() is None
+
+
 def test_over_another_dataset_it_is_torchs_loader():
     loader = StreamingDataLoader(TensorDataset(torch.arange(6)), batch_size=4)
     assert [batch[0].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5]]

@@ -58,7 +58,7 @@ def test_datasets_are_written_in_parallel_and_merged(run_here, tmp_path):
 
 
 def test_a_dataset_is_streamed_mixed_audited_and_resumed(run_here, tmp_path):
-    first, remote, mixed, sharded = examples("index.md")
+    first, remote, mixed, sharded, transformed = examples("index.md")
     _, skipping, weights, audits = examples("state.md")
     more = "MDSWriter(out='more', columns={'number': 'int', 'text': 'str'})"
     write_more = (
@@ -76,6 +76,7 @@ def test_a_dataset_is_streamed_mixed_audited_and_resumed(run_here, tmp_path):
     assert printed.splitlines()[-1] == "True"
     run_here(setup + weights)
     assert run_here(sharded + "print(state['epoch'])") == "1\n"
+    assert run_here(transformed + "print(len(batch['noisy']))") == "32\n"
 
 
 def test_a_cache_is_filled_and_adopted(run_here, tmp_path):

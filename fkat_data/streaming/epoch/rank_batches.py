@@ -1,20 +1,46 @@
 """A rank's batches of an epoch, in order, without skipped batches and samples."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fkat_data.seeding import sample_streams
 from fkat_data.streaming.epoch.resume_point import ResumePoint
 from fkat_data.streaming.epoch.skips import SampleSkips
 from fkat_data.streaming.order.plan import Plan
 
-__all__ = ["RankBatches", "batches_in_chunk"]
+__all__ = ["PickedSamples", "RankBatches", "batches_in_chunk", "joined"]
 
 _Integers = npt.NDArray[np.int64]
 
 #: Samples to plan at a time: the arrays fit into the processor's cache.
 _CHUNK = 8192
+
+
+class PickedSamples(NamedTuple):
+    """The samples of a batch.
+
+    Attributes:
+        ids: Number of each sample: int64.
+        places: Each sample's place in the epoch's order, the same in every world: int64; None where no user's code
+            makes the samples.
+        seed: Of the epoch's random streams.
+    """
+
+    ids: _Integers
+    places: _Integers | None = None
+    seed: int = 0
+
+    def split(self, count: int) -> tuple["PickedSamples", "PickedSamples"]:
+        """Return the first ``count`` samples, and the rest."""
+        parts = slice(None, count), slice(count, None)
+        first, rest = (
+            PickedSamples(self.ids[part], None if self.places is None else self.places[part], self.seed)
+            for part in parts
+        )
+        return first, rest
 
 
 class RankBatches:
@@ -27,15 +53,34 @@ class RankBatches:
         point: Where the plan starts.
         rank: Index of the rank.
         skips: Batches and samples to skip.
+
+    Attributes:
+        point: The same.
     """
 
     def __init__(self, plan: Plan, point: ResumePoint, rank: int, skips: SampleSkips) -> None:
         self._plan = plan
-        self._point = point
+        self.point = point
         self._rank = rank
         self._skips = skips
         # Global batches are counted from the start of the epoch.
         self._first_batch = point.sample_in_epoch // plan.grid.global_batch_size
+
+    def picks(
+        self, first: int = 0, part: int = 0, num_parts: int = 1, *, has_places: bool = False
+    ) -> Iterator[tuple[_Integers, list[PickedSamples]]]:
+        """Yield what ``chunks`` does, with the samples' places if they are wanted."""
+        if not has_places:
+            for indices, chunk in self.chunks(first, part, num_parts):
+                yield indices, [PickedSamples(ids) for ids in chunk]
+            return
+        seed = sample_streams(self.point.shuffle_seed or 0, self.point.epoch)
+        for indices, own in self._planned(first, part, num_parts):
+            places = self._plan.rank_places(self._rank, indices)
+            yield (
+                indices,
+                [PickedSamples(ids[ids >= 0], at[ids >= 0], seed) for ids, at in zip(own, places, strict=True)],
+            )
 
     def chunks(self, first: int = 0, part: int = 0, num_parts: int = 1) -> Iterator[tuple[_Integers, list[_Integers]]]:
         """Yield batches in chunks: their indices in the plan, and the sample ids of each batch.
@@ -47,6 +92,10 @@ class RankBatches:
             part: Yield the batches whose number modulo ``num_parts`` is ``part``.
             num_parts: Number of parts that share the batches.
         """
+        for indices, own in self._planned(first, part, num_parts):
+            yield indices, [batch[batch >= 0] for batch in own]
+
+    def _planned(self, first: int, part: int, num_parts: int) -> Iterator[tuple[_Integers, _Integers]]:
         num_batches = self._plan.batching.num_even_batches
         together = batches_in_chunk(self._plan.grid.batch_size)
         step = together * num_parts
@@ -63,7 +112,7 @@ class RankBatches:
             own = self._plan.rank_batches(self._rank, indices) if ids is None else ids[mine]
             for start in range(0, len(indices), together):
                 stop = start + together
-                yield indices[start:stop], [batch[batch >= 0] for batch in own[start:stop]]
+                yield indices[start:stop], own[start:stop]
 
     def is_short(self, index: int) -> bool:
         """Return whether a batch of the plan is shorter than the batch size on every rank; only the last can be."""
@@ -72,16 +121,25 @@ class RankBatches:
 
     def sample_in_epoch_after(self, index: int) -> int:
         """Return ``sample_in_epoch`` after the delivery of a batch of the plan."""
-        return self._point.sample_in_epoch + self._plan.batching.num_rank_samples(index + 1) * self._plan.grid.num_ranks
+        return self.point.sample_in_epoch + self._plan.batching.num_rank_samples(index + 1) * self._plan.grid.num_ranks
 
     def _kept(self, indices: _Integers) -> tuple[_Integers, _Integers | None]:
         """Return the batches to deliver, and this rank's sample ids if samples are skipped; else None."""
-        indices = indices[~self._skips.is_skipped(self._point.epoch, self._first_batch + indices)]
+        indices = indices[~self._skips.is_skipped(self.point.epoch, self._first_batch + indices)]
         if not self._skips.has_samples:
             return indices, None
         ids = self._skips.without(self._plan.global_batches(indices))
         is_kept = (ids >= 0).sum(axis=2).min(axis=1, initial=1) > 0
         return indices[is_kept], ids[is_kept, self._rank]
+
+
+def joined(batches: Sequence[PickedSamples]) -> PickedSamples:
+    """Return the samples of batches of one epoch, in order."""
+    if not batches:
+        return PickedSamples(np.empty(0, np.int64))
+    places = [batch.places for batch in batches if batch.places is not None]
+    ids = np.concatenate([batch.ids for batch in batches])
+    return PickedSamples(ids, np.concatenate(places) if places else None, batches[0].seed)
 
 
 def batches_in_chunk(batch_size: int) -> int:

@@ -14,6 +14,7 @@ from fkat_data.streaming.order.batching import (
     StratifiedBatching,
 )
 from fkat_data.streaming.order.block import BlockShuffle
+from fkat_data.streaming.order.joined import phase_of
 from fkat_data.streaming.order.keeper import Keeper, kept_here
 from fkat_data.streaming.order.keyed_selection import KeyedSelection
 from fkat_data.streaming.order.partition import EvenPartition, Grid, Partition, partitioned
@@ -28,6 +29,8 @@ SHUFFLES = ("block", *REFERENCE_SHUFFLES)
 
 _Integers = npt.NDArray[np.int64]
 _CHUNK = 1 << 18
+#: A phase has fewer places than this power of 2.
+_PLACE_BITS = 44
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,7 @@ class EpochPlan(Plan):
         selections: The samples of the epoch: one selection for each stream, or one for all of them.
         shuffles: The order of each selection; None for samples in their own order.
         grid: Ranks and batch size.
+        phase: Index of the epoch's phase that this plan is for.
     """
 
     def __init__(
@@ -118,8 +122,13 @@ class EpochPlan(Plan):
         selections: Sequence[Selection | KeyedSelection],
         shuffles: Sequence[ReferenceShuffle | BlockShuffle | None],
         grid: Grid,
+        *,
+        phase: int = 0,
     ) -> None:
         super().__init__(batching, grid)
+        sizes = np.array([selection.size for selection in selections], np.int64)
+        # Every phase and every stream numbers its places from 0.
+        self._first_places = (phase << _PLACE_BITS) + np.cumsum(sizes) - sizes
         self._locate = batching.locate
         self._selections = selections
         self._shuffles = shuffles
@@ -134,6 +143,11 @@ class EpochPlan(Plan):
                 own = places[where] if shuffle is None else shuffle.samples_at(places[where])
                 found[where] = selection.sample_ids(own)
         return found
+
+    def places(self, slots: _Integers) -> _Integers:
+        """Return each slot's place in the epoch's order, -1 if it reads none: shape (len(slots),), int64."""
+        streams, places = self._located(slots)
+        return np.where(places >= 0, self._first_places[streams] + places, -1)
 
     def _located(self, slots: _Integers) -> tuple[npt.NDArray[np.int32], _Integers]:
         """Return each slot's stream and place. Work in chunks to limit the memory of intermediate arrays."""
@@ -172,7 +186,7 @@ def plan_epoch(
         for selection, size in zip(selections, block_sizes, strict=True)
     ]
     batching = batching_of(settings, shares, start, grid)
-    return EpochPlan(batching, selections, shuffles, grid)
+    return EpochPlan(batching, selections, shuffles, grid, phase=phase_of(start.epoch))
 
 
 def check_order(settings: OrderSettings, shares: StreamShares, num_canonical_nodes: int) -> None:

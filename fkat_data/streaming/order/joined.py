@@ -1,6 +1,6 @@
 """An epoch whose weights change: consecutive phases, each planned like an epoch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -8,14 +8,21 @@ import numpy.typing as npt
 from fkat_data.streaming.order.batching import BatchCounts
 from fkat_data.streaming.order.plan import Plan
 
-__all__ = ["JoinedBatches", "JoinedPlan", "epoch_of_phase"]
+__all__ = ["JoinedBatches", "JoinedPlan", "epoch_of_phase", "phase_of"]
 
 _Integers = npt.NDArray[np.int64]
+
+_PHASE_BITS = 24
 
 
 def epoch_of_phase(epoch: int, phase: int) -> int:
     """Return the epoch number that seeds a phase. Each phase of each epoch has a different one."""
-    return epoch + (phase << 24)
+    return epoch + (phase << _PHASE_BITS)
+
+
+def phase_of(epoch: int) -> int:
+    """Return the phase of an epoch number that ``epoch_of_phase`` returned."""
+    return epoch >> _PHASE_BITS
 
 
 class JoinedBatches:
@@ -54,9 +61,16 @@ class JoinedPlan(Plan):
 
     def sample_ids(self, slots: _Integers) -> _Integers:
         """Return the id of each slot's sample, -1 if it reads none: shape (len(slots),), int64."""
+        return self._found(slots, [plan.sample_ids for plan in self._plans])
+
+    def places(self, slots: _Integers) -> _Integers:
+        """Return each slot's place in the epoch's order, -1 if it reads none: shape (len(slots),), int64."""
+        return self._found(slots, [plan.places for plan in self._plans])
+
+    def _found(self, slots: _Integers, of_phases: Sequence[Callable[[_Integers], _Integers]]) -> _Integers:
         phases = np.searchsorted(self._first_slots, slots, side="right") - 1
         found = np.empty(len(slots), np.int64)
         for phase in np.unique(phases).tolist():
             where = phases == phase
-            found[where] = self._plans[phase].sample_ids(slots[where] - self._first_slots[phase])
+            found[where] = of_phases[phase](slots[where] - self._first_slots[phase])
         return found

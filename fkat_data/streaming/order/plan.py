@@ -34,14 +34,27 @@ class Plan(ABC):
     def sample_ids(self, slots: _Integers) -> _Integers:
         """Return the id of each slot's sample, -1 if it reads none: shape (len(slots),), int64."""
 
+    @abstractmethod
+    def places(self, slots: _Integers) -> _Integers:
+        """Return each slot's place in the epoch's order, -1 if it reads none: shape (len(slots),), int64.
+
+        A place is the same number in every world. Where samples are repeated to fill up an epoch, their places are.
+        """
+
+    def rank_places(self, rank: int, batches: _Integers) -> _Integers:
+        """Return the places of a rank's batches: shape (len(batches), batch_size), int64, -1 if short."""
+        return self.places(self._rank_slots(rank, batches)).reshape(len(batches), self.grid.batch_size)
+
     def rank_batches(self, rank: int, batches: _Integers) -> _Integers:
         """Return the sample ids of a rank's batches: shape (len(batches), batch_size), int64, -1 if short."""
-        size = self.grid.batch_size
-        slots = batches[:, None] * self.grid.global_batch_size + rank * size + np.arange(size)
-        return self.sample_ids(slots.reshape(-1)).reshape(len(batches), size)
+        return self.sample_ids(self._rank_slots(rank, batches)).reshape(len(batches), self.grid.batch_size)
 
     def global_batches(self, batches: _Integers) -> _Integers:
         """Return the sample ids of global batches: shape (len(batches), num_ranks, batch_size), int64, -1 if short."""
         slots = batches[:, None] * self.grid.global_batch_size + np.arange(self.grid.global_batch_size)
         found = self.sample_ids(slots.reshape(-1))
         return found.reshape(len(batches), self.grid.num_ranks, self.grid.batch_size)
+
+    def _rank_slots(self, rank: int, batches: _Integers) -> _Integers:
+        size = self.grid.batch_size
+        return (batches[:, None] * self.grid.global_batch_size + rank * size + np.arange(size)).reshape(-1)

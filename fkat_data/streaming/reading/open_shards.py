@@ -22,7 +22,7 @@ from fkat_data.streaming.formats.reader import ShardReader
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.read_ahead import ReadAhead
 
-__all__ = ["OpenShards"]
+__all__ = ["OpenShards", "own_array"]
 
 _Integers = npt.NDArray[np.int64]
 _Part = TypeVar("_Part")
@@ -107,7 +107,9 @@ class OpenShards:
         groups = list(self._by_shard(sample_ids))
         columns = _joined([reader.column_arrays(rows) for reader, _, rows in groups])
         if columns is None:
-            samples = [{name: _own(value) for name, value in sample.items()} for sample in self.samples(sample_ids)]
+            samples = [
+                {name: own_array(value) for name, value in sample.items()} for sample in self.samples(sample_ids)
+            ]
             return [_whole(part) for part in _split(samples, batches)]
         position_of = np.empty(len(sample_ids), np.int64)
         position_of[np.concatenate([positions for _, positions, _ in groups])] = np.arange(len(sample_ids))
@@ -340,7 +342,7 @@ def _batch(columns: dict[str, Any], positions: _Integers) -> dict[str, Any]:
         if isinstance(values, np.ndarray):
             batch[name] = torch.from_numpy(values.take(positions, axis=0))
         else:
-            own = [_own(values[position]) for position in positions.tolist()]
+            own = [own_array(values[position]) for position in positions.tolist()]
             batch[name] = _whole(own, name)
     return batch
 
@@ -360,7 +362,8 @@ def _whole(values: list[Any], name: str | None = None) -> Any:
         ) from error
 
 
-def _own(value: Any) -> Any:
+def own_array(value: Any) -> Any:
+    """Return a writable copy of a read-only array, and any other value itself."""
     # torch warns about read-only arrays, and views of a shard are read-only.
     if not isinstance(value, np.ndarray):
         return value

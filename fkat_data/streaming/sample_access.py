@@ -1,0 +1,120 @@
+"""Samples by their numbers, as the user's code makes them: a ``transform``, or what a subclass overrides."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fkat_data import arguments
+from fkat_data.seeding import call_at_place
+from fkat_data.streaming.epoch.rank_batches import PickedSamples
+from fkat_data.streaming.reading.index_tree import index_tree
+from fkat_data.streaming.reading.open_shards import OpenShards
+
+__all__ = ["SampleAccess", "is_overridden"]
+
+_Integers = npt.NDArray[np.int64]
+
+
+class SampleAccess:
+    """The methods that return samples by their numbers.
+
+    Where a subclass, an instance or a patch overrides ``__getitem__`` or ``get_item``, every sample comes from there.
+    Where only ``__getitems__`` is overridden, batches come from there.
+    """
+
+    _shards: OpenShards
+    _transform: Callable[[Any], Any] | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of samples, each counted once."""
+        raise NotImplementedError
+
+    @property
+    def has_user_code(self) -> bool:
+        """Whether user code makes the samples: a ``transform``, or an override."""
+        return self._transform is not None or is_overridden(self, "__getitem__", "get_item", "__getitems__")
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a sample by its number, or samples by a slice, or by a list or array of numbers, nested or not.
+
+        Raises:
+            IndexError: The sample does not exist.
+            ConfigurationError: The index has another type.
+            ShardCorruptError: A shard contradicts itself.
+        """
+        return index_tree(index, self.size, _MadeSamples(self) if self.has_user_code else self._shards)
+
+    def get_item(self, sample_id: int, retry: int = 7) -> Any:
+        """Return a sample by its number; fetch its shard if needed.
+
+        Args:
+            sample_id: From minus the number of samples to that number minus 1.
+            retry: Accepted for callers of other libraries, without effect: ``download_retry`` decides.
+
+        Raises:
+            IndexError: The sample does not exist.
+            Exception: Why the shard could not be fetched, or what ``transform`` raises.
+        """
+        arguments.integer("retry", retry, minimum=0)
+        sample = index_tree(arguments.integer("sample_id", sample_id), self.size, self._shards)
+        return sample if self._transform is None else self._transform(sample)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return samples by their numbers, read together unless ``__getitem__`` or ``get_item`` is overridden."""
+        return index_tree(list(indices), self.size, _MadeSamples(self))
+
+    def samples(self, sample_ids: _Integers) -> list[Any]:
+        """Return samples by their numbers, read together where user code permits."""
+        return list(self.picked(PickedSamples(sample_ids)))
+
+    def picked(self, picks: PickedSamples) -> Iterator[Any]:
+        """Yield the samples of a batch, each made at its place. If one fails, those before it still come first."""
+        if not is_overridden(self, "__getitems__") or is_overridden(self, "__getitem__", "get_item"):
+            yield from self.made_one_by_one(picks)
+        elif len(picks.ids):
+            together = partial(self.__getitems__, picks.ids.tolist())
+            yield from together() if picks.places is None else call_at_place(picks.seed, int(picks.places[0]), together)
+
+    def made_one_by_one(self, picks: PickedSamples) -> Iterator[Any]:
+        """Yield the samples of a batch without ``__getitems__``, see ``picked``."""
+        make: Callable[[Any], Any] | None = self._transform
+        made_of: Iterable[Any] = ()
+        if is_overridden(self, "__getitem__", "get_item"):
+            # As an attribute, so that an instance's own is found.
+            make, made_of = self.__getitem__, picks.ids.tolist()
+        else:
+            made_of = self._shards.in_turn(picks.ids)
+        if make is None:
+            yield from made_of
+        elif picks.places is None:
+            yield from map(make, made_of)
+        else:
+            for place, given in zip(picks.places.tolist(), made_of, strict=True):
+                yield call_at_place(picks.seed, place, make, given)
+
+
+class _MadeSamples:
+    """What ``index_tree`` reads from, where user code makes the samples."""
+
+    def __init__(self, dataset: SampleAccess) -> None:
+        self._dataset = dataset
+
+    def sample(self, sample_id: int) -> Any:
+        return self._dataset.get_item(sample_id)
+
+    def samples(self, sample_ids: _Integers) -> list[Any]:
+        # Not by `__getitems__`, which may be what asks.
+        return list(self._dataset.made_one_by_one(PickedSamples(sample_ids)))
+
+
+#: Before anybody patches them.
+_OWN = {name: vars(SampleAccess)[name] for name in ("__getitem__", "get_item", "__getitems__")}
+
+
+def is_overridden(dataset: SampleAccess, *names: str) -> bool:
+    """Return whether a subclass, the instance or a patch overrides one of these methods of ``SampleAccess``."""
+    return any(getattr(getattr(dataset, name, None), "__func__", None) is not _OWN[name] for name in names)

@@ -1,0 +1,100 @@
+import pytest
+import torch
+from own_datasets import Endless, Iterated
+from streaming_examples import numbers, write
+from torch.utils.data import ChainDataset, DataLoader, IterableDataset
+
+from fkat_data.streaming import StreamingDataLoader, StreamingDataset
+
+pytestmark = [pytest.mark.usefixtures("processes"), pytest.mark.filterwarnings("ignore:This DataLoader will create")]
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    path = write(tmp_path_factory.mktemp("data") / "numbers", 97)
+    return {"local": path, "batch_size": 4, "shuffle": True, "shuffle_algo": "block"}
+
+
+@pytest.fixture(scope="module")
+def epochs(options):
+    loader = StreamingDataLoader(StreamingDataset(**options))
+    return [numbers(loader) for _ in range(9)]
+
+
+def seeded(loader):
+    torch.manual_seed(42)
+    return iter(loader)
+
+
+WAYS = [
+    ("fork", 1, False),
+    ("fork", 2, True),
+    ("fork", 3, False),
+    ("fork", 4, True),
+]
+
+
+@pytest.mark.parametrize(("method", "num_workers", "is_persistent"), WAYS, ids=str)
+def test_each_iteration_is_the_next_epoch(options, epochs, method, num_workers, is_persistent):
+    dataset = StreamingDataset(**options)
+    given = {"multiprocessing_context": method, "num_workers": num_workers, "persistent_workers": is_persistent}
+    loader = DataLoader(dataset, batch_size=4, **given)
+    assert numbers(seeded(loader)) == epochs[0]
+    for batch in seeded(loader):
+        assert batch["number"].tolist() == epochs[1][0]
+        break
+    # Two loaders in turn, both alive.
+    other = DataLoader(dataset, batch_size=4, **given)
+    pairs = list(zip(seeded(loader), seeded(other), strict=True))
+    found = [numbers(batches) for batches in zip(*pairs, strict=True)]
+    assert sorted(found) == sorted(epochs[2:4])
+    state = dataset.state_dict(8, from_beginning=False)
+    assert (state["epoch"], dataset.next_epoch) == (3, 4)
+    dataset.load_state_dict({**state, "epoch": 1})
+    assert numbers(seeded(loader)) == epochs[1][2:]
+    assert numbers(seeded(other)) == epochs[2]
+    del loader, other
+
+
+def test_spawned_iterators_take_epochs_in_the_order_in_which_they_are_made(options, epochs):
+    dataset = StreamingDataset(**options)
+    spawned = {"batch_size": 4, "num_workers": 1, "multiprocessing_context": "spawn"}
+    first, second = (seeded(DataLoader(dataset, **spawned)) for _ in range(2))
+    assert dataset.next_epoch == 2
+    # As the second may have begun to read before the first.
+    assert [numbers(second), numbers(first)] == [epochs[1], epochs[0]]
+
+
+class Wrapper(IterableDataset):
+    """A user's own dataset around ours."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __iter__(self):
+        for sample in self.dataset:
+            yield {"number": sample["number"]}
+
+
+def test_datasets_around_it_count_alike(options, epochs):
+    forked = {"batch_size": 4, "num_workers": 2, "multiprocessing_context": "fork"}
+    loader = DataLoader(Wrapper(StreamingDataset(**options)), **forked)
+    assert [numbers(seeded(loader)) for _ in range(2)] == epochs[:2]
+    dataset = StreamingDataset(**options | {"epoch_size": 80})
+    one = numbers(StreamingDataLoader(StreamingDataset(**options | {"epoch_size": 80})))
+    twice = numbers(DataLoader(ChainDataset([dataset, dataset]), **forked))
+    assert twice[:20] == one
+    assert len(twice) == 40
+    own = Iterated(**options)
+    assert numbers(DataLoader(own, **forked)) == [[number + 1000 for number in batch] for batch in epochs[0]]
+    assert own.next_epoch == 1
+    endless = iter(DataLoader(Endless(**options | {"epoch_size": 80}), **forked))
+    found = [next(endless)["number"].tolist() for _ in range(60)]
+    assert [[number - 1000 for number in batch] for batch in found[:20]] == one
+    assert len(set(map(tuple, found))) == 60
+
+
+def test_a_torch_worker_can_be_told_apart(caplog, options):
+    # If torch changes what this library reads of it, the warning says so.
+    numbers(DataLoader(StreamingDataset(**options), batch_size=4, num_workers=1, multiprocessing_context="fork"))
+    assert "unknown kind" not in caplog.text
