@@ -117,7 +117,8 @@ class SharedResumePoint:
             if point is None:
                 if round_index and self._joined(trainer, iteration.key, round_index - 1) is None:
                     raise StaleIteratorError(f"more than {_NUM_ITERATIONS} other iterations have begun since")
-                if is_order_needed and 0 < iteration.first_process < trainer["first_process"]:
+                is_first = round_index == 0
+                if is_order_needed and is_first and 0 < iteration.first_process < trainer["first_process"]:
                     raise StaleIteratorError(
                         "a later iterator of a DataLoader has begun its epoch before this one, so that ranks may read "
                         "different epochs: give each DataLoader a StreamingDataset of its own"

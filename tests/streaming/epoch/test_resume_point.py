@@ -90,6 +90,10 @@ def test_what_is_forgotten_or_overtaken_is_refused_where_it_matters():
     assert Worker(shared, 3, number=30).begin().epoch == 2
     with pytest.raises(StaleIteratorError, match="StreamingDataset of its own"):
         Worker(shared, 4, number=30).begin(is_order_needed=True)
+    kept = Worker(shared, 6, number=50)
+    kept.begin(is_order_needed=True)
+    Worker(shared, 7, number=60).begin(is_order_needed=True)
+    assert kept.begin(is_order_needed=True).epoch == 5
     quick = Worker(shared, 5)
     for _ in range(600):
         quick.begin()
