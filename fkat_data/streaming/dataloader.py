@@ -189,7 +189,7 @@ class StreamingDataLoader(DataLoader[Any]):
             self._iteration += 1
             self.num_samples_yielded = 0
             self._after = dataset.next_point()
-            return self._iterated(dataset, self._iteration)
+            return self._iterated(dataset, self._iteration, self._after)
         point = dataset.begin_epoch()
         batches = dataset.rank_batches(point)
         self._iteration += 1
@@ -210,11 +210,14 @@ class StreamingDataLoader(DataLoader[Any]):
             self._sample_in_epoch = batches.sample_in_epoch_after(index)
             yield batch
 
-    def _iterated(self, dataset: StreamingDataset, iteration: int) -> Iterator[Any]:
+    def _iterated(self, dataset: StreamingDataset, iteration: int, start: ResumePoint) -> Iterator[Any]:
         collate = _collate_of_samples(self._collate)
-        made: Iterable[Any] = IteratedBatches(dataset, collate, cast("int", self.batch_size), drop_last=self.drop_last)
+        batch_size = cast("int", self.batch_size)
+        made: Any = IteratedBatches(dataset, collate, batch_size, drop_last=self.drop_last)
         if self.num_workers or self.pin_memory:
-            made = self._workers = self._workers or self._torch_loader(made)
+            if self._workers is None:
+                self._workers = self._torch_loader(made)
+            made = self._workers
         last: BatchEnd | None = None
         for batch in made:
             if isinstance(batch, FailedBatch):
@@ -222,6 +225,8 @@ class StreamingDataLoader(DataLoader[Any]):
             if self._iteration != iteration:
                 raise StaleIteratorError("a later iter(), or a loaded state, has replaced this one")
             end: BatchEnd | None = batch.end
+            if last is None and end is not None and self._is_in_step:
+                _check_beginning(end, start)
             if self._is_in_step and end is not None and end.follows(last):
                 last, self._after = end, end.after
             else:
@@ -371,6 +376,15 @@ def _cut(wanted: Iterable[_Group], first: int, most: int) -> Iterator[_Group]:
 
 def _ids_of(part: _Group) -> npt.NDArray[np.int64]:
     return np.concatenate([picks.ids for picks in part[1]])
+
+
+def _check_beginning(end: BatchEnd, start: ResumePoint) -> None:
+    began = end.beginning
+    if (began.epoch, began.sample_in_epoch) != (start.epoch, start.sample_in_epoch):
+        raise StaleIteratorError(
+            f"another iterator of the dataset has begun at sample {start.sample_in_epoch} of epoch {start.epoch}, which "
+            f"this one was to read; it would read on from sample {began.sample_in_epoch} of epoch {began.epoch}"
+        )
 
 
 def _unchanged(batch: Any) -> Any:

@@ -17,12 +17,14 @@ class BatchEnd(NamedTuple):
     Attributes:
         ordinal: The batch's number among those that this rank reads.
         is_short: Whether the batch is the short one at the end of an epoch.
+        beginning: Where the iteration began.
         after: Where an iteration that follows the batch resumes.
         num_parts: Workers that share the rank's batches.
     """
 
     ordinal: int
     is_short: bool
+    beginning: ResumePoint
     after: ResumePoint
     num_parts: int
 
@@ -70,7 +72,7 @@ class HandedOut:
             return None
         _, ordinal, index = self._ends[0]
         after = replace(batches.point, sample_in_epoch=batches.sample_in_epoch_after(index))
-        return BatchEnd(ordinal, batches.is_short(index), after, self._num_parts)
+        return BatchEnd(ordinal, batches.is_short(index), batches.point, after, self._num_parts)
 
     def close(self) -> None:
         """Release the plan of the epoch, which may be large."""

@@ -77,3 +77,27 @@ def test_an_older_iterator_says_that_it_is_replaced(options):
         next(older)
     assert next(newer)
     assert not hasattr(loader, "num_microbatches")
+
+
+def test_an_epoch_that_another_iterator_takes_is_not_skipped_in_silence(options):
+    dataset = Iterated(**options)
+    iterator = iter(StreamingDataLoader(dataset))
+    next(iter(dataset))
+    with pytest.raises(StaleIteratorError, match="sample 0 of epoch 0"):
+        next(iterator)
+
+
+@pytest.mark.usefixtures("processes")
+def test_workers_that_stay_read_epoch_after_epoch(options):
+    plain = StreamingDataLoader(StreamingDataset(**options))
+    loader = StreamingDataLoader(
+        Iterated(**options), num_workers=2, persistent_workers=True, multiprocessing_context="fork"
+    )
+    for _ in range(2):
+        assert numbers(loader) == [[number + 1000 for number in batch] for batch in numbers(plain)]
+        assert loader.state_dict() == plain.state_dict()
+    state = {**loader.state_dict(), "epoch": 0, "sample_in_epoch": 40}
+    for one in (plain, loader):
+        one.load_state_dict(state)
+    assert numbers(loader) == [[number + 1000 for number in batch] for batch in numbers(plain)]
+    del loader
