@@ -30,6 +30,7 @@ from fkat_data.samplers.listing import FsShardSampler
 from fkat_data.samplers.shuffled import ShuffledShardSampler
 from fkat_data.seeding import ItemGenerators, item_generators
 from fkat_data.types import RandomAccess, Shard
+from fkat_data.worker.early_template import fork_template
 
 __all__ = [
     "CacheFullError",
@@ -58,5 +59,6 @@ __all__ = [
     "WorkerDiedError",
     "WorkerError",
     "WorkerStalledError",
+    "fork_template",
     "item_generators",
 ]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 
 import cloudpickle
 
-__all__ = ["dump_shipment", "is_definition", "is_importable", "reduce_definition"]
+__all__ = ["dump_shipment", "forget_definitions", "is_definition", "is_importable", "reduce_definition"]
 
 _Cache = type(functools.lru_cache(lambda: None))
 _Property: Any = functools.cached_property
@@ -58,6 +58,12 @@ class _KeyedDefinitions:
     def renew(self) -> None:
         """In a forked child: give other keys than the parent does."""
         self._process = os.urandom(8)
+
+    def forget(self) -> None:
+        """Forget all definitions: they are the parent's of this process."""
+        self._by_key.clear()
+        self._by_identity.clear()
+        self._incomplete.clear()
 
     def known(self, definition: Any) -> _Known | None:
         """Return what is known of a definition; None if it has no key."""
@@ -116,6 +122,11 @@ os.register_at_fork(after_in_child=_registry.renew)
 def is_definition(value: Any) -> bool:
     """Return whether the value is a class, a function, or a function with a cache of ``functools``."""
     return isinstance(value, _DEFINITIONS)
+
+
+def forget_definitions() -> None:
+    """In a fork of the trainer that is to fork workers: let a worker get every definition from the trainer again."""
+    _registry.forget()
 
 
 def dump_shipment(value: Any) -> tuple[bytes, list[Any]]:

@@ -23,12 +23,14 @@ class WorkerRequest(NamedTuple):
         stack_signal: The signal that makes it write its stacks.
         surroundings: The trainer's.
         program: What a new interpreter runs where the template cannot fork.
+        variables: Environment variables that differ from those at the template's start; None: removed since.
     """
 
     worker_index: int
     stack_signal: int
     surroundings: Surroundings
     program: str
+    variables: dict[str, str | None]
 
 
 class WorkerDescriptors(NamedTuple):

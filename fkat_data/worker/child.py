@@ -15,7 +15,7 @@ from typing import Protocol, cast
 from fkat_data.worker import lifeline
 from fkat_data.worker.inheritance import new_interpreter
 
-__all__ = ["Child", "SpawnedChild", "has_stdout", "popen_interpreter"]
+__all__ = ["Child", "SpawnedChild", "Waitable", "has_stdout", "popen_interpreter", "raised"]
 
 _HIGHEST_STANDARD = 2
 
@@ -76,6 +76,24 @@ class Child(Protocol):
         ...
 
 
+class Waitable(Protocol):
+    """A process that this one has started, as ``subprocess.Popen`` shows it."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        ...
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, negative for a signal; None until ``wait`` has returned."""
+        ...
+
+    def wait(self) -> int:
+        """Wait for its end, and return its exit code."""
+        ...
+
+
 class SpawnedChild:
     """A process that this one has started itself.
 
@@ -83,7 +101,7 @@ class SpawnedChild:
         process: The process, leader of a process group.
     """
 
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, process: Waitable) -> None:
         self._process = process
         self.pid = process.pid
         """The process id."""
@@ -171,8 +189,8 @@ def popen_interpreter(
         OSError: No process could be started.
     """
     with contextlib.ExitStack() as stack:
-        passed = [_raised(descriptor, stack) for descriptor in descriptors]
-        path = None if folder is None else f"/proc/self/fd/{_raised(folder, stack)}"
+        passed = [raised(descriptor, stack) for descriptor in descriptors]
+        path = None if folder is None else f"/proc/self/fd/{raised(folder, stack)}"
         flags, environment, restored = new_interpreter()
         # A process inherits the signals that its parent's thread blocks: none reaches it before it handles them.
         blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, lifeline.DEAF_TO)
@@ -192,10 +210,14 @@ def popen_interpreter(
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
 
 
-def _raised(descriptor: int, stack: contextlib.ExitStack) -> int:
+def raised(descriptor: int, stack: contextlib.ExitStack) -> int:
     """Return the descriptor, or a copy of one that lies where the child has its standard streams.
 
     A process that was started without a stdin gives its number to the next file.
+
+    Args:
+        descriptor: The descriptor; it stays the caller's.
+        stack: Closes the copy.
     """
     if descriptor > _HIGHEST_STANDARD:
         return descriptor

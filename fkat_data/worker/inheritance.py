@@ -12,7 +12,16 @@ import sys
 from pathlib import Path
 from typing import NamedTuple, cast
 
-__all__ = ["Surroundings", "heritage", "import_paths", "interpreter_flags", "new_interpreter"]
+__all__ = [
+    "Heritage",
+    "Surroundings",
+    "heritage",
+    "import_paths",
+    "interpreter_flags",
+    "is_fork",
+    "new_interpreter",
+    "own_hash_seed",
+]
 
 _LIMITS = tuple(sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}))
 _SEED = "PYTHONHASHSEED"
@@ -86,29 +95,42 @@ def new_interpreter() -> tuple[list[str], dict[str, str], dict[str, str | None]]
     return flags, environment, {name: os.environ.get(name) for name in changed}
 
 
-def _own_hash_seed() -> str:
-    """Return the seed of ``hash()`` that this process was started with; 0 if it is random.
+def own_hash_seed() -> str | None:
+    """Return the seed of ``hash()`` that this process was started with; None if it is random.
 
     No other process can take over a random one: Python draws more bits than the variable holds.
     """
-    if not sys.flags.hash_randomization or sys.flags.ignore_environment:
+    if not sys.flags.hash_randomization:
         return "0"
+    if sys.flags.ignore_environment:
+        return None
     # What the variable says now may have been set since.
     for variable in _text("/proc/self/environ").split("\0"):
         name, _, value = variable.partition("=")
-        if name == _SEED and value.isdigit():
+        if name == _SEED and value.isdigit() and int(value):  # -R makes of 0 a random one
             return value
-    return "0"
+    return None
 
 
-def heritage() -> tuple[object, ...]:
-    """Return what a process takes over at its start and cannot be given later.
+class Heritage(NamedTuple):
+    """What a process takes over at its start and cannot be given later.
 
     All environment variables are part of it: which of them a library reads while it is imported is not known.
+
+    Attributes:
+        environment: The environment variables.
+        rest: All else.
     """
+
+    environment: dict[str, str]
+    rest: tuple[object, ...]
+
+
+def heritage() -> Heritage:
+    """Return what a process that is started now takes over from this one."""
     files = [_text(path) for path in _KEPT_FILES]
     identity = (os.getresuid(), os.getresgid(), tuple(os.getgroups()), os.getsid(0), os.sched_getscheduler(0))
-    return (sys.executable, tuple(interpreter_flags()), tuple(sorted(os.environ.items())), *identity, *files)
+    return Heritage(dict(os.environ), (sys.executable, tuple(interpreter_flags()), *identity, *files))
 
 
 def import_paths() -> list[str]:
@@ -135,4 +157,11 @@ def _text(path: str) -> str:
         return ""
 
 
-_hash_seed = _own_hash_seed()
+def is_fork() -> bool:
+    """Return whether this process was forked by one that had imported the package."""
+    return bool(_forks)
+
+
+_forks: list[int] = []
+os.register_at_fork(after_in_child=lambda: _forks.append(os.getpid()))
+_hash_seed = own_hash_seed() or "0"

@@ -19,7 +19,7 @@ __all__ = ["WorkerMonitor"]
 
 _CHUNK_BYTES = 1 << 16
 _LAST_BYTES = 1 << 14
-_LAST_LINES = 20
+_LAST_LINES = 40  # a stack of a worker that was forked from the trainer has frames of its script
 _STDERR = 2
 
 

@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
 import numpy as np
@@ -30,9 +30,10 @@ from fkat_data.worker.birth import BIRTH, DEATH, IS_BORN, IS_DEAD, MOST_DESCRIPT
 from fkat_data.worker.child import popen_interpreter
 from fkat_data.worker.lifeline import bind
 
-__all__ = ["leave", "run"]
+__all__ = ["end_process", "leave", "run"]
 
 _REQUEST_BYTES = 1 << 18
+_ending = {"exit_code": 0}
 
 
 def run(control: socket.socket, lifeline: int) -> tuple[mmap.mmap, int, int, int]:
@@ -57,19 +58,25 @@ def run(control: socket.socket, lifeline: int) -> tuple[mmap.mmap, int, int, int
     return _become_worker(request, descriptors)
 
 
-def leave() -> NoReturn:
+def leave(exit_code: int = 0) -> NoReturn:
     """End this worker as multiprocessing's end: by its exit hooks, but without taking apart what was imported.
 
     That would write to every object, and so copy the pages that it shares with the template.
     """
+    _ending["exit_code"] = exit_code
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - what an interpreter's end does first
         atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - and next
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or without a reader
-                stream.flush()
-        os._exit(0)
+        end_process()
+
+
+def end_process() -> NoReturn:
+    """End this process without running further exit hooks; flush its streams."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or without a reader
+            stream.flush()
+    os._exit(_ending["exit_code"])
 
 
 class _BornWorker:
@@ -155,6 +162,7 @@ class _Template:
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
+        self._environment = dict(os.environ)
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
         self._by_pidfd: dict[int, _BornWorker] = {}
@@ -204,9 +212,11 @@ class _Template:
                 if pid == 0:
                     birth.close()
                     self._leave()
+                    _change_environment(self._environment, request.variables)
                     return True
                 self._add(_BornWorker(pid, birth, None), descriptors.birth)
             else:
+                _change_environment(self._environment, request.variables)
                 process = _execute(request, descriptors)
                 self._add(_BornWorker(process.pid, birth, process), descriptors.birth)
         except OSError as error:
@@ -252,6 +262,14 @@ def _become_worker(request: WorkerRequest, descriptors: WorkerDescriptors) -> tu
     settings = mmap.mmap(descriptors.settings, 0, access=mmap.ACCESS_READ)
     _close((descriptors.settings, descriptors.stderr, descriptors.folder, stdout))
     return settings, request.worker_index, descriptors.channel, descriptors.page
+
+
+def _change_environment(before: Mapping[str, str], variables: Mapping[str, str | None]) -> None:
+    """Set the environment to one of before with some variables changed; None: removed."""
+    wanted = {name: value for name, value in {**before, **variables}.items() if value is not None}
+    for name in os.environ.keys() - wanted.keys():
+        del os.environ[name]
+    os.environ.update(wanted)
 
 
 def _execute(request: WorkerRequest, descriptors: WorkerDescriptors) -> "subprocess.Popen[bytes]":

@@ -1,7 +1,8 @@
 """The trainer's side of the template process: started with the first loader that needs it, ended with the last.
 
 All loaders of a process that are open at the same time share one template, as long as a new one would be no different
-(see ``fkat_data.worker.inheritance``).
+(see ``fkat_data.worker.inheritance``). A template that the program has forked from itself is there before the first
+loader and ends with the trainer.
 """
 
 import contextlib
@@ -9,23 +10,37 @@ import io
 import logging
 import os
 import pickle
+import select
 import socket
 import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
-from fkat_data.worker.child import SpawnedChild, popen_interpreter
-from fkat_data.worker.inheritance import heritage, import_paths
+from fkat_data.errors import FkatDataError
+from fkat_data.worker.child import SpawnedChild, Waitable, popen_interpreter
+from fkat_data.worker.inheritance import Heritage, heritage, import_paths
 from fkat_data.worker.monitor import WorkerMonitor
 
-__all__ = ["START_METHODS", "StartMethod", "TemplateLease", "TemplateProcess", "template_lease"]
+__all__ = [
+    "READY",
+    "START_METHODS",
+    "StartMethod",
+    "TemplateLease",
+    "TemplateProcess",
+    "add_forked_template",
+    "has_templates",
+    "template_lease",
+]
 
 StartMethod: TypeAlias = Literal["template", "spawn"]
 START_METHODS: tuple[str, ...] = ("template", "spawn")
 """How a worker process is started."""
+
+READY = b"\0"
+"""What a template that was forked from the trainer sends when it can fork workers."""
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +72,7 @@ leave()
 _GRACE_S = 1.0
 _KILL_GRACE_S = 5.0
 _MOST_FAILURES = 2
+_LONGEST_FORK_S = 30.0
 
 
 class TemplateProcess:
@@ -64,13 +80,16 @@ class TemplateProcess:
 
     Args:
         origin: What it takes over from this process, see ``heritage``.
+        fork: Forks it from this process: a function of its end of the control socket, its lifeline and its stderr.
+            None: it is spawned.
 
     Raises:
         OSError: It cannot be started.
     """
 
-    def __init__(self, origin: tuple[object, ...]) -> None:
+    def __init__(self, origin: Heritage, fork: Callable[[int, int, int], Waitable] | None = None) -> None:
         self._origin = origin
+        self._is_forked = fork is not None
         # Weakly: a call that is interrupted may drop a user without a word.
         self._users: list[weakref.ref[object]] = []
         self._has_started_one = self._is_unfit = False
@@ -80,8 +99,8 @@ class TemplateProcess:
         # Objects: they close once, however often an interrupted call is repeated, and when nothing holds them.
         self._lifeline, self._stderr = io.FileIO(lifeline_end, "w"), io.FileIO(stderr_end)
         try:
-            descriptors = (theirs.fileno(), lifeline_descriptor)
-            self._child = SpawnedChild(popen_interpreter(_PROGRAM, descriptors, (), stderr))
+            start = _spawn if fork is None else fork
+            self._child = SpawnedChild(start(theirs.fileno(), lifeline_descriptor, stderr))
         except BaseException:
             self._control.close()
             self._lifeline.close()
@@ -92,8 +111,9 @@ class TemplateProcess:
             os.close(lifeline_descriptor)
             os.close(stderr)
         try:
-            with contextlib.suppress(OSError):  # it has ended already: the first request finds that out
-                self._control.send(pickle.dumps(import_paths()))
+            if fork is None:
+                with contextlib.suppress(OSError):  # it has ended already: the first request finds that out
+                    self._control.send(pickle.dumps(import_paths()))
             self._monitor = WorkerMonitor(self._child, self._stderr)
             self._monitor.start()
         except BaseException:
@@ -119,17 +139,54 @@ class TemplateProcess:
         return self._has_started_one
 
     @property
+    def is_forked(self) -> bool:
+        """Whether it was forked from this process."""
+        return self._is_forked
+
+    @property
     def is_used(self) -> bool:
-        """Whether a loader uses it."""
-        return any(user() is not None for user in self._users)
+        """Whether a loader uses it, or may ask for it later."""
+        return any(user() is not None for user in self._users) or (self._is_forked and not self.is_dead())
 
     def is_dead(self) -> bool:
         """Return whether it has ended."""
         return self._child.is_dead()
 
-    def is_usable(self, origin: tuple[object, ...]) -> bool:
-        """Return whether its workers would be those of a new template."""
-        return self._origin == origin and not self.is_dead()
+    def is_usable(self, origin: Heritage) -> bool:
+        """Return whether its workers would be those of a new template.
+
+        What was imported before a fork of this process has read its environment variables here, too: the worker gets
+        those of now.
+        """
+        is_alike = self._origin.rest == origin.rest if self._is_forked else self._origin == origin
+        return is_alike and not self.is_dead()
+
+    def changed_variables(self) -> dict[str, str | None]:
+        """Return the environment variables that differ from those that it has; None: removed."""
+        before, now = self._origin.environment, os.environ
+        return {name: now.get(name) for name in {*before, *now} if before.get(name) != now.get(name)}
+
+    def wait_until_ready(self) -> None:
+        """Wait until a template that was forked can fork workers, at most 30 s.
+
+        Raises:
+            FkatDataError: It has ended, or does not answer.
+        """
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        has_answered = bool(poll.poll(1000 * _LONGEST_FORK_S))
+        if has_answered and self._control.recv(len(READY)):
+            return
+        if not has_answered:
+            raise FkatDataError(
+                f"the template process that fork_template() forked did not answer within {_LONGEST_FORK_S:.0f} s; "
+                "leave the call out, and a template is spawned with the first loader"
+            )
+        self.join(_GRACE_S)
+        raise FkatDataError(
+            f"the template process that fork_template() forked ended with exit code {self.exit_code}; leave the call "
+            f"out, and a template is spawned with the first loader. Its last output on stderr:\n{self.last_words}"
+        )
 
     def request(self, message: bytes, descriptors: Sequence[int]) -> None:
         """Ask for a worker, without waiting for it.
@@ -249,14 +306,13 @@ class _Registry:
             for template in unused:
                 template.end()
 
-    def find(self, origin: tuple[object, ...]) -> TemplateProcess | None:
+    def find(self, origin: Heritage) -> TemplateProcess | None:
         """Return a template, which may be a new one; None if none can be had."""
         for template in list(self.templates):
             if template.is_usable(origin):
                 return template
-            if template.is_dead():
-                self.templates.remove(template)
-                self._num_failures = 0 if template.has_started_one else self._num_failures + 1
+            if template.is_dead() or template.is_forked:
+                self._remove(template)
         if self._num_failures >= _MOST_FAILURES:
             self.close(f"{self._num_failures} template processes ended before they had started a worker")
             return None
@@ -276,12 +332,23 @@ class _Registry:
         unused = [template for template in {*left, *self.templates} if not template.is_used]
         for template in unused:
             if template in self.templates:
-                self.templates.remove(template)
-                if template.has_started_one:
-                    self._num_failures = 0
-                elif template.is_dead():
-                    self._num_failures += 1
+                self._remove(template)
         return unused
+
+    def _remove(self, template: TemplateProcess) -> None:
+        self.templates.remove(template)
+        if template.has_started_one:
+            self._num_failures = 0
+        elif template.is_dead():
+            self._num_failures += 1
+        if template.is_forked:
+            logger.warning(
+                "the template process that fork_template() forked %s: the next worker comes from a new one, which "
+                "imports torch again and takes its memory",
+                f"has ended (exit code {template.exit_code})"
+                if template.is_dead()
+                else "is of another session, user, scheduling policy or control group than this process now",
+            )
 
     def close(self, reason: str) -> None:
         """Use no templates from now on."""
@@ -291,6 +358,34 @@ class _Registry:
 
 
 _registry = _Registry()
+
+
+def _spawn(control: int, lifeline: int, stderr: int) -> Waitable:
+    return popen_interpreter(_PROGRAM, (control, lifeline), (), stderr)
+
+
+def has_templates() -> bool:
+    """Return whether this process has a template process."""
+    return bool(_registry.templates)
+
+
+def add_forked_template(fork: Callable[[int, int, int], Waitable]) -> None:
+    """Fork a template from this process, for every loader to come.
+
+    Args:
+        fork: As ``TemplateProcess`` takes it.
+
+    Raises:
+        FkatDataError: It has ended at once.
+        OSError: It cannot be started.
+    """
+    template = TemplateProcess(heritage(), fork)
+    try:
+        template.wait_until_ready()
+        _registry.templates.append(template)
+    except BaseException:
+        template.end()
+        raise
 
 
 def template_lease(start_method: str | None) -> TemplateLease | None:

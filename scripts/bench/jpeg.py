@@ -2,7 +2,8 @@
 
 The clock of the cold epoch starts before the loader is made, when all libraries are imported; the warm epoch is the next
 one. The first batch is measured again, with items that wait 5 ms more and more workers. CPU seconds and memory (PSS) are
-of all processes together.
+of all processes together. PSS divides a library's pages by all processes of the machine that map them: the column
+without neighbours counts them in full, once.
 """
 
 import tempfile
@@ -10,7 +11,7 @@ import time
 from typing import Any, NamedTuple
 
 import measure
-from batchers import BATCHER_PEERS, BATCHERS, imported
+from batchers import BATCHER_PEERS, BATCHERS, BATCHERS_FORKED_EARLY, imported
 from items import BATCH_SIZE, Source, make_jpegs
 from measure import Result, Settings, Table, medians
 from process_tree import ProcessTree
@@ -42,7 +43,9 @@ class _Row(NamedTuple):
 _TARGETS = {"cold_per_s": "550", "cold_cpu_s": "2.9", "peak_mb": "300", "first_s": "1.5"}
 _ROWS = (
     _Row("ours, {} workers ({})", "ours", 4, 8, _TARGETS),
+    _Row("ours, {} workers ({}), template forked at the start", "ours, forked early", 4, 8, _TARGETS),
     _Row("ours, 1 worker with {} threads ({})", "ours, threads", 4, 16, {}),
+    _Row("the same, template forked at the start", "ours, threads, forked early", 4, 16, {}),
     _Row("torch, spawn: {} ({})", "torch, spawn", 4, 8, {}),
     _Row("torch, fork: {} ({})", "torch", 4, 8, {}),
     _Row("a bare pool of {} threads ({})", "pool of threads", 4, 16, {}),
@@ -71,12 +74,14 @@ def trial(contestant: str, case: str, workers: int, count: int, folder: str) -> 
                     f"{name}_cpu_s": 1000 * (now_cpu_s - begun_cpu_s) / count,
                 }
                 begun_cpu_s, begun_s = now_cpu_s, now_s
-            return measured | {"peak_mb": tree.peak_mb()}
+            return measured | {"peak_mb": tree.peak_mb(), "peak_alone_mb": tree.peak_alone_mb()}
 
 
 def run(settings: Settings) -> Result:
     count = settings.count(_COUNT, at_least=2 * BATCH_SIZE)
     names = [row.contestant for row in _ROWS if settings.peers or row.contestant not in BATCHER_PEERS]
+    if settings.is_together:
+        names = [name for name in names if name not in BATCHERS_FORKED_EARLY]
     wanted = settings.wanted_contestants(names)
     rows = {row.contestant: row for row in _ROWS if row.contestant in wanted}
     if settings.workers:
@@ -99,6 +104,7 @@ def run(settings: Settings) -> Result:
         "CPU s/1,000, cold",
         "warm",
         "peak MB (PSS)",
+        "without neighbours",
         "first batch, +5 ms an item, s",
     ]
     table = Table(
@@ -117,6 +123,7 @@ def _cells(row: _Row, found: dict[str, list[dict[str, Any]]]) -> list[str]:
         "cold_cpu_s": f"{epochs('cold_cpu_s'):.2f}",
         "warm_cpu_s": f"{epochs('warm_cpu_s'):.2f}",
         "peak_mb": f"{epochs('peak_mb'):,.0f}",
+        "peak_alone_mb": f"{epochs('peak_alone_mb'):,.0f}",
         "first_s": f"{first('first_s'):.2f}",
     }
     name = row.name.format(row.workers, row.more)

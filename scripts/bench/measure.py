@@ -214,7 +214,12 @@ def _apart(python: str, module: str, arguments: dict[str, Any]) -> dict[str, Any
     command = [python, str(_FOLDER / "trial.py"), module, json.dumps(arguments)]
     with tempfile.TemporaryFile("w+") as complaints:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=complaints, text=True, start_new_session=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONHASHSEED": "0"},  # which a template that is forked from the trainer needs
         )
         alarm = threading.Timer(_TIMEOUT_S, _kill, (process.pid,))
         alarm.start()

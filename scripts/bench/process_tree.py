@@ -18,7 +18,7 @@ class ProcessTree:
     """Looks at the memory of all processes at short intervals, in a thread whose own CPU seconds do not count."""
 
     def __init__(self) -> None:
-        self._peak_bytes = 0
+        self._peak_bytes = self._peak_alone_bytes = 0
         self._own_cpu_s = 0.0
         self._is_over = threading.Event()
         self._lock = threading.Lock()
@@ -45,6 +45,14 @@ class ProcessTree:
         self._look()
         return self._peak_bytes / 1e6
 
+    def peak_alone_mb(self) -> float:
+        """Return what the peak would be if no other process mapped the same libraries, in 10^6 bytes.
+
+        Anonymous and shared memory are the tree's own. Of pages of files, those of the process that has most count once.
+        """
+        self._look()
+        return self._peak_alone_bytes / 1e6
+
     def _watch(self) -> None:
         pause_s = 0.0
         while not self._is_over.wait(pause_s):
@@ -55,8 +63,11 @@ class ProcessTree:
 
     def _look(self) -> None:
         with self._lock:
-            total = sum(_pss_bytes(pid) for pid in ("self", *_descendants()))
+            pids = ("self", *_descendants())
+            found = [_bytes_of(pid) for pid in pids]
+            total, own = (sum(sizes) for sizes in zip(*((pss, own) for pss, own, _ in found), strict=True))
             self._peak_bytes = max(self._peak_bytes, total)
+            self._peak_alone_bytes = max(self._peak_alone_bytes, own + max(files for _, _, files in found))
 
 
 def _descendants() -> list[str]:
@@ -76,9 +87,13 @@ def _cpu_s(pid: str) -> float:
     return sum(map(int, fields[11:15])) / _TICKS_PER_S
 
 
-def _pss_bytes(pid: str) -> int:
-    lines = "".join(_texts(pid, "smaps_rollup")).splitlines()
-    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+def _bytes_of(pid: str) -> tuple[int, int, int]:
+    """Return a process's PSS, the part of it that is no file's, and the pages of files that it maps."""
+    lines = "".join([*_texts(pid, "smaps_rollup"), *_texts(pid, "status")]).splitlines()
+    sizes = {
+        name: 1024 * int(size.split()[0]) for name, _, size in (line.partition(":") for line in lines) if "kB" in size
+    }
+    return sizes.get("Pss", 0), sizes.get("Pss_Anon", 0) + sizes.get("Pss_Shmem", 0), sizes.get("RssFile", 0)
 
 
 def _texts(pid: str, pattern: str) -> list[str]:

@@ -1,6 +1,25 @@
-"""A forked worker has what a spawned one has: its trainer's surroundings, and no descriptor but its own."""
+"""A forked worker has what a spawned one has: its trainer's surroundings, and no descriptor but its own.
+
+Whether its template was spawned or forked from the trainer.
+"""
 
 import json
+
+import pytest
+
+FORK = """
+import fkat_data
+fkat_data.fork_template()
+"""
+
+
+@pytest.fixture(params=["spawned template", "forked template"])
+def run_both(request, run_script, monkeypatch):
+    if request.param == "spawned template":
+        return run_script
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    return lambda program: run_script(FORK + program)
+
 
 PROGRAM = """
 import json, os, resource, signal, sys
@@ -74,8 +93,8 @@ with ShardedDataLoader(0, ["a"], Facts()) as first:
 """
 
 
-def test_a_forked_worker_has_what_a_spawned_one_has(run_script):
-    done = run_script(PROGRAM)
+def test_a_forked_worker_has_what_a_spawned_one_has(run_both):
+    done = run_both(PROGRAM)
     assert done.stdout == "hello\n"
     forked, spawned = json.loads(done.stderr.splitlines()[-1])  # below what torch says about two CPUs
     for fact, value in spawned.items():
@@ -117,8 +136,8 @@ with ShardedDataLoader(0, ["other"], lambda shard: [0]) as kept:
 """
 
 
-def test_how_a_forked_worker_ended_is_told(run_script):
-    assert run_script(SIGNALS).stdout == "7 True\n-11 True\n-9 True\n"
+def test_how_a_forked_worker_ended_is_told(run_both):
+    assert run_both(SIGNALS).stdout == "7 True\n-11 True\n-9 True\n"
 
 
 LEAVING = """
@@ -139,8 +158,8 @@ with ShardedDataLoader(0, ["a", "b"], factory) as loader:
 """
 
 
-def test_a_forked_worker_ends_with_its_threads_and_exit_hooks(run_script):
-    printed = run_script(LEAVING).stdout
+def test_a_forked_worker_ends_with_its_threads_and_exit_hooks(run_both):
+    printed = run_both(LEAVING).stdout
     for by in ("by a buffer", "by a thread", "by a finaliser", "by an exit hook"):
         assert by in printed
 
@@ -151,8 +170,10 @@ import psutil
 import torch
 from fkat_data import ShardedDataLoader
 
+kept = psutil.Process().children()
+
 def living():
-    return [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in psutil.Process().children() if child not in kept and child.status() != psutil.STATUS_ZOMBIE]
 
 for delay_s in (0.0005, 0.002, 0.008):
     timer = threading.Timer(delay_s, lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -175,5 +196,5 @@ with ShardedDataLoader(0, ["a"], lambda shard: [0]) as loader:
 """
 
 
-def test_ctrl_c_in_the_start_leaves_no_process_and_later_loaders_start(run_script):
-    assert run_script(INTERRUPTED).stdout == "[0]\n"
+def test_ctrl_c_in_the_start_leaves_no_process_and_later_loaders_start(run_both):
+    assert run_both(INTERRUPTED).stdout == "[0]\n"
