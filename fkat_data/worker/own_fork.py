@@ -57,9 +57,9 @@ def fork(body: Callable[[Sequence[int], AbstractSet[int]], object], descriptors:
             os.setpgid(0, 0)
             null = os.open(os.devnull, os.O_RDWR)
             os.dup2(passed.pop(), 2)
-            os.dup2(null, 0)
-            if not has_stdout():
-                os.dup2(null, 1)
+            for number in (0,) if has_stdout() else (0, 1):
+                os.dup2(null, number)
+                os.set_inheritable(number, True)
             body(passed, blocked)
 
         forked = _fork(begin)
@@ -75,9 +75,10 @@ def stop_idle_threads() -> None:
 
 def _fork(body: Callable[[AbstractSet[int]], object]) -> OwnFork:
     owner, pid = os.getpid(), 0
-    # No handler of the program's may run in the fork: it could raise, and unwind the program there.
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
+        # No handler of the program's may run in the fork: it could raise, and unwind the program there.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         pid = os.fork()
         if pid == 0:
             body(blocked)

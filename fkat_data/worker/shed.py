@@ -105,9 +105,9 @@ def _renew_streams() -> None:
     _kept.extend((sys.stdin, sys.stdout, sys.stderr, sys.__stdin__))
     stdin = open(0, closefd=False)  # noqa: SIM115 - a descriptor; it stays open
     stdout, stderr = sys.__stdout__, sys.__stderr__
-    if stdout is None:
+    if stdout is None or stdout.closed:
         stdout = open(1, "w", closefd=False)  # noqa: SIM115 - as above
-    if stderr is None:
+    if stderr is None or stderr.closed:
         stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115 - as above
     _set(sys, stdin=stdin, stdout=stdout, stderr=stderr, __stdin__=stdin, __stdout__=stdout, __stderr__=stderr)
     faulthandler.enable()

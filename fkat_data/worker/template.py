@@ -269,7 +269,9 @@ def _change_environment(before: Mapping[str, str], variables: Mapping[str, str |
     wanted = {name: value for name, value in {**before, **variables}.items() if value is not None}
     for name in os.environ.keys() - wanted.keys():
         del os.environ[name]
-    os.environ.update(wanted)
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 def _execute(request: WorkerRequest, descriptors: WorkerDescriptors) -> "subprocess.Popen[bytes]":

@@ -139,6 +139,11 @@ class TemplateProcess:
         return self._has_started_one
 
     @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"the template process {self.pid}" + (" that fork_template() forked" if self._is_forked else "")
+
+    @property
     def is_forked(self) -> bool:
         """Whether it was forked from this process."""
         return self._is_forked
@@ -179,13 +184,13 @@ class TemplateProcess:
             return
         if not has_answered:
             raise FkatDataError(
-                f"the template process that fork_template() forked did not answer within {_LONGEST_FORK_S:.0f} s; "
+                f"{self.name} did not answer within {_LONGEST_FORK_S:.0f} s; "
                 "leave the call out, and a template is spawned with the first loader"
             )
         self.join(_GRACE_S)
         raise FkatDataError(
-            f"the template process that fork_template() forked ended with exit code {self.exit_code}; leave the call "
-            f"out, and a template is spawned with the first loader. Its last output on stderr:\n{self.last_words}"
+            f"{self.name} ended with exit code {self.exit_code}; leave the call out, and a template is spawned with the "
+            f"first loader. Its last output on stderr:\n{self.last_words}"
         )
 
     def request(self, message: bytes, descriptors: Sequence[int]) -> None:
@@ -291,6 +296,7 @@ class _Registry:
         self.released: deque[TemplateLease] = deque()
         """Leases that have ended; the templates that only they used are to be ended."""
         self._num_failures = 0
+        self._has_warned = False
 
     def settle(self) -> None:
         """End the templates that no loader uses any more.
@@ -311,8 +317,15 @@ class _Registry:
         for template in list(self.templates):
             if template.is_usable(origin):
                 return template
-            if template.is_dead() or template.is_forked:
+            if template.is_dead():
                 self._remove(template)
+            elif template.is_forked and not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "%s is not used: session, user, scheduling policy or control group of this process have changed "
+                    "since. The next worker comes from a new template, which imports torch again",
+                    template.name,
+                )
         if self._num_failures >= _MOST_FAILURES:
             self.close(f"{self._num_failures} template processes ended before they had started a worker")
             return None
@@ -343,11 +356,9 @@ class _Registry:
             self._num_failures += 1
         if template.is_forked:
             logger.warning(
-                "the template process that fork_template() forked %s: the next worker comes from a new one, which "
-                "imports torch again and takes its memory",
-                f"has ended (exit code {template.exit_code})"
-                if template.is_dead()
-                else "is of another session, user, scheduling policy or control group than this process now",
+                "%s has ended (exit code %s). The next worker comes from a new template, which imports torch again",
+                template.name,
+                template.exit_code,
             )
 
     def close(self, reason: str) -> None:

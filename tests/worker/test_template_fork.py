@@ -260,6 +260,10 @@ again += load()
 assert len({parent for parent, _, _ in first + again}) == 1
 template = first[0][0]
 assert open(f"/proc/{template}/status").read().split("PPid:")[1].split()[0] == str(os.getpid())
+os.setsid()
+with fkat_data.ShardedDataLoader(0, ["a"], factory) as one, fkat_data.ShardedDataLoader(0, ["a"], factory) as other:
+    elsewhere = [*one, *other]
+assert template not in {parent for parent, _, _ in elsewhere}
 os.kill(template, signal.SIGKILL)
 while "zombie" in open(f"/proc/{template}/status").read() if os.path.exists(f"/proc/{template}") else False:
     time.sleep(0.01)
@@ -272,7 +276,8 @@ assert all(torch.equal(one[2], other[2]) for one, other in zip(first, after[:3])
 
 def test_a_template_that_is_killed_is_replaced_by_a_spawned_one_with_one_line(run_seeded):
     said = run_seeded(KILLED).stderr
-    assert said.count("the template process that fork_template() forked has ended (exit code -9)") == 1
+    assert said.count("that fork_template() forked has ended (exit code -9)") == 1
+    assert said.count("that fork_template() forked is not used: session") == 1
 
 
 SAME_BITS = """
