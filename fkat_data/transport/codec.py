@@ -3,10 +3,14 @@
 ``encode`` pickles with protocol 5. Dense CPU tensors and contiguous arrays become *parts*, memory to be copied
 once into a segment; everything else that pickles stays in the envelope. ``decode`` builds views of the memory that
 the parts were written to. Both are functions of values: no process, pipe or segment is known here.
+
+A flat container of dense tensors is not pickled: its envelope is its *form*, which both sides look up. Most shards
+repeat one form for every microbatch.
 """
 
 import ctypes
 import io
+import math
 import pickle
 import struct
 import weakref
@@ -42,6 +46,14 @@ ALIGNMENT = 64
 _QUANTISED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 _DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)} - _QUANTISED, key=str)
 _DTYPE_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+# Those that numpy has: an array becomes a tensor in half of the time.
+_ARRAY_DTYPES = {
+    getattr(torch, name): np.dtype(name)
+    for name in (
+        *("bool", "uint8", "int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+}
 
 # Replaces a tensor's memory in the stream; protocol 5 requires an object that exports a writable buffer.
 _PLACEHOLDER = bytearray(1)
@@ -69,7 +81,7 @@ class Encoded(NamedTuple):
     Attributes:
         envelope: The pickle stream without the parts.
         parts: The parts, in the order in which the stream asks for them.
-        layout: What ``decode`` has to know about the parts: 8 bytes each.
+        layout: What ``decode`` has to know about the parts, 8 bytes each; nothing where a form says it.
         size_bytes: Size of all parts together, each aligned.
     """
 
@@ -92,12 +104,10 @@ def encode(microbatch: Any, *, is_staying: bool = False) -> Encoded:
         Exception: Whatever the pickling of the microbatch raises.
     """
     flat = _flat(microbatch)
-    if flat is not None:
+    if flat is not None and not _parts_overlap(flat[1]):
         signature, parts = flat
-        form = _forms.get(signature)
-        if form is not None and not _parts_overlap(parts):
-            envelope, layout, size_bytes = form
-            return Encoded(envelope, parts, layout, size_bytes)
+        envelope, size_bytes = _forms.get(signature) or _remember_form(signature, parts)
+        return _tuple(Encoded, (envelope, parts, b"", size_bytes))
     stream = io.BytesIO()
     pickler = _Pickler(stream, is_staying=is_staying)
     pickler.dump(microbatch)
@@ -110,13 +120,7 @@ def encode(microbatch: Any, *, is_staying: bool = False) -> Encoded:
     layout = struct.pack(
         f"<{len(parts)}q", *(part.size_bytes if part.is_tensor else -1 - part.size_bytes for part in parts)
     )
-    encoded = Encoded(stream.getvalue(), parts, layout, copied_size([part.size_bytes for part in parts]))
-    # One part a tensor: a container that holds a tensor twice has another envelope than its signature says.
-    if flat is not None and not is_sharing and len(parts) == len(flat[1]):
-        if len(_forms) >= _MOST_FORMS:
-            _forms.clear()
-        _forms[flat[0]] = (encoded.envelope, encoded.layout, encoded.size_bytes)
-    return encoded
+    return Encoded(stream.getvalue(), parts, layout, copied_size([part.size_bytes for part in parts]))
 
 
 def copied(microbatch: Any) -> tuple[Any, int]:
@@ -144,7 +148,7 @@ def _copy(microbatch: Any) -> tuple[Any, int]:
     encoded = encode(microbatch, is_staying=True)
     memory: Any = torch.empty(encoded.size_bytes, dtype=torch.uint8, device="cpu").numpy()
     write(encoded.parts, memoryview(memory), memory.ctypes.data, 0)
-    sizes = struct.unpack(f"<{len(encoded.parts)}q", encoded.layout)
+    sizes = struct.unpack(f"<{len(encoded.layout) // 8}q", encoded.layout)
     return decode(encoded.envelope, sizes, memory, 0), encoded.size_bytes
 
 
@@ -207,21 +211,13 @@ def decode(envelope: bytes | memoryview, sizes: tuple[int, ...], base: Any, offs
 
     Args:
         envelope: What ``encode`` gave.
-        sizes: The parts' sizes as ``layout`` packed them: negative for a part that is no tensor.
+        sizes: The parts' sizes as ``layout`` packed them: negative for a part that is no tensor. None for a form.
         base: Exports the memory that the parts were written to; every view keeps it alive.
         offset: Where in it the first part lies.
 
     Raises:
         Exception: Whatever the unpickling raises.
     """
-    buffers: list[Any] = []
-    for size in sizes:
-        if size < 0:
-            size = -1 - size  # noqa: PLW2901 - the sign says what it is
-            buffers.append(memoryview(base)[offset : offset + size])
-        else:
-            buffers.append((base, offset))
-        offset += (size + ALIGNMENT - 1) & -ALIGNMENT
     # What has_modes() asks: a call less for each microbatch.
     if (
         num_function_modes()
@@ -231,7 +227,33 @@ def decode(envelope: bytes | memoryview, sizes: tuple[int, ...], base: Any, offs
         or is_any_autocast_enabled()
     ):
         with without_modes():
-            return pickle.loads(envelope, buffers=buffers)
+            return _decode(envelope, sizes, base, offset)
+    return _decode(envelope, sizes, base, offset)
+
+
+def _decode(envelope: bytes | memoryview, sizes: tuple[int, ...], base: Any, offset: int) -> Any:
+    if envelope[0] == _FORM:
+        envelope = bytes(envelope)
+        kind, names, leaves = _plans.get(envelope) or _remember_plan(envelope)
+        tensors = [
+            torch.from_numpy(np.ndarray(shape, array_dtype, base, offset + start))
+            if array_dtype is not None
+            else torch.frombuffer(base, dtype=dtype, count=numel, offset=offset + start).view(shape)
+            for start, shape, numel, dtype, array_dtype in leaves
+        ]
+        if kind is list:
+            return tensors
+        if kind is dict:
+            return dict(zip(names, tensors, strict=True))
+        return tuple(tensors) if kind is tuple else tensors[0]
+    buffers: list[Any] = []
+    for size in sizes:
+        if size < 0:
+            size = -1 - size  # noqa: PLW2901 - the sign says what it is
+            buffers.append(memoryview(base)[offset : offset + size])
+        else:
+            buffers.append((base, offset))
+        offset += (size + ALIGNMENT - 1) & -ALIGNMENT
     return pickle.loads(envelope, buffers=buffers)
 
 
@@ -247,10 +269,42 @@ def loads(data: bytes | memoryview) -> Any:
     return pickle.loads(data)
 
 
-# The envelope of a flat container of dense tensors follows from their names, dtypes and shapes. Most shards repeat
-# those for every microbatch: pickling once saves two thirds of the time.
-_forms: dict[Any, tuple[bytes, bytes, int]] = {}
+# The names, dtypes and shapes of a flat container of dense tensors are all that there is to it beside its memory. A form
+# is pickled once for all microbatches that have it, behind a byte that no stream of pickle begins with.
+_FORM = 0
+_KINDS: tuple[Any, ...] = (torch.Tensor, tuple, list, dict)
 _MOST_FORMS = 4096
+
+_Plan: TypeAlias = "tuple[Any, Any, list[tuple[int, tuple[int, ...], int, torch.dtype, np.dtype[Any] | None]]]"
+_forms: dict[Any, tuple[bytes, int]] = {}
+_plans: dict[bytes, _Plan] = {}
+# A NamedTuple's own function is one of Python's, and takes twice as long.
+_tuple = tuple.__new__
+
+
+def _remember_form(signature: Any, parts: list[MemoryPart]) -> tuple[bytes, int]:
+    kind, names, forms = signature
+    leaves = tuple((_DTYPE_CODES[dtype], tuple(shape)) for dtype, shape in forms)
+    envelope = bytes([_FORM]) + pickle.dumps((_KINDS.index(kind), names, leaves), protocol=5)
+    if len(_forms) >= _MOST_FORMS:
+        _forms.clear()
+    form = _forms[signature] = envelope, copied_size([part.size_bytes for part in parts])
+    return form
+
+
+def _remember_plan(envelope: bytes) -> _Plan:
+    kind, names, forms = pickle.loads(envelope[1:])
+    start = 0
+    leaves: list[Any] = []
+    for code, shape in forms:
+        dtype = _DTYPES[code]
+        numel = math.prod(shape)
+        leaves.append((start, shape, numel, dtype, _ARRAY_DTYPES.get(dtype)))
+        start += _aligned(numel * dtype.itemsize)
+    if len(_plans) >= _MOST_FORMS:
+        _plans.clear()
+    plan = _plans[envelope] = _KINDS[kind], names, leaves
+    return plan
 
 
 def _flat(microbatch: Any) -> tuple[Any, list[MemoryPart]] | None:
@@ -282,7 +336,7 @@ def _flat(microbatch: Any) -> tuple[Any, list[MemoryPart]] | None:
         if not size_bytes:
             return None
         forms.append((tensor.dtype, tensor.shape))
-        parts.append(MemoryPart(size_bytes, True, tensor.data_ptr(), tensor))
+        parts.append(_tuple(MemoryPart, (size_bytes, True, tensor.data_ptr(), tensor)))
     return (kind, names, tuple(forms)), parts
 
 

@@ -315,7 +315,7 @@ class Server:
             is_last,
             segment_index,
             in_segment,
-            len(encoded.parts),
+            len(encoded.layout) // 8,
             len(envelope),
             size_bytes,
             digest,
