@@ -55,7 +55,8 @@ class Cursor:
     def advance(self, *, is_last_in_shard: bool, is_last_shard: bool) -> Position:
         """Return the position after the next microbatch, which ``hand_over`` makes the caller's."""
         epoch, shard, microbatch, step = self.position
-        position = Position(epoch, shard, microbatch + 1, step + 1)
+        # half of what the class itself takes, whose function is one of Python's
+        position = tuple.__new__(Position, (epoch, shard, microbatch + 1, step + 1))
         self._next = position.after_shard(is_last_shard=is_last_shard) if is_last_in_shard else position
         return self._next
 

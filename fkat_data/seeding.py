@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ _OPENING = 2**64 - 1
 _BATCH_ORDER = 2**63
 _NUMBER = struct.Struct("<Q")
 # What random.seed does with an integer, without its checks.
-_python: Any = random.random.__self__
+_python = random.random.__self__
 _seed_python = super(random.Random, _python).seed
 
 
@@ -95,7 +95,7 @@ def seed_global_generators(seed: int) -> None:
         seed: From 0 to 2**64 - 1.
     """
     _seed_python(seed)
-    _python.gauss_next = None
+    vars(_python)["gauss_next"] = None
     np.random.seed(seed & 0xFFFFFFFF)
     torch.default_generator.manual_seed(seed)
 

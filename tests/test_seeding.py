@@ -78,6 +78,16 @@ def test_seeding_sets_all_three_generators(seed):
     assert draws() == first
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2**32, 2**64 - 1])
+def test_seeding_python_the_cheap_way_is_random_seed(seed):
+    random.seed(7)
+    random.gauss()  # keeps a second value for later: part of its state
+    seed_global_generators(seed)
+    cheap = random.getstate()
+    random.seed(seed)
+    assert cheap == random.getstate()
+
+
 def test_seeding_torch_the_cheap_way_is_torch_manual_seed():
     seed_global_generators(12345)
     cheap = torch.rand(3)

@@ -235,7 +235,8 @@ class Prefetcher:
             if self._window is not None and self._delivered >= self._learn_at:
                 self._learn(self._window, item)
             self._allow(self._delivered + self._num_microbatch_prefetches)
-        return Arrival(item.microbatch, bool(is_last), is_last_shard, item.size_bytes, item.digest)
+        # half of what the class itself takes, whose function is one of Python's
+        return tuple.__new__(Arrival, (item.microbatch, bool(is_last), is_last_shard, item.size_bytes, item.digest))
 
     def _end_shard(self, num_microbatches: int) -> bool:
         """Go on to the next shard; return whether the one that ended is the epoch's last."""
@@ -331,20 +332,19 @@ class Prefetcher:
     def _receive(self, *, block: bool) -> Item | End | Failure | Raised | None:
         """Return the current task's next message, and keep it as the last that has arrived."""
         task = self._tasks[0]
-        group = self._group_of(task)
         num_expected = self._delivered + len(self._arrived)
-        if block:
+        if block and num_expected >= self._allowance:
             # The worker must make what the trainer waits for, even beyond the bound.
             self._allow(num_expected + 1)
         try:
             message = cast("Message | None", self._front.receive(timeout_s=0))
             if isinstance(message, MemoryShortage):
                 self._record_shortage(message)
-                message = self._wait(group, task, num_expected, block=block)
+                message = self._wait(self._group_of(task), task, num_expected, block=block)
             elif message is None or message.ticket < task.ticket:
                 if block and self._window is not None:
                     self._look_further(self._window)
-                message = self._wait(group, task, num_expected, block=block)
+                message = self._wait(self._group_of(task), task, num_expected, block=block)
         except (WorkerGone, WorkerStalledError) as error:
             lost = error
         else:
@@ -352,6 +352,7 @@ class Prefetcher:
                 self._shortage = None
                 self._arrived.append(message)
             return message
+        group = self._group_of(task)
         self._lose(group, task, num_expected, lost)
         self._front = group.front
         return self._receive(block=block)

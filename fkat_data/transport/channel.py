@@ -83,16 +83,12 @@ class Channel:
         self._poll.register(sock, select.POLLIN)
         self._outgoing: RingWriter | None = None
         self._incoming: RingReader | None = None
+        self.board: AllowanceBoard | None = None
+        """Allowances in memory that both sides share; None without a ring."""
         # Where the next message is written to, or read from.
         self._is_in_ring = False
         # Beside a ring that is read, the socket carries its end alone, which a wait sees: it is not read for each message.
         self._is_socket_read = True
-
-    @property
-    def board(self) -> AllowanceBoard | None:
-        """Allowances in memory that both sides share; None without a ring."""
-        ring = self._outgoing or self._incoming
-        return ring.board if ring is not None else None
 
     def fileno(self) -> int:
         """Return the socket's descriptor."""
@@ -111,8 +107,12 @@ class Channel:
             OSError: The kernel has no memory for it, and had none for 30 s. Nothing of it was sent.
             TornFrameError: A part of it, or of an earlier message, was sent and the rest was not.
         """
-        if self._outgoing is not None and self._send_in_ring(self._outgoing, kind, body, descriptor):
-            return
+        ring = self._outgoing
+        if ring is not None:
+            if self._is_in_ring and descriptor is None and ring.write(kind, body):
+                return
+            if self._send_in_ring(ring, kind, body, descriptor):
+                return
         frame = _HEADER.pack(len(body), kind) + body
         self._send_frame(frame, [] if descriptor is None else [descriptor])
 
@@ -137,7 +137,7 @@ class Channel:
                 raise
         finally:
             os.close(memory)
-        self._outgoing = outgoing
+        self._outgoing, self.board = outgoing, outgoing.board
         self._is_in_ring = True
 
     def post(self, kind: int, body: bytes) -> None:
@@ -399,6 +399,7 @@ class Channel:
                 self._incoming = RingReader(memory, bell)
             finally:
                 os.close(memory)
+            self.board = self._incoming.board
             self._poll.register(bell, select.POLLIN)
         self._is_in_ring = True
         self._is_socket_read = False

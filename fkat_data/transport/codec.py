@@ -107,7 +107,8 @@ def encode(microbatch: Any, *, is_staying: bool = False) -> Encoded:
     if flat is not None and not _parts_overlap(flat[1]):
         signature, parts = flat
         envelope, size_bytes = _forms.get(signature) or _remember_form(signature, parts)
-        return _tuple(Encoded, (envelope, parts, b"", size_bytes))
+        # half of what the class itself takes, whose function is one of Python's
+        return tuple.__new__(Encoded, (envelope, parts, b"", size_bytes))
     stream = io.BytesIO()
     pickler = _Pickler(stream, is_staying=is_staying)
     pickler.dump(microbatch)
@@ -278,8 +279,6 @@ _MOST_FORMS = 4096
 _Plan: TypeAlias = "tuple[Any, Any, list[tuple[int, tuple[int, ...], int, torch.dtype, np.dtype[Any] | None]]]"
 _forms: dict[Any, tuple[bytes, int]] = {}
 _plans: dict[bytes, _Plan] = {}
-# A NamedTuple's own function is one of Python's, and takes twice as long.
-_tuple = tuple.__new__
 
 
 def _remember_form(signature: Any, parts: list[MemoryPart]) -> tuple[bytes, int]:
@@ -293,7 +292,7 @@ def _remember_form(signature: Any, parts: list[MemoryPart]) -> tuple[bytes, int]
 
 
 def _remember_plan(envelope: bytes) -> _Plan:
-    kind, names, forms = pickle.loads(envelope[1:])
+    kind, names, forms = cast("tuple[int, Any, list[tuple[int, tuple[int, ...]]]]", pickle.loads(envelope[1:]))
     start = 0
     leaves: list[Any] = []
     for code, shape in forms:
@@ -336,7 +335,8 @@ def _flat(microbatch: Any) -> tuple[Any, list[MemoryPart]] | None:
         if not size_bytes:
             return None
         forms.append((tensor.dtype, tensor.shape))
-        parts.append(_tuple(MemoryPart, (size_bytes, True, tensor.data_ptr(), tensor)))
+        # half of what the class itself takes, whose function is one of Python's
+        parts.append(tuple.__new__(MemoryPart, (size_bytes, True, tensor.data_ptr(), tensor)))
     return (kind, names, tuple(forms)), parts
 
 

@@ -44,7 +44,8 @@ def draw_batches(sampler: Iterable[Any], streams: ShardStreams) -> Iterator[Inde
     try:
         for indices in _draw(sampler, streams):
             if kept:
-                yield IndexBatch(index - 1, kept.pop(), is_last=False)
+                # half of what the class itself takes, whose function is one of Python's
+                yield tuple.__new__(IndexBatch, (index - 1, kept.pop(), False))
             kept.append(indices)
             index += 1
     except Exception as error:

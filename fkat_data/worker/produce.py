@@ -161,7 +161,8 @@ class OpenShard:
             made = cast("IndexedProduction", self._production).make(index)
         except StopIteration as error:
             raise WorkerError("the dataset raised StopIteration, which would end the shard early") from error
-        return None if made is None else Produced(index, *made)
+        # half of what the class itself takes, whose function is one of Python's
+        return None if made is None else tuple.__new__(Produced, (index, *made))
 
     def _check(self, index: int, produced: Produced | None) -> None:
         task = self._task

@@ -253,7 +253,8 @@ class Server:
             self._producer.mark("")
 
     def _hear_at_times(self, task: Task) -> None:
-        self._check_wanted(task)
+        if task.ticket < self._cancelled_below:
+            raise _CancelledError
         # Receiving costs a system call: a fast producer does it every few microbatches, a slow one for each.
         self._num_unheard += 1
         if self._num_unheard >= _MOST_UNHEARD or time.monotonic() - self._heard_s > _LONGEST_UNHEARD_S:

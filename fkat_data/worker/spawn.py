@@ -358,8 +358,8 @@ class ProcessWorker:
         ticket, index, is_last, segment, in_segment, num_parts, envelope_bytes, size_bytes, digest = ITEM.unpack_from(
             body
         )
-        sizes: tuple[int, ...] = struct.unpack_from(f"<{num_parts}q", body, ITEM.size)
-        start = ITEM.size + 8 * num_parts
+        sizes: tuple[int, ...] = struct.unpack_from(f"<{num_parts}q", body, _ITEM_BYTES) if num_parts else ()
+        start = _ITEM_BYTES + 8 * num_parts
         base: Any
         if segment == NO_SEGMENT:
             envelope = body[start : start + envelope_bytes]
@@ -390,7 +390,10 @@ class ProcessWorker:
                 if type(again) is type(error):
                     return _unbuilt(ticket, index, reportable(error, f"rebuilding microbatch {index}"))
             raise
-        return Item(ticket, index, None if is_last < 0 else bool(is_last), microbatch, size_bytes, digest)
+        # half of what the class itself takes, whose function is one of Python's
+        return tuple.__new__(
+            Item, (ticket, index, None if is_last < 0 else bool(is_last), microbatch, size_bytes, digest)
+        )
 
 
 def _unbuilt(ticket: int, index: int, error: BaseException) -> Failure:
@@ -403,7 +406,7 @@ def _failure(body: bytes) -> Failure:
     return Failure(ticket, unpack_failure(body[FAILURE.size :]), index)
 
 
-_ITEM_KIND = int(Kind.ITEM)
+_ITEM_KIND, _ITEM_BYTES = int(Kind.ITEM), ITEM.size
 _READERS: dict[int, Callable[[bytes], Message | MadeAlone]] = {
     Kind.END: lambda body: End(*END.unpack(body)),
     Kind.FAILURE: _failure,
