@@ -325,6 +325,7 @@ class SegmentLeases:
     def lease(self, index: int) -> Bytes:
         """Return a segment's memory; the segment is released when the last view of what is returned dies."""
         segment = self._segments[index]
+        # Of the memoryview: an array of an array's array refers to the first one, and the lease would end at once.
         exporter = np.frombuffer(segment.view, dtype=np.uint8)
         lease = Lease(exporter, self._ended.append)
         lease.segment_index = index

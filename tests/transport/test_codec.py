@@ -549,3 +549,23 @@ def test_all_of_them_come_from_a_real_worker_as_they_are():
             assert torch.equal(microbatch["special"]["quantised"].int_repr(), special["quantised"].int_repr())
             for name, array in arrays().items():
                 assert microbatch["others"][name].dtype == array.dtype
+
+
+SHAPES = [(24,), (2, 3, 4), (1, 24, 1)]
+DTYPES = [
+    getattr(torch, name) for name in ("bool", "int64", "uint16", "bfloat16", "float32", "complex64", "float8_e5m2")
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_flat_microbatch_of_any_dtype_arrives_in_memory_of_its_own(dtype):
+    given = [torch.arange(24, dtype=torch.uint8).repeat(dtype.itemsize).view(dtype).view(shape) for shape in SHAPES]
+    for container in (list, tuple, lambda tensors: dict(zip("abc", tensors, strict=True))):
+        for _ in range(2):  # the form is new, and known
+            arrived = travel(container(given))
+            assert type(arrived) is type(container(given))
+            tensors = arrived.values() if isinstance(arrived, dict) else arrived
+            for ours, theirs in zip(tensors, given, strict=True):
+                assert (ours.dtype, ours.shape, ours.stride()) == (dtype, theirs.shape, theirs.stride())
+                assert ours.untyped_storage().nbytes() == theirs.nbytes
+                assert torch.equal(ours.reshape(-1).view(torch.uint8), theirs.reshape(-1).view(torch.uint8))
