@@ -22,7 +22,7 @@ import torch
 from fkat_data.interruption import is_interruption
 from fkat_data.modes import is_any_autocast_enabled, num_dispatch_modes, num_function_modes, without_modes
 from fkat_data.transport.definitions import is_definition, is_importable, reduce_definition
-from fkat_data.transport.overlap import Extent, overlapping, shared_spans
+from fkat_data.transport.overlap import Extent, extent_of, overlapping, shared_spans, span
 
 __all__ = [
     "ALIGNMENT",
@@ -107,7 +107,7 @@ def encode(microbatch: Any, *, is_staying: bool = False) -> Encoded:
     if flat is not None and not _parts_overlap(flat[1]):
         signature, parts = flat
         envelope, size_bytes = _forms.get(signature) or _remember_form(signature, parts)
-        # half of what the class itself takes, whose function is one of Python's
+        # tuple.__new__: half of what the class itself takes, whose function is one of Python's
         return tuple.__new__(Encoded, (envelope, parts, b"", size_bytes))
     stream = io.BytesIO()
     pickler = _Pickler(stream, is_staying=is_staying)
@@ -242,11 +242,9 @@ def _decode(envelope: bytes | memoryview, sizes: tuple[int, ...], base: Any, off
             else torch.frombuffer(base, dtype=dtype, count=numel, offset=offset + start).view(shape)
             for start, shape, numel, dtype, array_dtype in leaves
         ]
-        if kind is list:
-            return tensors
         if kind is dict:
             return dict(zip(names, tensors, strict=True))
-        return tuple(tensors) if kind is tuple else tensors[0]
+        return tensors if kind is list else tuple(tensors) if kind is tuple else tensors[0]
     buffers: list[Any] = []
     for size in sizes:
         if size < 0:
@@ -335,7 +333,6 @@ def _flat(microbatch: Any) -> tuple[Any, list[MemoryPart]] | None:
         if not size_bytes:
             return None
         forms.append((tensor.dtype, tensor.shape))
-        # half of what the class itself takes, whose function is one of Python's
         parts.append(tuple.__new__(MemoryPart, (size_bytes, True, tensor.data_ptr(), tensor)))
     return (kind, names, tuple(forms)), parts
 
@@ -408,10 +405,10 @@ class _Pickler(_InBandPickler):
     def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
         if not _has_plain_memory(tensor):
             return NotImplemented
-        self.extents.append(_extent_of(tensor))
+        self.extents.append(extent_of(tensor))
         tensor, strides = _dense(tensor)
         shape = tuple(tensor.shape)
-        numel = _span(shape, strides) if strides else tensor.numel()
+        numel = span(shape, strides) if strides else tensor.numel()
         code = _DTYPE_CODES[tensor.dtype]
         if numel == 0:
             return _rebuild_empty, (code, shape)
@@ -472,22 +469,9 @@ def _dense(tensor: torch.Tensor) -> tuple[torch.Tensor, _Strides]:
         return tensor, None
     strides = tensor.stride()
     # A permuted or an expanded tensor spans no more memory than its elements: it keeps its strides.
-    if _span(tuple(tensor.shape), strides) <= tensor.numel():
+    if span(tuple(tensor.shape), strides) <= tensor.numel():
         return tensor, strides
     return tensor.contiguous(), None
-
-
-def _span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Return the number of elements from the first to the last, both included."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-
-
-def _extent_of(tensor: torch.Tensor) -> Extent:
-    address = tensor.data_ptr() if tensor.numel() else 0
-    size_bytes = _span(tuple(tensor.shape), tensor.stride()) * tensor.itemsize
-    return Extent(address, address + size_bytes, min(size_bytes, tensor.nbytes), tensor)
 
 
 def _rebuild(
@@ -510,5 +494,5 @@ def _rebuild_view(
     memory: torch.Tensor, code: int, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> torch.Tensor:
     dtype = _DTYPES[code]
-    numel = _span(shape, strides)
+    numel = span(shape, strides)
     return memory[offset : offset + numel * dtype.itemsize].view(dtype).as_strided(shape, strides)

@@ -9,7 +9,8 @@ _LONGEST_NAP_S = 150e-6
 # What the kernel adds to a sleep.
 _SLACK_S = 55e-6
 _SHORTEST_SLEEP_S = 5e-6
-_WAITS_WITHOUT_NAPS = 256
+# Without naps after one at whose end the writer waited: fewer where that is rare, as beside busy processes.
+_FEWEST_WAITS, _MOST_WAITS = 16, 256
 
 
 class Naps:
@@ -19,6 +20,8 @@ class Naps:
         self._began_s = 0.0
         self._num_read = 0
         self._without_naps = 0
+        self._num_waits = _FEWEST_WAITS
+        self._is_napping = False
 
     def duration_s(self, now_s: float, num_read: int) -> float:
         """Return how long to sleep before asking for a wake-up; 0: not at all.
@@ -32,10 +35,15 @@ class Naps:
         if self._without_naps:
             self._without_naps -= 1
             return 0.0
+        if self._is_napping:
+            self._num_waits = max(_FEWEST_WAITS, self._num_waits // 2)
+        self._is_napping = False
         if passed_s >= _BRISK_S * num_new:
             return 0.0
+        self._is_napping = True
         return max(_SHORTEST_SLEEP_S, min(_LONGEST_NAP_S, _NUM_PER_NAP * passed_s / num_new) - _SLACK_S)
 
     def overslept(self) -> None:
         """Take no naps for some time: the writer waited for the reader at the end of one."""
-        self._without_naps = _WAITS_WITHOUT_NAPS
+        self._without_naps, self._is_napping = self._num_waits, False
+        self._num_waits = min(2 * self._num_waits, _MOST_WAITS)

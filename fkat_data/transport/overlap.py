@@ -4,7 +4,9 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-__all__ = ["Extent", "overlapping", "shared_spans"]
+import torch
+
+__all__ = ["Extent", "extent_of", "overlapping", "shared_spans", "span"]
 
 # The largest element, complex128: a span that begins at a multiple of it holds every element at a multiple of its size.
 _ELEMENT_BYTES = 16
@@ -24,6 +26,20 @@ class Extent(NamedTuple):
     end: int
     used_bytes: int
     owner: Any
+
+
+def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Return the number of elements from the first to the last, both included."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def extent_of(tensor: torch.Tensor) -> Extent:
+    """Return the memory from the first byte of a tensor to its last."""
+    address = tensor.data_ptr() if tensor.numel() else 0
+    size_bytes = span(tuple(tensor.shape), tensor.stride()) * tensor.itemsize
+    return Extent(address, address + size_bytes, min(size_bytes, tensor.nbytes), tensor)
 
 
 def overlapping(extents: Iterable[Extent]) -> bool:

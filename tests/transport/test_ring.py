@@ -238,12 +238,23 @@ def test_naps_are_taken_where_messages_come_fast_and_are_short():
             assert (0 < naps.duration_s(now_s, num_read) <= 100e-6) == is_napping
 
 
-def test_a_nap_that_kept_the_writer_waiting_is_the_last_for_some_time():
-    naps, taken = Naps(), []
-    for number in range(300):
-        taken.append(naps.duration_s(number * 20e-6, number) > 0)
-        if number == 10:
-            naps.overslept()
-    assert taken[5]
-    assert not any(taken[11:260])
-    assert taken[-1]
+def test_after_a_nap_that_kept_the_writer_waiting_come_waits_without_and_more_where_that_is_frequent():
+    naps, pauses, number = Naps(), [], 2
+    naps.duration_s(0.0, 1)
+
+    def next_nap():
+        nonlocal number
+        first = number
+        while not naps.duration_s(number * 20e-6, number):
+            number += 1
+        number += 1
+        return number - first - 1
+
+    next_nap()
+    for _ in range(7):
+        naps.overslept()
+        pauses.append(next_nap())
+    assert pauses == [16, 32, 64, 128, 256, 256, 256]
+    assert [next_nap() for _ in range(8)] == [0] * 8
+    naps.overslept()
+    assert next_nap() < 32
