@@ -551,15 +551,17 @@ def test_all_of_them_come_from_a_real_worker_as_they_are():
                 assert microbatch["others"][name].dtype == array.dtype
 
 
-SHAPES = [(24,), (2, 3, 4), (1, 24, 1)]
-DTYPES = [
+FLAT_SHAPES = [(24,), (2, 3, 4), (1, 24, 1)]
+FLAT_DTYPES = [
     getattr(torch, name) for name in ("bool", "int64", "uint16", "bfloat16", "float32", "complex64", "float8_e5m2")
 ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", FLAT_DTYPES, ids=str)
 def test_a_flat_microbatch_of_any_dtype_arrives_in_memory_of_its_own(dtype):
-    given = [torch.arange(24, dtype=torch.uint8).repeat(dtype.itemsize).view(dtype).view(shape) for shape in SHAPES]
+    given = [
+        torch.arange(24, dtype=torch.uint8).repeat(dtype.itemsize).view(dtype).view(shape) for shape in FLAT_SHAPES
+    ]
     for container in (list, tuple, lambda tensors: dict(zip("abc", tensors, strict=True))):
         for _ in range(2):  # the form is new, and known
             arrived = travel(container(given))
