@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch.utils.data import Dataset
 
 from fkat_data import arguments
-from fkat_data.errors import ConfigurationError
+from fkat_data.location import resolved
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.open_shards import OpenShards
 from fkat_data.streaming.reading.stream import Stream
@@ -48,11 +48,9 @@ class LocalDataset(SampleAccess, Dataset[Any]):
         columns: Sequence[str] | None = None,
         transform: Callable[[Any], Any] | None = None,
     ) -> None:
-        if not isinstance(local, (str, Path)) or not str(local):
-            raise ConfigurationError("local", local, "the path of a directory")
+        self.local = resolved("local", local, "the path of a directory")
         arguments.choice("arrays", arrays, ("numpy", "torch"))
         self._transform = None if transform is None else arguments.function("transform", transform)
-        self.local = str(local)
         self.split = split
         self._catalog = Catalog(
             [Stream(local=self.local, split=split, columns=columns)],

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2s
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import unquote, urlsplit
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
+from fkat_data.location import path_of, resolved
 from fkat_data.streaming.order.weights import StreamWeight
 from fkat_data.streaming.reading.file_pattern import FilePattern, split_location
 from fkat_data.streaming.store.open_store import open_store
@@ -26,8 +26,7 @@ _DEFAULTS = {
     "storage_options": None,
     "columns": None,
 }
-#: The scheme of this machine's files, which are read in place.
-_OF_THIS_MACHINE = "file"
+_LOCAL = "a directory of this machine, as a path or a file:// URL"
 
 
 class Stream:
@@ -89,8 +88,9 @@ class Stream:
             arguments.seconds("download_timeout", download_timeout)
         if keep_zip is not None:
             arguments.boolean("keep_zip", keep_zip)
-        self.remote = remote
-        self.local = local
+        # Absolute from now on, whatever directory is current later.
+        self.remote = None if remote is None else resolved("remote", remote)
+        self.local = None if local is None else resolved("local", local, _LOCAL)
         self.split = split
         self.proportion = proportion
         self.repeat = repeat
@@ -104,8 +104,8 @@ class Stream:
         # A remote that cannot be opened is an error here, before training starts.
         if remote is not None:
             open_store(remote, storage_options=storage_options, num_retries=0, timeout_s=1)
-        if local is not None and _scheme_of("local", local) is not None:
-            raise ConfigurationError("local", local, "a directory of this machine, as a path or a file:// URL")
+        if self.local is not None and path_of(self.local) is None:
+            raise ConfigurationError("local", local, _LOCAL)
 
     @property
     def weight(self) -> StreamWeight:
@@ -134,12 +134,12 @@ class Stream:
     @property
     def remote_directory(self) -> Path | None:
         """The remote as a directory of this machine, including the split; None if it is none."""
-        return _below("remote", self.remote, self.split)
+        return _below(self.remote, self.split)
 
     @property
     def local_directory(self) -> Path | None:
         """The local directory, including the split; None if none is given."""
-        return _below("local", self.local, self.split)
+        return _below(self.local, self.split)
 
     @property
     def cache_directory(self) -> Path | None:
@@ -213,20 +213,10 @@ def _check_weight(kind: str, value: object) -> None:
         raise ConfigurationError(kind, value, "a number of at least 0")
 
 
-def _scheme_of(argument: str, location: object) -> str | None:
-    """Return the scheme of a URL; None for a path, and for a URL of this machine's files."""
-    if not isinstance(location, (str, Path)) or not str(location):
-        raise ConfigurationError(argument, location, "the path or the URL of a directory")
-    scheme, separator, _ = str(location).partition("://")
-    return scheme if separator and scheme != _OF_THIS_MACHINE else None
-
-
-def _below(argument: str, location: object, split: str | None) -> Path | None:
-    if location is None or _scheme_of(argument, location) is not None:
-        return None
-    text = str(_split(location)[0])
-    directory = Path(unquote(urlsplit(text).path)) if "://" in text else Path(text)
-    return directory / split if split else directory
+def _below(location: str | None, split: str | None) -> Path | None:
+    found = _split(location)[0]
+    directory = None if found is None else path_of(found)
+    return directory / split if directory is not None and split else directory
 
 
 def _split(location: object) -> tuple[str | None, FilePattern | None]:

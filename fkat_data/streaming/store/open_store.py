@@ -4,14 +4,15 @@ import importlib
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any, cast
-from urllib.parse import unquote, urlsplit
+from typing import Any
+from urllib.parse import urlsplit
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
+from fkat_data.location import path_of, resolved
 from fkat_data.streaming.store.client import Client
 from fkat_data.streaming.store.directory_client import DirectoryClient
+from fkat_data.streaming.store.options import given_options
 from fkat_data.streaming.store.redaction import Redaction
 from fkat_data.streaming.store.store import Store
 
@@ -35,8 +36,8 @@ def open_store(
     """
     arguments.integer("num_retries", num_retries, minimum=0)
     arguments.seconds("timeout_s", timeout_s)
-    location = _location(url)
-    options = _options(storage_options)
+    location = resolved("remote", url)
+    options = given_options(storage_options)
     redaction = Redaction(location, options)
     make_client = _client_of(location, options, redaction)
     return Store(
@@ -49,39 +50,15 @@ def open_store(
     )
 
 
-def _location(url: object) -> str:
-    if not isinstance(url, (str, os.PathLike)):
-        raise ConfigurationError("remote", url, "the path or the URL of a directory")
-    location = os.fspath(cast("str | os.PathLike[str]", url))
-    if not location:
-        raise ConfigurationError("remote", location, "the path or the URL of a directory")
-    return location
-
-
-def _options(storage_options: Any) -> dict[str, Any]:
-    if storage_options is None:
-        return {}
-    if isinstance(storage_options, Mapping):
-        options = cast("Mapping[object, Any]", cast("object", storage_options))
-        texts = {key: value for key, value in options.items() if isinstance(key, str)}
-        if len(texts) == len(options):
-            return texts
-    # Its values may be secrets.
-    shown = f"<{type(cast('object', storage_options)).__name__}>"
-    raise ConfigurationError("storage_options", shown, "a dict of options of an fsspec file system, or None")
-
-
 def _client_of(location: str, options: dict[str, Any], redaction: Redaction) -> Callable[[], Client]:
-    if "://" not in location:
-        return partial(DirectoryClient, Path(location).absolute())
-    parts = urlsplit(location)
-    scheme = parts.scheme.lower()
+    directory = path_of(location)
+    if directory is not None:
+        return partial(DirectoryClient, directory)
+    scheme = urlsplit(location).scheme.lower()
     if "::" in location:
         scheme = location.partition("::")[0].partition("://")[0]
     if scheme == "file":
-        if parts.netloc not in ("", "localhost"):
-            raise ConfigurationError("remote", redaction.url(location), "a file:// URL of this machine")
-        return partial(DirectoryClient, Path(unquote(parts.path)).absolute())
+        raise ConfigurationError("remote", redaction.url(location), "a file:// URL of this machine")
     # Imported here: it takes time, and local data do not need it.
     remote = importlib.import_module("fkat_data.streaming.store.remote")
     return remote.remote_client(scheme, location, options, redaction)

@@ -31,6 +31,7 @@ class WriterSettings(TypedDict, total=False):
     max_workers: int | None
     retry: int
     exist_ok: bool
+    storage_options: Mapping[str, Any] | None
 
 
 class LinesWriter(ShardWriter):

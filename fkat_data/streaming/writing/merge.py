@@ -3,16 +3,17 @@
 import json
 import secrets
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeAlias, cast, overload
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, ShardNotFoundError
+from fkat_data.location import is_url
 from fkat_data.streaming.formats.index import INDEX_NAME, parse_index
-from fkat_data.streaming.writing.destination import local_and_remote
 from fkat_data.streaming.writing.natural_order import natural_key
-from fkat_data.streaming.writing.remote_directory import RemoteDirectory, is_remote
+from fkat_data.streaming.writing.remote_directory import RemoteDirectory
+from fkat_data.streaming.writing.sides import local_and_remote
 
 __all__ = ["IndexLocation", "merge_index"]
 
@@ -23,12 +24,30 @@ _FILE_KEYS = ("raw_data", "zip_data", "raw_meta", "zip_meta")
 
 
 @overload
-def merge_index(out: IndexLocation, /, *, keep_local: bool = True, natural_order: bool = True) -> int: ...
+def merge_index(
+    out: IndexLocation,
+    /,
+    *,
+    keep_local: bool = True,
+    natural_order: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+) -> int: ...
 @overload
 def merge_index(
-    index_urls: Sequence[IndexLocation], out: IndexLocation, /, *, keep_local: bool = True, natural_order: bool = True
+    index_urls: Sequence[IndexLocation],
+    out: IndexLocation,
+    /,
+    *,
+    keep_local: bool = True,
+    natural_order: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> int: ...
-def merge_index(*locations: Any, keep_local: bool = True, natural_order: bool = True) -> int:
+def merge_index(
+    *locations: Any,
+    keep_local: bool = True,
+    natural_order: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+) -> int:
     """Write one index for the datasets below a directory, which makes them one dataset.
 
     ``merge_index(out)`` merges every ``index.json`` in the subdirectories of ``out``, at any depth, and replaces the
@@ -43,6 +62,7 @@ def merge_index(*locations: Any, keep_local: bool = True, natural_order: bool = 
         keep_local: Whether to write the index to the local directory too, if ``out`` also has a remote one.
         natural_order: Whether ``merge_index(out)`` sorts numbers as numbers, ``2/`` before ``10/``. Otherwise it sorts
             names as text.
+        storage_options: The options of fsspec's file system for the URL.
 
     Returns:
         Number of samples in the merged dataset.
@@ -56,14 +76,14 @@ def merge_index(*locations: Any, keep_local: bool = True, natural_order: bool = 
     if not 1 <= len(locations) <= 2:
         raise ConfigurationError("locations", locations, "out, or index_urls and out")
     arguments.boolean("keep_local", keep_local)
-    out = _Root.of("out", locations[-1])
+    out = _Root.of("out", locations[-1], storage_options)
     names = out.named(locations[0]) if len(locations) == 2 else out.found(natural_order=natural_order)
     if not names:
         argument = "out" if len(locations) == 1 else "index_urls"
         raise ConfigurationError(argument, locations[0], "at least one index.json")
     shards: list[dict[str, Any]] = []
     for name in names:
-        shards += _rebased(out.read(name), f"{out.local or out.url}/{name}", PurePosixPath(name).parent)
+        shards += _rebased(out.read(name), f"{out.shown}/{name}", PurePosixPath(name).parent)
     out.write(json.dumps({"version": 2, "shards": shards}).encode(), keep_local=keep_local)
     return sum(shard["samples"] for shard in shards)
 
@@ -76,9 +96,15 @@ class _Root(NamedTuple):
     remote: RemoteDirectory | None
 
     @classmethod
-    def of(cls, argument: str, location: Any) -> "_Root":
+    def of(cls, argument: str, location: Any, storage_options: Mapping[str, Any] | None) -> "_Root":
         local, url = local_and_remote(argument, location)
-        return cls(local and _absolute(local), url, None if url is None else RemoteDirectory(url, argument))
+        remote = None if url is None else RemoteDirectory(url, argument, storage_options)
+        return cls(local and _absolute(local), url, remote)
+
+    @property
+    def shown(self) -> str:
+        """The directory without secrets, for messages."""
+        return self.local or (self.remote.shown if self.remote is not None else "")
 
     def found(self, *, natural_order: bool) -> list[str]:
         """Return the paths of all indices in subdirectories, relative to this directory."""
@@ -104,7 +130,7 @@ class _Root(NamedTuple):
             path, root_path = _absolute(side.rstrip("/").removesuffix(f"/{INDEX_NAME}")), _absolute(root)
             if path.startswith(f"{root_path}/"):
                 return f"{path[len(root_path) + 1 :]}/{INDEX_NAME}"
-        expected = f"a directory below out = {self.local or self.url!r} (a path below a path, a URL below a URL)"
+        expected = f"a directory below out = {self.shown!r} (a path below a path, a URL below a URL)"
         raise ConfigurationError(argument, item, expected)
 
     def read(self, name: str) -> bytes:
@@ -118,7 +144,7 @@ class _Root(NamedTuple):
         try:
             return self.remote.read(name)
         except FileNotFoundError as error:
-            raise ShardNotFoundError(f"{self.url}/{name}", "no such file") from error
+            raise ShardNotFoundError(f"{self.shown}/{name}", "no such file") from error
 
     def write(self, index: bytes, *, keep_local: bool) -> None:
         if self.remote is not None:
@@ -147,4 +173,4 @@ def _rebased(index: bytes, file: str, directory: PurePosixPath) -> list[dict[str
 
 
 def _absolute(location: str) -> str:
-    return location.rstrip("/") if is_remote(location) else str(Path(location).resolve())
+    return location.rstrip("/") if is_url(location) else str(Path(location).resolve())

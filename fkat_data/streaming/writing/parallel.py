@@ -5,7 +5,7 @@ from concurrent.futures import CancelledError
 from typing import Any, Protocol, TypeVar
 
 from fkat_data.errors import ConfigurationError, SampleError
-from fkat_data.streaming.writing.destination import local_and_remote, remove_index
+from fkat_data.streaming.writing.destination import cleared_for_parts
 from fkat_data.streaming.writing.merge import IndexLocation, merge_index
 from fkat_data.streaming.writing.writer import ShardWriter
 
@@ -43,6 +43,7 @@ def write_parallel(
     executor: AnyExecutor,
     keep_local: bool = False,
     exist_ok: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> int:
     """Write the samples of many items, each in its own call, and one index for all of them.
 
@@ -58,36 +59,41 @@ def write_parallel(
         out: See ``ShardWriter``. Every worker must have access to a local directory.
         executor: The executor of the calls.
         keep_local: See ``ShardWriter``.
-        exist_ok: Whether to replace an existing dataset. Its index is removed first; each item replaces its own files.
+        exist_ok: Whether to replace an existing dataset. Its index is removed first, then its files and those of every
+            earlier item, also if there were more.
+        storage_options: See ``ShardWriter``. If given, ``make_writer`` is called with them, too.
 
     Returns:
         Number of samples written.
 
     Raises:
-        ConfigurationError: ``items`` is empty, or ``out`` is invalid.
-        FileExistsError: ``out`` already has an index, and ``exist_ok`` is false.
+        ConfigurationError: ``items`` is empty, ``out`` is invalid, or another writer is writing to it.
+        FileExistsError: ``out`` already has an index, or an item of an earlier run, and ``exist_ok`` is false.
         Exception: A call failed. This is the error of the first one in the order of the items. Calls that have not
             started are cancelled.
     """
-    local, remote = local_and_remote("out", out)
-    remove_index(local, remote, exist_ok=exist_ok)
-    settings = {"keep_local": keep_local, "exist_ok": exist_ok}
+    (local, remote), lock = cleared_for_parts(out, exist_ok=exist_ok, storage_options=storage_options)
+    settings: dict[str, Any] = {"keep_local": keep_local, "exist_ok": exist_ok}
+    if storage_options is not None:
+        settings["storage_options"] = storage_options
     names: list[str] = []
     futures: list[AnyFuture] = []
-    try:
-        for number, item in enumerate(items):
-            names.append(f"{number:06}")
-            item_out = _below(local, remote, names[-1])
-            futures.append(executor.submit(_write_item, make_writer, samples_of, item, item_out, settings))
-        for number, future in enumerate(futures):
-            _wait(future, number)
-    except BaseException:
-        for future in futures:
-            future.cancel()
-        raise
-    if not names:
-        raise ConfigurationError("items", names, "at least one item")
-    return merge_index([_below(local, remote, name) for name in names], out, keep_local=keep_local)
+    with lock:
+        try:
+            for number, item in enumerate(items):
+                names.append(f"{number:06}")
+                item_out = _below(local, remote, names[-1])
+                futures.append(executor.submit(_write_item, make_writer, samples_of, item, item_out, settings))
+            for number, future in enumerate(futures):
+                _wait(future, number)
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+        if not names:
+            raise ConfigurationError("items", names, "at least one item")
+        parts = [_below(local, remote, name) for name in names]
+        return merge_index(parts, out, keep_local=keep_local, storage_options=storage_options)
 
 
 def _wait(future: AnyFuture, number: int) -> None:
@@ -108,7 +114,7 @@ def _write_item(
     samples_of: Callable[[_Item], Iterable[Mapping[str, Any]]],
     item: _Item,
     out: IndexLocation,
-    settings: Mapping[str, bool],
+    settings: Mapping[str, Any],
 ) -> None:
     with make_writer(out=out, **settings) as writer:
         for sample in samples_of(item):

@@ -1,45 +1,101 @@
 """A directory on any file system that fsspec supports, for a writer's uploads and look-ups."""
 
+import contextlib
+import copy
 import secrets
 import shutil
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
+from urllib.parse import urlsplit
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.location import path_of
+from fkat_data.streaming.store.options import given_options
+from fkat_data.streaming.store.redaction import Redaction
 
-__all__ = ["RemoteDirectory", "is_remote"]
+__all__ = ["RemoteDirectory"]
 
-
-def is_remote(location: str) -> bool:
-    """Return whether a location is a URL, such as ``s3://bucket/data``, and not a path."""
-    return "://" in location
+_REMOVALS_AT_ONCE = 8
 
 
 class RemoteDirectory:
     """A directory for uploads.
 
     Args:
-        url: URL or local path of the directory, which need not exist.
+        url: URL or absolute path of the directory, which need not exist.
         argument: Name of the caller's argument, for messages.
+        storage_options: The options of fsspec's file system, as for reading; None for none.
 
     Raises:
-        ConfigurationError: No installed file system can open the URL.
+        ConfigurationError: No installed file system can open the URL, or it has no bucket.
+
+    Attributes:
+        shown: The URL without user, password and query, as messages show it.
+        path: The directory if it is on this machine; None otherwise.
+        key: A text that is equal for equal directories.
     """
 
-    def __init__(self, url: str, argument: str) -> None:
+    def __init__(self, url: str, argument: str, storage_options: Mapping[str, Any] | None = None) -> None:
+        options = given_options(storage_options)
+        self._redaction = Redaction(url, options)
+        self._argument = argument
+        self.shown = self._redaction.url(url).removesuffix("?***").rstrip("/")
         # Import fsspec here, because workers that only read should start quickly.
         core = import_module("fsspec.core")
+        from fkat_data.streaming.store import schemes  # noqa: PLC0415 - it imports fsspec
+
+        path = path_of(url)
+        scheme = "file" if path is not None else urlsplit(url).scheme.lower()
+        if "::" not in url:
+            schemes.check_scheme(argument, scheme, self.shown)
+        if scheme in ("s3", "s3a"):
+            options = schemes.with_endpoint(options)
+        self.path = path
+        self._has_bucket = scheme in schemes.BUCKET_SCHEMES
         try:
-            self._files, self._root = core.url_to_fs(url)
+            self._files, root = core.url_to_fs(url if path is None else str(path), **({} if path else options))
         except (ValueError, ImportError) as error:
-            raise ConfigurationError(argument, url, f"a URL that fsspec can open ({error})") from error
-        self._root = self._root.rstrip("/")
-        self.url = url.rstrip("/")
+            expected = f"a URL that fsspec can open ({self._redaction.text(str(error))})"
+            raise ConfigurationError(argument, self.shown, expected) from error
+        self._root = cast("str", root).rstrip("/")
+        if self._has_bucket and self._root[:1] in ("", "/"):
+            raise ConfigurationError(argument, self.shown, f"a URL with a bucket, as {scheme}://bucket/directory")
+        of_client: dict[str, Any] = options.get("client_kwargs") or {}
+        endpoint = options.get("endpoint_url") or of_client.get("endpoint_url")
+        self.key = f"{scheme} {endpoint or ''} {self._root}" if path is None else str(path.resolve())
+
+    def check(self) -> None:
+        """Check that the bucket exists, if the URL has one. Nothing here creates a bucket.
+
+        Raises:
+            ConfigurationError: It does not exist.
+        """
+        if not self._has_bucket:
+            return
+        bucket = self._root.partition("/")[0]
+        try:
+            self._files.info(bucket)
+        except FileNotFoundError as error:
+            raise ConfigurationError(self._argument, self.shown, f"a bucket that exists, unlike {bucket!r}") from error
+        except PermissionError:
+            # Credentials that may write to a directory need not be good for its bucket.
+            return
 
     def has(self, name: str) -> bool:
-        """Return whether a file exists."""
-        return self._files.exists(self._path(name))
+        """Return whether a file exists.
+
+        Raises:
+            Exception: The store does not say. This is its file system's error.
+        """
+        self._files.invalidate_cache()
+        try:
+            self._files.info(self._path(name))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def upload(self, local: str, name: str) -> None:
         """Upload a local file, which appears only once it is complete.
@@ -53,11 +109,12 @@ class RemoteDirectory:
         """
         target = self._path(name)
         parent = target.rpartition("/")[0]
-        if not self._is_local:
+        if self.path is None:
             try:
                 self._files.put_file(local, target)
             except FileNotFoundError:
-                # Only now: in an object store, makedirs would look for a bucket or create one.
+                if self._has_bucket:
+                    raise
                 self._files.makedirs(parent, exist_ok=True)
                 self._files.put_file(local, target)
             return
@@ -78,9 +135,39 @@ class RemoteDirectory:
         """
         return self._files.cat_file(self._path(name))
 
-    def remove(self, name: str) -> None:
-        """Delete a file."""
-        self._files.rm_file(self._path(name))
+    def remove(self, names: Iterable[str]) -> None:
+        """Delete the files that exist.
+
+        Raises:
+            Exception: A file cannot be deleted. This is the file system's error.
+        """
+
+        def remove_one(name: str) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                self._files.rm_file(self._path(name))
+
+        with ThreadPoolExecutor(_REMOVALS_AT_ONCE, thread_name_prefix="fkat-remove") as threads:
+            for _ in threads.map(remove_one, names):
+                pass
+
+    def listed(self) -> tuple[list[str], list[str]]:
+        """Return the names of the files, and of the folders, directly in the directory."""
+        self._files.invalidate_cache()
+        try:
+            entries = cast("list[dict[str, Any]]", self._files.ls(self._root, detail=True))
+        except (FileNotFoundError, NotADirectoryError):
+            return [], []
+        found: tuple[list[str], list[str]] = ([], [])
+        for entry in entries:
+            name = str(entry["name"]).rstrip("/").rpartition("/")[2]
+            found[entry.get("type") == "directory"].append(name)
+        return found
+
+    def below(self, name: str) -> "RemoteDirectory":
+        """Return a folder of this directory."""
+        folder = copy.copy(self)
+        folder._root = self._path(name)  # noqa: SLF001 - a copy of its own class
+        return folder
 
     def found(self, basename: str) -> list[str]:
         """Return the paths of all files with a base name, relative to this directory, in any order."""
@@ -88,11 +175,6 @@ class RemoteDirectory:
         self._files.invalidate_cache()
         paths = cast("list[str]", self._files.find(self._root))
         return [path.removeprefix(prefix) for path in paths if path.rpartition("/")[2] == basename]
-
-    @property
-    def _is_local(self) -> bool:
-        protocol = self._files.protocol
-        return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"

@@ -74,9 +74,13 @@ class Uploads:
         while self._pending:
             self._settle()
 
-    def close(self) -> None:
-        """Cancel uploads that have not started, wait for the others, and end the threads."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+    def close(self, *, wait: bool = True) -> None:
+        """Cancel uploads that have not started, and end the threads.
+
+        Args:
+            wait: Whether to wait for uploads that have started.
+        """
+        self._threads.shutdown(wait=wait, cancel_futures=True)
         self._pending.clear()
 
     def _settle(self) -> None:
@@ -93,10 +97,10 @@ class Uploads:
                 break
             except Exception as error:
                 if attempt == self._num_attempts:
-                    error.add_note(f"while uploading {path.name} to {self._remote.url}, attempt {attempt}")
+                    error.add_note(f"while uploading {path.name} to {self._remote.shown}, attempt {attempt}")
                     raise
                 _log.warning(
-                    "upload of %s to %s failed in attempt %d, retrying: %s", name, self._remote.url, attempt, error
+                    "upload of %s to %s failed in attempt %d, retrying: %s", name, self._remote.shown, attempt, error
                 )
                 time.sleep(_FIRST_PAUSE_S * 2 ** (attempt - 1))
         if not self._keep_local:

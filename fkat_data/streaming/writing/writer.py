@@ -1,6 +1,9 @@
 """The base of all writers: group samples into shards, write their files, and write the index last."""
 
 import json
+import logging
+import os
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +21,8 @@ from fkat_data.streaming.writing.write_progress import Progress
 __all__ = ["DEFAULT_SIZE_LIMIT", "ShardFile", "ShardWriter"]
 
 DEFAULT_SIZE_LIMIT = 1 << 26
+
+_logger = logging.getLogger(__name__)
 
 _VERSION = 2
 # Offsets in a shard are 32 bits wide. Reserve 1 MiB for the header.
@@ -58,10 +63,13 @@ class ShardWriter(ABC):
         max_workers: Number of upload threads; None for the standard library's default.
         retry: Maximum number of attempts to upload a file, at least 1.
         exist_ok: Whether to replace an existing dataset. Its files are removed; other files stay.
+        storage_options: The options of fsspec's file system for the URL, as for reading.
 
     Raises:
-        ConfigurationError: An argument is invalid.
+        ConfigurationError: An argument is invalid, the URL's bucket does not exist, or another writer is writing there.
         FileExistsError: ``out`` already has content, and ``exist_ok`` is false.
+        OSError: A directory cannot be made, or an old file cannot be removed. Some file systems raise errors of their
+            own.
     """
 
     format: ClassVar[str]
@@ -81,6 +89,7 @@ class ShardWriter(ABC):
         max_workers: int | None = None,
         retry: int = 2,
         exist_ok: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.columns = _sorted_columns(columns)
         self.compression = arguments.choice("compression", compression, COMPRESSIONS) if compression else None
@@ -111,7 +120,10 @@ class ShardWriter(ABC):
             max_workers=None if max_workers is None else arguments.integer("max_workers", max_workers, minimum=1),
             num_attempts=arguments.integer("retry", retry, minimum=1),
             exist_ok=arguments.boolean("exist_ok", exist_ok),
+            storage_options=storage_options,
         )
+        # Runs at the program's end, too, before the modules that it needs are gone.
+        self._if_dropped = weakref.finalize(self, _abandon_dropped, self._destination, os.getpid())
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Add a sample. Ignore keys that are not columns.
@@ -158,6 +170,7 @@ class ShardWriter(ABC):
             self.abandon()
             raise
         self._is_open = False
+        self._if_dropped.detach()
         self._progress.close()
 
     def abandon(self) -> None:
@@ -165,6 +178,7 @@ class ShardWriter(ABC):
         if self._is_open:
             self._is_open = False
             self._samples = []
+            self._if_dropped.detach()
             self._progress.close()
             self._destination.abandon()
 
@@ -223,6 +237,17 @@ class ShardWriter(ABC):
     def _check_open(self) -> None:
         if not self._is_open:
             raise ValueError("the writer is finished and accepts no more samples")
+
+
+def _abandon_dropped(destination: Destination, pid: int) -> None:
+    # A forked process has a copy of the writer, and no right to its files.
+    if os.getpid() == pid:
+        _logger.warning(
+            "a writer to %s was dropped without finish(): there is no index, and its samples are lost",
+            destination.shown,
+        )
+        # An upload may need a lock that this thread holds.
+        destination.abandon(wait=False)
 
 
 def _sorted_columns(columns: Any) -> dict[str, str]:

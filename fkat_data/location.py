@@ -1,0 +1,54 @@
+"""Say where files are: a path of this machine, or a URL."""
+
+import os
+import re
+from pathlib import Path
+from typing import cast
+from urllib.parse import unquote, urlsplit
+
+from fkat_data.errors import ConfigurationError
+
+__all__ = ["is_url", "path_of", "resolved"]
+
+#: The beginning of a URL without ``//``, such as ``dbfs:/Volumes/data``, which would otherwise pass for a path.
+_HALF_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
+
+
+def is_url(location: str) -> bool:
+    """Return whether a location is a URL, such as ``s3://bucket/data``, instead of a path."""
+    return "://" in location
+
+
+def path_of(location: str) -> Path | None:
+    """Return the path of a location on this machine, which may be a ``file://`` URL; None for any other URL."""
+    if not is_url(location):
+        return Path(location)
+    parts = urlsplit(location)
+    return Path(unquote(parts.path) or "/") if parts.scheme == "file" and parts.netloc in ("", "localhost") else None
+
+
+def resolved(argument: str, location: object, expected: str = "the path or the URL of a directory") -> str:
+    """Return a location that means the same after ``chdir``: a path as an absolute one, a URL unchanged.
+
+    A leading ``~`` or ``~user`` stands for the home directory. Symbolic links and ``..`` stay.
+
+    Args:
+        argument: Name of the caller's argument, for messages.
+        location: A path or a URL.
+        expected: What the argument must be.
+
+    Raises:
+        ConfigurationError: The location is empty, neither a string nor a path, or a URL without ``//``.
+    """
+    text = os.fspath(cast("str | os.PathLike[str]", location)) if isinstance(location, (str, os.PathLike)) else ""
+    if not text or not isinstance(cast("object", text), str):
+        raise ConfigurationError(argument, cast("object", location), expected)
+    if is_url(text):
+        return text
+    if _HALF_URL.match(text):
+        scheme, _, rest = text.partition(":")
+        advice = f"{expected}: the path {rest} if it is mounted there, or a URL such as {scheme}://… (a path: ./{text})"
+        raise ConfigurationError(argument, text, advice)
+    path = str(Path(os.path.expanduser(text)).absolute())  # noqa: PTH111 - pathlib raises if it does not know the user
+    # A slash at the end says that it is a directory.
+    return f"{path}/" if text.endswith("/") and path != "/" else path

@@ -1,0 +1,59 @@
+"""A directory of this machine, for a writer's look-ups and removals."""
+
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+__all__ = ["LocalDirectory"]
+
+
+class LocalDirectory:
+    """A directory of this machine.
+
+    Args:
+        root: Path of the directory, which need not exist.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def has(self, name: str) -> bool:
+        """Return whether a file exists."""
+        return (self._root / name).is_file()
+
+    def read(self, name: str) -> bytes:
+        """Return a file's bytes.
+
+        Raises:
+            FileNotFoundError: The file does not exist.
+        """
+        return (self._root / name).read_bytes()
+
+    def listed(self) -> tuple[list[str], list[str]]:
+        """Return the names of the files, and of the folders, directly in the directory. Links to folders count as neither."""
+        if not self._root.is_dir():
+            return [], []
+        entries = list(self._root.iterdir())
+        folders = [path.name for path in entries if path.is_dir() and not path.is_symlink()]
+        return [path.name for path in entries if path.is_file()], folders
+
+    def below(self, name: str) -> "LocalDirectory":
+        """Return a folder of this directory."""
+        return LocalDirectory(self._root / name)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Delete the files that exist, then the folders that this empties. Symbolic links to folders are not followed.
+
+        Raises:
+            OSError: A file cannot be deleted.
+        """
+        root = self._root.resolve()
+        folders: set[PurePosixPath] = set()
+        for name in names:
+            path = self._root / name
+            if path.parent.resolve() == root.joinpath(*PurePosixPath(name).parent.parts):
+                path.unlink(missing_ok=True)
+                folders.update(PurePosixPath(name).parents)
+        for folder in sorted(folders - {PurePosixPath()}, key=lambda path: len(path.parts), reverse=True):
+            with contextlib.suppress(OSError):  # it contains other files
+                (self._root / folder).rmdir()

@@ -1,0 +1,71 @@
+"""Remove a dataset before another one takes its place."""
+
+import contextlib
+import re
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+from typing import Protocol
+
+from fkat_data.errors import ShardError
+from fkat_data.streaming.formats.index import FORMATS, INDEX_NAME, parse_index
+from fkat_data.streaming.writing.local_directory import LocalDirectory
+from fkat_data.streaming.writing.remote_directory import RemoteDirectory
+
+__all__ = ["parts_in", "place_of", "remove_dataset", "remove_parts"]
+
+#: Folders of ``write_parallel``; no year and month, such as 202401, has such a name.
+_PART_NAME = re.compile(r"0\d{5}")
+#: Names of files that a killed writer may have left behind.
+_LEFTOVER_NAME = re.compile(rf"shard\.\d{{5,}}\.({'|'.join(FORMATS)})(\.meta)?(\.(br|bz2|gz|snappy|zstd))?(\.tmp)?")
+
+
+class _Place(Protocol):
+    """A directory on this machine or in a store."""
+
+    def has(self, name: str) -> bool: ...
+    def read(self, name: str) -> bytes: ...
+    def remove(self, names: Iterable[str]) -> None: ...
+    def listed(self) -> tuple[list[str], list[str]]: ...
+    def below(self, name: str) -> "_Place": ...
+
+
+def place_of(remote: RemoteDirectory) -> LocalDirectory | RemoteDirectory:
+    """Return a writer's remote directory; the directory itself if it is on this machine."""
+    return remote if remote.path is None else LocalDirectory(remote.path)
+
+
+def remove_dataset(place: _Place) -> None:
+    """Remove a dataset and what a killed writer has left. Other files stay.
+
+    The index goes before the files that it names, so that a partial dataset never looks complete.
+
+    Raises:
+        Exception: A file cannot be removed. This is the file system's error.
+    """
+    named: list[str] = []
+    if place.has(INDEX_NAME):
+        with contextlib.suppress(ShardError):  # an invalid index has no file names to use
+            entries = parse_index(place.read(INDEX_NAME), INDEX_NAME)
+            named = [info.basename for entry in entries for pair in entry.files for info in pair if info]
+        folders = {str(PurePosixPath(name).parent) for name in named} - {"."}
+        # A part without an index is not merged again, and the whole does not need it.
+        place.remove(f"{folder}/{INDEX_NAME}" for folder in sorted(folders))
+        place.remove([INDEX_NAME])
+    files, _ = place.listed()
+    place.remove(dict.fromkeys([*named, *(name for name in files if _LEFTOVER_NAME.fullmatch(name))]))
+
+
+def parts_in(place: _Place) -> list[str]:
+    """Return the names of the folders that ``write_parallel`` has made, complete or not."""
+    return sorted(name for name in place.listed()[1] if _PART_NAME.fullmatch(name))
+
+
+def remove_parts(place: _Place) -> None:
+    """Remove the parts that ``write_parallel`` has left in a directory.
+
+    Raises:
+        Exception: A file cannot be removed. This is the file system's error.
+    """
+    for name in parts_in(place):
+        remove_dataset(place.below(name))
+        place.remove([f"{name}/{INDEX_NAME}"])
