@@ -13,6 +13,8 @@ __all__ = ["AnyExecutor", "AnyFuture", "write_parallel"]
 
 _Item = TypeVar("_Item")
 
+_LONGEST_ITEM = 200
+
 
 class AnyFuture(Protocol):
     """The result of a submitted call: ``concurrent.futures.Future``, or another library's future."""
@@ -77,15 +79,17 @@ def write_parallel(
     if storage_options is not None:
         settings["storage_options"] = storage_options
     names: list[str] = []
+    shown: list[str] = []
     futures: list[AnyFuture] = []
     with lock:
         try:
             for number, item in enumerate(items):
                 names.append(f"{number:06}")
+                shown.append(f"{item!r}"[:_LONGEST_ITEM])
                 item_out = _below(local, remote, names[-1])
                 futures.append(executor.submit(_write_item, make_writer, samples_of, item, item_out, settings))
             for number, future in enumerate(futures):
-                _wait(future, number)
+                _wait(future, f"{number} (from 0), {shown[number]}")
         except BaseException:
             for future in futures:
                 future.cancel()
@@ -96,11 +100,11 @@ def write_parallel(
         return merge_index(parts, out, keep_local=keep_local, storage_options=storage_options)
 
 
-def _wait(future: AnyFuture, number: int) -> None:
+def _wait(future: AnyFuture, item: str) -> None:
     try:
         future.result()
     except (Exception, CancelledError) as error:
-        error.add_note(f"while writing item {number} (from 0)")
+        error.add_note(f"while writing item {item}")
         raise
 
 

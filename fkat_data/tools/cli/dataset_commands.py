@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, cast
 
 import typer
 from rich.console import Console
@@ -80,6 +80,10 @@ def convert_command(
         typer.Option("--column", "-c", help="NAME=ENCODING, replaces the encoding inferred from the data. Repeatable."),
     ] = None,
     only: Annotated[list[str] | None, typer.Option(help="NAME of a column to keep. Repeatable. [default: all]")] = None,
+    nulls: Annotated[
+        str,
+        typer.Option(help="refuse: a null is an error. json: its column becomes JSON; reads all rows twice."),
+    ] = "refuse",
     compression: Annotated[str | None, typer.Option(help="For example zstd or zstd:7.")] = None,
     hashes: Annotated[list[str] | None, typer.Option("--hash", help="For example xxh64 or sha256. Repeatable.")] = None,
     size_limit: Annotated[str, typer.Option(help="Maximum size of a shard.")] = "64mb",
@@ -101,6 +105,7 @@ def convert_command(
             kind=kind,
             columns=_columns(column or []),
             only=only or [],
+            nulls=cast("Literal['refuse', 'json']", nulls),
             num_workers=workers,
             progress=lambda count: progress(count, None),
             compression=compression,

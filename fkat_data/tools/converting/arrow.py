@@ -1,25 +1,22 @@
 """Read Parquet files, and Arrow files as Hugging Face datasets write them."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from fkat_data.errors import ShardCorruptError, ShardNotFoundError
 from fkat_data.requirement import required
 from fkat_data.tools.converting.row_source import RowSource
+from fkat_data.tools.converting.table_types import encodings_of_schema, extension_name
+from fkat_data.tools.converting.table_values import UnfitValueError, has_unfit_value, values_of_column
 
 __all__ = ["ArrowSource", "ParquetSource", "TableSource"]
 
 _ROWS_AT_ONCE = 1_000
-_DTYPES = {
-    **dict.fromkeys(("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")),
-    "halffloat": "float16",
-    "float": "float32",
-    "double": "float64",
-}
-#: The fields of the struct in which Hugging Face datasets store an image.
-_IMAGE_FIELDS = ["bytes", "path"]
+#: JSON has no bytes, and the others store null.
+_NOT_FOR_JSON = ("bytes", "jpeg", "json", "pkl")
 
 
 class TableSource(RowSource):
@@ -28,33 +25,70 @@ class TableSource(RowSource):
     def __init__(self, path: str) -> None:
         self.name = path
 
-    def columns(self) -> dict[str, str]:
+    def columns(self, *, allows_nulls: bool = False) -> dict[str, str]:
         """Return the encodings that follow from the file's schema."""
-        arrow = required("pyarrow", "parquet")
-        try:
-            return {field.name: _encoding_of(arrow.types, field.type) for field in self._schema()}
-        except FileNotFoundError as error:
-            raise ShardNotFoundError(self.name, "no such file") from error
-        except arrow.ArrowInvalid as error:
-            raise ShardCorruptError(self.name, str(error)) from error
+        with self._errors():
+            schema = self._schema()
+            names: list[str] = schema.names
+            for name, count in Counter(names).items():
+                if count > 1:
+                    raise ShardCorruptError(self.name, f"column {name!r} comes {count} times")
+            encodings = encodings_of_schema(required("pyarrow", "parquet").types, schema)
+            if allows_nulls:
+                encodings |= dict.fromkeys(self._unfit(schema, encodings), "json")
+            return encodings
 
     def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """Yield the rows, with lists of numbers as arrays, images as the bytes of their files, and times as text."""
+        num_rows = 0
+        with self._errors():
+            schema = self._schema()
+            chosen = [name for name in schema.names if name in columns]
+            absent = {name: None for name, encoding in columns.items() if name not in chosen and encoding == "json"}
+            extensions = {name: extension_name(schema.field(name)) for name in chosen}
+            for batch in self._batches(chosen):
+                try:
+                    values = [
+                        values_of_column(name, batch.column(name), extensions[name], columns[name]) for name in chosen
+                    ]
+                except UnfitValueError as unfit:
+                    unfit.error.add_note(f"row {num_rows + unfit.row} (from 0) of {self.name}")
+                    raise unfit.error from unfit.__cause__
+                for row in zip(*values, strict=True):
+                    yield absent | dict(zip(chosen, row, strict=True))
+                num_rows += batch.num_rows
+
+    def _unfit(self, schema: Any, encodings: Mapping[str, str]) -> list[str]:
+        """Return the columns with a value that JSON can store and their encoding cannot. It reads them."""
+        unknown = [name for name, encoding in encodings.items() if encoding not in _NOT_FOR_JSON]
+        found: list[str] = []
+        for batch in self._batches(unknown) if unknown else ():
+            for name in unknown:
+                extension = extension_name(schema.field(name))
+                if has_unfit_value(name, batch.column(name), extension, encodings[name]):
+                    found.append(name)
+            unknown = [name for name in unknown if name not in found]
+        return found
+
+    @contextmanager
+    def _errors(self) -> Generator[None]:
+        """Name the file in pyarrow's errors."""
         arrow = required("pyarrow", "parquet")
         try:
-            for batch in self._batches():
-                chosen = [name for name in batch.schema.names if name in columns]
-                values = [_values(arrow.types, batch.column(name), columns[name]) for name in chosen]
-                for row in zip(*values, strict=True):
-                    yield dict(zip(chosen, row, strict=True))
-        except arrow.ArrowInvalid as error:
+            yield
+        except FileNotFoundError as error:
+            raise ShardNotFoundError(self.name, "no such file") from error
+        except (arrow.ArrowException, OSError) as error:
+            # For some damage, pyarrow raises a bare OSError without errno.
+            if isinstance(error, OSError) and (error.errno is not None or type(error) is not OSError):
+                raise
             raise ShardCorruptError(self.name, str(error)) from error
 
     @abstractmethod
     def _schema(self) -> Any: ...
 
     @abstractmethod
-    def _batches(self) -> Iterator[Any]: ...
+    def _batches(self, names: list[str]) -> Iterator[Any]: ...
 
 
 class ParquetSource(TableSource):
@@ -63,9 +97,9 @@ class ParquetSource(TableSource):
     def _schema(self) -> Any:
         return required("pyarrow.parquet", "parquet").read_schema(self.name)
 
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self, names: list[str]) -> Iterator[Any]:
         with required("pyarrow.parquet", "parquet").ParquetFile(self.name) as file:
-            yield from file.iter_batches(batch_size=_ROWS_AT_ONCE)
+            yield from file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=names)
 
 
 class ArrowSource(TableSource):
@@ -75,7 +109,8 @@ class ArrowSource(TableSource):
         with self._opened() as reader:
             return reader.schema
 
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self, names: list[str]) -> Iterator[Any]:
+        del names  # the file is mapped: a column that is not read costs nothing
         with self._opened() as reader:
             if hasattr(reader, "num_record_batches"):
                 whole: Iterator[Any] = map(reader.get_batch, range(reader.num_record_batches))
@@ -91,67 +126,3 @@ class ArrowSource(TableSource):
             return arrow.ipc.open_stream(arrow.memory_map(self.name))
         except arrow.ArrowInvalid:
             return arrow.ipc.open_file(arrow.memory_map(self.name))
-
-
-def _encoding_of(types: Any, kind: Any) -> str:
-    """Return the encoding of an Arrow type."""
-    if types.is_dictionary(kind):
-        return _encoding_of(types, kind.value_type)
-    tests: dict[str, tuple[Callable[[Any], bool], ...]] = {
-        "str": (types.is_string, types.is_large_string, types.is_temporal),
-        "bytes": (types.is_binary, types.is_large_binary, types.is_fixed_size_binary),
-        "str_decimal": (types.is_decimal,),
-    }
-    for encoding, of_encoding in tests.items():
-        if any(test(kind) for test in of_encoding):
-            return encoding
-    names: list[str] = sorted(field.name for field in kind) if types.is_struct(kind) else []
-    return "jpeg" if names == _IMAGE_FIELDS else _encoding_of_numbers(types, kind)
-
-
-def _encoding_of_numbers(types: Any, kind: Any) -> str:
-    if str(kind) in _DTYPES:
-        return "int" if str(kind) == "int64" else _dtype(kind)
-    shape, leaf = _peeled(types, kind)
-    if shape and all(shape) and str(leaf) in _DTYPES:
-        return f"ndarray:{_dtype(leaf)}:{','.join(map(str, shape))}"
-    if (types.is_list(kind) or types.is_large_list(kind)) and str(kind.value_type) in _DTYPES:
-        return f"ndarray:{_dtype(kind.value_type)}"
-    return "json"
-
-
-def _peeled(types: Any, kind: Any) -> tuple[list[int], Any]:
-    """Return the shape of nested lists of fixed size, and the type of their elements."""
-    shape: list[int] = []
-    while types.is_fixed_size_list(kind):
-        shape.append(kind.list_size)
-        kind = kind.value_type
-    return shape, kind
-
-
-def _dtype(leaf: Any) -> str:
-    return _DTYPES[str(leaf)] or str(leaf)
-
-
-def _values(types: Any, column: Any, encoding: str) -> list[Any]:
-    """Return the values of a column in the form that a writer takes."""
-    kind = column.type
-    if encoding.startswith("ndarray") and not column.null_count:
-        shape, leaf = _peeled(types, kind)
-        if shape and str(leaf) in _DTYPES:
-            flat = column
-            for _ in shape:
-                flat = flat.flatten()
-            if not flat.null_count:
-                return list(flat.to_numpy(zero_copy_only=False).reshape(len(column), *shape))
-        elif (types.is_list(kind) or types.is_large_list(kind)) and str(kind.value_type) in _DTYPES:
-            numbers = column.values
-            if not numbers.null_count:
-                array = numbers.to_numpy(zero_copy_only=False)
-                return [array[begin:end] for begin, end in pairwise(column.offsets.to_pylist())]
-    values: list[Any] = column.to_pylist()
-    if types.is_temporal(kind):
-        return [value.isoformat() if hasattr(value, "isoformat") else value and str(value) for value in values]
-    if types.is_struct(kind) and encoding != "json":
-        return [value and value.get("bytes") for value in values]
-    return values

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, SampleError
+from fkat_data.location import resolved
 from fkat_data.streaming.writing.lines import WriterSettings
 from fkat_data.streaming.writing.mds_writer import MDSWriter
 from fkat_data.streaming.writing.merge import IndexLocation
@@ -42,6 +43,7 @@ def convert(
     kind: str | None = None,
     columns: Mapping[str, str] | None = None,
     only: Sequence[str] = (),
+    nulls: Literal["refuse", "json"] = "refuse",
     num_workers: int = 1,
     progress: Callable[[int], None] | None = None,
     **settings: Unpack[WriterSettings],
@@ -55,6 +57,9 @@ def convert(
         kind: One of ``KINDS``; None: by file name.
         columns: Encodings that replace those inferred from the data.
         only: The columns to keep; empty: all of them.
+        nulls: What happens to null, and to an empty list of numbers, in a column whose encoding cannot store it.
+            ``"refuse"``: it is an error. ``"json"``: the whole column is ``json``, in all files. Finding these columns
+            takes a second look at all rows. A column of bytes refuses null in any case.
         num_workers: The number of processes. More than 1 write a directory of shards for each file, and one index.
         progress: Called with the number of rows so far, from time to time. Not used with several processes.
         settings: The other arguments of ``MDSWriter``.
@@ -67,13 +72,15 @@ def convert(
         FileExistsError: ``out`` is not empty.
         ShardNotFoundError: A file does not exist.
         ShardCorruptError: A file is invalid.
-        SampleError: A row does not fit the encodings of its columns.
+        SampleError: A row does not fit the encodings of its columns. The message names the column and the value, and
+            notes name the file and the row.
     """
+    allows_nulls = arguments.choice("nulls", nulls, ("refuse", "json")) == "json"
     num_workers = arguments.integer("num_workers", num_workers, minimum=1)
     sources = [source for path in paths for source in sources_of(path, kind, num_workers)]
     if not sources:
         raise ConfigurationError("paths", list(paths), "at least one file")
-    chosen = _chosen(sources[0], columns or {}, only)
+    chosen = _chosen(sources if allows_nulls else sources[:1], columns or {}, only, allows_nulls)
     if num_workers == 1:
         with MDSWriter(columns=chosen, out=out, **settings) as writer:
             for source in sources:
@@ -90,6 +97,7 @@ def convert(
             executor=executor,
             keep_local=keep_local,
             exist_ok=exist_ok,
+            storage_options=settings.get("storage_options"),
         )
 
 
@@ -107,7 +115,7 @@ def sources_of(path: str | Path, kind: str | None = None, num_workers: int = 1) 
     """
     if kind is not None:
         arguments.choice("kind", kind, KINDS)
-    place = Path(path)
+    place = Path(resolved("paths", path, "paths of files or directories"))
     if place.is_dir():
         files = sorted(place.iterdir(), key=lambda file: natural_key(file.name))
         tables = [file for file in files if _kind_of(file) and kind in (None, _kind_of(file))]
@@ -138,8 +146,17 @@ def _source(path: str, kind: str | None) -> RowSource:
     return makers[kind](path)
 
 
-def _chosen(source: RowSource, columns: Mapping[str, str], only: Sequence[str]) -> dict[str, str]:
-    found = source.columns()
+def _chosen(
+    sources: Sequence[RowSource], columns: Mapping[str, str], only: Sequence[str], allows_nulls: bool
+) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for number, source in enumerate(sources):
+        in_source = source.columns(allows_nulls=allows_nulls)
+        for name in found | in_source:
+            if name not in in_source or (number and found.get(name) != in_source[name]):
+                found[name] = "json"
+            else:
+                found[name] = in_source[name]
     for name in (*columns, *only):
         if name not in found:
             raise ConfigurationError("columns", name, f"one of {', '.join(map(repr, found))}")

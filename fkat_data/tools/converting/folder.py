@@ -41,8 +41,9 @@ class FolderSource(RowSource):
         size = -(-len(names) // num_parts)
         return [cls(root, names[begin : begin + size]) for begin in range(0, len(names), size)]
 
-    def columns(self) -> dict[str, str]:
+    def columns(self, *, allows_nulls: bool = False) -> dict[str, str]:
         """Return the columns of every folder."""
+        del allows_nulls  # there are none
         return {"content": "bytes", "path": "str"}
 
     def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:

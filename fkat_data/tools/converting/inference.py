@@ -4,27 +4,49 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
-__all__ = ["columns_of_rows", "encoding_of_values"]
+__all__ = ["ColumnKinds", "columns_of_rows"]
 
 _ROWS = 1_000
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
-def columns_of_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return an encoding for each column, inferred from the first 1,000 rows.
+class ColumnKinds:
+    """The kinds of values that a column has shown so far."""
+
+    def __init__(self) -> None:
+        self._types: set[Any] = set()
+        self._has_large_int = False
+
+    def add(self, value: Any) -> None:
+        """Take a value into account."""
+        self._types.add(type(value))
+        self._has_large_int |= type(value) is int and value not in _INT64
+
+    @property
+    def encoding(self) -> str:
+        """The narrowest encoding that stores all these values unchanged."""
+        if self._types == {int}:
+            return "str_int" if self._has_large_int else "int"
+        names: dict[Any, str] = {float: "float64", str: "str", bytes: "bytes"}
+        return names.get(next(iter(self._types)), "json") if len(self._types) == 1 else "json"
+
+
+def columns_of_rows(rows: Iterable[Mapping[str, Any]], *, is_thorough: bool = False) -> dict[str, str]:
+    """Return an encoding for each column, inferred from the first 1,000 rows, or from all.
 
     A column that is missing or null in one of them is ``json``.
+
+    Args:
+        rows: The rows.
+        is_thorough: Whether to look at all rows.
     """
-    first = list(islice(rows, _ROWS))
-    names = dict.fromkeys(name for row in first for name in row)
-    return {name: encoding_of_values([row.get(name) for row in first]) for name in names}
-
-
-def encoding_of_values(values: list[Any]) -> str:
-    """Return the narrowest encoding that stores all values unchanged."""
-    kinds: set[Any] = {type(value) for value in values}
-    if kinds == {int}:
-        return "int" if all(value in _INT64 for value in values) else "str_int"
-    if kinds == {float}:
-        return "float64"
-    return {frozenset({str}): "str", frozenset({bytes}): "bytes"}.get(frozenset(kinds), "json")
+    columns: dict[str, ColumnKinds] = {}
+    for number, row in enumerate(rows if is_thorough else islice(rows, _ROWS)):
+        for name in row:
+            if name not in columns:
+                columns[name] = ColumnKinds()
+                if number:
+                    columns[name].add(None)
+        for name, kinds in columns.items():
+            kinds.add(row.get(name))
+    return {name: kinds.encoding for name, kinds in columns.items()}

@@ -17,8 +17,12 @@ class RowSource(ABC):
     name: str
 
     @abstractmethod
-    def columns(self) -> dict[str, str]:
+    def columns(self, *, allows_nulls: bool = False) -> dict[str, str]:
         """Return an encoding for each column, inferred from the file's schema or its first rows.
+
+        Args:
+            allows_nulls: Whether a column with a value that its encoding cannot store, such as null or an empty list of
+                numbers, is ``json``. Finding these takes a look at all rows.
 
         Raises:
             ShardCorruptError: The file is invalid.
@@ -30,4 +34,8 @@ class RowSource(ABC):
 
         Raises:
             ShardCorruptError: The file is invalid. The message names the line or the row.
+            SampleError: A value does not fit its column's encoding. A note names the row.
         """
+
+    def __repr__(self) -> str:
+        return repr(self.name)

@@ -1,20 +1,24 @@
 """Read JSON lines, and separated values as spreadsheets write them."""
 
+import contextlib
 import csv
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import islice
 from typing import Any, cast
 
 from fkat_data.errors import ShardCorruptError
-from fkat_data.tools.converting.inference import columns_of_rows, encoding_of_values
+from fkat_data.tools.converting.inference import ColumnKinds, columns_of_rows
 from fkat_data.tools.converting.row_source import RowSource
 from fkat_data.tools.converting.text_input import opened, opened_as_text
 
-__all__ = ["JsonLinesSource", "SeparatedSource"]
+__all__ = ["JsonLinesSource", "SeparatedSource", "TextKinds"]
 
 _LONGEST_FIELD = 1 << 30
 _ROWS = 1_000
+_LONGEST_REASON = 500
 
 
 class JsonLinesSource(RowSource):
@@ -23,10 +27,10 @@ class JsonLinesSource(RowSource):
     def __init__(self, path: str) -> None:
         self.name = path
 
-    def columns(self) -> dict[str, str]:
-        """Return encodings inferred from the first 1,000 rows."""
+    def columns(self, *, allows_nulls: bool = False) -> dict[str, str]:
+        """Return encodings inferred from the first 1,000 rows, or from all if they may have nulls."""
         with closing(self._objects()) as objects:
-            return columns_of_rows(objects)
+            return columns_of_rows(objects, is_thorough=allows_nulls)
 
     def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """Yield the objects. A missing key of a ``json`` column is null."""
@@ -60,14 +64,17 @@ class SeparatedSource(RowSource):
         self.name = path
         self._separator = separator
 
-    def columns(self) -> dict[str, str]:
-        """Return ``int``, ``float64`` or ``str`` for each column, inferred from the first 1,000 rows."""
-        texts: dict[str, list[str]] = {}
+    def columns(self, *, allows_nulls: bool = False) -> dict[str, str]:
+        """Return ``int``, ``float64`` or ``str`` for each column, inferred from the first 1,000 rows.
+
+        If they may have nulls, all rows count, and a column of numbers and empty texts is ``json``.
+        """
+        columns: dict[str, TextKinds] = {}
         with closing(self._texts()) as rows:
-            for row, _ in zip(rows, range(_ROWS), strict=False):
+            for row in rows if allows_nulls else islice(rows, _ROWS):
                 for name, text in row.items():
-                    texts.setdefault(name, []).append(text)
-        return {name: _encoding_of_texts(found) for name, found in texts.items()}
+                    columns.setdefault(name, TextKinds(allows_nulls)).add(text)
+        return {name: kinds.encoding for name, kinds in columns.items()}
 
     def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """Yield the rows, with each text parsed for its column's encoding."""
@@ -76,7 +83,9 @@ class SeparatedSource(RowSource):
             values: dict[str, Any] = {}
             for name, parse in parsers.items():
                 if name not in row:
-                    continue  # the writer reports the missing column
+                    if columns[name] == "json":
+                        values[name] = None
+                    continue  # the writer reports any other missing column
                 try:
                     values[name] = parse(row[name])
                 except ValueError as error:
@@ -88,22 +97,55 @@ class SeparatedSource(RowSource):
         csv.field_size_limit(_LONGEST_FIELD)
         with opened_as_text(self.name) as file:
             try:
-                for row in csv.DictReader(file, delimiter=self._separator, strict=True):
+                reader = csv.DictReader(file, delimiter=self._separator, strict=True)
+                self._check_names(reader.fieldnames or ())
+                for number, row in enumerate(reader, start=1):
                     found = cast("dict[str | None, str | None]", row)
                     if None in found or None in found.values():
-                        raise ShardCorruptError(self.name, f"row {found} has fewer or more values than the header")
+                        place = f"row {number} (from 1, without the header)"
+                        reason = f"{place} has fewer or more values than the header: {found}"[:_LONGEST_REASON]
+                        raise ShardCorruptError(self.name, reason)
                     yield cast("dict[str, str]", found)
             except csv.Error as error:
                 raise ShardCorruptError(self.name, str(error)) from error
 
+    def _check_names(self, names: Sequence[str]) -> None:
+        for name, count in Counter(names).items():
+            if count > 1:
+                raise ShardCorruptError(self.name, f"column {name!r} comes {count} times")
 
-def _encoding_of_texts(texts: list[str]) -> str:
-    for parse in (int, float):
-        try:
-            return encoding_of_values([parse(text) for text in texts])
-        except ValueError:
-            continue
-    return "str"
+
+class TextKinds:
+    """The narrowest encoding that stores the texts of a column as numbers, or as texts.
+
+    Args:
+        allows_nulls: Whether an empty text among numbers is null.
+    """
+
+    def __init__(self, allows_nulls: bool) -> None:
+        self._allows_nulls = allows_nulls
+        self._has_null = False
+        self._has_value = False
+        self._kinds: dict[Callable[[str], Any], ColumnKinds] = {int: ColumnKinds(), float: ColumnKinds()}
+
+    def add(self, text: str) -> None:
+        """Take a text into account."""
+        if self._allows_nulls and not text:
+            self._has_null = True
+            return
+        self._has_value = True
+        for parse in list(self._kinds):
+            try:
+                self._kinds[parse].add(parse(text))
+            except ValueError:
+                del self._kinds[parse]
+
+    @property
+    def encoding(self) -> str:
+        """The encoding."""
+        if not self._kinds or not self._has_value:
+            return "str"
+        return "json" if self._has_null else next(iter(self._kinds.values())).encoding
 
 
 def _parser_of(encoding: str) -> Callable[[str], Any]:
@@ -111,4 +153,14 @@ def _parser_of(encoding: str) -> Callable[[str], Any]:
         return int
     if encoding.startswith("float") or encoding == "str_float":
         return float
-    return str.encode if encoding == "bytes" else json.loads if encoding == "json" else str
+    return str.encode if encoding == "bytes" else _json_value if encoding == "json" else str
+
+
+def _json_value(text: str) -> Any:
+    """Return the value of a text of JSON; a number may be written as Python does, and nothing is null."""
+    if not text:
+        return None
+    for parse in (json.loads, int, float):
+        with contextlib.suppress(ValueError):
+            return parse(text)
+    raise ValueError(text)

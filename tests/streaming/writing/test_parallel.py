@@ -52,7 +52,7 @@ def test_an_item_that_fails_is_named_and_there_is_no_whole(tmp_path):
         write_parallel(
             partial(MDSWriter, columns=COLUMNS), samples_of, [(0, 5), (10, 9), (20, 5)], out=tmp_path, executor=executor
         )
-    assert caught.value.__notes__ == ["while writing item 1 (from 0)"]
+    assert caught.value.__notes__ == ["while writing item 1 (from 0), (10, 9)"]
     assert not (tmp_path / "index.json").exists()
     assert not (tmp_path / "000001" / "index.json").exists()
 
