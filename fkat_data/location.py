@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from fkat_data.errors import ConfigurationError
 
-__all__ = ["is_url", "path_of", "resolved"]
+__all__ = ["is_url", "machine_path", "path_of", "resolved"]
 
 #: The beginning of a URL without ``//``, such as ``dbfs:/Volumes/data``, which would otherwise pass for a path.
 _HALF_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
@@ -52,3 +52,20 @@ def resolved(argument: str, location: object, expected: str = "the path or the U
     path = str(Path(os.path.expanduser(text)).absolute())  # noqa: PTH111 - pathlib raises if it does not know the user
     # A slash at the end says that it is a directory.
     return f"{path}/" if text.endswith("/") and path != "/" else path
+
+
+def machine_path(argument: str, location: object, expected: str) -> Path:
+    """Return a location on this machine as an absolute path.
+
+    Args:
+        argument: Name of the caller's argument, for messages.
+        location: A path, or a ``file://`` URL.
+        expected: What the argument must be.
+
+    Raises:
+        ConfigurationError: The location is a URL of another kind, or what ``resolved`` refuses.
+    """
+    path = path_of(resolved(argument, location, expected))
+    if path is None:
+        raise ConfigurationError(argument, location, f"{expected}, and no URL")
+    return path

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from fkat_data import arguments
 from fkat_data.datasets.line_index import LineIndex, lines_of
-from fkat_data.datasets.opening import names_of
+from fkat_data.datasets.opening import locations_of
 from fkat_data.datasets.text_file import TextFile
 from fkat_data.errors import ShardCorruptError
 
@@ -47,7 +47,7 @@ class JsonDataset(Dataset[Any]):
         storage_options: Mapping[str, Any] | None = None,
         max_line_bytes: int = _MAX_LINE_BYTES,
     ) -> None:
-        self.paths = names_of("paths", paths)
+        self.paths = locations_of("paths", paths)
         self.max_line_bytes = arguments.integer("max_line_bytes", max_line_bytes, minimum=1)
         self._files = [TextFile(path, dict(storage_options or {})) for path in self.paths]
         self._indices = [LineIndex.of(file.path, file.chunks(), self.max_line_bytes) for file in self._files]
@@ -136,7 +136,7 @@ class IterableJsonDataset(IterableDataset[Any]):
         max_line_bytes: int = _MAX_LINE_BYTES,
     ) -> None:
         super().__init__()
-        self.paths = names_of("paths", paths)
+        self.paths = locations_of("paths", paths)
         self.max_line_bytes = arguments.integer("max_line_bytes", max_line_bytes, minimum=1)
         self._files = [TextFile(path, dict(storage_options or {})) for path in self.paths]
 

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
 from fkat_data.errors import ConfigurationError, ShardNotFoundError
+from fkat_data.location import path_of, resolved
 from fkat_data.observe.stages import reading
 
-__all__ = ["local_path", "names_of", "open_uri"]
+__all__ = ["local_path", "locations_of", "names_of", "open_uri"]
 
 
 def names_of(argument: str, value: object) -> list[str]:
@@ -30,11 +31,25 @@ def names_of(argument: str, value: object) -> list[str]:
     return list(cast("Sequence[str]", names))
 
 
+def locations_of(argument: str, value: object) -> list[str]:
+    """Return one or more paths or URIs as a list. Paths are absolute, so that a later ``chdir`` does not matter.
+
+    Args:
+        argument: Name of the argument that holds them, for error messages.
+        value: A string, or a list of strings.
+
+    Raises:
+        ConfigurationError: ``value`` is neither, is empty, or repeats a file.
+    """
+    expected = "the path or the URI of a file"
+    names = [name if "::" in name else resolved(argument, name, expected) for name in names_of(argument, value)]
+    return names_of(argument, names)
+
+
 def local_path(path: str) -> str | None:
     """Return the path of a local file, or None for a URI that needs fsspec."""
-    if path.startswith("file://"):
-        return path.removeprefix("file://")
-    return path if "://" not in path and "::" not in path else None
+    found = None if "::" in path else path_of(path)
+    return None if found is None else str(found)
 
 
 def open_uri(uri: str, storage_options: Mapping[str, Any]) -> Any:

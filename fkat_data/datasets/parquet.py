@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from fkat_data import arguments
 from fkat_data.arrow_column import ArrowColumn, rows_of
-from fkat_data.datasets.opening import local_path, names_of, open_uri
+from fkat_data.datasets.opening import local_path, locations_of, names_of, open_uri
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.observe.stages import reading
 from fkat_data.requirement import required
@@ -61,7 +61,7 @@ class ParquetDataset(Dataset[dict[str, Any]]):
         storage_options: Mapping[str, Any] | None = None,
         row_groups_kept: int = 4,
     ) -> None:
-        self.paths = names_of("paths", paths)
+        self.paths = locations_of("paths", paths)
         self.columns = None if columns is None else names_of("columns", columns)
         self.storage_options = dict(storage_options or {})
         self.row_groups_kept = arguments.integer("row_groups_kept", row_groups_kept, minimum=1)
@@ -204,7 +204,7 @@ class IterableParquetDataset(IterableDataset[dict[str, Any]]):
         rows_at_once: int = 1024,
     ) -> None:
         super().__init__()
-        self.paths = names_of("paths", paths)
+        self.paths = locations_of("paths", paths)
         self.columns = None if columns is None else names_of("columns", columns)
         self.storage_options = dict(storage_options or {})
         self.rows_at_once = arguments.integer("rows_at_once", rows_at_once, minimum=1)

@@ -67,13 +67,14 @@ def cached_sizes(
     def count(key: str) -> int:
         return size_of(key, load_shard(key))
 
-    known = {} if path is None else _read(Path(path))
+    file = None if path is None else Path(path).expanduser()
+    known = {} if file is None else _read(file)
     unknown = [key for key in shard_keys if key not in known]
     if unknown:
         with ThreadPoolExecutor(num_threads, "fkat_data count") as threads:
             known |= zip(unknown, threads.map(count, unknown), strict=True)
-        if path is not None:
-            _write(Path(path), known)
+        if file is not None:
+            _write(file, known)
     return {key: known[key] for key in shard_keys}
 
 

@@ -204,6 +204,10 @@ class StreamingDataset(DatasetProperties, SampleAccess, IterableDataset[Any]):
             fixed_world=world,
         )
         epochs.check()
+        for caveat in epochs.caveats():
+            _logger.warning("%s", caveat)
+        if self.predownload is not None and batch_size is not None and self.predownload < batch_size:
+            _logger.warning("predownload = %d is less than batch_size = %d", self.predownload, batch_size)
         super().__init__(filled, catalog, epochs)
         self._resume_point = SharedResumePoint()
         self.handed_out: HandedOut | None = None

@@ -7,7 +7,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from fkat_data import ShardedDataLoader
-from fkat_data.datasets import IterableJsonDataset, ParquetDataset
+from fkat_data.datasets import IterableJsonDataset, IterableParquetDataset, JsonDataset, ParquetDataset
+from fkat_data.errors import ConfigurationError
 
 READ_S = 0.02
 reads = []
@@ -62,3 +63,21 @@ def test_waiting_for_a_store_is_told_from_the_datasets_own_work(kind, store):
     statistics = loader.statistics()
     assert len(reads) >= 2
     assert statistics.store_s >= len(reads) * READ_S
+
+
+@pytest.mark.parametrize("dataset", [ParquetDataset, IterableParquetDataset, JsonDataset, IterableJsonDataset])
+def test_files_are_found_after_chdir_and_in_the_home_directory(dataset, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    if "Parquet" in dataset.__name__:
+        pq.write_table(pa.table({"x": [1]}), tmp_path / "a b")
+    else:
+        (tmp_path / "a b").write_text('{"x": 1}\n')
+    monkeypatch.chdir(tmp_path)
+    made = [dataset(path) for path in ("a b", "~/a b", f"file://{tmp_path}/a%20b")]
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert [next(iter(each))["x"] for each in made] == [1, 1, 1]
+    with pytest.raises(ConfigurationError, match=r"paths = 'dbfs:/Volumes/a'"):
+        dataset("dbfs:/Volumes/a")
+    with pytest.raises(ConfigurationError, match="distinct"):
+        dataset(["~/a b", str(tmp_path / "a b")])

@@ -16,6 +16,7 @@ from fkat_data.streaming.epoch.shared_orders import shared_part
 from fkat_data.streaming.epoch.weight_schedule import WeightSchedule
 from fkat_data.streaming.epoch.world import World
 from fkat_data.streaming.order.batching import BatchCounts
+from fkat_data.streaming.order.caveats import caveats_of
 from fkat_data.streaming.order.epoch_order import (
     EpochStart,
     OrderSettings,
@@ -75,6 +76,12 @@ class Epochs:
                 check_order(self.settings, shares, cast("int", point.num_canonical_nodes))
             if self.batch_size is not None:
                 self.batching(point)
+
+    def caveats(self) -> list[str]:
+        """Return what the first epoch does that users rarely mean, in words."""
+        num_canonical_nodes = cast("int", self.settled(ResumePoint()).num_canonical_nodes)
+        found = [caveats_of(self.settings, shares, num_canonical_nodes) for shares in self.phases(0)]
+        return list(dict.fromkeys(text for texts in found for text in texts))
 
     def shares(self, epoch: int) -> StreamShares:
         """Return each stream's share of an epoch."""

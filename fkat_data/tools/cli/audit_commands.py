@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -31,7 +30,8 @@ _INCOMPLETE = 1
 
 audit_app = typer.Typer()
 
-Config = Annotated[Path, typer.Argument(help="A YAML file in a Hydra configuration folder.")]
+# As text: a Path would turn the // of a URL into /.
+Config = Annotated[str, typer.Argument(help="A YAML file in a Hydra configuration folder.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Hydra overrides such as seed=3 or dataset.batch_size=8.")]
 Key = Annotated[str | None, typer.Option(help="The dataset's node. [default: dataset, or the whole file]")]
 Nodes = Annotated[int, typer.Option(help="Number of nodes in the run.", min=1)]
@@ -119,7 +119,7 @@ def _show(console: Console, found: Coverage) -> None:
 
 
 def streaming_dataset(
-    config: Path, overrides: Sequence[str], key: str | None, num_nodes: int, ranks_per_node: int, **replaced: Any
+    config: str, overrides: Sequence[str], key: str | None, num_nodes: int, ranks_per_node: int, **replaced: Any
 ) -> tuple[Any, StreamingDataset]:
     """Return the object that a configuration makes and the dataset in it, both for the world size of a run.
 

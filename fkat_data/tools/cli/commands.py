@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.location import machine_path
 from fkat_data.tools.cli.audit_commands import Config, Overrides, audit_app
 from fkat_data.tools.cli.composition import loader_maker
 from fkat_data.tools.cli.dataset_commands import dataset_app
@@ -98,7 +99,7 @@ def verify_resume_command(
 
 @app.command("report")
 def report_command(
-    timeline: Annotated[Path, typer.Argument(help="A file that a loader's `trace` wrote, or is still writing.")],
+    timeline: Annotated[str, typer.Argument(help="A file that a loader's `trace` wrote, or is still writing.")],
     output: Annotated[Path | None, typer.Option(help="The HTML file. [default: TIMELINE with .html]")] = None,
 ) -> None:
     """Turn a timeline into an HTML report.
@@ -108,9 +109,10 @@ def report_command(
     Exit code 0: the page was written. 2: the timeline cannot be read, or the page cannot be written.
     """
     console = Console()
-    written = timeline.with_suffix(".html") if output is None else output
     with exit_on_failure(console, "cannot write the report"):
-        run = read_run(timeline)
-        written.write_text(page(run, timeline.name), encoding="utf-8")
+        file = machine_path("TIMELINE", timeline, "a file of this machine that a loader's `trace` wrote")
+        written = file.with_suffix(".html") if output is None else output
+        run = read_run(file)
+        written.write_text(page(run, file.name), encoding="utf-8")
     say(console, str(run.statistics.verdict))
     say(console, str(written))

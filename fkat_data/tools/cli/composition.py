@@ -9,15 +9,19 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from fkat_data.configuration import instantiate, register_resolvers
 from fkat_data.errors import ConfigurationError
+from fkat_data.location import machine_path
 
 __all__ = ["loader_maker", "target_of"]
 
+_EXPECTED = "a YAML file"
+
 
 def loader_maker(
-    path: Path, overrides: Sequence[str], key: str | None, default_key: str = "loader"
+    path: str | Path, overrides: Sequence[str], key: str | None, default_key: str = "loader"
 ) -> Callable[..., Any]:
     """Return a function that makes a new loader on each call. Its keywords replace arguments of the configuration.
 
@@ -43,7 +47,7 @@ def loader_maker(
     return make_loader
 
 
-def target_of(path: Path, overrides: Sequence[str], key: str | None, default_key: str = "loader") -> str:
+def target_of(path: str | Path, overrides: Sequence[str], key: str | None, default_key: str = "loader") -> str:
     """Return the name of the class or function that a node instantiates. It takes the arguments of ``loader_maker``.
 
     Raises:
@@ -53,7 +57,9 @@ def target_of(path: Path, overrides: Sequence[str], key: str | None, default_key
     return str(_node(config, key)["_target_"])
 
 
-def _found(path: Path, overrides: Sequence[str], key: str | None, default_key: str) -> tuple[DictConfig, str | None]:
+def _found(
+    path: str | Path, overrides: Sequence[str], key: str | None, default_key: str
+) -> tuple[DictConfig, str | None]:
     config = _composed(path, overrides)
     if key is None and "_target_" not in config:
         key = default_key
@@ -61,15 +67,24 @@ def _found(path: Path, overrides: Sequence[str], key: str | None, default_key: s
     return config, key
 
 
-def _composed(path: Path, overrides: Sequence[str]) -> DictConfig:
-    if not path.is_file() or path.suffix not in (".yaml", ".yml"):
-        raise ConfigurationError("CONFIG", str(path), "a YAML file that exists")
+def _composed(path: str | Path, overrides: Sequence[str]) -> DictConfig:
+    file = machine_path("CONFIG", path, _EXPECTED)
+    if not file.is_file() or file.suffix not in (".yaml", ".yml"):
+        raise ConfigurationError("CONFIG", str(path), f"{_EXPECTED} that exists")
     register_resolvers()
     try:
-        with initialize_config_dir(str(path.resolve().parent), version_base="1.3"):
-            return compose(path.stem, list(overrides))
+        with initialize_config_dir(str(file.parent), version_base="1.3"):
+            return compose(file.stem, list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigurationError("CONFIG", str(path), f"a configuration that Hydra can compose: {error}") from error
+        # What follows is Hydra's search path.
+        reason = _one_line(str(error).partition("\n\n")[0])
+        raise ConfigurationError("CONFIG", str(path), f"a configuration that Hydra can compose: {reason}") from error
+    except (YAMLError, UnicodeError, OSError) as error:
+        raise ConfigurationError("CONFIG", str(path), f"valid YAML: {_one_line(str(error))}") from error
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _node(config: DictConfig, key: str | None) -> DictConfig:

@@ -1,13 +1,13 @@
 """The commands that inspect, verify, write and merge datasets of shards."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Literal, cast
 
 import typer
 from rich.console import Console
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.location import machine_path
 from fkat_data.streaming.formats.summary import first_samples, summary_of
 from fkat_data.streaming.formats.verification import verify_dataset
 from fkat_data.streaming.writing.merge import IndexLocation, merge_index
@@ -19,10 +19,12 @@ from fkat_data.tools.converting.convert import KINDS, convert
 __all__ = ["convert_command", "dataset_app", "inspect_command", "merge_index_command", "verify_command"]
 
 _DAMAGED = 1
+_EXPECTED = "the directory of a dataset on this machine"
 
 dataset_app = typer.Typer()
 
-Directory = Annotated[Path, typer.Argument(help="A dataset, a folder of splits, or Parquet files.")]
+# As text: a Path would turn the // of a URL into /.
+Directory = Annotated[str, typer.Argument(help="A dataset, a folder of splits, or Parquet files.")]
 Unsafe = Annotated[
     bool,
     typer.Option("--allow-unsafe-types", help="Read pickle columns. Unpickling can run code from the file's author."),
@@ -41,7 +43,7 @@ def inspect_command(
     """
     console = Console()
     with exit_on_failure(console, "cannot show the dataset"):
-        for path, entries in stored_datasets(directory):
+        for path, entries in stored_datasets(machine_path("DIRECTORY", directory, _EXPECTED)):
             show_summary(console, path, summary_of(path, entries))
             found = first_samples(path, samples, allow_unsafe_types=allow_unsafe_types, entries=entries)
             show_samples(console, found)
@@ -62,7 +64,7 @@ def verify_command(
     console = Console()
     num_problems = 0
     with exit_on_failure(console, "nothing was verified"):
-        for path, entries in stored_datasets(directory):
+        for path, entries in stored_datasets(machine_path("DIRECTORY", directory, _EXPECTED)):
             with sample_progress(console, f"verifying {path}") as progress:
                 report = verify_dataset(path, allow_unsafe_types=allow_unsafe_types, progress=progress, entries=entries)
             show_problems(console, path, report)

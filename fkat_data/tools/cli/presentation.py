@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fkat_data.errors import FkatDataError
 from fkat_data.tools.resume_check.verify import ProgressCallback, ResumeReport
 
 __all__ = ["exit_on", "exit_on_failure", "progress_bar", "say", "show_report", "verification_progress"]
@@ -29,7 +28,8 @@ def say(console: Console, text: str, style: str | None = None) -> None:
 def exit_on(console: Console, failures: Mapping[type[BaseException], str]) -> Generator[None]:
     """End the program with exit code 2 if the context raises one of these errors.
 
-    It prints what the failure means, the error, and the error's notes, which say where it happened.
+    It prints, on one line, what the failure means, the error, and the error's notes, which say where it happened. The
+    further lines of an error that has several follow.
 
     Args:
         console: The terminal.
@@ -37,15 +37,19 @@ def exit_on(console: Console, failures: Mapping[type[BaseException], str]) -> Ge
     """
     try:
         yield
+    except typer.Exit:
+        raise
     except tuple(failures) as error:
-        say(console, next(f"{text}:" for kind, text in failures.items() if isinstance(error, kind)), "red")
-        say(console, "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]))
+        meaning = next(text for kind, text in failures.items() if isinstance(error, kind))
+        first, *rest = f"{type(error).__name__}: {error}".splitlines()
+        notes: list[str] = getattr(error, "__notes__", [])
+        say(console, "\n".join(["; ".join([f"{meaning}: {first}", *notes]), *rest]), "red")
         raise typer.Exit(_NOT_DONE) from error
 
 
 def exit_on_failure(console: Console, meaning: str) -> AbstractContextManager[None]:
-    """End the program with exit code 2 if the context raises one of the package's errors or an ``OSError``."""
-    return exit_on(console, {FkatDataError: meaning, OSError: meaning})
+    """End the program with exit code 2 if the context raises an error of any kind."""
+    return exit_on(console, {Exception: meaning})
 
 
 def progress_bar(console: Console, count: str, *more: ProgressColumn) -> Progress:

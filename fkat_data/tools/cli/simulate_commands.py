@@ -90,7 +90,7 @@ def simulate_command(
         )
         words = advice_for(dataset, result)
         if html is not None:
-            html.write_text(simulation_page(result, words, config.name), encoding="utf-8")
+            html.write_text(simulation_page(result, words, Path(config).name), encoding="utf-8")
     if as_json:
         say(console, json.dumps(result.as_dict() | {"advice": words}, allow_nan=False))
         return
@@ -99,7 +99,7 @@ def simulate_command(
         say(console, str(html))
 
 
-def _check_dataset(config: Path, overrides: Sequence[str], key: str | None) -> None:
+def _check_dataset(config: str, overrides: Sequence[str], key: str | None) -> None:
     target = target_of(config, overrides, key, default_key="dataset")
     if target.endswith("Loader"):
         raise ConfigurationError("--key", key, f"the node of a dataset (with --shards), not of a {target}")

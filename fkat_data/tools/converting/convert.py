@@ -9,7 +9,7 @@ from typing import Any, Literal, Unpack
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, SampleError
-from fkat_data.location import resolved
+from fkat_data.location import machine_path
 from fkat_data.streaming.writing.lines import WriterSettings
 from fkat_data.streaming.writing.mds_writer import MDSWriter
 from fkat_data.streaming.writing.merge import IndexLocation
@@ -115,7 +115,7 @@ def sources_of(path: str | Path, kind: str | None = None, num_workers: int = 1) 
     """
     if kind is not None:
         arguments.choice("kind", kind, KINDS)
-    place = Path(resolved("paths", path, "paths of files or directories"))
+    place = machine_path("paths", path, "files or directories of this machine")
     if place.is_dir():
         files = sorted(place.iterdir(), key=lambda file: natural_key(file.name))
         tables = [file for file in files if _kind_of(file) and kind in (None, _kind_of(file))]

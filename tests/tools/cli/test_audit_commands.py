@@ -91,3 +91,51 @@ def test_a_node_that_is_no_dataset_is_refused(config):
     code, output = run("coverage", config)
     assert code == 2, output
     assert "StreamingDataset" in output
+
+
+BAD_CONFIGURATIONS = [
+    (b"dataset: [1, 2\n", "expected valid YAML: while parsing a flow sequence"),
+    (b"\xff\xfe\x00", "expected valid YAML: 'utf-8' codec"),
+    (b"- 1\n", "a configuration that Hydra can compose: primary config 'run' must be a DictConfig"),
+    (b"defaults: [nothing]\n", "Could not load 'nothing'."),
+    (b"", "--key = 'dataset': expected a node with a `_target_`"),
+    (b"dataset:\n  _target_: builtins.int\n  _args_: [abc]\n", "ValueError: invalid literal for int()"),
+    (b"dataset:\n  _target_: builtins.dict\n  local: ${nothing}\n", "Interpolation key 'nothing' not found"),
+    (b"dataset:\n  _target_: fkat_data.streaming.StreamingDataset\n  local: dbfs:/Volumes/x\n", "dbfs:/Volumes/x"),
+]
+
+
+@pytest.mark.parametrize("command", [["explain"], ["coverage"], ["simulate", "--step-time", "1", "--bandwidth", "1gb"]])
+@pytest.mark.parametrize(("content", "text"), BAD_CONFIGURATIONS, ids=lambda value: str(value)[:20])
+def test_a_configuration_that_makes_no_sense_is_one_line_and_an_exit_code(tmp_path, command, content, text):
+    (tmp_path / "run.yaml").write_bytes(content)
+    code, output = run(*command, tmp_path / "run.yaml")
+    assert (code, output.count("\n")) == (2, 1), output
+    assert text in output
+    assert run("verify-resume", tmp_path / "run.yaml", "--key", "dataset")[0] == 2
+
+
+@pytest.mark.parametrize("command", [["explain"], ["coverage"], ["verify-resume"], ["report"], ["inspect"], ["verify"]])
+@pytest.mark.parametrize("location", ["s3://bucket/run.yaml", "https://host/run.yaml", "dbfs:/Volumes/run.yaml"])
+def test_a_url_instead_of_a_path_is_one_line_and_an_exit_code(command, location):
+    code, output = run(*command, location)
+    assert (code, output.count("\n")) == (2, 1), output
+    assert f"'{location}': expected" in output
+
+
+def test_a_home_directory_is_found_by_every_command(config, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RANK", "0")
+    for arguments in (
+        ["explain", "~/run.yaml"],
+        ["coverage", "~/run.yaml"],
+        ["inspect", "~/data"],
+        ["verify", "~/data"],
+    ):
+        code, output = run(*arguments)
+        assert code == 0, output
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
+    code, output = run("convert", "~/rows.jsonl", "--out", "~/parts/0")
+    assert code == 0, output
+    assert run("merge-index", "~/parts")[0] == 0
+    assert (tmp_path / "parts" / "index.json").is_file()

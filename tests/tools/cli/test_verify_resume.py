@@ -129,7 +129,7 @@ def test_a_file_that_is_a_loader_itself_needs_no_key(tmp_path):
 def test_a_configuration_that_does_not_work_is_reported(verify, arguments, text):
     code, output = verify(loader_config(dataset_config("Exact")), *arguments)
     assert code == 2
-    assert output.startswith("the configuration does not work, so nothing was verified:\nConfigurationError: ")
+    assert output.startswith("the configuration does not work, so nothing was verified: ConfigurationError: ")
     assert text in output
     assert "cause" not in output
 
@@ -144,7 +144,7 @@ def test_failing_data_are_reported_with_their_place(verify):
     code, output = verify(loader_config(dataset_config("Failing")), "--mode=in-process")
     assert code == 2
     assert output.startswith(
-        "the data fail even without a stop, so nothing was verified:\nOSError: the disk is on fire\n"
+        "the data fail even without a stop, so nothing was verified: OSError: the disk is on fire; "
     )
     assert "of shard '2' (epoch 0" in output
 
@@ -154,7 +154,7 @@ def test_a_loader_that_hangs_is_ended(verify, mode, monkeypatch):
     monkeypatch.setattr(commands, "_LEAST_GRACE_S", 0.1)
     code, output = verify(loader_config(dataset_config("Hanging")), "--timeout-s", "0.5", "--mode", mode)
     assert code == 2
-    assert output.startswith("the loader hangs, so nothing was verified:\nHangError: ")
+    assert output.startswith("the loader hangs, so nothing was verified: HangError: ")
 
 
 def test_time_that_is_over_before_a_stop_proves_nothing(verify):
