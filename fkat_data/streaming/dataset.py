@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -67,7 +68,8 @@ class StreamingDataset(DatasetProperties, SampleAccess, IterableDataset[Any]):
         predownload: Samples whose shards each rank fetches ahead; None: those of 128 MiB, and at least 8 batches. A
             small ``cache_limit`` reduces it.
         cache_limit: Bytes, a number or a text such as ``"10gb"``, that the files of all streams on this node may take.
-            The least recently used shards go first. Data that are read in place do not count.
+            The least recently used shards go first. What is being fetched may come on top. Data that are read in
+            place do not count.
         sampling_method: ``"balanced"``: each epoch takes other samples of a stream that is shown in part; ``"fixed"``:
             all take the same.
         sampling_granularity: Samples of a shard that are taken together.
@@ -89,7 +91,8 @@ class StreamingDataset(DatasetProperties, SampleAccess, IterableDataset[Any]):
         stream_name: The kind of stream that ``stream_config`` makes: ``"stream"``.
         stream_config: Arguments of the only stream, instead of ``streams``, ``remote`` and ``local``.
         arrays: Whether ``ndarray`` columns give NumPy arrays or torch tensors.
-        writable: Whether arrays belong to the caller; otherwise they are read-only views of the shard.
+        writable: Whether arrays belong to the caller; otherwise they are read-only. Those of shards that are read in
+            place are views.
         skip: What must not be delivered: a list of ``{"epoch": 0, "batches": [100, 120]}``, global batches of an
             epoch, and ``{"samples": [17, 4]}``. Every other sample keeps its position.
         weight_schedule: Proportions of the streams that change during training: a list of
@@ -188,6 +191,7 @@ class StreamingDataset(DatasetProperties, SampleAccess, IterableDataset[Any]):
             arrays=arrays,
             writable=writable,
             decoded_limit_bytes=size_bytes_of("decoded_limit", decoded_limit) if decoded_limit else DECODED_LIMIT_BYTES,
+            num_processes=partial(_num_processes, world),
         )
         self._skips.check(catalog.num_samples)
         weights = [stream.weight for stream in filled]
@@ -304,7 +308,8 @@ class StreamingDataset(DatasetProperties, SampleAccess, IterableDataset[Any]):
         most_bytes = None
         if self.cache_limit is not None:
             # The other half is for the shards that are being read.
-            most_bytes = max(1, self.cache_limit // (2 * self.epochs.world().ranks_per_node))
+            free_bytes = self.cache_limit - self.catalog.indices_bytes
+            most_bytes = max(1, free_bytes // (2 * self.epochs.world().workers_per_node))
         return self._shards.follow(parts, ids_of, num_ahead=self.num_ahead, most_bytes=most_bytes, is_opened=is_opened)
 
     def begin_epoch(self) -> ResumePoint:
@@ -413,3 +418,9 @@ def _schedule(given: Any, weights: Sequence[StreamWeight], epoch_size: int) -> W
     if any(weight.kind is not None for weight in weights):
         raise ConfigurationError("weight_schedule", given, "streams without weights of their own")
     return WeightSchedule(given, len(weights), epoch_size)
+
+
+def _num_processes(world: World | None) -> int:
+    """Return how many processes of this node read the dataset."""
+    info = get_worker_info()
+    return (world or World.here()).ranks_per_node * (1 if info is None else info.num_workers)

@@ -25,6 +25,7 @@ from fkat_data import ShardedDataLoader
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
 from fkat_data.streaming import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
 from fkat_data.streaming.cache.cache_directory import CacheDirectory
+from fkat_data.streaming.reading import open_shards
 from fkat_data.streaming.store import attempts
 
 COUNT, LARGER_COUNT = 97, 640
@@ -274,7 +275,7 @@ def test_the_only_copy_is_not_evicted(data):
 
 def test_a_batch_of_more_shards_than_may_be_open_is_whole(data, serve, tmp_path, monkeypatch):
     dataset = StreamingDataset(remote=serve(data).url, local=str(tmp_path / "local"), **OPTIONS)
-    monkeypatch.setattr(dataset._shards, "_most_open", 2)
+    monkeypatch.setattr(open_shards, "_MOST_CACHED_OPEN", 2)
     assert numbers(StreamingDataLoader(dataset)) == epoch(local=data)
 
 
@@ -448,14 +449,14 @@ def test_two_jobs_on_a_cache_of_a_tenth_read_rightly_whoever_is_killed(larger, s
     server, local = serve(larger), tmp_path / "local"
     removals = tmp_path / "removals"
     removals.touch()
-    remove = CacheDirectory.remove
+    remove = CacheDirectory._remove
 
-    def noted(self, name):
+    def noted(self, name, *arguments, **options):
         with removals.open("ab", buffering=0) as file:  # a descriptor of its own: forked ranks have this, too
             file.write(f"{name}\n".encode())
-        return remove(self, name)
+        return remove(self, name, *arguments, **options)
 
-    monkeypatch.setattr(CacheDirectory, "remove", noted)
+    monkeypatch.setattr(CacheDirectory, "_remove", noted)
     num_killed = 0
     limit = sum(path.stat().st_size for path in larger.iterdir()) // 10
     draw = random.Random(7)

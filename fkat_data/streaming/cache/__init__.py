@@ -1,7 +1,7 @@
 """A node's copies of shards, shared by its processes and jobs. The directory is the only state.
 
-Open to other packages: ``cache``, ``cache_budget``, ``cache_directory``, ``dataset_version``, ``locks``, ``paths``,
-``system``.
+Open to other packages: ``cache``, ``cache_budget``, ``cache_directory``, ``dataset_version``, ``idle_maps``,
+``locks``, ``paths``, ``system``.
 """
 
 from fkat_data.streaming.cache.cache import Cache

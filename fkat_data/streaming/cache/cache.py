@@ -28,8 +28,8 @@ class Cache:
 
     The cache writes a file under a temporary name, checks its size, syncs it to the disk and renames it, so a file
     under its own name is always whole. A caller that asks for a file in the making waits for it, and makes it if its
-    maker dies. Any process may evict a file at any time. A reader that has the file open or mapped keeps it; a reader
-    that finds it missing calls ``get`` again.
+    maker dies. Any process may evict a file that is not in ``mapped_files``. A reader that has it open keeps it; a reader that
+    finds it missing calls ``get`` again.
 
     It pickles if its budget does, works after a fork, and needs no closing.
 
@@ -42,6 +42,7 @@ class Cache:
     Attributes:
         directory: Where the files are: ``directory``, or this node's folder in it if other nodes may see
             ``directory``.
+        mapped_files: The register of mapped files. A file that is in it is not evicted; one that is only open may be.
 
     Raises:
         ConfigurationError: The budget does not cover the directory.
@@ -52,6 +53,7 @@ class Cache:
         self._budget = budget
         self._is_name_synced = arguments.boolean("is_name_synced", is_name_synced)
         self.directory = self._directory.path
+        self.mapped_files = self._directory.mapped_files
         self._directory.sweep(MAKING, CLAIMS)
 
     def get(
@@ -101,13 +103,12 @@ class Cache:
                     return None
                 time.sleep(pause_s)
             # The last owner of the claim may have made it.
-            is_made = not self.has(name, size_bytes)
-            if is_made:
-                self._make(name, size_bytes, fill)
-            else:
+            if self.has(name, size_bytes):
                 self.touch(name)
-        if is_made:
-            self._budget.trim()
+                return path
+            is_on_top = self._make(name, size_bytes, fill)
+        if is_on_top:
+            self._budget.trim(self._directory, name)
         return path
 
     def has(self, name: str, size_bytes: int) -> bool:
@@ -139,10 +140,11 @@ class Cache:
                 raise
         return Claim(self._directory, name)
 
-    def _make(self, name: str, size_bytes: int, fill: Callable[[BinaryIO], None]) -> None:
+    def _make(self, name: str, size_bytes: int, fill: Callable[[BinaryIO], None]) -> bool:
+        """Make a file; return whether it came on top of the limit."""
         for attempt in range(_MOST_ATTEMPTS):
             try:
-                self._write(name, size_bytes, fill)
+                return self._write(name, size_bytes, fill)
             except OSError as error:
                 if error.errno not in _FULL:
                     error.add_note(f"while making {self.directory / name}, {size_bytes} bytes")
@@ -150,8 +152,7 @@ class Cache:
                 free_bytes = shutil.disk_usage(self.directory).free
                 if not self._can_try_again(size_bytes, attempt, free_bytes, error.errno):
                     raise CacheFullError(str(self.directory / name), size_bytes, free_bytes, str(error)) from error
-            else:
-                return
+        raise RuntimeError("the last attempt returns or raises")
 
     def _can_try_again(self, size_bytes: int, attempt: int, free_bytes: int, number: int) -> bool:
         """Evict files from a full disk, or wait for other makers; return whether that may have helped."""
@@ -167,9 +168,11 @@ class Cache:
         time.sleep(0.01 + secrets.randbelow(50 * (attempt + 1)) / 1000)
         return True
 
-    def _write(self, name: str, size_bytes: int, fill: Callable[[BinaryIO], None]) -> None:
-        with self._budget.reserve(self._directory, size_bytes) as temporary:
+    def _write(self, name: str, size_bytes: int, fill: Callable[[BinaryIO], None]) -> bool:
+        reserved, is_on_top = self._budget.reserve(self._directory, size_bytes)
+        with reserved as temporary:
             temporary.fill(name, fill)
             # Before it has its name: a file without a recorded use is evicted first.
             self.touch(name)
             temporary.move_to(name, is_synced=self._is_name_synced)
+        return is_on_top

@@ -1,31 +1,39 @@
 """How many bytes several cache directories may take together, and which files go when there is too little space."""
 
 import contextlib
-import errno
+import logging
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.cache.cache_directory import CacheDirectory
-from fkat_data.streaming.cache.paths import MAKING, StoredFile
+from fkat_data.streaming.cache.idle_maps import give_back_idle_maps
+from fkat_data.streaming.cache.locks import pauses
+from fkat_data.streaming.cache.paths import MAKING
+from fkat_data.streaming.cache.stock import Stock
 from fkat_data.streaming.cache.temporary import Temporary
 
 __all__ = ["CacheBudget"]
 
+_logger = logging.getLogger(__name__)
 
-class _Found(NamedTuple):
-    directory: CacheDirectory
-    file: StoredFile
+#: How long to wait for other processes to unmap files, and how long not to wait again if they did not.
+_PATIENCE_S = 5.0
+_REST_S = 60.0
 
 
 class CacheBudget:
     """How many bytes several directories may take together.
 
-    The budget counts the files on the disk before each new one: other jobs' files, files in the making at their final
-    size, and files that no cache made. It leaves out the cache's own bookkeeping. It adds up file sizes, which may
-    differ from the space that the disk uses.
+    The budget knows what the files take before each new one: other jobs' files, files in the making at their final
+    size, and files that no cache made, from the next count on. It leaves out the cache's own bookkeeping, and a
+    directory below that is another cache. It adds up file sizes, which may differ from the space that the disk uses.
+
+    A file that a process of the node has mapped is not evicted, because the disk would keep it. Where only such files
+    are left, the budget has this process unmap what it does not read at this moment, and waits for the others.
 
     It is thread-safe, and processes may use the same directories with different limits. It pickles if
     ``is_evictable`` does.
@@ -57,14 +65,16 @@ class CacheBudget:
             limit_bytes = arguments.integer("limit_bytes", limit_bytes, minimum=1)
         self.limit_bytes = limit_bytes
         self._is_evictable = is_evictable
+        self._patient_again_s = 0.0
         found = {directory.resolved: directory for directory in map(CacheDirectory, dict.fromkeys(directories))}
         # One order for all: two processes that lock the same directories cannot deadlock.
         self._directories = [found[resolved] for resolved in sorted(found)]
 
     @property
     def usage_bytes(self) -> int:
-        """Bytes that the files take now."""
-        return sum(file.size_bytes for _, file in self._files())
+        """Bytes that the files take now, counted one by one."""
+        with self._locked() as stocks:
+            return sum(stock.count() + stock.making_bytes for stock in stocks)
 
     def directory(self, path: Path) -> CacheDirectory:
         """Return one of the directories.
@@ -89,34 +99,51 @@ class CacheBudget:
     def evict(self, num_bytes: int) -> int:
         """Remove files, the least recently used first, until at least ``num_bytes`` are gone.
 
+        Waits for other processes to unmap files if no others are left.
+
         Returns:
             The bytes removed: less than ``num_bytes`` if no more files may go.
 
         Raises:
             OSError: A file cannot be removed.
         """
-        with self._locked():
-            return _evict(num_bytes, self._coldest_first(list(self._files())))
+        for is_last in self._attempts():
+            with self._locked() as stocks:
+                freed_bytes, num_mapped = _evict(num_bytes, stocks)
+            if freed_bytes or not num_mapped or is_last:
+                return freed_bytes
+        return 0
 
-    def reserve(self, directory: CacheDirectory, size_bytes: int) -> Temporary:
-        """Evict files until a new one fits, and return it, empty; it counts at its full size from now on.
+    def reserve(self, directory: CacheDirectory, size_bytes: int) -> tuple[Temporary, bool]:
+        """Evict files until a new one fits, and make it, empty; it counts at its full size from now on.
 
         Args:
             directory: Where the file will be.
             size_bytes: Its final size.
 
+        Returns:
+            The file, and whether it comes on top of the limit: its maker then calls ``trim``.
+
         Raises:
             ConfigurationError: The limit is too small for this file beside those that may not be evicted.
             OSError: The file cannot be made.
         """
-        if self.limit_bytes is None:
-            return Temporary(directory, size_bytes)
-        with self._locked():
-            self._make_room(directory, size_bytes, self.limit_bytes)
-            return Temporary(directory, size_bytes)
+        limit_bytes = self.limit_bytes
+        if limit_bytes is None:
+            return Temporary(directory, size_bytes), False
+        for is_last in self._attempts():
+            with self._locked() as stocks:
+                above_bytes = self._make_room(stocks, directory, size_bytes, limit_bytes, is_last=is_last)
+                if above_bytes is not None:
+                    return Temporary(directory, size_bytes), above_bytes > 0
+        raise RuntimeError("the last attempt returns or raises")
 
-    def trim(self) -> int:
+    def trim(self, directory: CacheDirectory, name: str) -> int:
         """Evict what exceeds the limit, after a file was made on top of it; return how many bytes went.
+
+        Args:
+            directory: Where that file is.
+            name: Its name; it stays, as its maker has not opened it yet.
 
         Raises:
             OSError: A file cannot be removed.
@@ -124,36 +151,49 @@ class CacheBudget:
         limit_bytes = self.limit_bytes
         if limit_bytes is None:
             return 0
-        with self._locked():
-            files = list(self._files())
-            excess_bytes = sum(file.size_bytes for _, file in files if not file.is_being_made) - limit_bytes
-            return _evict(excess_bytes, self._coldest_first(files)) if excess_bytes > 0 else 0
+        with self._locked() as stocks:
+            excess_bytes = sum(stock.total_bytes for stock in stocks) - limit_bytes
+            spared = self._directories.index(directory), name
+            return _evict(excess_bytes, stocks, spared)[0] if excess_bytes > 0 else 0
 
     def is_making(self) -> bool:
         """Return whether any process makes a file."""
-        return any(file.is_being_made for _, file in self._files())
-
-    def _files(self) -> Iterator[_Found]:
-        # One directory may be in another: its files are its own.
-        apart = frozenset(directory.resolved for directory in self._directories)
         for directory in self._directories:
-            for file in directory.files(apart):
-                yield _Found(directory, file)
+            directory.sweep(MAKING)
+        return any(True for directory in self._directories for _ in directory.being_made())
 
-    def _make_room(self, directory: CacheDirectory, size_bytes: int, limit_bytes: int) -> None:
-        while True:
-            files = list(self._files())
-            excess_bytes = sum(file.size_bytes for _, file in files) + size_bytes - limit_bytes
-            if excess_bytes <= 0:
-                return
-            may_go = self._coldest_first(files)
-            if not may_go:
-                break
-            # Other processes may have removed some of them: count again.
-            if _evict(excess_bytes, may_go) >= excess_bytes:
-                return
+    def _make_room(
+        self, stocks: list[Stock], directory: CacheDirectory, size_bytes: int, limit_bytes: int, *, is_last: bool
+    ) -> int | None:
+        """Evict files until a new one fits; return the bytes that it is above the limit, None if it should wait.
+
+        Raises:
+            ConfigurationError: The limit is too small.
+        """
+        total_bytes = sum(stock.total_bytes for stock in stocks)
+        making_bytes = sum(stock.making_bytes for stock in stocks)
+        if total_bytes + making_bytes + size_bytes <= limit_bytes:
+            return 0
+        for stock in stocks:
+            stock.sweep()
+        making_bytes = sum(stock.making_bytes for stock in stocks)
+        excess_bytes = total_bytes + making_bytes + size_bytes - limit_bytes
+        freed_bytes, num_mapped = _evict(excess_bytes, stocks)
+        if freed_bytes >= excess_bytes:
+            return 0
+        # What users removed is still counted.
+        total_bytes = sum(stock.count() for stock in stocks)
+        excess_bytes = total_bytes + making_bytes + size_bytes - limit_bytes
+        if num_mapped:
+            if is_last and excess_bytes > 0:
+                _logger.warning(
+                    "the cache in %s exceeds its limit of %d bytes by %d: processes of this node keep %d evictable "
+                    "files mapped and do not read",
+                    *(directory.path, limit_bytes, excess_bytes, num_mapped),
+                )
+            return max(0, excess_bytes) if is_last or excess_bytes <= 0 else None
         # Files in the making may exceed the limit: their makers trim, too.
-        missing_bytes = excess_bytes - sum(file.size_bytes for _, file in files if file.is_being_made)
+        missing_bytes = excess_bytes - making_bytes
         if missing_bytes > 0:
             raise ConfigurationError(
                 "limit_bytes",
@@ -161,45 +201,49 @@ class CacheBudget:
                 f"at least {limit_bytes + missing_bytes}: {directory.path} needs {size_bytes} bytes for a file, and "
                 "the other files in the cache may not be removed",
             )
+        return max(0, excess_bytes)
 
-    def _coldest_first(self, files: list[_Found]) -> list[_Found]:
-        is_evictable = self._is_evictable
-        if is_evictable is None:
-            return []
-        last_uses = {directory.resolved: directory.recency.last_uses() for directory in self._directories}
-        never = min((min(uses.values(), default=0) for uses in last_uses.values()), default=0) - 1
-
-        def key(found: _Found) -> tuple[int, int, str]:
-            directory, file = found
-            used = last_uses[directory.resolved].get(directory.recency.key_of(file.name), never)
-            return used, file.changed_ns, file.name
-
-        may_go = [
-            found
-            for found in files
-            if not found.file.is_being_made and is_evictable(found.directory.given, found.file.name)
-        ]
-        return sorted(may_go, key=key)
+    def _attempts(self) -> Iterator[bool]:
+        """Yield False before each attempt while other processes may unmap files, then True before the last one."""
+        begun_s = time.monotonic()
+        if begun_s >= self._patient_again_s:
+            for pause_s in pauses():
+                yield False
+                if time.monotonic() - begun_s > _PATIENCE_S:
+                    break
+                time.sleep(pause_s)
+            self._patient_again_s = time.monotonic() + _REST_S
+        yield True
 
     @contextlib.contextmanager
-    def _locked(self) -> Generator[None]:
+    def _locked(self) -> Generator[list[Stock]]:
         with contextlib.ExitStack() as stack:
-            for directory in self._directories:
-                try:
-                    stack.enter_context(directory.open("budget")).lock()
-                except OSError as error:
-                    # In a directory that is not writable, no process adds files.
-                    if error.errno not in (errno.EROFS, errno.EACCES):
-                        raise
-            for directory in self._directories:
-                directory.sweep(MAKING)
-            yield
+            yield [stack.enter_context(Stock(directory, self._may_go(directory))) for directory in self._directories]
+
+    def _may_go(self, directory: CacheDirectory) -> Callable[[str], bool] | None:
+        is_evictable = self._is_evictable
+        return None if is_evictable is None else partial(is_evictable, directory.given)
 
 
-def _evict(num_bytes: int, coldest_first: list[_Found]) -> int:
-    freed_bytes = 0
-    for directory, file in coldest_first:
-        if freed_bytes >= num_bytes:
+def _evict(num_bytes: int, stocks: list[Stock], spared: tuple[int, str] | None = None) -> tuple[int, int]:
+    """Evict the coldest files; return the bytes that went, and how many files stay because they are mapped."""
+    freed_bytes = num_mapped = 0
+    has_given_back = False
+    while freed_bytes < num_bytes:
+        coldest = [(candidate, place) for place, stock in enumerate(stocks) if (candidate := stock.coldest())]
+        # What was made last is the hottest: behind it there is no other.
+        if not coldest or ((first := min(coldest))[1], first[0].name) == spared:
             break
-        freed_bytes += directory.remove(file.name)
-    return freed_bytes
+        stock = stocks[first[1]]
+        size_bytes = stock.evict_coldest()
+        if size_bytes is None and not has_given_back:
+            # This process may have it mapped.
+            has_given_back = True
+            give_back_idle_maps()
+            size_bytes = stock.evict_coldest()
+        if size_bytes is None:
+            num_mapped += 1
+            stock.pass_over()
+        else:
+            freed_bytes += size_bytes
+    return freed_bytes, num_mapped

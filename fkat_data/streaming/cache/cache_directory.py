@@ -7,12 +7,23 @@ import os
 import platform
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.streaming.cache.ledger import Ledger
 from fkat_data.streaming.cache.locks import LockFile
-from fkat_data.streaming.cache.paths import BOOKKEEPING, MAKING, StoredFile, files_below, opened_folder, parts_of
+from fkat_data.streaming.cache.mapped_files import MappedFiles
+from fkat_data.streaming.cache.paths import (
+    BOOKKEEPING,
+    MAKING,
+    StoredFile,
+    counted_bytes,
+    files_below,
+    files_in_the_making,
+    opened_folder,
+    parts_of,
+)
 from fkat_data.streaming.cache.recency import Recency
 from fkat_data.streaming.cache.system import file_system_of, is_node_local
 
@@ -71,6 +82,7 @@ class CacheDirectory:
         given: The directory as the caller passed it.
         path: Where the files are: the same, or this node's folder in it if other nodes may see it.
         recency: When its files were last used.
+        mapped_files: Which of its files the processes of the node have mapped.
 
     Raises:
         ConfigurationError: It is not safe to use, or locks do not work on its file system.
@@ -94,6 +106,7 @@ class CacheDirectory:
         # Other users may put files into such a directory: only this user's count.
         self._is_open = bool(self.path.stat().st_mode & stat.S_IWOTH)
         self.recency = Recency(self.path / BOOKKEEPING / "recency")
+        self.mapped_files = MappedFiles(self.path / BOOKKEEPING / "mapped")
         try:
             self.prepare()
         except OSError as error:
@@ -134,11 +147,45 @@ class CacheDirectory:
         Raises:
             ShardCorruptError: The name leaves the directory.
         """
+        parts_of(name)
+        if not os.path.lexists(f"{self._text}/{name}"):
+            return 0
+        with self.ledger() as ledger:
+            return self._remove(name, ledger) or 0
+
+    def evict(self, name: str, ledger: Ledger) -> int | None:
+        """Remove a file that no process of the node has mapped.
+
+        Args:
+            name: The file's name.
+            ledger: What ``ledger`` returned.
+
+        Returns:
+            Its size in bytes, 0 if it does not exist; None if it is mapped.
+
+        Raises:
+            OSError: The file cannot be removed.
+        """
+        return self._remove(name, ledger, is_kept_if_mapped=True)
+
+    def ledger(self) -> Ledger:
+        """Lock the directory's files and return the record of what they take. All that adds or removes files has it.
+
+        Raises:
+            OSError: The directory is not writable.
+        """
+        return Ledger(lambda: self.open("budget"))
+
+    def _remove(self, name: str, ledger: Ledger, *, is_kept_if_mapped: bool = False) -> int | None:
         *folders, last = parts_of(name)
         try:
             with opened_folder(self.path, folders) as folder:
                 found = os.stat(last, dir_fd=folder, follow_symlinks=False)
-                os.unlink(last, dir_fd=folder)
+                with self.mapped_files.claimed(found.st_ino) if is_kept_if_mapped else _always() as is_claimed:
+                    if not is_claimed:
+                        return None
+                    with ledger.changing(-counted_bytes(found)):
+                        os.unlink(last, dir_fd=folder)
         except FileNotFoundError:
             return 0
         self.recency.forget(name)
@@ -158,7 +205,12 @@ class CacheDirectory:
         """
         *folders, last = parts_of(name)
         with opened_folder(self.path, folders, is_made=True) as folder:
-            os.rename(temporary, last, dst_dir_fd=folder)
+            with self.ledger() as ledger:
+                before_bytes = 0
+                with contextlib.suppress(FileNotFoundError):
+                    before_bytes = counted_bytes(os.stat(last, dir_fd=folder, follow_symlinks=False))
+                with ledger.changing(counted_bytes(temporary.lstat()) - before_bytes):
+                    os.rename(temporary, last, dst_dir_fd=folder)
             if is_synced:
                 os.fsync(folder)
 
@@ -175,9 +227,13 @@ class CacheDirectory:
             with contextlib.suppress(FileNotFoundError), opened_folder(self.path, folder.parts) as descriptor:
                 os.fsync(descriptor)
 
-    def files(self, apart: frozenset[str] = frozenset()) -> Iterator[StoredFile]:
-        """Yield all files, those in the making included, except below the directories ``apart``."""
-        return files_below(self.resolved, apart)
+    def files(self) -> Iterator[StoredFile]:
+        """Yield all files, except those in the making and those of another cache below this one."""
+        return files_below(self.resolved)
+
+    def being_made(self) -> Iterator[StoredFile]:
+        """Yield the files in the making."""
+        return files_in_the_making(self.resolved)
 
     def open(self, name: str, flags: int = os.O_RDWR | os.O_CREAT, mode: int = 0o600) -> LockFile:
         """Open a bookkeeping file.
@@ -269,6 +325,11 @@ def make_safe(directory: Path) -> None:
     danger = danger_of(found.st_uid, found.st_mode, os.geteuid())
     if danger is not None:
         raise ConfigurationError("local", str(directory), f"a directory that is safe to use as a cache: {danger}")
+
+
+@contextlib.contextmanager
+def _always() -> Generator[bool]:
+    yield True
 
 
 def _remove_if_free(path: Path) -> None:

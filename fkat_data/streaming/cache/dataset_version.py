@@ -94,7 +94,7 @@ class DatasetVersion:
 
     def names(self) -> list[str]:
         """Return the names of all files in the directory, except the cache's bookkeeping."""
-        return [file.name for file in self._directory.files() if not file.is_being_made]
+        return [file.name for file in self._directory.files()]
 
     def hold(self) -> None:
         """Have this process use the adopted version; cheap if it already does.

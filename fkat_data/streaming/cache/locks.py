@@ -70,6 +70,10 @@ class LockFile:
 
     def lock(self, *, shared: bool = False) -> None:
         """Wait for the lock and take it; signal handlers run meanwhile."""
+        if threading.current_thread() is not threading.main_thread():
+            # They run in the main thread. A thread that asked again and again would take time from the others.
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+            return
         for pause_s in pauses():
             if self.try_lock(shared=shared):
                 return

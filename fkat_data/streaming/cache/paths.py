@@ -11,7 +11,17 @@ from typing import NamedTuple
 
 from fkat_data.errors import ShardCorruptError
 
-__all__ = ["BOOKKEEPING", "MAKING", "StoredFile", "files_below", "opened_folder", "parts_of", "reserved_bytes"]
+__all__ = [
+    "BOOKKEEPING",
+    "MAKING",
+    "StoredFile",
+    "counted_bytes",
+    "files_below",
+    "files_in_the_making",
+    "opened_folder",
+    "parts_of",
+    "reserved_bytes",
+]
 
 #: The folder in a cache's directory for what is not a shard.
 BOOKKEEPING = ".fkat_data"
@@ -30,13 +40,11 @@ class StoredFile(NamedTuple):
         name: Its path relative to the cache's directory.
         size_bytes: Its size; for a file in the making, its final size if that is more.
         changed_ns: When it was last changed, by the wall clock.
-        is_being_made: Whether it is in the making.
     """
 
     name: str
     size_bytes: int
     changed_ns: int
-    is_being_made: bool
 
 
 def parts_of(name: str) -> list[str]:
@@ -86,37 +94,46 @@ def opened_folder(root: Path, folders: Sequence[str], *, is_made: bool = False) 
         os.close(descriptor)
 
 
-def files_below(root: str, apart: frozenset[str] = frozenset(), prefix: str = "") -> Iterator[StoredFile]:
-    """Yield the regular files in a directory and its folders, except a cache's bookkeeping.
+def files_below(root: str, prefix: str = "") -> Iterator[StoredFile]:
+    """Yield the regular files in a directory and its folders, except what belongs to a cache.
 
-    Files in the making are among them. Files that vanish meanwhile are left out.
+    Leaves out ``BOOKKEEPING``, folders that are caches of their own, and files that vanish meanwhile.
 
     Args:
         root: The directory, without symbolic links in its path.
-        apart: Directories to skip.
         prefix: A prefix for the names.
     """
     try:
         entries = list(os.scandir(root))
     except (FileNotFoundError, NotADirectoryError):
         return
+    if prefix and any(entry.name == BOOKKEEPING for entry in entries):
+        return
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):
-            if entry.name == BOOKKEEPING:
-                yield from _being_made(f"{entry.path}/{MAKING}", f"{prefix}{entry.name}/{MAKING}/")
-            elif entry.path not in apart:
-                yield from files_below(entry.path, apart, f"{prefix}{entry.name}/")
+            if entry.name != BOOKKEEPING:
+                yield from files_below(entry.path, f"{prefix}{entry.name}/")
             continue
         with contextlib.suppress(FileNotFoundError):
             found = entry.stat(follow_symlinks=False)
             if stat.S_ISREG(found.st_mode):
-                yield StoredFile(prefix + entry.name, found.st_size, found.st_mtime_ns, is_being_made=False)
+                yield StoredFile(prefix + entry.name, found.st_size, found.st_mtime_ns)
 
 
-def _being_made(folder: str, prefix: str) -> Iterator[StoredFile]:
-    for file in files_below(folder, prefix=prefix):
+def files_in_the_making(root: str) -> Iterator[StoredFile]:
+    """Yield the files that a cache's processes are making, at their final sizes.
+
+    Args:
+        root: The cache's directory.
+    """
+    for file in files_below(f"{root}/{BOOKKEEPING}/{MAKING}", f"{BOOKKEEPING}/{MAKING}/"):
         size_bytes = max(file.size_bytes, reserved_bytes(file.name.rpartition("/")[2]))
-        yield file._replace(size_bytes=size_bytes, is_being_made=True)
+        yield file._replace(size_bytes=size_bytes)
+
+
+def counted_bytes(found: os.stat_result) -> int:
+    """Return what a file counts: its size; 0 for a link or a folder."""
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
 def reserved_bytes(name: str) -> int:

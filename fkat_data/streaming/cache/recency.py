@@ -11,18 +11,18 @@ from pathlib import Path
 import numpy as np
 
 from fkat_data.streaming.cache.locks import LockFile
+from fkat_data.streaming.cache.system import boot_id
 
 __all__ = ["Recency"]
 
-_MAGIC = 0x316365722E74666B
+_MAGIC = 0x326365722E74666B
 _HEADER = struct.Struct("<QQQQ")
 _ENTRY = struct.Struct("<QQ")
 _WINDOW = 16
 _ENTRIES = struct.Struct(f"<{2 * _WINDOW}Q")
-_NUM_ENTRIES = 1 << 17
+_NUM_ENTRIES = 1 << 19
 _FILE_BYTES = _HEADER.size + _NUM_ENTRIES * _ENTRY.size
 _MOST = 1 << 62
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Recency:
@@ -30,7 +30,7 @@ class Recency:
 
     Its times are those of the monotonic clock, which the processes of a node share and which does not jump. The boot
     id shows a restart of the machine: uses before it are older than all after it. Processes write without locks. If
-    two meet in one entry, or the table (2 MiB, sparse, 131,072 entries) is full, a use may be lost: the file then
+    two meet in one entry, or the table (8 MiB, sparse, 524,288 entries) is full, a use may be lost: the file then
     counts as never used.
 
     It is thread-safe and pickles; each process opens the file itself.
@@ -64,6 +64,18 @@ class Recency:
         found = found[(found[:, 0] != 0) & (found[:, 1] < _MOST)]
         return {key: tick - table.base for key, tick in found.tolist()}
 
+    def last_use(self, name: str) -> int | None:
+        """Return when a file was last used, as in ``last_uses``; None if it was never used."""
+        table = self._opened()
+        if table is None:
+            return None
+        key = self.key_of(name)
+        with contextlib.suppress(OSError):
+            _, keys, ticks = self._window(table, key)
+            if key in keys and (tick := ticks[keys.index(key)]) < _MOST:
+                return tick - table.base
+        return None
+
     @staticmethod
     def key_of(name: str) -> int:
         """Return a file's key in the table."""
@@ -74,15 +86,20 @@ class Recency:
         if table is None:
             return
         key = self.key_of(name)
-        offset = _HEADER.size + key % (_NUM_ENTRIES - _WINDOW) * _ENTRY.size
         with contextlib.suppress(OSError):
-            seen = os.pread(table.descriptor, _ENTRIES.size, offset)
-            entries = _ENTRIES.unpack(seen.ljust(_ENTRIES.size, b"\0"))
-            place = _place(key, entries[::2], entries[1::2], is_used=is_used)
+            offset, keys, ticks = self._window(table, key)
+            place = _place(key, keys, ticks, is_used=is_used)
             if place is not None:
                 tick = table.base + time.monotonic_ns()
                 entry = _ENTRY.pack(key, tick) if is_used else bytes(_ENTRY.size)
                 os.pwrite(table.descriptor, entry, offset + place * _ENTRY.size)
+
+    def _window(self, table: "_Table", key: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        """Return where a key's entries begin, their keys and their ticks."""
+        offset = _HEADER.size + key % (_NUM_ENTRIES - _WINDOW) * _ENTRY.size
+        seen = os.pread(table.descriptor, _ENTRIES.size, offset)
+        entries = _ENTRIES.unpack(seen.ljust(_ENTRIES.size, b"\0"))
+        return offset, entries[::2], entries[1::2]
 
     def _opened(self) -> "_Table | None":
         table = self._table
@@ -127,7 +144,7 @@ class _Table:
         if len(header) < _HEADER.size:
             return None
         magic, boot, base, _ = _HEADER.unpack(header)
-        return base if magic == _MAGIC and boot == _boot() and base < _MOST else None
+        return base if magic == _MAGIC and boot == boot_id() and base < _MOST else None
 
     def _begin(self) -> int:
         content = os.pread(self.descriptor, _FILE_BYTES, 0)
@@ -139,17 +156,9 @@ class _Table:
             base = 0
             os.ftruncate(self.descriptor, 0)
         os.ftruncate(self.descriptor, _FILE_BYTES)
-        os.pwrite(self.descriptor, _HEADER.pack(_MAGIC, _boot(), base, 0), 0)
+        os.pwrite(self.descriptor, _HEADER.pack(_MAGIC, boot_id(), base, 0), 0)
         return base
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self.descriptor >= 0:
             close(self.descriptor)
-
-
-def _boot() -> int:
-    try:
-        text = _BOOT.read_bytes()
-    except OSError:
-        text = b""
-    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")

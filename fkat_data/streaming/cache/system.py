@@ -1,16 +1,19 @@
-"""Two system calls that Python does not offer."""
+"""What Python does not offer: two system calls, and the id of this start of the machine."""
 
 import ctypes
 import errno
 import os
 import sys
 from collections.abc import Callable
+from functools import cache
+from hashlib import blake2b
 from pathlib import Path
 
-__all__ = ["allocate", "file_system_of", "is_node_local"]
+__all__ = ["allocate", "boot_id", "file_system_of", "is_node_local"]
 
 _C = ctypes.CDLL(None, use_errno=True)
 _KEEP_SIZE = 1
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _STATFS_BYTES = 256  # more than any kernel's structure
 
 #: File systems that only one kernel mounts, by their numbers in statfs(2).
@@ -54,6 +57,16 @@ def file_system_of(path: Path) -> int:
     _call(path, _C.statfs, os.fsencode(path), found)
     # A machine word, which some kernels sign-extend.
     return int.from_bytes(found.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) & 0xFFFFFFFF
+
+
+@cache
+def boot_id() -> int:
+    """Return a number of 64 bits that changes when the machine restarts; a constant where the kernel has no such id."""
+    try:
+        text = _BOOT.read_bytes()
+    except OSError:
+        text = b""
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
 
 
 def allocate(descriptor: int, size_bytes: int) -> None:

@@ -1,7 +1,8 @@
 """The formats of datasets on disk: index, shards, encodings, compression and hashes. Readers trust no file.
 
 Open to other packages: ``columns``, ``compression``, ``decoded_groups``, ``encoding``, ``encodings``, ``entry``,
-``file_formats``, ``files``, ``hashing``, ``index``, ``open_shard``, ``reader``, ``summary``, ``verification``.
+``file_formats``, ``files``, ``hashing``, ``index``, ``mapping``, ``memory_map``, ``open_shard``, ``reader``, ``summary``,
+``verification``.
 """
 
 from fkat_data.streaming.formats.compression import decompress_file

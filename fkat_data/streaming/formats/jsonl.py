@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from fkat_data.streaming.formats.encoding import EncodingError
 from fkat_data.streaming.formats.entry import ShardEntry
+from fkat_data.streaming.formats.mapping import MapRegister
 from fkat_data.streaming.formats.split import SplitReader
 
 __all__ = ["JSONReader"]
@@ -17,8 +18,8 @@ _TYPES: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (f
 class JSONReader(SplitReader):
     """An open shard of JSON lines. Each line is an object with a sample."""
 
-    def __init__(self, directory: Path, entry: ShardEntry) -> None:
-        super().__init__(directory, entry)
+    def __init__(self, directory: Path, entry: ShardEntry, register: MapRegister | None = None) -> None:
+        super().__init__(directory, entry, register)
         self._types = [(column.name, column.encoding, _TYPES[column.encoding]) for column in entry.columns]
 
     def _header(self, entry: ShardEntry) -> bytes:

@@ -1,7 +1,10 @@
 """A shard's files mapped into memory, and their offsets, which are checked once on opening."""
 
 import mmap
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -9,16 +12,38 @@ import numpy.typing as npt
 from fkat_data.errors import ShardCorruptError, ShardNotFoundError
 from fkat_data.streaming.formats.entry import FileInfo
 from fkat_data.streaming.formats.hashing import check_size
+from fkat_data.streaming.formats.memory_map import map_file
 
-__all__ = ["mapped", "mapped_span", "offsets_of"]
+__all__ = ["MapRegister", "mapped", "mapped_span", "offsets_of"]
 
 _OFFSET_BYTES = 4
 
 
-def mapped(path: Path, info: FileInfo) -> memoryview:
+class MapRegister(Protocol):
+    """Records which files this process has mapped."""
+
+    def enter(self, path: Path, found: os.stat_result) -> Callable[[], object]:
+        """Record that this process maps a file; return what removes the record.
+
+        Args:
+            path: The file's path.
+            found: What ``fstat`` returned for the open file.
+
+        Raises:
+            FileNotFoundError: The path no longer leads to the file.
+        """
+        ...
+
+
+def mapped(path: Path, info: FileInfo, register: MapRegister | None = None) -> memoryview:
     """Map a file into memory and return its bytes, read-only. The kernel loads pages on first access.
 
-    The map outlives the file's name, so readers keep working after the file is deleted.
+    The map outlives the file's name, so readers keep working after the file is deleted. It takes no descriptor.
+
+    Args:
+        path: The file.
+        info: The index's description of it.
+        register: Records the map as long as it exists; None: it is not recorded.
 
     Raises:
         ShardNotFoundError: The file does not exist.
@@ -26,16 +51,7 @@ def mapped(path: Path, info: FileInfo) -> memoryview:
         OSError: The file cannot be read.
     """
     check_size(path, info)
-    if not info.bytes:
-        return memoryview(b"")
-    try:
-        with path.open("rb", buffering=0) as file:
-            # The explicit length makes mmap raise if the file has shrunk since the check.
-            return memoryview(mmap.mmap(file.fileno(), info.bytes, access=mmap.ACCESS_READ))
-    except FileNotFoundError as error:
-        raise ShardNotFoundError(str(path), "no such file") from error
-    except ValueError as error:
-        raise ShardCorruptError(str(path), f"the file shrank below {info.bytes} bytes while it was opened") from error
+    return _mapped(path, 0, info.bytes, register)
 
 
 def mapped_span(path: Path, info: FileInfo, start: int, stop: int) -> memoryview:
@@ -47,17 +63,33 @@ def mapped_span(path: Path, info: FileInfo, start: int, stop: int) -> memoryview
         OSError: The file cannot be read.
     """
     check_size(path, info)
+    return _mapped(path, start, stop, None)
+
+
+def _mapped(path: Path, start: int, stop: int, register: MapRegister | None) -> memoryview:
     if start >= stop:
         return memoryview(b"")
     first = start - start % mmap.ALLOCATIONGRANULARITY
     try:
-        with path.open("rb", buffering=0) as file:
-            content = mmap.mmap(file.fileno(), stop - first, access=mmap.ACCESS_READ, offset=first)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            found = os.fstat(descriptor)
+            # A map beyond the file's end would end the process at the first access.
+            if found.st_size < stop:
+                raise ShardCorruptError(str(path), f"the file shrank below {stop} bytes while it was opened")
+
+            def enter() -> Callable[[], object]:
+                return register.enter(path, found) if register else _nothing
+
+            return map_file(descriptor, stop - first, enter, start=first)[start - first :]
+        finally:
+            os.close(descriptor)
     except FileNotFoundError as error:
         raise ShardNotFoundError(str(path), "no such file") from error
-    except ValueError as error:
-        raise ShardCorruptError(str(path), f"the file shrank below {stop} bytes while it was opened") from error
-    return memoryview(content)[start - first :]
+
+
+def _nothing() -> None:
+    pass
 
 
 def offsets_of(path: Path, content: memoryview, num_samples: int, data_bytes: int) -> npt.NDArray[np.int64]:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from fkat_data.errors import ShardCorruptError
 from fkat_data.streaming.formats.entry import ShardEntry
-from fkat_data.streaming.formats.mapping import mapped, offsets_of
+from fkat_data.streaming.formats.mapping import MapRegister, mapped, offsets_of
 from fkat_data.streaming.formats.open_column import OpenColumn, windows_of
 from fkat_data.streaming.formats.reader import checked_row, checked_rows, dicts_of
 
@@ -28,6 +28,8 @@ class MDSReader:
         arrays: Whether to return ``ndarray`` columns as NumPy arrays or torch tensors.
         writable: Whether NumPy arrays are writable copies or read-only views of the file. Tensors are always copies,
             because torch has no read-only ones.
+        is_copied: Whether read-only arrays are copies, too, so that they do not keep the file mapped.
+        register: Records the file as mapped.
 
     Raises:
         ShardNotFoundError: The shard's file does not exist.
@@ -35,13 +37,23 @@ class MDSReader:
     """
 
     def __init__(
-        self, directory: Path, entry: ShardEntry, *, arrays: Literal["numpy", "torch"], writable: bool
+        self,
+        directory: Path,
+        entry: ShardEntry,
+        *,
+        arrays: Literal["numpy", "torch"],
+        writable: bool,
+        is_copied: bool,
+        register: MapRegister | None,
     ) -> None:
         self.num_samples = entry.samples
         self._path = directory / entry.raw_data.basename
-        self._content = mapped(self._path, entry.raw_data)
+        self._content = mapped(self._path, entry.raw_data, register)
         self._offsets = offsets_of(self._path, self._content, entry.samples, entry.raw_data.bytes)
-        self._columns = [OpenColumn(column, self._content, arrays, is_writable=writable) for column in entry.columns]
+        self._columns = [
+            OpenColumn(column, self._content, arrays, is_writable=writable, is_copied=is_copied)
+            for column in entry.columns
+        ]
         self._chosen = frozenset(entry.chosen or (column.name for column in entry.columns))
         self._lengths_bytes = _LENGTH_BYTES * sum(column.size_bytes is None for column in self._columns)
         self._lengths = windows_of(self._content, _LENGTH)

@@ -22,6 +22,7 @@ class OpenColumn:
         content: Bytes of the shard.
         arrays: Whether to return ``ndarray`` columns as NumPy arrays or torch tensors.
         is_writable: Whether NumPy arrays are writable copies or read-only views.
+        is_copied: Whether read-only arrays are copies, too.
 
     Attributes:
         name: The column's key in a sample.
@@ -31,7 +32,13 @@ class OpenColumn:
     """
 
     def __init__(
-        self, column: Column, content: memoryview, arrays: Literal["numpy", "torch"], *, is_writable: bool
+        self,
+        column: Column,
+        content: memoryview,
+        arrays: Literal["numpy", "torch"],
+        *,
+        is_writable: bool,
+        is_copied: bool = False,
     ) -> None:
         encoding = encoding_of(column.encoding)
         self.name = column.name
@@ -50,6 +57,8 @@ class OpenColumn:
             self.decode = lambda data: encoding.decode(data).copy()
         else:
             self._listed = _listed_read_only
+            if is_copied:
+                self.decode = lambda data: _read_only(encoding.decode(data).copy())
 
     @property
     def can_gather(self) -> bool:
@@ -80,5 +89,9 @@ def windows_of(content: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]
 
 def _listed_read_only(values: npt.NDArray[Any]) -> list[Any]:
     # Callers must see the same read-only arrays as from decode(), although these are copies.
-    values.flags.writeable = False
-    return list(values)
+    return list(_read_only(values))
+
+
+def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    array.flags.writeable = False
+    return array

@@ -9,6 +9,7 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.formats.decoded_groups import DecodedGroups
 from fkat_data.streaming.formats.entry import ShardEntry
 from fkat_data.streaming.formats.jsonl import JSONReader
+from fkat_data.streaming.formats.mapping import MapRegister
 from fkat_data.streaming.formats.mds import MDSReader
 from fkat_data.streaming.formats.reader import ShardReader
 from fkat_data.streaming.formats.xsv import XSVReader
@@ -27,6 +28,8 @@ def open_shard(
     arrays: Literal["numpy", "torch"] = "numpy",
     writable: bool = False,
     decoded: DecodedGroups | None = None,
+    is_copied: bool = False,
+    register: MapRegister | None = None,
 ) -> ShardReader:
     """Open a shard's uncompressed files; ``decompress_file`` makes them from compressed ones.
 
@@ -40,6 +43,8 @@ def open_shard(
         writable: Whether NumPy arrays are writable copies. Otherwise they are read-only, and ``sample`` returns views
             of the file. Tensors are always writable copies.
         decoded: Keeps decoded row groups of Parquet for several shards; None: for this one alone.
+        is_copied: Whether read-only arrays are copies, too: they then do not keep the file mapped.
+        register: Records the shard's files as mapped while they are; None: they are not recorded.
 
     Raises:
         ConfigurationError: An argument is invalid, or the shard has a column of pickles and they are not allowed.
@@ -51,14 +56,16 @@ def open_shard(
     if not allow_unsafe_types:
         check_safe(entry)
     if entry.format == "mds":
-        return MDSReader(directory, entry, arrays=arrays, writable=writable)
+        return MDSReader(directory, entry, arrays=arrays, writable=writable, is_copied=is_copied, register=register)
     if entry.format == "parquet":
         # Imported here: pyarrow takes time, and other formats do not need it.
         module: Any = importlib.import_module("fkat_data.streaming.formats.parquet_shard")
         kept = DecodedGroups(DECODED_LIMIT_BYTES) if decoded is None else decoded
-        reader = module.ParquetReader(directory, entry, arrays=arrays, writable=writable, decoded=kept)
+        reader = module.ParquetReader(
+            directory, entry, arrays=arrays, writable=writable, decoded=kept, register=register
+        )
         return cast("ShardReader", reader)
-    return JSONReader(directory, entry) if entry.format == "json" else XSVReader(directory, entry)
+    return (JSONReader if entry.format == "json" else XSVReader)(directory, entry, register)
 
 
 def check_safe(entry: ShardEntry) -> None:

@@ -11,7 +11,7 @@ from fkat_data.requirement import required
 from fkat_data.streaming.formats.arrow_values import ArrowValues
 from fkat_data.streaming.formats.decoded_groups import DecodedGroups
 from fkat_data.streaming.formats.entry import FileInfo, Origin, ShardEntry
-from fkat_data.streaming.formats.mapping import mapped, mapped_span
+from fkat_data.streaming.formats.mapping import MapRegister, mapped, mapped_span
 from fkat_data.streaming.formats.parquet_index import parsed_footer
 from fkat_data.streaming.formats.reader import checked_rows, dicts_of
 
@@ -31,6 +31,7 @@ class ParquetReader:
         arrays: Whether columns of arrays give NumPy arrays or torch tensors.
         writable: Whether NumPy arrays belong to the caller.
         decoded: Keeps the decoded row groups.
+        register: Records the file of a row group as mapped.
 
     Raises:
         ShardNotFoundError: A file does not exist.
@@ -45,6 +46,7 @@ class ParquetReader:
         arrays: Literal["numpy", "torch"],
         writable: bool,
         decoded: DecodedGroups,
+        register: MapRegister | None = None,
     ) -> None:
         origin = entry.raw_data.origin
         if origin is None:
@@ -66,11 +68,11 @@ class ParquetReader:
             spans = [(first, last, content[first - start : last - start]) for first, last in origin.ranges]
             self._metadata = decoded.footer((str(path), origin.version), lambda: self._footer_in(path))
         else:
-            spans = _spans_of(mapped(path, entry.raw_data), origin)
+            spans = _spans_of(mapped(path, entry.raw_data, register), origin)
             footer = entry.raw_meta
             self._metadata = decoded.footer(
                 str(directory / footer.basename),
-                lambda: parsed_footer(self._name, bytes(mapped(directory / footer.basename, footer))),
+                lambda: parsed_footer(self._name, bytes(mapped(directory / footer.basename, footer, register))),
             )
         self._source: Any = _arrow.PythonFile(_Ranges(spans, origin.size_bytes), mode="r")
         num_groups: int = self._metadata.num_row_groups

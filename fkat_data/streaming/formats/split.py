@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fkat_data.errors import ShardCorruptError
 from fkat_data.streaming.formats.entry import ShardEntry
-from fkat_data.streaming.formats.mapping import mapped, offsets_of
+from fkat_data.streaming.formats.mapping import MapRegister, mapped, offsets_of
 from fkat_data.streaming.formats.reader import checked_row, checked_rows
 
 __all__ = ["SplitReader"]
@@ -22,22 +22,23 @@ class SplitReader(ABC):
     Args:
         directory: Directory of the dataset.
         entry: The shard.
+        register: Records the files as mapped.
 
     Raises:
         ShardNotFoundError: A file does not exist.
         ShardCorruptError: A file's size, its offsets or its header contradict the index.
     """
 
-    def __init__(self, directory: Path, entry: ShardEntry) -> None:
+    def __init__(self, directory: Path, entry: ShardEntry, register: MapRegister | None = None) -> None:
         if entry.raw_meta is None:
             raise TypeError(f"a shard of format {entry.format!r} needs a file of offsets")
         self.num_samples = entry.samples
         self._names = [column.name for column in entry.columns if entry.chosen is None or column.name in entry.chosen]
         self._is_whole = entry.chosen is None
         self._path = directory / entry.raw_data.basename
-        self._content = mapped(self._path, entry.raw_data)
+        self._content = mapped(self._path, entry.raw_data, register)
         meta_path = directory / entry.raw_meta.basename
-        meta = mapped(meta_path, entry.raw_meta)
+        meta = mapped(meta_path, entry.raw_meta, register)
         self._offsets = offsets_of(meta_path, meta, entry.samples, entry.raw_data.bytes)
         self._newline = entry.newline.encode()
         header = self._header(entry)

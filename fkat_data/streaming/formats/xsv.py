@@ -6,6 +6,7 @@ from typing import Any
 
 from fkat_data.streaming.formats.encoding import EncodingError
 from fkat_data.streaming.formats.entry import ShardEntry
+from fkat_data.streaming.formats.mapping import MapRegister
 from fkat_data.streaming.formats.split import SplitReader
 
 __all__ = ["XSVReader"]
@@ -16,9 +17,9 @@ _PARSERS: dict[str, Callable[[str], Any]] = {"str": str, "int": int, "float": fl
 class XSVReader(SplitReader):
     """An open shard of separated values. The first line has the columns' names. Quotes have no special meaning."""
 
-    def __init__(self, directory: Path, entry: ShardEntry) -> None:
+    def __init__(self, directory: Path, entry: ShardEntry, register: MapRegister | None = None) -> None:
         self._separator = entry.separator
-        super().__init__(directory, entry)
+        super().__init__(directory, entry, register)
         self._parsers = [(column.name, _PARSERS[column.encoding]) for column in entry.columns]
 
     def _header(self, entry: ShardEntry) -> bytes:

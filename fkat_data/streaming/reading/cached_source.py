@@ -13,11 +13,13 @@ from fkat_data.errors import DownloadError, ShardCorruptError, ShardError, Shard
 from fkat_data.streaming.cache.cache import Cache
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.dataset_version import DatasetVersion
+from fkat_data.streaming.cache.idle_maps import give_back_idle_maps
 from fkat_data.streaming.cache.paths import BOOKKEEPING
 from fkat_data.streaming.formats.compression import decompress_into
 from fkat_data.streaming.formats.entry import FileInfo, ShardEntry
 from fkat_data.streaming.formats.file_formats import is_part
 from fkat_data.streaming.formats.index import INDEX_NAME, parse_index, read_index
+from fkat_data.streaming.formats.mapping import MapRegister
 from fkat_data.streaming.reading.file_pattern import FilePattern
 from fkat_data.streaming.reading.generated_index import GeneratedIndex
 from fkat_data.streaming.store.store import Store
@@ -64,6 +66,7 @@ class CachedSource:
 
     Attributes:
         directory: The directory of the files.
+        map_register: Records which of them are mapped: those are not evicted.
     """
 
     is_immediate = False
@@ -88,6 +91,7 @@ class CachedSource:
         self._cache = Cache(directory, budget)
         self._dataset_version = DatasetVersion(directory)
         self.directory = self._cache.directory
+        self.map_register: MapRegister | None = self._cache.mapped_files
         self._version = ""
         self._checked_at_s = 0.0
         self._is_listed = pattern is not None
@@ -202,6 +206,7 @@ class CachedSource:
         Raises:
             OSError: A file cannot be removed.
         """
+        give_back_idle_maps()
         return sum(self._cache.remove(name) for name in names_of([entry]))
 
     def _download(self, info: FileInfo, file: BinaryIO) -> None:

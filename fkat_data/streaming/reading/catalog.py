@@ -42,6 +42,7 @@ class Catalog:
     Attributes:
         sources: The source of each stream's shards.
         cache_budget: What the shards cached on this node take; None if all are read in place.
+        indices_bytes: What the indices take.
         entries: What the indices say about each shard.
         stream_per_shard: The stream of each shard.
         samples_per_shard: Samples of each shard.
@@ -66,8 +67,9 @@ class Catalog:
         self.stream_per_shard: _Integers = np.repeat(np.arange(len(counts)), counts)
         self.samples_per_shard: _Integers = np.array([entry.samples for entry in self.entries], np.int64)
         self.spanner = Spanner(self.samples_per_shard)
+        self.indices_bytes = sum(_size(source.directory / INDEX_NAME) for source in self.sources)
         if self.cache_budget is not None and cache_limit is not None:
-            _check_limit(cache_limit, self.entries, self.sources)
+            _check_limit(cache_limit, self.entries, self.indices_bytes)
             # Not before: the check of the limit needs the indices.
             self.cache_budget.limit_bytes = cache_limit
 
@@ -117,8 +119,7 @@ class Catalog:
         return tuple(self.samples_per_shard[start:stop] for start, stop in pairwise(edges))
 
 
-def _check_limit(limit_bytes: int, entries: Sequence[ShardEntry], sources: Sequence[ShardSource]) -> None:
-    indices_bytes = sum(_size(source.directory / INDEX_NAME) for source in sources)
+def _check_limit(limit_bytes: int, entries: Sequence[ShardEntry], indices_bytes: int) -> None:
     largest = max(entries, key=_kept_bytes)
     needed_bytes = indices_bytes + _SHARDS_AT_LEAST * _kept_bytes(largest)
     if limit_bytes < needed_bytes:

@@ -1,8 +1,6 @@
 """Read samples by their numbers: open shards on demand, and read many rows of a shard together."""
 
-import resource
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -17,21 +15,29 @@ from fkat_data.errors import ShardNotFoundError
 from fkat_data.interruption import is_interruption
 from fkat_data.observe.stages import reading
 from fkat_data.streaming.formats.decoded_groups import DecodedGroups
+from fkat_data.streaming.formats.memory_map import num_maps
 from fkat_data.streaming.formats.open_shard import DECODED_LIMIT_BYTES, open_shard
 from fkat_data.streaming.formats.reader import ShardReader
 from fkat_data.streaming.reading.catalog import Catalog
+from fkat_data.streaming.reading.kept_readers import KeptReaders, share_of_disk
 from fkat_data.streaming.reading.read_ahead import ReadAhead
 
 __all__ = ["OpenShards", "own_array"]
 
 _Integers = npt.NDArray[np.int64]
 _Part = TypeVar("_Part")
+_Found = TypeVar("_Found")
 
 # torch's annotation of it is partial.
 _collate = cast("Callable[[list[Any]], Any]", data.default_collate)
 
-#: Each open shard takes a file descriptor.
+#: Shards that stay open. In a cache, each holds a lock, and every lock makes the kernel's list of them longer.
 _MOST_OPEN = 4096
+_MOST_CACHED_OPEN = 1024
+#: The kernel allows a process some 65,000 maps. With this many, samples no longer keep those of their shards.
+_MOST_MAPS = 16384
+#: What a process keeps mapped of a limited cache is this part of the limit, divided by the processes.
+_PART_KEPT = 4
 #: Shards that are fetched at a time.
 _NUM_THREADS = 8
 #: The interval at which a shard in use is marked as used.
@@ -49,6 +55,7 @@ class OpenShards:
         arrays: Whether ``ndarray`` columns give NumPy arrays or torch tensors.
         writable: Whether NumPy arrays of single samples belong to the caller.
         decoded_limit_bytes: What decoded row groups of Parquet may take in this process.
+        num_processes: Returns how many processes of this node read at the same time; None: one does.
     """
 
     def __init__(
@@ -59,14 +66,15 @@ class OpenShards:
         arrays: Literal["numpy", "torch"],
         writable: bool,
         decoded_limit_bytes: int = DECODED_LIMIT_BYTES,
+        num_processes: Callable[[], int] | None = None,
     ) -> None:
         self._catalog = catalog
         self._allow_unsafe_types = allow_unsafe_types
         self._arrays: Literal["numpy", "torch"] = arrays
         self._writable = writable
         self._decoded = DecodedGroups(decoded_limit_bytes)
-        self._readers: OrderedDict[int, ShardReader] = OrderedDict()
-        self._most_open = _most_open()
+        self._readers = _kept_readers(catalog)
+        self._num_processes = num_processes
         self._touched_s: dict[int, float] = {}
         self._read_ahead: ReadAhead[Any] | None = None
         self._failed_shard: int | None = None
@@ -74,13 +82,13 @@ class OpenShards:
     def sample(self, sample_id: int) -> dict[str, Any]:
         """Return a sample."""
         shard, row = self._catalog.spanner[sample_id]
-        return self._reader(shard).sample(row)
+        return self._read(shard, lambda reader: reader.sample(row))
 
     def samples(self, sample_ids: _Integers) -> list[dict[str, Any]]:
         """Return samples in the order of their ids."""
         found: list[Any] = [None] * len(sample_ids)
-        for reader, positions, rows in self._by_shard(sample_ids):
-            for position, sample in zip(positions.tolist(), reader.samples(rows), strict=True):
+        for samples, positions in self._by_shard(sample_ids, lambda reader, rows: reader.samples(rows)):
+            for position, sample in zip(positions.tolist(), samples, strict=True):
                 found[position] = sample
         return found
 
@@ -104,15 +112,15 @@ class OpenShards:
 
     def _collated(self, batches: Sequence[_Integers]) -> list[Any]:
         sample_ids = np.concatenate(batches) if len(batches) != 1 else batches[0]
-        groups = list(self._by_shard(sample_ids))
-        columns = _joined([reader.column_arrays(rows) for reader, _, rows in groups])
+        groups = list(self._by_shard(sample_ids, lambda reader, rows: reader.column_arrays(rows)))
+        columns = _joined([columns for columns, _ in groups])
         if columns is None:
             samples = [
                 {name: own_array(value) for name, value in sample.items()} for sample in self.samples(sample_ids)
             ]
             return [_whole(part) for part in _split(samples, batches)]
         position_of = np.empty(len(sample_ids), np.int64)
-        position_of[np.concatenate([positions for _, positions, _ in groups])] = np.arange(len(sample_ids))
+        position_of[np.concatenate([positions for _, positions in groups])] = np.arange(len(sample_ids))
         return [_batch(columns, positions) for positions in _split(position_of, batches)]
 
     def follow(
@@ -142,8 +150,8 @@ class OpenShards:
         if self._catalog.is_immediate:
             yield from parts
             return
-        prepare: Callable[[int, bool], Any] = self._open if is_opened else self._fetch
-        read_ahead = self._read_ahead = ReadAhead(prepare, _NUM_THREADS, is_kept=is_opened)
+        # A shard is opened where it is read: one that waits for that must not keep the disk's space.
+        read_ahead = self._read_ahead = ReadAhead(self._fetch, _NUM_THREADS, is_kept=is_opened)
 
         def needed(part: _Part) -> tuple[list[int], int]:
             ids = ids_of(part)
@@ -159,11 +167,13 @@ class OpenShards:
         finally:
             if self._read_ahead is read_ahead:
                 self._end_read_ahead()
+                # A process that waits for its next epoch must not keep the disk's space.
+                self._readers.give_back()
 
     def close(self) -> None:
         """Close all shards; they reopen when they are needed."""
         self._end_read_ahead()
-        self._readers.clear()
+        self._readers.give_back()
         self._touched_s.clear()
 
     def _end_read_ahead(self) -> None:
@@ -210,44 +220,51 @@ class OpenShards:
             self._touched_s[shard] = now_s
         return is_due
 
-    def _by_shard(self, sample_ids: _Integers) -> Iterator[tuple[ShardReader, _Integers, _Integers]]:
-        """Yield each shard with the positions of its samples in ``sample_ids`` and their rows."""
+    def _by_shard(
+        self, sample_ids: _Integers, read: Callable[[ShardReader, _Integers], _Found]
+    ) -> Iterator[tuple[_Found, _Integers]]:
+        """Yield what ``read`` returns for a shard and rows, and the positions of those samples in ``sample_ids``.
+
+        The files of one shard are in use at a time.
+        """
         shards, rows = self._catalog.spanner.locate(sample_ids)
         order = np.argsort(shards, kind="stable")
         edges = np.flatnonzero(np.diff(shards[order], prepend=-1)).tolist()
         for start, stop in pairwise([*edges, len(order)]):
             positions = order[start:stop]
-            yield self._reader(int(shards[positions[0]])), positions, rows[positions]
+            chosen = rows[positions]
+            yield self._read(int(shards[positions[0]]), lambda reader, chosen=chosen: read(reader, chosen)), positions
+
+    def _read(self, shard: int, read: Callable[[ShardReader], _Found]) -> _Found:
+        # No variable holds the reader: while the next shard is fetched, this one may have to be unmapped.
+        return read(self._reader(shard))
 
     def _reader(self, shard: int) -> ShardReader:
-        reader = self._readers.get(shard)
+        reader = self._readers.use(shard)
         if reader is not None:
-            self._readers.move_to_end(shard)
             self._touch(shard)
             return reader
         read_ahead = self._read_ahead
         try:
             with reading():
-                found = read_ahead.take(shard) if read_ahead and read_ahead.is_kept else self._open(shard, True)
-            if found is None:
-                raise RuntimeError(f"shard {shard} is missing after it was fetched")
+                if read_ahead and read_ahead.is_kept:
+                    read_ahead.take(shard)
+                found = self._open(shard)
         except Exception:
             self._failed_shard = shard
             raise
-        self._readers[shard] = found
+        self._readers.keep(shard, found, self._catalog.entries[shard].raw_bytes)
         self._touched_s[shard] = time.monotonic()
-        self._close_evicted()
-        if len(self._readers) > self._most_open:
-            self._drop(next(iter(self._readers)))
+        self._close_coldest(shard)
         return found
 
-    def _open(self, shard: int, wait: bool) -> ShardReader | None:
-        """Fetch and open a shard, in any thread; None if another process fetches it and this must not wait."""
+    def _open(self, shard: int) -> ShardReader:
+        """Fetch and open a shard."""
         entry, source = self._catalog.entries[shard], self._catalog.source_of(shard)
         for attempt in range(_MOST_FETCHES):
-            directory = source.fetch(entry, wait=wait)
+            directory = source.fetch(entry)
             if directory is None:
-                return None
+                raise RuntimeError(f"shard {shard} is missing after it was fetched")
             try:
                 return open_shard(
                     directory,
@@ -256,12 +273,15 @@ class OpenShards:
                     arrays=self._arrays,
                     writable=self._writable,
                     decoded=self._decoded,
+                    # Samples that the caller keeps must not keep an evicted file on the disk.
+                    is_copied=source.map_register is not None or num_maps() > _MOST_MAPS,
+                    register=source.map_register,
                 )
             except ShardNotFoundError:
                 # Another process has just evicted it.
                 if source.is_immediate or attempt == _MOST_FETCHES - 1:
                     raise
-        return None
+        raise RuntimeError("the last attempt returns or raises")
 
     def _fetch(self, shard: int, wait: bool) -> Path | None:
         return self._catalog.source_of(shard).fetch(self._catalog.entries[shard], wait=wait)
@@ -272,32 +292,34 @@ class OpenShards:
             self._touched_s[shard] = now_s
             self._catalog.source_of(shard).touch(self._catalog.entries[shard])
 
-    def _close_evicted(self) -> None:
-        """Close shards whose files were evicted: a mapped file still takes space on the disk."""
-        if self._catalog.cache_budget is None or self._catalog.cache_budget.limit_bytes is None:
+    def _close_coldest(self, shard: int) -> None:
+        """Close shards after one more was opened: a mapped file cannot be evicted."""
+        source, budget = self._catalog.source_of(shard), self._catalog.cache_budget
+        if budget is None or source.map_register is None:
+            self._readers.close_coldest(_MOST_OPEN, None)
             return
-        for shard in list(self._readers)[:-1]:
-            if not self._catalog.source_of(shard).is_there(self._catalog.entries[shard]):
-                self._drop(shard)
-
-    def _drop(self, shard: int) -> None:
-        # A reader in use, and the views that it gave out, keep the file open until the last of them goes.
-        del self._readers[shard]
-        self._touched_s.pop(shard, None)
+        num_processes = self._num_processes() if self._num_processes else 1
+        shares = [share_of_disk(source.directory, num_processes)]
+        if budget.limit_bytes is not None:
+            shares.append(budget.limit_bytes // (_PART_KEPT * num_processes))
+        self._readers.close_coldest(
+            _MOST_CACHED_OPEN, min((share for share in shares if share is not None), default=None)
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {
-            "_readers": OrderedDict(),
+            "_readers": None,
             "_touched_s": {},
             "_read_ahead": None,
             "_failed_shard": None,
         }
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state | {"_readers": _kept_readers(state["_catalog"])}
 
-def _most_open() -> int:
-    # Half of a process's descriptors remain for sockets, pipes and the user's own files.
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return _MOST_OPEN if limit == resource.RLIM_INFINITY else max(1, min(_MOST_OPEN, limit // 2))
+
+def _kept_readers(catalog: Catalog) -> KeptReaders:
+    return KeptReaders() if catalog.is_immediate else KeptReaders.of_cached_shards()
 
 
 def _joined(groups: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -368,4 +390,6 @@ def own_array(value: Any) -> Any:
     if not isinstance(value, np.ndarray):
         return value
     array = cast("npt.NDArray[Any]", value)
+    if array.flags.owndata:
+        array.flags.writeable = True
     return array if array.flags.writeable else array.copy()

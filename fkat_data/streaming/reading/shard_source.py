@@ -11,6 +11,7 @@ from fkat_data.streaming.formats.compression import decompress_file
 from fkat_data.streaming.formats.entry import FileInfo, ShardEntry
 from fkat_data.streaming.formats.hashing import validate_file
 from fkat_data.streaming.formats.index import INDEX_NAME, read_index
+from fkat_data.streaming.formats.mapping import MapRegister
 from fkat_data.streaming.reading.cached_source import CachedSource, Evictable
 from fkat_data.streaming.reading.file_pattern import FilePattern
 from fkat_data.streaming.reading.generated_index import GeneratedIndex, kept_path
@@ -26,10 +27,12 @@ class ShardSource(Protocol):
     Attributes:
         is_immediate: Whether shards need no fetching; known once the index was read.
         directory: The directory of the index, and of the raw files of uncompressed shards.
+        map_register: Records which files are mapped; None if no file is evicted.
     """
 
     is_immediate: bool
     directory: Path
+    map_register: MapRegister | None
 
     def read_index(self) -> list[ShardEntry]:
         """Return what the index says about the shards, in its order."""
@@ -138,6 +141,7 @@ class DirectorySource:
     Attributes:
         is_immediate: Whether no shard is compressed; known once the index was read.
         directory: The directory.
+        map_register: None.
     """
 
     def __init__(
@@ -151,6 +155,7 @@ class DirectorySource:
     ) -> None:
         self.is_immediate = True
         self.directory = directory
+        self.map_register: MapRegister | None = None
         self._decompressed = decompressed
         self._validate_hash = validate_hash
         self._generated = generated

@@ -177,7 +177,7 @@ class SimulatedNode:
             shard = rank.unread[-1]
             if shard in reader:
                 reader.read(at_s, shard)
-            elif shard in rank.ready:
+            elif shard in rank.ready and shard in self.cache:
                 rank.ready.remove(shard)
                 reader.open(at_s, shard)
             elif (shard in rank.fetching and rank.is_opened_ahead) or not self._try_open(at_s, at_s, shard, rank):

@@ -5,7 +5,11 @@ from pathlib import Path
 
 from fkat_data.streaming.cache.cache import Cache
 from fkat_data.streaming.cache.cache_budget import CacheBudget
+from fkat_data.streaming.cache.cache_directory import CacheDirectory
 from fkat_data.streaming.cache.paths import BOOKKEEPING, MAKING
+from fkat_data.streaming.cache.stock import Stock
+from fkat_data.streaming.formats.entry import FileInfo
+from fkat_data.streaming.formats.mapping import mapped
 
 
 def content(name, size_bytes):
@@ -56,3 +60,23 @@ def leftovers_in(directory):
     """Files that are being made, or were, and claims."""
     own = Path(directory) / BOOKKEEPING
     return sorted(str(path.relative_to(own)) for folder in (MAKING, "claims") for path in (own / folder).iterdir())
+
+
+def recorded_and_counted(directory):
+    """What the ledger says that the files take, None if it says that it does not know; and what they take."""
+    directory = CacheDirectory(Path(directory))
+    with directory.ledger() as ledger:
+        recorded = None if ledger.counts is None else ledger.counts.total_bytes
+        return recorded, sum(file.size_bytes for file in directory.files())
+
+
+def is_exact(directory):
+    """Whether the ledger says what the files take, or that it does not know; what is counted then is recorded."""
+    recorded, counted = recorded_and_counted(directory)
+    with Stock(CacheDirectory(Path(directory)), None) as stock:
+        return recorded in (None, counted) and stock.total_bytes == counted
+
+
+def map_from(cache, name, size_bytes):
+    """Map a file as readers of shards do."""
+    return mapped(cache.directory / name, FileInfo(name, size_bytes), cache.mapped_files)

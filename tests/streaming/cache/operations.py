@@ -16,7 +16,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from cache_examples import get, is_right, is_shard, leftovers_in, shards_in
+from cache_examples import content, get, is_exact, is_right, is_shard, leftovers_in, map_from, shards_in
 
 import fkat_data
 from fkat_data.streaming.cache.cache import Cache
@@ -41,6 +41,11 @@ def use(directory):
     for name, size_bytes in SIZES.items():
         path = get(cache, name, size_bytes)
         assert is_right(path, name, size_bytes)
+        if name == "c.mds":
+            # Until this function returns, or its process dies; the next file evicts others.
+            kept = map_from(cache, name, size_bytes)
+    assert bytes(kept) == content("c.mds", SIZES["c.mds"])
+    assert (directory / "c.mds").exists()
     assert not (directory / "old.mds").exists()
     assert version.recorded == "new"
 
@@ -120,7 +125,9 @@ def prepare(directory):
 
 
 def check(directory):
+    assert is_exact(directory)
     use(directory)
+    assert is_exact(directory)
     assert leftovers_in(directory) == []
     assert CacheBudget([directory], None).usage_bytes <= LIMIT_BYTES
     for name in shards_in(directory):

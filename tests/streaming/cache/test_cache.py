@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fkat_data.errors import CacheFullError, ConfigurationError, ShardCorruptError
+from fkat_data.streaming.cache import stock
 from fkat_data.streaming.cache.cache import Cache
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 
@@ -311,11 +312,12 @@ LARGEST = max(SIZES.values())
 class CacheMachine(RuleBasedStateMachine):
     """Random uses of two caches of one directory, beside a model: who is there, in the order of use."""
 
-    @initialize(limit=st.none() | st.integers(LARGEST, 2000))
-    def begin(self, limit):
+    @initialize(limit=st.none() | st.integers(LARGEST, 2000), most_listed=st.sampled_from([1, 2, 8192]))
+    def begin(self, limit, most_listed):
         import tempfile
         from pathlib import Path
 
+        self.most_listed, stock._MOST_LISTED = stock._MOST_LISTED, most_listed
         self.folder = tempfile.TemporaryDirectory()
         self.directory = Path(self.folder.name) / "cache"
         self.budgets = [CacheBudget([self.directory], limit, is_shard) for _ in range(2)]
@@ -408,6 +410,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def teardown(self):
         if hasattr(self, "folder"):
+            stock._MOST_LISTED = self.most_listed
             self.folder.cleanup()
 
 

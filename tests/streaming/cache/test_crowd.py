@@ -19,6 +19,7 @@ def check(run_script, tmp_path, num_rounds, seed, timeout):
     assert report["most_bytes"] <= report["bound_bytes"]
     assert report["final_bytes"] <= report["limit_bytes"]
     assert report["left"] == []
+    assert report["is_exact"]
     assert report["num_kills"] > num_rounds
     assert report["num_made"] > 10 * num_rounds
 

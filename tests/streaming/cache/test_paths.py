@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fkat_data.errors import ShardCorruptError
-from fkat_data.streaming.cache.paths import BOOKKEEPING, files_below, opened_folder, parts_of, reserved_bytes
+from fkat_data.streaming.cache.paths import (
+    BOOKKEEPING,
+    files_below,
+    files_in_the_making,
+    opened_folder,
+    parts_of,
+    reserved_bytes,
+)
 
 
 @given(st.text(st.sampled_from("a./\0_-.é"), max_size=8))
@@ -51,7 +58,7 @@ def test_a_way_that_is_no_folder_is_refused(tmp_path, kind):
     assert list((tmp_path / "outside").iterdir()) == []
 
 
-def test_files_are_listed_with_those_that_are_being_made_and_without_links(tmp_path):
+def test_files_are_listed_without_links_and_without_those_of_another_cache(tmp_path):
     own = tmp_path / BOOKKEEPING
     for folder in (own / "making", own / "claims", tmp_path / "x" / "y", tmp_path / "apart"):
         folder.mkdir(parents=True)
@@ -64,15 +71,12 @@ def test_files_are_listed_with_those_that_are_being_made_and_without_links(tmp_p
     (tmp_path / "c.mds").symlink_to(tmp_path / "x" / "y" / "a.mds")
     (tmp_path / "d").symlink_to(tmp_path / "x")
     os.mkfifo(tmp_path / "pipe")
-    found = {file.name: (file.size_bytes, file.is_being_made) for file in files_below(str(tmp_path))}
-    assert found == {
-        ".fkat_data/making/00ff.100": (100, True),
-        ".fkat_data/making/00fe.2": (3, True),
-        "x/y/a.mds": (4, False),
-        "apart/b.mds": (5, False),
-    }
-    apart = frozenset([str(tmp_path / "apart")])
-    assert "apart/b.mds" not in {file.name for file in files_below(str(tmp_path), apart)}
+    found = {file.name: file.size_bytes for file in files_below(str(tmp_path))}
+    assert found == {"x/y/a.mds": 4, "apart/b.mds": 5}
+    making = {file.name: file.size_bytes for file in files_in_the_making(str(tmp_path))}
+    assert making == {".fkat_data/making/00ff.100": 100, ".fkat_data/making/00fe.2": 3}
+    (tmp_path / "apart" / BOOKKEEPING).mkdir()
+    assert [file.name for file in files_below(str(tmp_path))] == ["x/y/a.mds"]
     assert list(files_below(str(tmp_path / "none"))) == []
 
 

@@ -49,9 +49,7 @@ def test_what_was_used_before_the_machine_started_again_is_older(path, monkeypat
     table = Recency(path)
     table.touch("before")
     clock[0] = 10
-    boot = path.with_name("boot")
-    boot.write_text("another")
-    monkeypatch.setattr(recency, "_BOOT", boot)
+    monkeypatch.setattr(recency, "boot_id", lambda: 1)
     fresh = Recency(path)
     fresh.touch("after")
     assert order(fresh, ["before", "after"]) == ["before", "after"]

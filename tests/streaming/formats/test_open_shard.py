@@ -18,6 +18,7 @@ from fkat_data.streaming.formats.compression import decompress_file
 from fkat_data.streaming.formats.entry import Column, FileInfo, ShardEntry
 from fkat_data.streaming.formats.hashing import hash_of, validate_file
 from fkat_data.streaming.formats.index import read_index
+from fkat_data.streaming.formats.memory_map import num_maps
 from fkat_data.streaming.formats.open_shard import open_shard
 
 TOKENS = (Column("tokens", "ndarray:uint16:3", 6),)
@@ -143,16 +144,17 @@ def num_descriptors():
 
 
 @pytest.mark.parametrize("case", ["mds-simple", "json-plain"])
-def test_a_closed_shard_holds_no_file(case):
+def test_an_open_shard_takes_no_descriptor_and_a_closed_one_no_map(case):
     directory = SHARDS / case / "data"
     gc.collect()  # of what tests before this one left
-    before = num_descriptors()
+    before = num_descriptors(), num_maps()
     shards = [open_shard(directory, entry) for entry in read_index(directory / "index.json")]
-    assert num_descriptors() > before
+    assert num_descriptors() == before[0]
+    assert num_maps() > before[1]
     for shard in shards:
         shard.close()
     gc.collect()
-    assert num_descriptors() == before
+    assert (num_descriptors(), num_maps()) == before
 
 
 def test_several_threads_read_one_shard(tmp_path):

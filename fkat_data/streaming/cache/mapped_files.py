@@ -1,0 +1,157 @@
+"""Which files of a cache's directory any process of the node has mapped: locks that the kernel keeps and releases."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+from fkat_data.streaming.cache.locks import LockFile
+
+__all__ = ["MappedFiles"]
+
+#: ``struct flock``: type, what the start counts from, start, length, process id.
+_FLOCK = "@hhqqi0q"
+_MOST = (1 << 62) - 1
+_BUSY = (errno.EAGAIN, errno.EACCES)
+#: The file system or the directory does not allow it.
+_NOT_POSSIBLE = (
+    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSPC, errno.EDQUOT),
+    *(errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP),
+)
+
+# Re-entrant: the end of a map, which may come in any statement, enters it, too.
+_guard = threading.RLock()
+os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_guard.release)
+
+
+class MappedFiles:
+    """Which files of a directory are mapped, by this process and by the others of the node.
+
+    A process that maps a file holds a shared lock on one byte of a register, which is an empty file: the byte at the
+    position of the file's inode number. The kernel releases it when the process dies. Who evicts a file locks that
+    byte exclusively first. So the space of a file that was evicted is free, and no list can be out of date.
+
+    A forked child holds no locks and has to drop the maps that it inherited. Files that are only opened do not count.
+    Where the register cannot be locked, no file counts as mapped.
+
+    It is thread-safe and pickles.
+
+    Args:
+        path: The register; made at the first use.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._owner = 0
+        self._lock: LockFile | None = None
+        self._counts: Counter[int] = Counter()
+        self._left: deque[tuple[LockFile, int]] = deque()
+
+    def enter(self, path: Path, found: os.stat_result) -> Callable[[], object]:
+        """Record that this process has mapped a file; return what removes the record.
+
+        Args:
+            path: The file's path.
+            found: What ``fstat`` returned for the open file.
+
+        Raises:
+            FileNotFoundError: Another process has evicted the file, or is about to.
+        """
+        place = found.st_ino & _MOST
+        with _guard:
+            self._settle()
+            lock = self._opened()
+            if lock is None:
+                return _nothing
+            if not self._counts[place] and not _lock(lock, fcntl.F_RDLCK, place):
+                raise FileNotFoundError(errno.ENOENT, "it is being evicted", str(path))
+            self._counts[place] += 1
+
+        def leave() -> None:
+            # Without waiting: a collection of garbage may come here from any statement, in any thread.
+            self._left.append((lock, place))
+            while self._left and _guard.acquire(blocking=False):
+                try:
+                    self._settle()
+                finally:
+                    _guard.release()
+
+        try:
+            # Who evicts a file holds its lock until the name is gone. Some file systems change inode numbers at each
+            # look: there, nothing is known, and no file is protected.
+            named = os.lstat(path)
+            if not os.path.samestat(named, found) and os.path.samestat(named, os.lstat(path)):
+                raise FileNotFoundError(errno.ENOENT, "it was replaced", str(path))
+        except BaseException:
+            leave()
+            raise
+        return leave
+
+    @contextlib.contextmanager
+    def claimed(self, inode: int) -> Generator[bool]:
+        """Keep a file from being mapped meanwhile; yield False if a process of the node has it mapped.
+
+        Args:
+            inode: The file's inode number.
+        """
+        # Another description of the register: the locks of this process exclude it, too. It is made if it is missing:
+        # a process that made it meanwhile would lock another file.
+        lock = self._made()
+        if lock is None:
+            yield True
+            return
+        with lock:
+            yield _lock(lock, fcntl.F_WRLCK, inode & _MOST)
+
+    def _settle(self) -> None:
+        """Release the locks of what was unmapped. The caller holds the guard."""
+        while self._left:
+            lock, place = self._left.popleft()
+            # After a fork, and after the directory was emptied, this process holds other locks.
+            if lock is not self._lock:
+                continue
+            self._counts[place] -= 1
+            if not self._counts[place]:
+                del self._counts[place]
+                _lock(lock, fcntl.F_UNLCK, place)
+
+    def _opened(self) -> LockFile | None:
+        lock = self._lock
+        # The user may have emptied the directory.
+        if lock is None or self._owner != os.getpid() or os.fstat(lock.descriptor).st_nlink == 0:
+            self._owner = os.getpid()
+            self._counts = Counter()
+            lock = self._lock = self._made()
+        return lock
+
+    def _made(self) -> LockFile | None:
+        try:
+            return LockFile(self._path)
+        except OSError as error:
+            if error.errno not in _NOT_POSSIBLE:
+                raise
+            return None
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"_path": self._path, "_owner": 0, "_lock": None, "_counts": Counter(), "_left": deque()}
+
+
+def _lock(lock: LockFile, kind: int, place: int) -> bool:
+    """Set a lock; return False if another process's excludes it."""
+    try:
+        fcntl.fcntl(lock.descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, 0, place, 1, 0))
+    except OSError as error:
+        if error.errno in _BUSY:
+            return False
+        if error.errno not in (*_NOT_POSSIBLE, errno.EBADF):
+            raise
+    return True
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,61 @@
+"""Map a file into memory without keeping its descriptor."""
+
+import ctypes
+import mmap
+import os
+import weakref
+from collections.abc import Callable
+
+__all__ = ["map_file", "num_maps"]
+
+_C = ctypes.CDLL(None, use_errno=True)
+_C.mmap.restype = ctypes.c_void_p
+_C.mmap.argtypes = (
+    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int),
+    ctypes.c_int64 if ctypes.sizeof(ctypes.c_long) == 8 else ctypes.c_long,
+)
+_C.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_FAILED = ctypes.c_void_p(-1).value
+_addresses: set[int] = set()
+
+
+def map_file(
+    descriptor: int, size_bytes: int, on_mapped: Callable[[], Callable[[], object]], *, start: int = 0
+) -> memoryview:
+    """Map an open file, read-only. The descriptor may be closed at once; the last view's end unmaps the file.
+
+    ``mmap.mmap`` keeps a descriptor for each map (before Python 3.13), and a process has few of them.
+
+    Args:
+        descriptor: The open file.
+        size_bytes: How many of its bytes, at least 1.
+        on_mapped: Called once the file is mapped. Returns what is called after the file is unmapped, in any thread.
+        start: The first byte, a multiple of ``mmap.ALLOCATIONGRANULARITY``.
+
+    Raises:
+        OSError: The kernel refuses the map.
+        Exception: What ``on_mapped`` raised.
+    """
+    address: int = _C.mmap(None, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, start)
+    if address == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{os.strerror(number)}: cannot map {size_bytes} bytes")
+    content = (ctypes.c_ubyte * size_bytes).from_address(address)
+    afterwards: list[Callable[[], object]] = []
+    _addresses.add(address)
+    # At the interpreter's end, a daemon thread may still read: the kernel unmaps then.
+    weakref.finalize(content, _unmap, address, size_bytes, afterwards).atexit = False
+    afterwards.append(on_mapped())
+    return memoryview(content).cast("B").toreadonly()
+
+
+def num_maps() -> int:
+    """Return how many files this process has mapped."""
+    return len(_addresses)
+
+
+def _unmap(address: int, size_bytes: int, afterwards: list[Callable[[], object]]) -> None:
+    _addresses.discard(address)
+    _C.munmap(address, size_bytes)
+    for call in afterwards:
+        call()
