@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, StaleIteratorError
@@ -423,4 +423,4 @@ def _schedule(given: Any, weights: Sequence[StreamWeight], epoch_size: int) -> W
 def _num_processes(world: World | None) -> int:
     """Return how many processes of this node read the dataset."""
     info = get_worker_info()
-    return (world or World.here()).ranks_per_node * (1 if info is None else info.num_workers)
+    return (world or World.sizes()).ranks_per_node * (1 if info is None else info.num_workers)
