@@ -296,7 +296,7 @@ def test_a_dataset_that_was_written_again_replaces_what_was_kept(tmp_path, serve
 
 
 def test_a_dataset_that_is_written_again_while_it_is_read_is_noticed(tmp_path, serve, monkeypatch):
-    monkeypatch.setattr("fkat_data.streaming.reading.cached_source._CHECK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("fkat_data.streaming.reading.dataset_index._CHECK_INTERVAL_S", 0.0)
     remote = tmp_path / "remote"
     write(remote, 40, first=10)
     server = serve(remote)

@@ -27,12 +27,13 @@ from fkat_data.streaming.cache.paths import (
 from fkat_data.streaming.cache.recency import Recency
 from fkat_data.streaming.cache.system import file_system_of, is_node_local
 
-__all__ = ["CLAIMS", "CacheDirectory", "danger_of", "directory_on_node", "make_safe"]
+__all__ = ["CLAIMS", "NOT_WRITABLE", "CacheDirectory", "danger_of", "directory_on_node", "make_safe"]
 
 #: In ``BOOKKEEPING``: one lock's file for each file in the making.
 CLAIMS = "claims"
 
-_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
+#: Errors of a cache that this process may only read; the last two: a file is where the bookkeeping should be.
+NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR)
 _logger = logging.getLogger(__name__)
 
 
@@ -74,6 +75,8 @@ def directory_on_node(directory: Path, file_system: int, host: str) -> Path:
 class CacheDirectory:
     """A directory that is safe to use as a cache; made if it is missing. It pickles.
 
+    One that this process cannot write to serves the files that it has.
+
     Args:
         directory: The directory.
         is_announced: Whether to log a warning if the files go to this node's own folder.
@@ -94,13 +97,7 @@ class CacheDirectory:
         make_safe(directory)
         self.path = directory_on_node(directory.absolute(), file_system_of(directory), platform.node())
         if self.path != directory.absolute():
-            _logger.log(
-                logging.WARNING if is_announced else logging.DEBUG,
-                "%s is not on a disk of this machine; this node caches in %s",
-                directory,
-                self.path,
-            )
-            make_safe(self.path)
+            self._use_folder_of_node(logging.WARNING if is_announced else logging.DEBUG)
         self._text = str(self.path)
         self.resolved = str(self.path.resolve())
         # Other users may put files into such a directory: only this user's count.
@@ -111,8 +108,13 @@ class CacheDirectory:
             self.prepare()
         except OSError as error:
             # Whole files can still be read; making one raises what is wrong.
-            if error.errno not in _NOT_WRITABLE:
+            if error.errno not in NOT_WRITABLE:
                 raise
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether this process may make and remove files in it."""
+        return all(os.access(path, os.W_OK | os.X_OK) for path in (self.path, self.path / BOOKKEEPING / MAKING))
 
     def prepare(self) -> None:
         """Make the folders for the cache's bookkeeping.
@@ -270,7 +272,7 @@ class CacheDirectory:
         """
         for folder in folders:
             path = self.path / BOOKKEEPING / folder
-            with contextlib.suppress(FileNotFoundError, PermissionError):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
                 for left in list(path.iterdir()):
                     _remove_if_free(left)
 
@@ -288,6 +290,17 @@ class CacheDirectory:
         if not stat.S_ISREG(found.st_mode) or (self._is_open and found.st_uid != os.geteuid()):
             return -1
         return found.st_size
+
+    def _use_folder_of_node(self, level: int) -> None:
+        try:
+            make_safe(self.path)
+        except OSError as error:
+            if error.errno not in NOT_WRITABLE:
+                raise
+            # No node can add files, so all may share those that are there.
+            self.path = self.given.absolute()
+        else:
+            _logger.log(level, "%s is not on a disk of this machine; this node caches in %s", self.given, self.path)
 
     def _check_locks(self, path: Path) -> None:
         try:
@@ -343,5 +356,5 @@ def _remove_if_free(path: Path) -> None:
     except OSError as error:
         if error.errno == errno.ELOOP:
             path.unlink(missing_ok=True)
-        elif error.errno not in (errno.EISDIR, *_NOT_WRITABLE):
+        elif error.errno not in (errno.EISDIR, *NOT_WRITABLE):
             raise

@@ -2,29 +2,45 @@
 
 import contextlib
 import json
+import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.cache.cache_directory import CacheDirectory
+from fkat_data.streaming.cache.cache_directory import NOT_WRITABLE, CacheDirectory
 from fkat_data.streaming.cache.locks import LockFile
 from fkat_data.streaming.cache.paths import BOOKKEEPING
 from fkat_data.streaming.cache.temporary import Temporary
 from fkat_data.streaming.formats.index import INDEX_NAME
 
-__all__ = ["DatasetVersion"]
+__all__ = ["DatasetVersion", "VersionRecord", "remove_if_unused"]
+
+_logger = logging.getLogger(__name__)
 
 _RECORD = "dataset_version.json"
 _MOST_BYTES = 1 << 18
 
-#: By directory: the process that uses it, its lock that shows it, and the version it uses.
-_users: dict[str, tuple[int, LockFile, str]] = {}
+#: By directory: the process that uses it, its lock that shows it, and the version it uses. No lock: it only reads.
+_users: dict[str, tuple[int, LockFile | None, str]] = {}
 _guard = threading.RLock()
 os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_guard.release)
+
+
+class VersionRecord(NamedTuple):
+    """What a directory records.
+
+    Attributes:
+        version: The version that its files belong to; None without a record, "" if the record is unreadable.
+        label: What the process that recorded it knows the version by; "" if it knows nothing.
+    """
+
+    version: str | None
+    label: str
 
 
 class DatasetVersion:
@@ -32,6 +48,9 @@ class DatasetVersion:
 
     Two versions may have files of the same names and sizes with different data. So the directory records one version,
     and every process that uses the directory holds a shared lock until it ends.
+
+    A directory whose bookkeeping this process cannot write to is used as it is, if its files are of the version, or
+    have no record.
 
     It is thread-safe and pickles; a process that unpickles it, or a forked one, calls ``hold``.
 
@@ -45,20 +64,28 @@ class DatasetVersion:
     def __init__(self, directory: Path) -> None:
         self._directory = CacheDirectory(directory)
         self._version: str | None = None
+        #: What the directory may record while this process uses it.
+        self._accepted: tuple[str | None, ...] = ()
 
     @property
     def recorded(self) -> str | None:
         """The version that the directory's files belong to; None without a record, "" if the record is unreadable."""
+        return self.record.version
+
+    @property
+    def record(self) -> "VersionRecord":
+        """The recorded version and the ``label`` that was passed with it last, from one moment."""
         try:
             with (self._directory.path / BOOKKEEPING / _RECORD).open("rb") as file:
-                version = json.loads(file.read(_MOST_BYTES))["version"]
-        except FileNotFoundError:
-            return None
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return ""
-        return version if isinstance(version, str) else ""
+                content = json.loads(file.read(_MOST_BYTES))
+                found = VersionRecord(content["version"], content.get("label", ""))
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return VersionRecord(None, "")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return VersionRecord("", "")
+        return found if all(isinstance(text, str) for text in found) else VersionRecord("", "")
 
-    def adopt(self, version: str, names: Callable[[str], Iterable[str]]) -> None:
+    def adopt(self, version: str, names: Callable[[str], Iterable[str]], *, label: str = "") -> None:
         """Use the directory for one version of the dataset until this process ends.
 
         Removes the files of another version first; keeps those of a directory without a record.
@@ -68,27 +95,38 @@ class DatasetVersion:
             names: Returns the names of the files of the recorded version, which it is called with ("" if the record
                 is unreadable). If a process dies while it removes them, the next one calls it again; ``index.json``
                 goes last.
+            label: Any text of at most 10,000 characters to record beside the version; "": what is recorded stays.
 
         Raises:
-            ConfigurationError: Another process uses the directory for another version.
-            OSError: The directory is not writable.
+            ConfigurationError: Another process uses the directory for another version, or this process cannot remove
+                the files of another version.
+            OSError: The disk failed.
         """
         if not 1 <= len(version) <= 10_000:
             raise ConfigurationError("version", version, "1 to 10,000 characters")
+        if len(label) > 10_000:
+            raise ConfigurationError("label", label, "at most 10,000 characters")
         with self._exclusive():
-            recorded = self.recorded
+            recorded, label_before = self.record
             if recorded not in (None, version):
                 self._empty(recorded, names)
-            if recorded != version:
-                self._record(version)
+            if recorded != version or label not in ("", label_before):
+                self._record(version, label)
             self._version = version
             self._join(version)
+            recorded = self.recorded
+            self._accepted = (version, recorded) if recorded is None else (version,)
+            if recorded not in self._accepted:
+                # This process cannot lock, and one that can has adopted another version meanwhile.
+                raise self._in_use(recorded or "")
 
     def making(self) -> AbstractContextManager[None]:
         """Return a context in which no other process of the node is in such a context of this directory.
 
+        Where the directory is not writable, processes do not exclude each other.
+
         Raises:
-            OSError: The directory is not writable.
+            OSError: The disk failed.
         """
         return self._locked("making_index")
 
@@ -108,7 +146,7 @@ class DatasetVersion:
                 return
         with self._exclusive():
             recorded = self.recorded
-            if self._version is None or recorded != self._version:
+            if self._version is None or recorded not in self._accepted:
                 raise self._in_use(str(recorded))
             self._join(self._version)
 
@@ -125,27 +163,42 @@ class DatasetVersion:
                 self._directory.remove(INDEX_NAME)
                 # After a power loss, no old file may be left beside a record of the new version.
                 self._directory.sync(removed)
-        except BaseException:
+        except BaseException as error:
             if before is not None:
                 self._join(before)
+            if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
+                raise ConfigurationError(
+                    "local",
+                    str(self._directory.given),
+                    f"a directory that this process may write to: its files belong to another version of the dataset "
+                    f"({recorded[:40]}) and must be replaced ({error})",
+                ) from error
             raise
 
-    def _record(self, version: str) -> None:
-        content = json.dumps({"version": version}).encode()
+    def _record(self, version: str, label: str) -> None:
+        content = json.dumps({"version": version, "label": label}).encode()
 
         def write(file: BinaryIO) -> None:
             file.write(content)
 
-        with Temporary(self._directory, len(content)) as temporary:
-            temporary.fill(_RECORD, write)
-            temporary.path.replace(self._directory.path / BOOKKEEPING / _RECORD)
-            # Nor a new file without the record: a directory without one is used as it is.
-            self._directory.sync([f"{BOOKKEEPING}/{_RECORD}"])
+        try:
+            with Temporary(self._directory, len(content)) as temporary:
+                temporary.fill(_RECORD, write)
+                temporary.path.replace(self._directory.path / BOOKKEEPING / _RECORD)
+                # Nor a new file without the record: a directory without one is used as it is.
+                self._directory.sync([f"{BOOKKEEPING}/{_RECORD}"])
+        except OSError as error:
+            # Without this folder no file can be made: those that are there are of this version, or unrecorded.
+            if error.errno not in NOT_WRITABLE:
+                raise
 
     def _join(self, version: str) -> None:
         with _guard:
-            users = self._directory.open("users")
-            users.lock(shared=True)
+            users = self._lockable("users")
+            if users is None:
+                _logger.info("%s: no lock shows that this process reads it", self._directory.given)
+            else:
+                users.lock(shared=True)
             _users[self._directory.resolved] = os.getpid(), users, version
 
     def _leave(self) -> str | None:
@@ -161,9 +214,31 @@ class DatasetVersion:
 
     @contextlib.contextmanager
     def _locked(self, name: str) -> Generator[None]:
-        with self._directory.open(name) as lock:
+        lock = None
+        try:
+            lock = self._directory.open(name)
+        except OSError as error:
+            # This process keeps nothing there, and looks at the record again once it has joined.
+            if error.errno not in NOT_WRITABLE:
+                raise
+        if lock is None:
+            yield
+            return
+        with lock:
             lock.lock()
             yield
+
+    def _lockable(self, name: str) -> LockFile | None:
+        """Open a lock's file, to read alone if need be; None if that is impossible, too."""
+        for flags in (os.O_RDWR | os.O_CREAT, os.O_RDONLY):
+            try:
+                return self._directory.open(name, flags)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if error.errno not in NOT_WRITABLE:
+                    raise
+        return None
 
     def _in_use(self, recorded: str) -> ConfigurationError:
         return ConfigurationError(
@@ -172,3 +247,22 @@ class DatasetVersion:
             "a directory for this version of the dataset: another job, or another dataset or worker of this job, uses "
             f"it for another version ({recorded[:40]}); end that job, or pass another directory",
         )
+
+
+def remove_if_unused(directory: Path) -> bool:
+    """Remove a cache's directory with all that is in it, unless a process of this node uses it; return whether it did.
+
+    If a process dies meanwhile, the next one removes the rest.
+
+    Raises:
+        ConfigurationError: It is not safe to use.
+        OSError: It cannot be removed.
+    """
+    cache = CacheDirectory(directory, is_announced=False)
+    with cache.open("users") as users:
+        if not users.try_lock():
+            return False
+        shutil.rmtree(cache.path)
+    with contextlib.suppress(OSError):  # another node's folder may be in it
+        directory.rmdir()
+    return True

@@ -20,7 +20,7 @@ _MOST = (1 << 62) - 1
 _BUSY = (errno.EAGAIN, errno.EACCES)
 #: The file system or the directory does not allow it.
 _NOT_POSSIBLE = (
-    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSPC, errno.EDQUOT),
+    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT),
     *(errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP),
 )
 

@@ -126,9 +126,11 @@ def files_in_the_making(root: str) -> Iterator[StoredFile]:
     Args:
         root: The cache's directory.
     """
-    for file in files_below(f"{root}/{BOOKKEEPING}/{MAKING}", f"{BOOKKEEPING}/{MAKING}/"):
-        size_bytes = max(file.size_bytes, reserved_bytes(file.name.rpartition("/")[2]))
-        yield file._replace(size_bytes=size_bytes)
+    # Another user's: this one cannot make files there.
+    with contextlib.suppress(PermissionError):
+        for file in files_below(f"{root}/{BOOKKEEPING}/{MAKING}", f"{BOOKKEEPING}/{MAKING}/"):
+            size_bytes = max(file.size_bytes, reserved_bytes(file.name.rpartition("/")[2]))
+            yield file._replace(size_bytes=size_bytes)
 
 
 def counted_bytes(found: os.stat_result) -> int:

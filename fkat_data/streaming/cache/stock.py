@@ -1,14 +1,13 @@
 """One directory of a cache under its lock: what its files take, and which of them goes next."""
 
 import contextlib
-import errno
 import os
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Self
 
-from fkat_data.streaming.cache.cache_directory import CacheDirectory
+from fkat_data.streaming.cache.cache_directory import NOT_WRITABLE, CacheDirectory
 from fkat_data.streaming.cache.ledger import Counts, Ledger
 from fkat_data.streaming.cache.locks import LockFile
 from fkat_data.streaming.cache.paths import BOOKKEEPING, MAKING, StoredFile
@@ -66,7 +65,7 @@ class Stock:
             self._ledger = directory.ledger()
         except OSError as error:
             # In a directory that is not writable, no process adds files.
-            if error.errno not in (errno.EROFS, errno.EACCES):
+            if error.errno not in NOT_WRITABLE:
                 raise
 
     @property

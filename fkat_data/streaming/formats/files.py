@@ -1,11 +1,12 @@
-"""The size of a regular file."""
+"""The size of a regular file, and whether two paths lead to one file."""
 
+import os
 import stat
 from pathlib import Path
 
 from fkat_data.errors import ShardCorruptError, ShardNotFoundError
 
-__all__ = ["file_size"]
+__all__ = ["file_size", "is_same_place"]
 
 
 def file_size(path: Path) -> int:
@@ -22,3 +23,20 @@ def file_size(path: Path) -> int:
     if not stat.S_ISREG(found.st_mode):
         raise ShardCorruptError(str(path), "not a regular file")
     return found.st_size
+
+
+def is_same_place(first: Path, second: Path) -> bool:
+    """Return whether two paths lead to one file or directory, whatever their spelling, even before it exists.
+
+    Symbolic links, relative paths and bind mounts do not matter: what exists is compared by device and inode.
+    """
+    try:
+        return first.samefile(second)
+    except OSError:
+        # Unlike Path.resolve, this does not raise for links that lead in a circle.
+        first, second = Path(os.path.realpath(first)), Path(os.path.realpath(second))
+    if first == second:
+        return True
+    if first.name != second.name or first.parent == first or second.parent == second:
+        return False
+    return is_same_place(first.parent, second.parent)

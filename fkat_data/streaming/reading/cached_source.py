@@ -1,17 +1,15 @@
 """Shards of a store, cached in a directory that the processes of a node share."""
 
 import logging
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
-from hashlib import blake2s
 from pathlib import Path
 from typing import BinaryIO
 
-from fkat_data.background import BackgroundCall
-from fkat_data.errors import DownloadError, ShardCorruptError, ShardError, ShardNotFoundError
+from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardError, ShardNotFoundError
 from fkat_data.streaming.cache.cache import Cache
 from fkat_data.streaming.cache.cache_budget import CacheBudget
+from fkat_data.streaming.cache.cache_directory import NOT_WRITABLE
 from fkat_data.streaming.cache.dataset_version import DatasetVersion
 from fkat_data.streaming.cache.idle_maps import give_back_idle_maps
 from fkat_data.streaming.cache.paths import BOOKKEEPING
@@ -20,35 +18,44 @@ from fkat_data.streaming.formats.entry import FileInfo, ShardEntry
 from fkat_data.streaming.formats.file_formats import is_part
 from fkat_data.streaming.formats.index import INDEX_NAME, parse_index, read_index
 from fkat_data.streaming.formats.mapping import MapRegister
+from fkat_data.streaming.reading.dataset_index import DatasetIndex, FoundIndex, digest_of
 from fkat_data.streaming.reading.file_pattern import FilePattern
 from fkat_data.streaming.reading.generated_index import GeneratedIndex
+from fkat_data.streaming.reading.shared_files import is_linked_to, shared_file
 from fkat_data.streaming.store.store import Store
 
 __all__ = ["CachedSource", "Evictable", "names_of"]
 
 _logger = logging.getLogger(__name__)
 
-_LARGEST_INDEX_BYTES = 256 << 20
-#: The shortest interval between two checks, after a download, that the dataset is still the same.
-_CHECK_INTERVAL_S = 30.0
 #: Another process may evict a compressed file before it is opened. After this many times the limit is too small.
 _MOST_FETCHES = 10
 
 
 class Evictable:
-    """Decides which files of a cache may be evicted: those of shards, which can be fetched again, and no index."""
+    """Decides which files of a cache may be evicted: those of shards, which can be made again, and no index."""
 
     def __init__(self) -> None:
         self._names: dict[str, frozenset[str]] = {}
+        self._can_be_made: dict[str, Callable[[str], bool]] = {}
 
-    def add(self, directory: Path, entries: Iterable[ShardEntry]) -> None:
-        """Allow the eviction of a directory's shards."""
-        self._names[str(directory)] = frozenset(names_of(entries))
+    def add(self, directory: Path, names: Iterable[str], can_be_made: Callable[[str], bool]) -> None:
+        """Allow the eviction of files of a directory.
+
+        Args:
+            directory: The directory, as the budget has it.
+            names: The files.
+            can_be_made: Returns whether one of them, or a part of a stored file, can be made again now; it pickles.
+        """
+        self._names[str(directory)] = frozenset(names)
+        self._can_be_made[str(directory)] = can_be_made
 
     def __call__(self, directory: Path, name: str) -> bool:
         """Return whether a file may be evicted."""
+        key = str(directory)
+        names = self._names.get(key)
         # Another job may have fetched parts with other columns.
-        return name in self._names.get(str(directory), ()) or is_part(name)
+        return names is not None and (name in names or is_part(name)) and self._can_be_made[key](name)
 
 
 class CachedSource:
@@ -61,6 +68,7 @@ class CachedSource:
         evictable: Collects the files that may be evicted.
         validate_hash: The hash of the index to compare files with; None: compare their sizes alone.
         keep_zip: Whether compressed files stay after they are decompressed.
+        remote: The store as a directory of this machine; None: it is none.
         pattern: Which files of the store the stream consists of; None: those of its index, and all if it has none.
         columns: The columns to read of files that have no index; None: all.
 
@@ -80,6 +88,7 @@ class CachedSource:
         *,
         validate_hash: str | None,
         keep_zip: bool,
+        remote: Path | None = None,
         pattern: FilePattern | None = None,
         columns: tuple[str, ...] | None = None,
     ) -> None:
@@ -88,16 +97,32 @@ class CachedSource:
         self._evictable = evictable
         self._validate_hash = validate_hash
         self._keep_zip = keep_zip
+        self._remote = None if remote is None else remote.absolute()
         self._cache = Cache(directory, budget)
+        self._is_writable = budget.directory(directory).is_writable
         self._dataset_version = DatasetVersion(directory)
         self.directory = self._cache.directory
         self.map_register: MapRegister | None = self._cache.mapped_files
-        self._version = ""
-        self._checked_at_s = 0.0
+        self._index = DatasetIndex(store)
         self._is_listed = pattern is not None
         self._generated = GeneratedIndex(
             store, pattern or FilePattern(""), columns, self.directory / BOOKKEEPING / "generated_index.json"
         )
+
+    @property
+    def location(self) -> str:
+        """The URL or path of the store."""
+        return self._store.url.rstrip("/")
+
+    @property
+    def index_bytes(self) -> int:
+        """Size of the index in the directory."""
+        path = self.directory / INDEX_NAME
+        return path.stat().st_size if path.is_file() else 0
+
+    def kept_bytes(self, entry: ShardEntry) -> int:
+        """Return the most bytes that a shard takes in the directory."""
+        return entry.raw_bytes + (entry.stored_bytes if entry.compression else 0)
 
     def read_index(self) -> list[ShardEntry]:
         """Return what the index says about the shards, in its order; make the index of files that have none.
@@ -106,8 +131,9 @@ class CachedSource:
         unreachable. Removes files that belong to another version of the dataset.
 
         Raises:
-            ConfigurationError: Another process uses the directory for another version of the dataset; or files
-                without an index have several formats, or no chosen column.
+            ConfigurationError: Another process uses the directory for another version of the dataset, or it has files
+                that were not fetched from the store; or files without an index have several formats, or no chosen
+                column.
             ShardNotFoundError: Neither the store nor the directory has an index, nor files that need none.
             ShardCorruptError: The index or such a file is malformed.
             DownloadError: The store does not answer, and there is no copy.
@@ -128,6 +154,9 @@ class CachedSource:
             return self._read_generated()
 
     def _read_generated(self) -> list[ShardEntry]:
+        recorded, copy = self._dataset_version.recorded, self._copy()
+        if copy is not None and (recorded is None or not _is_of(copy, recorded)):
+            raise self._is_foreign()
         try:
             made = self._generated.read(self._dataset_version.making)
         except DownloadError as error:
@@ -138,30 +167,36 @@ class CachedSource:
             _logger.warning("using the index of %s kept in %s: %s", self._store.url, self.directory, error)
             made = kept
         entries = made.entries(is_in_place=False)
-        path = self.directory / INDEX_NAME
+        self._check_apart([*names_of(entries), INDEX_NAME])
 
-        def names(version: str) -> list[str]:
-            before = _names_before(path, [], version) if path.is_file() else []
-            return [*before, *made.stale(self._dataset_version.names())]
+        def names(_: str) -> list[str]:
+            before = self._names_before([]) if self._copy() is not None else []
+            return [*before, *filter(self.can_be_fetched, made.stale(self._dataset_version.names()))]
 
         self._dataset_version.adopt(made.version, names)
+        self._evictable.add(self._given, names_of(entries), self.can_be_fetched)
         return entries
 
     def _read_written(self) -> list[ShardEntry]:
-        path = self.directory / INDEX_NAME
+        # In this order: a process that replaces the files removes the index before it records another version.
+        recorded, label = self._dataset_version.record
+        copy = self._copy()
         try:
-            recorded = self._dataset_version.recorded if path.is_file() else None
-            version = "" if recorded is None else self._timed_version()
-            if not version or recorded != version:
-                return self._replaced(*self._read_twice())
+            report = "" if recorded is None or copy is None else self._index.report()
+            if copy is None or not report or label != report or not _is_of(copy, recorded):
+                return self._replaced(self._index.read(), copy, recorded)
         except (DownloadError, ShardNotFoundError) as error:
             # A store that refuses is up: the configuration is wrong.
-            if (isinstance(error, DownloadError) and error.is_refused) or not path.is_file():
+            if (isinstance(error, DownloadError) and error.is_refused) or copy is None:
                 raise
+            # A store that is up and has no index knows nothing of an index that no record knows.
+            is_unknown = recorded is None and isinstance(error, ShardNotFoundError)
+            if is_unknown or not _is_of(copy, recorded):
+                raise self._is_foreign() from error
             _logger.warning("reading the index of %s from its copy in %s: %s", self._store.url, self.directory, error)
-            version = ""
-        entries = read_index(path)
-        self._adopt(version, self._dataset_version.recorded or _digest_of(path.read_bytes()), entries)
+            report = ""
+        entries = parse_index(copy, str(self.directory / INDEX_NAME))
+        self._adopt(recorded or digest_of(copy), report, entries)
         return entries
 
     def fetch(self, entry: ShardEntry, *, wait: bool = True) -> Path | None:
@@ -188,7 +223,7 @@ class CachedSource:
             if self._cache.get(raw.basename, raw.bytes, fill, wait=wait) is None:
                 return None
             if compressed is not None and not self._keep_zip and self._cache.has(compressed.basename, compressed.bytes):
-                self._cache.remove(compressed.basename)
+                self._discard(compressed.basename)
         return self.directory
 
     def touch(self, entry: ShardEntry) -> None:
@@ -201,13 +236,27 @@ class CachedSource:
         return all(self._cache.has(raw.basename, raw.bytes) for raw, _ in entry.files)
 
     def evict(self, entry: ShardEntry) -> int:
-        """Remove a shard's files from this node; return their size in bytes.
+        """Remove a shard's files from this node, except files that the store itself leads to; return their bytes.
 
         Raises:
             OSError: A file cannot be removed.
         """
         give_back_idle_maps()
-        return sum(self._cache.remove(name) for name in names_of([entry]))
+        return sum(self._cache.remove(name) for name in names_of([entry]) if self.can_be_fetched(name))
+
+    def can_be_fetched(self, name: str) -> bool:
+        """Return whether a file of the directory is a copy, instead of what the store itself leads to."""
+        return self._is_writable and (
+            self._remote is None or not is_linked_to(self._remote / name, self.directory / name)
+        )
+
+    def _discard(self, name: str) -> None:
+        try:
+            if self.can_be_fetched(name):
+                self._cache.remove(name)
+        except OSError as error:
+            if error.errno not in NOT_WRITABLE:
+                raise
 
     def _download(self, info: FileInfo, file: BinaryIO) -> None:
         try:
@@ -217,9 +266,9 @@ class CachedSource:
             self._store.download(info.basename, file, info, self._validate_hash)
         except (DownloadError, ShardCorruptError, ShardNotFoundError):
             # That the dataset was written again explains more than a wrong size or hash.
-            self._check_version(at_once=True)
+            self._index.check(at_once=True)
             raise
-        self._check_version()
+        self._index.check()
 
     def _decompress(self, raw: FileInfo, compressed: FileInfo, compression: str, file: BinaryIO) -> None:
         for _ in range(_MOST_FETCHES):
@@ -231,7 +280,7 @@ class CachedSource:
                 continue
             except ShardCorruptError:
                 # The file in the cache is damaged: the next caller fetches it again.
-                self._cache.remove(compressed.basename)
+                self._discard(compressed.basename)
                 raise
             else:
                 return
@@ -239,70 +288,72 @@ class CachedSource:
             compressed.basename, f"evicted from {self.directory} each time before it could be decompressed"
         )
 
-    def _check_version(self, *, at_once: bool = False) -> None:
-        """Return if the store still reports the version of the index, or cannot be asked.
+    def _copy(self) -> bytes | None:
+        try:
+            return (self.directory / INDEX_NAME).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def _replaced(self, found: FoundIndex, copy: bytes | None, recorded: str | None) -> list[ShardEntry]:
+        is_own = copy in (None, found.content) or (recorded is not None and _is_of(copy or b"", recorded))
+        if not is_own:
+            raise self._is_foreign()
+        self._adopt(found.version, found.report, found.entries)
+        try:
+            self._cache.get(INDEX_NAME, len(found.content), lambda file: _write(file, found.content))
+        except OSError as error:
+            # The copy only serves the next start.
+            if error.errno not in NOT_WRITABLE:
+                raise
+        return found.entries
+
+    def _adopt(self, version: str, report: str, entries: list[ShardEntry]) -> None:
+        names = names_of(entries)
+        self._check_apart([*names, INDEX_NAME])
+
+        def names_before(_: str) -> list[str]:
+            return self._names_before([*names, *filter(is_part, self._dataset_version.names())])
+
+        self._dataset_version.adopt(version, names_before, label=report)
+        self._evictable.add(self._given, names, self.can_be_fetched)
+        self._index.use(version, report)
+
+    def _names_before(self, names: list[str]) -> list[str]:
+        """Return the names of the files of an earlier index and of the present one: none of them may stay."""
+        before: list[str] = []
+        try:
+            before = names_of(read_index(self.directory / INDEX_NAME))
+        except ShardError as error:
+            _logger.warning("files of an unreadable index stay in the cache: %s", error)
+        self._check_apart(before)
+        return [name for name in dict.fromkeys([*before, *names]) if self.can_be_fetched(name)]
+
+    def _check_apart(self, names: list[str]) -> None:
+        """Check that no file of the cache is one of the store's.
 
         Raises:
-            ShardCorruptError: The dataset was written again.
+            ConfigurationError: One is.
         """
-        now_s = time.monotonic()
-        if not self._version or (now_s - self._checked_at_s < _CHECK_INTERVAL_S and not at_once):
+        if self._remote is None:
             return
-        self._checked_at_s = now_s
-        try:
-            version = self._timed_version()
-        except DownloadError:
-            return
-        except ShardNotFoundError:
-            version = "no index"
-        if version != self._version:
-            raise ShardCorruptError.of_field(
-                f"{self._store.url}/{INDEX_NAME}",
-                "version",
-                f"{self._version}, from before the dataset was written again",
-                version,
+        name = shared_file(self.directory, names, self._remote, names)
+        if name is None and is_linked_to(self._remote / INDEX_NAME, self.directory / INDEX_NAME):
+            name = INDEX_NAME
+        if name is not None:
+            raise ConfigurationError(
+                "local",
+                str(self._given),
+                f"a directory without files of the remote: {name} in it is also a file of {self._remote}, maybe the "
+                "only copy; pass another directory, or no local to read the remote in place",
             )
 
-    def _read_twice(self) -> tuple[bytes, str]:
-        """Return the index and its version.
-
-        Nothing states the index's own size or hash, and a changed byte may turn a number into another one. So it is
-        read twice at the same time, until both copies agree.
-        """
-        read = partial(self._store.read, INDEX_NAME, _LARGEST_INDEX_BYTES)
-        for _ in range(_MOST_FETCHES):
-            # Not in a pool: a store that does not answer must not keep the process alive.
-            second, version = BackgroundCall(read), BackgroundCall(self._timed_version)
-            first = read()
-            if first == second.result() and (timed_version := version.result()).startswith(first[1]):
-                return first[0], timed_version
-        raise ShardCorruptError(f"{self._store.url}/{INDEX_NAME}", f"{_MOST_FETCHES} pairs of downloads differ")
-
-    def _timed_version(self) -> str:
-        return self._store.version(INDEX_NAME, is_timed=True)
-
-    def _replaced(self, content: bytes, version: str) -> list[ShardEntry]:
-        entries = parse_index(content, f"{self._store.url}/{INDEX_NAME}")
-        path = self.directory / INDEX_NAME
-        if self._dataset_version.recorded is None and path.is_file() and path.read_bytes() != content:
-            # The files belong to an index whose version no process has recorded.
-            self._dataset_version.adopt(_digest_of(path.read_bytes()), partial(_names_before, path, entries))
-        self._adopt(version, version or _digest_of(content), entries)
-        self._cache.get(INDEX_NAME, len(content), lambda file: _write(file, content))
-        return entries
-
-    def _adopt(self, version: str, recorded: str, entries: list[ShardEntry]) -> None:
-        def names(version: str) -> list[str]:
-            parts = filter(is_part, self._dataset_version.names())
-            return [*_names_before(self.directory / INDEX_NAME, entries, version), *parts]
-
-        self._dataset_version.adopt(recorded, names)
-        self._evictable.add(self._given, entries)
-        self._version = version
-        self._checked_at_s = time.monotonic()
-
-    def __getstate__(self) -> Mapping[str, object]:
-        return self.__dict__ | {"_checked_at_s": 0.0}
+    def _is_foreign(self) -> ConfigurationError:
+        return ConfigurationError(
+            "local",
+            str(self._given),
+            f"an empty directory, or a cache of {self._store.url}: its {INDEX_NAME} was not fetched from there, and its "
+            "files may be the only copy; pass another directory, or remove them",
+        )
 
 
 def names_of(entries: Iterable[ShardEntry]) -> list[str]:
@@ -310,20 +361,10 @@ def names_of(entries: Iterable[ShardEntry]) -> list[str]:
     return [info.basename for entry in entries for pair in entry.files for info in pair if info is not None]
 
 
-def _names_before(path: Path, entries: list[ShardEntry], version: str) -> list[str]:
-    """Return the names of the files of an earlier index and of the present one: none of them may stay."""
-    del version
-    before: list[ShardEntry] = []
-    try:
-        before = read_index(path)
-    except ShardError as error:
-        _logger.warning("files of an unreadable index stay in the cache: %s", error)
-    return list(dict.fromkeys(names_of([*before, *entries])))
+def _is_of(copy: bytes, recorded: str | None) -> bool:
+    """Return whether an index belongs to a recorded version; True if none is recorded, or the record is unreadable."""
+    return not recorded or recorded.startswith(digest_of(copy))
 
 
 def _write(file: BinaryIO, content: bytes) -> None:
     file.write(content)
-
-
-def _digest_of(content: bytes) -> str:
-    return f"blake2s {blake2s(content, digest_size=16).hexdigest()}"

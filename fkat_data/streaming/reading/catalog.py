@@ -3,17 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.streaming.formats.entry import ShardEntry
-from fkat_data.streaming.formats.index import INDEX_NAME
 from fkat_data.streaming.formats.open_shard import check_safe
 from fkat_data.streaming.order.spanner import Spanner
-from fkat_data.streaming.reading.shard_source import ShardSource, sources_of
+from fkat_data.streaming.reading.shard_source import ShardSource, check_apart, sources_of
 from fkat_data.streaming.reading.stream import Stream
 
 __all__ = ["Catalog"]
@@ -53,7 +51,7 @@ class Catalog:
     def __init__(self, streams: Sequence[Stream], *, allow_unsafe_types: bool, cache_limit: int | None = None) -> None:
         self.sources, self.cache_budget = sources_of(streams)
         self.entries: list[ShardEntry] = []
-        counts: list[int] = []
+        per_stream: list[list[ShardEntry]] = []
         for stream, source in zip(streams, self.sources, strict=True):
             entries = source.read_index()
             if not sum(entry.samples for entry in entries):
@@ -62,14 +60,16 @@ class Catalog:
                 _check_safe(entries)
             _check_hashes(entries, stream.validate_hash)
             self.entries += entries if stream.columns is None else _with_columns(entries, stream.columns)
-            counts.append(len(entries))
+            per_stream.append(entries)
+        check_apart(self.sources, per_stream)
+        counts = [len(entries) for entries in per_stream]
         self.shards_per_stream: _Integers = np.array(counts, np.int64)
         self.stream_per_shard: _Integers = np.repeat(np.arange(len(counts)), counts)
         self.samples_per_shard: _Integers = np.array([entry.samples for entry in self.entries], np.int64)
         self.spanner = Spanner(self.samples_per_shard)
-        self.indices_bytes = sum(_size(source.directory / INDEX_NAME) for source in self.sources)
+        self.indices_bytes = sum(source.index_bytes for source in self.sources)
         if self.cache_budget is not None and cache_limit is not None:
-            _check_limit(cache_limit, self.entries, self.indices_bytes)
+            self._check_limit(cache_limit)
             # Not before: the check of the limit needs the indices.
             self.cache_budget.limit_bytes = cache_limit
 
@@ -118,25 +118,17 @@ class Catalog:
         edges = np.concatenate(([0], np.cumsum(self.shards_per_stream))).tolist()
         return tuple(self.samples_per_shard[start:stop] for start, stop in pairwise(edges))
 
-
-def _check_limit(limit_bytes: int, entries: Sequence[ShardEntry], indices_bytes: int) -> None:
-    largest = max(entries, key=_kept_bytes)
-    needed_bytes = indices_bytes + _SHARDS_AT_LEAST * _kept_bytes(largest)
-    if limit_bytes < needed_bytes:
-        raise ConfigurationError(
-            "cache_limit",
-            limit_bytes,
-            f"at least {needed_bytes}: the indices and {_SHARDS_AT_LEAST} times the largest shard, "
-            f"{largest.raw_data.basename} of {_kept_bytes(largest)} bytes",
-        )
-
-
-def _kept_bytes(entry: ShardEntry) -> int:
-    return entry.raw_bytes + (entry.stored_bytes if entry.compression else 0)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
+    def _check_limit(self, limit_bytes: int) -> None:
+        kept = [self.source_of(shard).kept_bytes(entry) for shard, entry in enumerate(self.entries)]
+        largest_bytes = max(kept)
+        needed_bytes = self.indices_bytes + _SHARDS_AT_LEAST * largest_bytes
+        if limit_bytes < needed_bytes:
+            raise ConfigurationError(
+                "cache_limit",
+                limit_bytes,
+                f"at least {needed_bytes}: the indices and {_SHARDS_AT_LEAST} times the largest shard, "
+                f"{self.entries[kept.index(largest_bytes)].raw_data.basename} of {largest_bytes} bytes",
+            )
 
 
 def _check_hashes(entries: Sequence[ShardEntry], algorithm: str | None) -> None:

@@ -1,31 +1,38 @@
 """The sources of a stream's shards: the interface between reading and the storage of the files."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.errors import ConfigurationError, ShardNotFoundError
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import make_safe
-from fkat_data.streaming.formats.compression import decompress_file
-from fkat_data.streaming.formats.entry import FileInfo, ShardEntry
+from fkat_data.streaming.formats.entry import ShardEntry
 from fkat_data.streaming.formats.hashing import validate_file
-from fkat_data.streaming.formats.index import INDEX_NAME, read_index
+from fkat_data.streaming.formats.index import INDEX_NAME
 from fkat_data.streaming.formats.mapping import MapRegister
-from fkat_data.streaming.reading.cached_source import CachedSource, Evictable
+from fkat_data.streaming.reading.cached_source import CachedSource, Evictable, names_of
+from fkat_data.streaming.reading.dataset_index import DatasetIndex
+from fkat_data.streaming.reading.decompressed_source import DecompressedSource, folder_of
 from fkat_data.streaming.reading.file_pattern import FilePattern
 from fkat_data.streaming.reading.generated_index import GeneratedIndex, kept_path
-from fkat_data.streaming.reading.stream import Stream, own_directory
+from fkat_data.streaming.reading.shared_files import shared_file
+from fkat_data.streaming.reading.stream import Stream
 from fkat_data.streaming.store.open_store import open_store
 
-__all__ = ["DirectorySource", "ShardSource", "sources_of"]
+__all__ = ["DirectorySource", "ShardSource", "check_apart", "sources_of"]
+
+
+#: Seconds after which a directory that is read in place does not answer.
+_LONGEST_LOOK_S = 60.0
 
 
 class ShardSource(Protocol):
     """The source of a stream's shards. It pickles, and many threads and processes may use it at a time.
 
     Attributes:
-        is_immediate: Whether shards need no fetching; known once the index was read.
+        is_immediate: Whether shards need no fetching.
         directory: The directory of the index, and of the raw files of uncompressed shards.
         map_register: Records which files are mapped; None if no file is evicted.
     """
@@ -33,6 +40,15 @@ class ShardSource(Protocol):
     is_immediate: bool
     directory: Path
     map_register: MapRegister | None
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes that the copy of the index takes in a cache."""
+        ...
+
+    def kept_bytes(self, entry: ShardEntry) -> int:
+        """Return the most bytes that a shard takes in a cache."""
+        ...
 
     def read_index(self) -> list[ShardEntry]:
         """Return what the index says about the shards, in its order."""
@@ -60,151 +76,202 @@ class ShardSource(Protocol):
         ...
 
 
+class _Planned(NamedTuple):
+    """A source that needs a cache, before the budget of all caches is known."""
+
+    folder: Path
+    made: Callable[[CacheBudget, Evictable], ShardSource]
+
+
 def sources_of(streams: Sequence[Stream]) -> tuple[list[ShardSource], CacheBudget | None]:
     """Return the source of each stream's shards, and the budget of those cached on this node; None if none are.
 
     Raises:
-        ConfigurationError: A URL cannot be opened, or a directory cannot be a cache.
+        ConfigurationError: A URL cannot be opened, or a directory cannot be a cache; or files without an index that are
+            read in place have several formats, or no chosen column.
+        ShardNotFoundError: A directory that is read in place has no index, and no files that need none.
+        ShardCorruptError: The index of a directory that is read in place, or such a file, is malformed.
         OSError: A directory cannot be made.
     """
-    remotes: dict[Path, str] = {}
+    caches = _cache_directories(streams)
+    plans = [
+        _in_place(stream) if cache is None else _cached(stream, cache)
+        for stream, cache in zip(streams, caches, strict=True)
+    ]
+    folders = [plan.folder for plan in plans if isinstance(plan, _Planned)]
+    if not folders:
+        return [plan for plan in plans if not isinstance(plan, _Planned)], None
+    evictable = Evictable()
+    budget = CacheBudget(folders, None, evictable)
+    return [plan.made(budget, evictable) if isinstance(plan, _Planned) else plan for plan in plans], budget
+
+
+def check_apart(sources: Sequence[ShardSource], entries: Sequence[Sequence[ShardEntry]]) -> None:
+    """Check that no two caches have a file in common, where one is in the other.
+
+    Args:
+        sources: The sources.
+        entries: The shards of each.
+
+    Raises:
+        ConfigurationError: Two caches keep different data in one file.
+    """
+    caches = [
+        (source, str(source.directory.resolve()), shards)
+        for source, shards in zip(sources, entries, strict=True)
+        if isinstance(source, CachedSource)
+    ]
+    for outer, path, shards in caches:
+        for inner, inner_path, inner_shards in caches:
+            below = inner_path.removeprefix(f"{path}/")
+            if below == inner_path or f"{outer.location}/{below}" == inner.location:
+                continue
+            name = shared_file(outer.directory, names_of(shards), inner.directory, names_of(inner_shards))
+            if name is not None:
+                raise ConfigurationError(
+                    "local", inner_path, f"another directory: {name} of {outer.location} goes there, too, into {path}"
+                )
+
+
+def _cache_directories(streams: Sequence[Stream]) -> list[Path | None]:
+    """Return each stream's cache, one spelling for each directory; None if the stream is read in place.
+
+    Raises:
+        ConfigurationError: Two streams would write the same files, or one would write into what another one reads.
+    """
+    originals = [stream.remote_directory for stream in streams]
+    originals += [stream.local_directory for stream in streams if stream.cache_directory is None]
+    read = {_place(directory) for directory in originals if directory is not None}
+    known: dict[object, tuple[Path, object]] = {}
+    found: list[Path | None] = []
     for stream in streams:
         directory = stream.cache_directory
-        origin = f"{stream.remote_location} {stream.file_pattern}"
-        if directory is not None and remotes.setdefault(directory, origin) != origin:
+        if directory is None:
+            found.append(None)
+            continue
+        if stream.local_directory is None:
+            # Below the shared temporary directory, the owner of the folder in between could replace this one.
+            make_safe(directory.parent)
+        make_safe(directory)
+        if _place(directory) in read:
+            raise ConfigurationError(
+                "local", str(directory), "another directory: a stream reads it as the original of its data"
+            )
+        remote = (
+            stream.remote_location.rstrip("/") if stream.remote_directory is None else _place(stream.remote_directory)
+        )
+        origin = remote, stream.file_pattern
+        known_directory, known_origin = known.setdefault(_place(directory), (directory, origin))
+        if known_origin != origin:
             raise ConfigurationError(
                 "local", str(directory), "another directory for each remote: their files would overwrite each other"
             )
-        if directory is not None and stream.local_directory is None:
-            # Below the shared temporary directory, the owner of the folder in between could replace this one.
-            make_safe(directory.parent)
-    kept = list(remotes)
-    evictable = Evictable()
-    budget = CacheBudget(kept, None, evictable) if kept else None
-    sources: list[ShardSource] = []
-    for stream in streams:
-        directory = stream.cache_directory
-        if directory is None or budget is None:
-            sources.append(_in_place(stream))
-            continue
-        store = open_store(
-            stream.remote_location,
-            storage_options=stream.storage_options,
-            num_retries=stream.download_retry or 0,
-            timeout_s=stream.download_timeout or 0,
-        )
-        sources.append(
-            CachedSource(
-                store,
-                directory,
-                budget,
-                evictable,
-                validate_hash=stream.validate_hash,
-                keep_zip=bool(stream.keep_zip),
-                pattern=stream.file_pattern,
-                columns=stream.columns,
-            )
-        )
-    return sources, budget
+        found.append(known_directory)
+    return found
 
 
-def _in_place(stream: Stream) -> "DirectorySource":
+def _place(path: Path) -> object:
+    """Return what two paths have in common if they lead to one directory."""
+    try:
+        status = path.stat()
+    except OSError:
+        return str(path.absolute())
+    return status.st_dev, status.st_ino
+
+
+def _cached(stream: Stream, directory: Path) -> _Planned:
+    store = open_store(
+        stream.remote_location,
+        storage_options=stream.storage_options,
+        num_retries=stream.download_retry or 0,
+        timeout_s=stream.download_timeout or 0,
+    )
+    made = partial(
+        CachedSource,
+        store,
+        directory,
+        validate_hash=stream.validate_hash,
+        keep_zip=bool(stream.keep_zip),
+        remote=stream.remote_directory,
+        pattern=stream.file_pattern,
+        columns=stream.columns,
+    )
+    return _Planned(directory, made)
+
+
+def _in_place(stream: Stream) -> "DirectorySource | _Planned":
     directory = stream.local_directory or stream.remote_directory
     if directory is None:
         raise ConfigurationError("local", stream.local, "a directory, if there is no remote")
-    # A directory that is read in place may be shared, and is not written to.
-    decompressed = directory if stream.local_directory is not None else own_directory(str(directory.absolute()))
-    pattern = stream.file_pattern or FilePattern("")
-    generated = GeneratedIndex(
-        open_store(directory, storage_options=None, num_retries=0, timeout_s=stream.download_timeout or 60),
-        pattern,
-        stream.columns,
-        kept_path(f"{directory.absolute()}/{pattern.text}"),
-    )
-    is_listed = stream.file_pattern is not None
-    return DirectorySource(directory, decompressed, stream.validate_hash, generated, is_listed=is_listed)
+    timeout_s = stream.download_timeout or _LONGEST_LOOK_S
+    store = open_store(directory.absolute(), storage_options=None, num_retries=0, timeout_s=timeout_s)
+    pattern = stream.file_pattern
+    if pattern is not None or not (directory / INDEX_NAME).exists():
+        location = f"{directory.absolute()}/{pattern.text if pattern else ''}"
+        generated = GeneratedIndex(store, pattern or FilePattern(""), stream.columns, kept_path(location))
+        try:
+            return DirectorySource(directory, generated.read().entries(is_in_place=True), stream.validate_hash)
+        except ShardNotFoundError:
+            if pattern is not None:
+                raise
+    index = DatasetIndex(store)
+    found = index.read_in_place(directory)
+    if not any(entry.compression for entry in found.entries):
+        return DirectorySource(directory, found.entries, stream.validate_hash)
+    # A remote that is read in place may be shared, and is not written to.
+    folder = folder_of(directory, found.version, is_beside=stream.local_directory is not None)
+    made = partial(DecompressedSource, directory, found, index, folder, validate_hash=stream.validate_hash)
+    return _Planned(folder, made)
 
 
 class DirectorySource:
-    """Shards in a directory of this machine, read in place. Nothing is deleted.
-
-    A shard that is compressed is decompressed under another name, then renamed. So any number of processes may do this
-    side by side.
+    """Uncompressed shards in a directory of this machine, read in place. Nothing is written or deleted.
 
     Args:
         directory: The directory.
-        decompressed: Where compressed shards are decompressed.
+        entries: What its index says about the shards.
         validate_hash: The hash of the index that files are compared with; None: their sizes alone.
-        generated: Makes the index of files that have none.
-        is_listed: Whether the files are listed even if there is an index.
 
     Attributes:
-        is_immediate: Whether no shard is compressed; known once the index was read.
         directory: The directory.
         map_register: None.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        decompressed: Path,
-        validate_hash: str | None,
-        generated: GeneratedIndex,
-        *,
-        is_listed: bool,
-    ) -> None:
-        self.is_immediate = True
+    is_immediate = True
+    index_bytes = 0
+
+    def __init__(self, directory: Path, entries: list[ShardEntry], validate_hash: str | None) -> None:
         self.directory = directory
         self.map_register: MapRegister | None = None
-        self._decompressed = decompressed
+        self._entries = entries
         self._validate_hash = validate_hash
-        self._generated = generated
-        self._is_listed = is_listed
         self._validated: set[str] = set()
 
-    def read_index(self) -> list[ShardEntry]:
-        """Return what the index says about the shards, in its order.
+    def kept_bytes(self, entry: ShardEntry) -> int:
+        """Return 0: nothing is kept elsewhere."""
+        del entry
+        return 0
 
-        Raises:
-            ShardNotFoundError: The directory has no index, and no files that need none.
-            ShardCorruptError: The index or such a file is malformed.
-            ConfigurationError: Such files have several formats, or no chosen column.
-        """
-        path = self.directory / INDEX_NAME
-        if self._is_listed or not path.exists():
-            try:
-                return self._generated.read().entries(is_in_place=True)
-            except ShardNotFoundError:
-                if self._is_listed:
-                    raise
-        entries = read_index(path)
-        self.is_immediate = not any(entry.compression for entry in entries)
-        return entries
+    def read_index(self) -> list[ShardEntry]:
+        """Return what the index says about the shards, in its order."""
+        return self._entries
 
     def fetch(self, entry: ShardEntry, *, wait: bool = True) -> Path:
-        """Decompress a shard's files if needed; return the directory of the raw ones.
+        """Return the directory of a shard's files.
 
         Raises:
             ConfigurationError: The index lacks the hash to compare files with.
             ShardNotFoundError: A file is missing.
             ShardCorruptError: A file's size or hash differs from what the index says.
-            OSError: A file cannot be read or written.
+            OSError: A file cannot be read.
         """
         del wait
-        directory = self.directory if entry.compression is None else self._decompressed
-        for raw, compressed in entry.files:
-            path = directory / raw.basename
-            if compressed is None or _is_whole(path, raw):
-                self._validate(path, raw)
-                continue
-            source = self.directory / compressed.basename
-            validate_file(source, compressed, self._validate_hash)
-            if directory != self.directory:
-                make_safe(directory.parent)
-                make_safe(directory)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            decompress_file(str(entry.compression), source, path, raw)
-        return directory
+        for raw, _ in entry.files:
+            # Once in a process. Each opening compares the size.
+            if self._validate_hash is not None and raw.basename not in self._validated:
+                validate_file(self.directory / raw.basename, raw, self._validate_hash)
+                self._validated.add(raw.basename)
+        return self.directory
 
     def touch(self, entry: ShardEntry) -> None:
         """Do nothing: nothing is evicted here."""
@@ -218,17 +285,3 @@ class DirectorySource:
         """Return 0 and remove nothing: these files may be the only copy."""
         del entry
         return 0
-
-    def _validate(self, path: Path, info: FileInfo) -> None:
-        # Once in a process. Each opening compares the size.
-        if self._validate_hash is not None and info.basename not in self._validated:
-            validate_file(path, info, self._validate_hash)
-            self._validated.add(info.basename)
-
-
-def _is_whole(path: Path, info: FileInfo) -> bool:
-    try:
-        validate_file(path, info)
-    except (ShardNotFoundError, ShardCorruptError):
-        return False
-    return True

@@ -11,6 +11,7 @@ from typing import Any, cast
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.location import path_of, resolved
+from fkat_data.streaming.formats.files import is_same_place
 from fkat_data.streaming.order.weights import StreamWeight
 from fkat_data.streaming.reading.file_pattern import FilePattern, split_location
 from fkat_data.streaming.store.open_store import open_store
@@ -148,7 +149,7 @@ class Stream:
             return None
         local, remote = self.local_directory, self.remote_directory
         if remote is not None:
-            return None if local in (None, remote) else local
+            return None if local is None or is_same_place(local, remote) else local
         pattern = self.file_pattern
         return local or own_directory(f"{self.remote_location}/{pattern.text}" if pattern else self.remote_location)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from fkat_data.background import in_thread
 from fkat_data.streaming.formats.files import file_size
 from fkat_data.streaming.store.client import ListedFile
+from fkat_data.streaming.store.timed import joined_version
 
 __all__ = ["DirectoryClient"]
 
@@ -30,7 +31,7 @@ class DirectoryClient:
         return in_thread(lambda: _FileBody(self._directory / name, first, stop), timeout_s)
 
     def version(self, name: str, timeout_s: float, *, is_timed: bool = False) -> str:
-        """Return the version of a file: its time, inode and size."""
+        """Return the version of a file: its inode, size and time."""
         del is_timed  # the version always has the time
 
         def look() -> str:
@@ -108,4 +109,4 @@ class _FileBody:
 
 
 def _version(found: os.stat_result) -> str:
-    return f"{found.st_mtime_ns}-{found.st_ino}-{found.st_size}"
+    return joined_version(f"{found.st_ino}-{found.st_size}", found.st_mtime_ns)

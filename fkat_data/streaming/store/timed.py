@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-__all__ = ["joined_version"]
+__all__ = ["joined_version", "moment_of"]
 
 
 def joined_version(version: str, written: object) -> str:
@@ -17,8 +17,16 @@ def joined_version(version: str, written: object) -> str:
         try:
             written = parsedate_to_datetime(written)
         except ValueError:
-            return f"{version} {written}"
+            written = written.replace(" ", "_")
     if isinstance(written, datetime):
         moment = written if written.tzinfo else written.replace(tzinfo=UTC)
         return f"{version} {moment.astimezone(UTC).isoformat(timespec='seconds')}"
     return version if written is None else f"{version} {written}"
+
+
+def moment_of(version: str) -> str:
+    """Return the time in a version that includes the time of writing; the version itself if the store reports no time.
+
+    Hosts of one store, and mounts of one directory, may name the same content differently; its time stays.
+    """
+    return version.rpartition(" ")[2]

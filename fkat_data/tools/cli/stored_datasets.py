@@ -24,8 +24,8 @@ def stored_datasets(location: Path) -> list[tuple[Path, list[ShardEntry] | None]
     try:
         return [(directory, None) for directory in datasets_in(location)]
     except ShardNotFoundError as error:
-        source = sources_of([Stream(local=str(location))])[0][0]
         try:
+            source = sources_of([Stream(local=str(location))])[0][0]
             return [(source.directory, source.read_index())]
         except ShardNotFoundError:
             raise error from None

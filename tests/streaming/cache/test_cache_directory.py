@@ -1,10 +1,11 @@
+import errno
 import os
 import pickle
 import stat
 import time
 
 import pytest
-from cache_examples import cache_in, get
+from cache_examples import cache_in, content, get
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.cache import cache_directory as module
@@ -83,6 +84,20 @@ def test_on_a_file_system_of_many_nodes_files_are_in_the_nodes_folder(tmp_path, 
     assert get(cache, "a.mds", 10) == tmp_path / "cache" / ".node-gpu-1" / "a.mds"
     assert get(pickle.loads(pickle.dumps(cache)), "a.mds", 10).exists()
     assert "not on a disk of this machine" in caplog.text
+
+
+def test_a_read_only_directory_of_many_nodes_is_used_as_it_is(tmp_path, monkeypatch):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "a.mds").write_bytes(content("a.mds", 10))
+    monkeypatch.setattr(module, "file_system_of", lambda path: LUSTRE)
+
+    def read_only(path, *arguments, **options):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.mkdir", read_only)
+        cache = cache_in(tmp_path / "cache")
+    assert get(cache, "a.mds", 10) == tmp_path / "cache" / "a.mds"
 
 
 def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from cache_examples import cache_in, get, leftovers_in, shards_in
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.cache.dataset_version import DatasetVersion
+from fkat_data.streaming.cache.dataset_version import DatasetVersion, remove_if_unused
 
 OLD = ["a.mds", "x/b.mds"]
 
@@ -83,6 +83,33 @@ def test_an_error_while_files_are_removed_is_made_up_for_by_the_next(directory):
     assert DatasetVersion(directory).recorded == "old"
     DatasetVersion(directory).adopt("new", names)
     assert shards_in(directory) == ["other.mds"]
+
+
+def test_a_label_is_kept_with_its_version_until_another_one_is_passed(directory):
+    version = DatasetVersion(directory)
+    for label, expected in (("", ""), ("one", "one"), ("", "one"), ("two", "two")):
+        version.adopt("old", names, label=label)
+        assert version.record == ("old", expected)
+    version.adopt("new", names)
+    assert version.record == ("new", "")
+    with pytest.raises(ConfigurationError, match="label"):
+        version.adopt("new", names, label="x" * 10_001)
+
+
+def test_a_directory_that_is_in_use_is_not_removed_and_any_other_is(directory):
+    version = DatasetVersion(directory)
+    fill(directory)
+    version.adopt("old", names)
+    assert not remove_if_unused(directory)
+    assert shards_in(directory)
+    version._leave()
+    assert remove_if_unused(directory)
+    assert not directory.exists()
+    # What a process left that died while it removed the directory.
+    directory.mkdir()
+    (directory / "a.mds").write_bytes(b"x")
+    assert remove_if_unused(directory)
+    assert not directory.exists()
 
 
 def test_holding_needs_a_state_that_was_adopted(directory):

@@ -1,4 +1,6 @@
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 from streaming_examples import write
@@ -93,14 +95,95 @@ def test_compressed_shards_are_decompressed_and_kept_if_that_is_asked(compressed
 
 
 def test_the_only_copy_is_never_deleted(compressed, tmp_path):
+    before = files(tmp_path / "zip")
     for _ in range(2):
         assert numbers(local=compressed, keep_zip=False) == list(range(30))
-    names = files(tmp_path / "zip")
-    assert sum(name.endswith(".zstd") for name in names) == sum(name.endswith(".mds") for name in names) > 0
+    assert files(tmp_path / "zip") == before
     for path in (tmp_path / "zip").glob("*.zstd"):
         path.unlink()
-    # What is decompressed is enough.
-    assert numbers(local=compressed, keep_zip=False) == list(range(30))
+    # What is decompressed is enough, and is the only copy now.
+    dataset = StreamingDataset(local=compressed, cache_limit="1mb", batch_size=4)
+    assert [dataset.evict_shard(shard) for shard in range(dataset.num_shards)] == [0] * dataset.num_shards
+    assert dataset.evict_coldest_shard() == 0
+    assert [sample["number"] for sample in dataset] == list(range(30))
+
+
+def test_raw_files_beside_compressed_ones_are_read_only_where_nothing_else_is(tmp_path):
+    zips = tmp_path / "zip"
+    compressed = write(zips, 30, columns=("number",), compression="zstd")
+    other = write(tmp_path / "other", 30, first=30, columns=("number",), compression="zstd")
+    assert numbers(local=other) == list(range(30, 60))
+    for path in (Path(other) / ".fkat_data" / "decompressed").glob("*/*.mds"):  # of the same sizes
+        shutil.copy(path, zips)
+    assert numbers(local=compressed) == list(range(30))
+    for path in zips.glob("*.zstd"):
+        path.unlink()
+    shutil.rmtree(zips / ".fkat_data")
+    assert numbers(local=compressed) == list(range(30, 60))
+
+
+#: Ways to spell a directory: its path, a place for links, and what the caller passes.
+SPELLINGS = {
+    "link": lambda path, place: _link(place / "link", path),
+    "relative": lambda path, place: os.path.relpath(path),
+    "dots": lambda path, place: f"{path}/../{path.name}",
+    "url": lambda path, place: f"file://{_link(place / 'link', path)}",
+    "above": lambda path, place: f"{_link(place / 'link', path.parent)}/{path.name}",
+}
+
+
+def _link(link, target):
+    link.symlink_to(target)
+    return str(link)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("split", [None, "train"])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_local_that_is_the_remote_is_read_in_place_whatever_its_spelling(tmp_path, spelling, split, compression):
+    original = tmp_path / "data" / (split or "")
+    write(original, 30, compression=compression)
+    before = files(original)
+    other = SPELLINGS[spelling](tmp_path / "data", tmp_path)
+    for remote, local in ((str(tmp_path / "data"), other), (other, str(tmp_path / "data"))):
+        dataset = StreamingDataset(remote=remote, local=local, split=split, batch_size=4, cache_limit="1mb")
+        assert [sample["number"] for sample in dataset] == list(range(30))
+        for shard in range(dataset.num_shards):
+            dataset.evict_shard(shard)
+        while dataset.evict_coldest_shard():
+            pass
+        assert files(original) == before
+    write(original, 30, first=5, compression=compression, exist_ok=True)
+    assert numbers(remote=str(tmp_path / "data"), local=other, split=split) == list(range(5, 35))
+    assert files(original) == before
+
+
+def test_a_split_that_is_a_link_to_the_original_is_read_in_place(tmp_path):
+    write(tmp_path / "data" / "train", 30)
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "train").symlink_to(tmp_path / "data" / "train")
+    dataset = StreamingDataset(remote=str(tmp_path / "data"), local=str(tmp_path / "local"), split="train")
+    assert dataset.evict_shard(0) == 0
+    assert [dataset[index]["number"] for index in range(30)] == list(range(30))
+
+
+def test_streams_with_one_directory_under_two_spellings_share_it_or_are_refused(data, tmp_path):
+    other = write(tmp_path / "other", 30, first=30)
+    local = tmp_path / "local"
+    local.mkdir()
+    link = _link(tmp_path / "link", local)
+    second = _link(tmp_path / "data-link", data)
+    streams = [Stream(remote=data, local=str(local)), Stream(remote=second, local=link)]
+    dataset = StreamingDataset(streams=streams, batch_size=4)
+    assert sorted(sample["number"] for sample in dataset) == sorted([*range(30)] * 2)
+    assert dataset.cache_usage == sum(path.stat().st_size for path in local.iterdir() if path.is_file())
+    with pytest.raises(ConfigurationError, match="another directory for each remote"):
+        StreamingDataset(streams=[streams[0], Stream(remote=other, local=link)])
+    third = _link(tmp_path / "other-link", other)
+    for original in (Stream(local=other), Stream(remote=other)):
+        with pytest.raises(ConfigurationError, match="the original of its data"):
+            StreamingDataset(streams=[original, Stream(remote=data, local=third)])
+    assert numbers(local=other) == list(range(30, 60))
 
 
 def test_a_compressed_directory_that_is_read_in_place_is_not_written_to(compressed, tmp_path, monkeypatch):

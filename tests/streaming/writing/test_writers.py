@@ -255,6 +255,19 @@ def test_a_dataset_is_replaced_and_other_files_are_kept(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {*named, "index.json", "notes.txt"}
 
 
+def test_folders_that_are_links_are_not_emptied(tmp_path):
+    for sample in samples_of(1):
+        with MDSWriter(columns=COLUMNS, out=tmp_path / "precious") as writer:
+            writer.write(sample)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "part").symlink_to(tmp_path / "precious")
+    index = (tmp_path / "precious" / "index.json").read_text()
+    (tmp_path / "data" / "index.json").write_text(index.replace("shard.0", "part/shard.0"))
+    with MDSWriter(columns=COLUMNS, out=tmp_path / "data", exist_ok=True) as writer:
+        writer.write(samples_of(1)[0])
+    assert read(tmp_path / "precious") == samples_of(1)
+
+
 class Stopped(Exception):  # noqa: N818 - it is no error
     pass
 
