@@ -99,6 +99,7 @@ class StreamingDataset(DatasetProperties, SampleAccess, IterableDataset[Any]):
             ``{"from_sample": 0, "weights": [3, 1]}``.
         storage_options: The options of fsspec's file systems for streams that give none.
         columns: The columns to read, for streams that give none; None: all.
+        decode: How members of tar files are decoded, for streams that do not say; see ``Stream``.
         decoded_limit: Bytes, a number or a text such as ``"2gb"``, that decoded row groups of Parquet may take in each
             process that reads; the least recently used ones are dropped. None: 512 MiB.
         world: The rank and world of this process; None: those of torch.distributed, or of the environment variables.
@@ -146,6 +147,7 @@ class StreamingDataset(DatasetProperties, SampleAccess, IterableDataset[Any]):
         weight_schedule: Sequence[Mapping[str, Any]] | None = None,
         storage_options: Mapping[str, Any] | None = None,
         columns: Sequence[str] | None = None,
+        decode: Mapping[str, str] | str | None = None,
         decoded_limit: int | str | None = None,
         world: World | None = None,
         transform: Callable[[Any], Any] | None = None,
@@ -175,6 +177,7 @@ class StreamingDataset(DatasetProperties, SampleAccess, IterableDataset[Any]):
                 keep_zip=arguments.boolean("keep_zip", keep_zip),
                 storage_options=storage_options,
                 columns=columns,
+                decode=decode,
             )
             for stream in given_streams(streams, remote, local, stream_name, stream_config)
         ]

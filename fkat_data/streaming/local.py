@@ -1,6 +1,6 @@
 """A map-style dataset of shards on this machine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ class LocalDataset(SampleAccess, Dataset[Any]):
     Samples are dicts from column to value, in the order of writing. The dataset pickles without its open shards.
 
     Args:
-        local: The directory; or Parquet files: one, or a pattern such as ``data/*.parquet``.
+        local: The directory; or Parquet or tar files: one, or a pattern such as ``data/*.parquet``.
         split: A directory within it.
         allow_unsafe_types: Whether columns of pickles may be read, which runs code of the files' author.
         arrays: Whether ``ndarray`` columns give NumPy arrays or torch tensors.
@@ -30,6 +30,7 @@ class LocalDataset(SampleAccess, Dataset[Any]):
         columns: The columns to read; None: all.
         transform: Called with each sample that is read; returns what the dataset gives instead. With
             ``fkat_data.item_generators`` its random draws are exact in a ``ShardedDataLoader``.
+        decode: How members of tar files are decoded; see ``Stream``.
 
     Raises:
         ConfigurationError: An argument is invalid, or a column holds pickles.
@@ -47,13 +48,14 @@ class LocalDataset(SampleAccess, Dataset[Any]):
         writable: bool = False,
         columns: Sequence[str] | None = None,
         transform: Callable[[Any], Any] | None = None,
+        decode: Mapping[str, str] | str | None = None,
     ) -> None:
         self.local = resolved("local", local, "the path of a directory")
         arguments.choice("arrays", arrays, ("numpy", "torch"))
         self._transform = None if transform is None else arguments.function("transform", transform)
         self.split = split
         self._catalog = Catalog(
-            [Stream(local=self.local, split=split, columns=columns)],
+            [Stream(local=self.local, split=split, columns=columns, decode=decode)],
             allow_unsafe_types=arguments.boolean("allow_unsafe_types", allow_unsafe_types),
         )
         self._shards = OpenShards(

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fkat_data.archives.member_decoding import UNSAFE
 from fkat_data.streaming.formats.encodings import encoding_of
 
 __all__ = ["Column", "FileInfo", "Origin", "ShardEntry"]
@@ -50,7 +51,8 @@ class Column:
 
     Attributes:
         name: The column's key in a sample.
-        encoding: Name of the encoding; ``str``, ``int`` or ``float`` in JSON lines and separated values.
+        encoding: Name of the encoding; ``str``, ``int`` or ``float`` in JSON lines and separated values; the type of
+            a column of Parquet; the decoder of a tar file's members.
         size_bytes: Size of every value's bytes; None if it varies.
     """
 
@@ -64,7 +66,7 @@ class ShardEntry:
     """One shard.
 
     Attributes:
-        format: ``mds``, ``json``, ``xsv``, ``csv`` or ``tsv``; or ``parquet``.
+        format: ``mds``, ``json``, ``xsv``, ``csv`` or ``tsv``; or ``parquet`` or ``tar``.
         samples: Number of samples.
         columns: Columns in the order in which they are stored.
         raw_data: The uncompressed file of samples.
@@ -120,6 +122,8 @@ class ShardEntry:
     @property
     def unsafe_columns(self) -> list[str]:
         """Names of the columns whose values can run code of the file's author when they are decoded."""
+        if self.format == "tar":
+            return [column.name for column in self.columns if column.encoding in UNSAFE]
         if self.format != "mds":
             return []
         return [column.name for column in self.columns if not encoding_of(column.encoding).is_safe]

@@ -23,9 +23,16 @@ __all__ = [
 ]
 
 #: The suffixes of each format's files, in lower case.
-FILE_SUFFIXES = {"parquet": (".parquet", ".parq", ".pq")}
+FILE_SUFFIXES = {
+    "parquet": (".parquet", ".parq", ".pq"),
+    # Compressed ones are refused when they are described, with a message that says why.
+    "tar": (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"),
+}
 _PART = re.compile(r"(.+\.parts/[0-9a-f]{10}-)[\w.]+", re.ASCII | re.DOTALL)
-_MODULES = {"parquet": "fkat_data.streaming.formats.parquet_index"}
+_MODULES = {
+    "parquet": "fkat_data.streaming.formats.parquet_index",
+    "tar": "fkat_data.streaming.formats.tar_files",
+}
 
 
 class StoredBytes(Protocol):
@@ -39,6 +46,11 @@ class StoredBytes(Protocol):
     @property
     def size_bytes(self) -> int:
         """Its size."""
+        ...
+
+    @property
+    def hop_bytes(self) -> int:
+        """A gap that is smaller takes less time to read than another call of ``read``."""
         ...
 
     def read(self, start: int, stop: int) -> bytes:

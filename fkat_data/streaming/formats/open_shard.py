@@ -12,6 +12,7 @@ from fkat_data.streaming.formats.jsonl import JSONReader
 from fkat_data.streaming.formats.mapping import MapRegister
 from fkat_data.streaming.formats.mds import MDSReader
 from fkat_data.streaming.formats.reader import ShardReader
+from fkat_data.streaming.formats.tar_shard import TarReader
 from fkat_data.streaming.formats.xsv import XSVReader
 
 __all__ = ["DECODED_LIMIT_BYTES", "check_safe", "open_shard"]
@@ -42,7 +43,8 @@ def open_shard(
         arrays: Whether to return ``ndarray`` columns as NumPy arrays or torch tensors.
         writable: Whether NumPy arrays are writable copies. Otherwise they are read-only, and ``sample`` returns views
             of the file. Tensors are always writable copies.
-        decoded: Keeps decoded row groups of Parquet for several shards; None: for this one alone.
+        decoded: Keeps decoded row groups of Parquet, and where the members of tar files are, for several shards; None:
+            for this one alone.
         is_copied: Whether read-only arrays are copies, too: they then do not keep the file mapped.
         register: Records the shard's files as mapped while they are; None: they are not recorded.
 
@@ -65,6 +67,9 @@ def open_shard(
             directory, entry, arrays=arrays, writable=writable, decoded=kept, register=register
         )
         return cast("ShardReader", reader)
+    if entry.format == "tar":
+        kept = DecodedGroups(DECODED_LIMIT_BYTES) if decoded is None else decoded
+        return TarReader(directory, entry, arrays=arrays, writable=writable, decoded=kept, register=register)
     return (JSONReader if entry.format == "json" else XSVReader)(directory, entry, register)
 
 
@@ -79,6 +84,6 @@ def check_safe(entry: ShardEntry) -> None:
         raise ConfigurationError(
             "allow_unsafe_types",
             False,
-            f"True, if you trust the file's author: column {unsafe[0]!r} of {entry.raw_data.basename} holds pickles, "
+            f"True, if you trust the file's author: column {unsafe[0]!r} of {entry.name} holds pickles, "
             "and loading them runs code from the file",
         )

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.streaming.formats.entry import ShardEntry
 from fkat_data.streaming.formats.open_shard import check_safe
+from fkat_data.streaming.formats.tar_files import with_decoders
 from fkat_data.streaming.order.spanner import Spanner
 from fkat_data.streaming.reading.shard_source import ShardSource, check_apart, sources_of
 from fkat_data.streaming.reading.stream import Stream
@@ -31,8 +32,9 @@ class Catalog:
         cache_limit: Bytes that the shards cached on this node may take; None: no limit.
 
     Raises:
-        ConfigurationError: A shard has a column of pickles, and they are not allowed; a shard lacks a chosen column; the index lacks the hash to
-            compare files with; a directory cannot be a cache; or the limit is too small.
+        ConfigurationError: A shard has a column of pickles, and they are not allowed; a shard lacks a chosen column, or is no tar
+            file and has decoders; the index lacks the hash to compare files with; a directory cannot be a cache; or the
+            limit is too small.
         ShardNotFoundError: A stream has no index.
         ShardCorruptError: An index is malformed, or a stream has no samples.
         DownloadError: A store does not deliver its index.
@@ -56,6 +58,8 @@ class Catalog:
             entries = source.read_index()
             if not sum(entry.samples for entry in entries):
                 raise ShardCorruptError(str(source.directory), "the dataset has no samples")
+            if stream.decode is not None:
+                entries = with_decoders(entries, stream.decode)
             if not allow_unsafe_types:
                 _check_safe(entries)
             _check_hashes(entries, stream.validate_hash)

@@ -33,6 +33,8 @@ _logger = logging.getLogger(__name__)
 _VERSION = 1
 #: Files that are described at a time.
 _NUM_THREADS = 16
+#: What is read in the time that another reading takes to begin: of a local file, and from a store.
+_HOP_BYTES, _HOP_IN_STORE_BYTES = 16 << 10, 2 << 20
 #: A temporary file that is older was left by a process that died.
 _LEFT_S = 3600.0
 #: Room for what a cache appends to a name, within the 255 bytes that a file system allows.
@@ -196,6 +198,7 @@ class _StoredFile:
         self._store = store
         self.name = file.name
         self.size_bytes = file.size_bytes
+        self.hop_bytes = _HOP_BYTES if store.is_local else _HOP_IN_STORE_BYTES
         self.version = ""
 
     def read(self, start: int, stop: int) -> bytes:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fkat_data import arguments
+from fkat_data.archives.member_decoding import checked_decode
 from fkat_data.errors import ConfigurationError
 from fkat_data.location import path_of, resolved
 from fkat_data.streaming.formats.files import is_same_place
@@ -26,6 +27,7 @@ _DEFAULTS = {
     "keep_zip": False,
     "storage_options": None,
     "columns": None,
+    "decode": None,
 }
 _LOCAL = "a directory of this machine, as a path or a file:// URL"
 
@@ -37,8 +39,8 @@ class Stream:
 
     Args:
         remote: The directory of the shards: a path, or a URL of any store that fsspec opens. A directory without an
-            index may have Parquet files, at any depth. A location that ends with ``.parquet`` names files: one file,
-            or a pattern such as ``s3://bucket/data/*.parquet``.
+            index may have Parquet files or tar files, at any depth. A location that ends with ``.parquet`` or
+            ``.tar`` names files: one file, or a pattern such as ``s3://bucket/data/*.parquet``.
         local: The directory of this node that caches the shards; without ``remote``, the directory of the shards, or
             a pattern of files. None: shards of a store are cached below the system's temporary directory; a directory
             of this machine is read in place.
@@ -54,7 +56,10 @@ class Stream:
         keep_zip: Whether compressed files stay after they are decompressed.
         storage_options: The options of fsspec's file system for ``remote``, such as ``key``, ``secret`` and
             ``endpoint_url``. Its library looks up the others in its usual places.
-        columns: The columns to read; None: all. Of Parquet files, no other column is fetched or decoded.
+        columns: The columns to read; None: all. Of Parquet files, no other column is fetched or decoded. Of tar files:
+            extensions, ``__key__`` and ``__url__``; None: all but ``__url__``.
+        decode: How members of tar files are decoded: a decoder for all, such as ``"bytes"``, or decoders for
+            some extensions, such as ``{"jpg": "bytes"}``; None: by extension.
 
     Raises:
         ConfigurationError: An argument is invalid, more than one of ``proportion``, ``repeat`` and ``choose`` is given,
@@ -76,6 +81,7 @@ class Stream:
         keep_zip: bool | None = None,
         storage_options: Mapping[str, Any] | None = None,
         columns: Sequence[str] | None = None,
+        decode: Mapping[str, str] | str | None = None,
     ) -> None:
         weights = {"proportion": proportion, "repeat": repeat, "choose": choose}
         given = {kind: value for kind, value in weights.items() if value is not None}
@@ -102,6 +108,7 @@ class Stream:
         self.keep_zip = keep_zip
         self.storage_options = storage_options
         self.columns = None if columns is None else _names("columns", columns)
+        self.decode = checked_decode(decode)
         # A remote that cannot be opened is an error here, before training starts.
         if remote is not None:
             open_store(remote, storage_options=storage_options, num_retries=0, timeout_s=1)
@@ -158,7 +165,7 @@ class Stream:
 
         Args:
             **defaults: ``split``, ``download_retry``, ``download_timeout``, ``validate_hash``, ``keep_zip``,
-                ``storage_options`` and ``columns``.
+                ``storage_options``, ``columns`` and ``decode``.
 
         Raises:
             ConfigurationError: The stream has neither ``remote`` nor ``local``, or a default is invalid.

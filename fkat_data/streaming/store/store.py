@@ -47,6 +47,7 @@ class Store:
 
     Attributes:
         url: The directory without user, password and query, as messages show it.
+        is_local: Whether this is a directory of this machine.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Store:
         self._redaction = redaction
         self._num_retries = num_retries
         self._timeout_s = timeout_s
-        self._is_local = is_local
+        self.is_local = is_local
         self._clients: dict[int, Client] = {}
 
     def download(self, name: str, target: BinaryIO, info: FileInfo | None, algorithm: str | None) -> None:
@@ -241,9 +242,9 @@ class Store:
         if reason is not None:
             raise ShardCorruptError(self.url, f"file name {name[:200]!r}: {reason}")
         return with_attempts(
-            (lambda: _once(action, url)) if self._is_local else action,
+            (lambda: _once(action, url)) if self.is_local else action,
             url=url,
-            num_retries=0 if self._is_local else self._num_retries,
+            num_retries=0 if self.is_local else self._num_retries,
             timeout_s=self._timeout_s,
             redaction=self._redaction,
         )

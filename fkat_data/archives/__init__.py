@@ -1,0 +1,4 @@
+"""Tar archives of samples, as webdataset writes them: their members, their samples and the values. Trusts no archive.
+
+Open to other packages: ``member_decoding``, ``tar_samples``.
+"""
