@@ -123,6 +123,8 @@ class TarIndex(NamedTuple):
                 keys[key] = None
                 present.clear()
                 last = key
+            if extension in (KEY, URL):
+                raise _refused(archive, member, f"the extension {extension!r} is the name of another column")
             if extension in present:
                 raise _refused(archive, member, f"the sample {key!r} has two members with the extension {extension!r}")
             present.add(extension)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fkat_data.datasets.parquet import IterableParquetDataset, ParquetDataset
     from fkat_data.datasets.resumable import ResumableSequentialSampler
     from fkat_data.datasets.shard_view import ShardedDataset, ShardIndexingMode
+    from fkat_data.datasets.tar import TarDataset
     from fkat_data.datasets.token_budget import TokenBudgetBatchSampler
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "ResumableSequentialSampler",
     "ShardIndexingMode",
     "ShardedDataset",
+    "TarDataset",
     "TokenBudgetBatchSampler",
     "collate_packed",
     "pad_stack_1d",
@@ -64,6 +66,7 @@ _MODULES = {
     "ResumableSequentialSampler": "resumable",
     "ShardIndexingMode": "shard_view",
     "ShardedDataset": "shard_view",
+    "TarDataset": "tar",
     "TokenBudgetBatchSampler": "token_budget",
     "collate_packed": "packed",
     "pad_stack_1d": "padding",

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tar_examples import archive
 
 DOCS = Path(__file__).parents[2] / "docs" / "streaming"
 
@@ -30,12 +31,12 @@ def test_a_dataset_is_written_and_read(run_here):
     )
 
 
-def test_parquet_is_read_as_it_is(run_here, tmp_path):
+def test_parquet_and_tar_are_read_as_they_are(run_here, tmp_path):
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    (read,) = examples("files.md")
+    read, read_tar = examples("files.md")
     (tmp_path / "data" / "a").mkdir(parents=True)
     tokens = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(40 * 1024, np.uint16)), 1024)
     pq.write_table(
@@ -44,6 +45,12 @@ def test_parquet_is_read_as_it_is(run_here, tmp_path):
     read = read.replace('batch["tokens"]', 'print(sorted(batch), list(batch["tokens"].shape))')
     setup = f"os.environ['XDG_CACHE_HOME'] = {str(tmp_path)!r}\n"
     assert run_here(setup + read).startswith("['label', 'tokens'] [32, 1024]\n")
+    (tmp_path / "shards").mkdir()
+    members = [(f"{number:03}.{kind}", b"%d" % number) for number in range(40) for kind in ("jpg", "cls")]
+    (tmp_path / "shards" / "0.tar").write_bytes(archive(members))
+    read_tar = read_tar.replace('batch["cls"]', 'print(sorted(batch), list(batch["cls"].shape), batch["jpg"][0][:0])')
+    imports = "from fkat_data.streaming import StreamingDataLoader, StreamingDataset\n"
+    assert run_here(setup + imports + read_tar).startswith("['cls', 'jpg'] [32] b''\n")
 
 
 def test_datasets_are_written_in_parallel_and_merged(run_here, tmp_path):

@@ -112,7 +112,7 @@ class DecodedGroups:
         self._num_again += 1
         if self._num_again == _NUM_AGAIN:
             _logger.warning(
-                "row groups are decoded again and again: those in use take more than decoded_limit = %d bytes (one "
+                "row groups (of tar files: the headers) are decoded again and again: those in use take more than decoded_limit = %d bytes (one "
                 "takes %d); raise decoded_limit, lower shuffle_block_size, or write smaller row groups",
                 self._limit_bytes,
                 size_bytes,

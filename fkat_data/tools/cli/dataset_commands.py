@@ -24,7 +24,7 @@ _EXPECTED = "the directory of a dataset on this machine"
 dataset_app = typer.Typer()
 
 # As text: a Path would turn the // of a URL into /.
-Directory = Annotated[str, typer.Argument(help="A dataset, a folder of splits, or Parquet files.")]
+Directory = Annotated[str, typer.Argument(help="A dataset, a folder of splits, or Parquet or tar files.")]
 Unsafe = Annotated[
     bool,
     typer.Option("--allow-unsafe-types", help="Read pickle columns. Unpickling can run code from the file's author."),
@@ -95,7 +95,8 @@ def convert_command(
     """Convert files to a dataset of MDS shards.
 
     It reads JSON lines (plain, gzip, zstd), comma- or tab-separated values, Parquet, Arrow files as Hugging Face
-    datasets write them, or a folder with one sample per file (columns `content` and `path`).
+    datasets write them, tar files as webdataset writes them, or a folder with one sample per file (columns `content`
+    and `path`). A pattern in quotes, such as 'shards/*.tar', names its files in natural order.
 
     Exit code 0: written. 2: failed; no index was written.
     """

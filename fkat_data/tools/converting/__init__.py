@@ -1,4 +1,4 @@
-"""Convert JSON lines, separated values, Parquet, Arrow and folders to datasets of shards.
+"""Convert JSON lines, separated values, Parquet, Arrow, tar files and folders to datasets of shards.
 
 Open to other packages: ``convert``.
 """

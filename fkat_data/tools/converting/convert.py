@@ -4,11 +4,12 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from glob import glob, has_magic
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from fkat_data import arguments
-from fkat_data.errors import ConfigurationError, SampleError
+from fkat_data.errors import ConfigurationError, SampleError, ShardNotFoundError
 from fkat_data.location import machine_path
 from fkat_data.streaming.writing.lines import WriterSettings
 from fkat_data.streaming.writing.mds_writer import MDSWriter
@@ -18,6 +19,7 @@ from fkat_data.streaming.writing.parallel import write_parallel
 from fkat_data.tools.converting.arrow import ArrowSource, ParquetSource
 from fkat_data.tools.converting.folder import FolderSource
 from fkat_data.tools.converting.row_source import RowSource
+from fkat_data.tools.converting.tar_rows import TarSource
 from fkat_data.tools.converting.text_rows import JsonLinesSource, SeparatedSource
 
 __all__ = ["KINDS", "convert", "sources_of"]
@@ -28,10 +30,11 @@ _SUFFIXES = {
     ".tsv": "tsv",
     ".parquet": "parquet",
     ".arrow": "arrow",
+    ".tar": "tar",
 }
 _COMPRESSED = (".gz", ".zst", ".zstd")
 #: The kinds of input.
-KINDS = ("jsonl", "csv", "tsv", "parquet", "arrow", "folder")
+KINDS = ("jsonl", "csv", "tsv", "parquet", "arrow", "tar", "folder")
 _PARTS_FOR_EACH_WORKER = 4
 _ROWS_BETWEEN_CALLS = 100
 
@@ -51,8 +54,9 @@ def convert(
     """Write the rows of files as one MDS dataset, in the order of ``paths``.
 
     Args:
-        paths: Files or directories. If a directory has tables (JSON lines, CSV, ...), they are converted in natural
-            order. Otherwise every file below it is a sample.
+        paths: Files, patterns of files such as ``shards/*.tar``, or directories. If a directory has tables (JSON
+            lines, CSV, ...) or tar files, they are converted in natural order. Otherwise every file below it is a
+            sample.
         out: The dataset's place, as for ``MDSWriter``.
         kind: One of ``KINDS``; None: by file name.
         columns: Encodings that replace those inferred from the data.
@@ -105,13 +109,13 @@ def sources_of(path: str | Path, kind: str | None = None, num_workers: int = 1) 
     """Return the sources to convert at a path.
 
     Args:
-        path: A file or a directory.
+        path: A file, a pattern of files, or a directory.
         kind: One of ``KINDS``; None: by file name.
         num_workers: The number of processes, which decides into how many parts a folder of samples is divided.
 
     Raises:
         ConfigurationError: The kind is unknown.
-        ShardNotFoundError: A folder has no files.
+        ShardNotFoundError: A folder has no files, or a pattern matches none.
     """
     if kind is not None:
         arguments.choice("kind", kind, KINDS)
@@ -123,6 +127,12 @@ def sources_of(path: str | Path, kind: str | None = None, num_workers: int = 1) 
             num_parts = 1 if num_workers == 1 else num_workers * _PARTS_FOR_EACH_WORKER
             return list(FolderSource.parts_of(str(place), num_parts))
         return [_source(str(file), kind or _kind_of(file)) for file in tables]
+    if not place.exists() and has_magic(str(place)):
+        # Path.glob takes no absolute pattern.
+        files = sorted(glob(str(place), recursive=True), key=natural_key)  # noqa: PTH207 - see above
+        if not files:
+            raise ShardNotFoundError(str(place), "no file matches")
+        return [_source(file, kind or _kind_of(Path(file))) for file in files]
     return [_source(str(place), kind or _kind_of(place))]
 
 
@@ -140,6 +150,7 @@ def _source(path: str, kind: str | None) -> RowSource:
         "tsv": partial(SeparatedSource, separator="\t"),
         "parquet": ParquetSource,
         "arrow": ArrowSource,
+        "tar": TarSource,
     }
     if kind not in makers:
         raise ConfigurationError("paths", path, f"a file that ends in {', '.join(_SUFFIXES)}, or kind=…")

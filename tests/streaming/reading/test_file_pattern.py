@@ -18,6 +18,8 @@ from fkat_data.streaming.reading.file_pattern import FilePattern, split_location
         "s3://*.parquet": None,
         "https://host/a/b.parquet?key=x.y&z": ("https://host/a?key=x.y&z", "b.parquet"),
         "https://host/b.parquet": ("https://host", "b.parquet"),
+        "s3://bucket/a-*.tar": ("s3://bucket", "a-*.tar"),
+        "s3://bucket/a.tar.gz": ("s3://bucket", "a.tar.gz"),
         "file:///data/x-*.pq": ("file:///data", "x-*.pq"),
         "/data/x.parq": ("/data", "x.parq"),
         "/x.parquet": ("/", "x.parquet"),

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import re
+import tarfile
 from decimal import Decimal
 
 import numpy as np
@@ -15,6 +16,7 @@ import zstandard
 from PIL import Image
 
 from fkat_data.errors import ConfigurationError, SampleError, ShardCorruptError, ShardNotFoundError
+from fkat_data.streaming import LocalDataset
 from fkat_data.streaming.formats.index import read_index
 from fkat_data.streaming.formats.open_shard import open_shard
 from fkat_data.tools.converting.convert import convert, sources_of
@@ -260,3 +262,68 @@ def test_arguments_are_checked(tmp_path):
     with pytest.raises(ShardNotFoundError, match="the folder has no files"):
         convert([tmp_path / "empty"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def tar(rows, **more):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as writer:
+        for row in rows:
+            members = {"cls": b"%d" % row["id"], "txt": row["text"].encode(), "json": json.dumps(row).encode(), **more}
+            for name, content in members.items():
+                info = tarfile.TarInfo(f"{row['id']:03}.{name}")
+                info.size = len(content)
+                writer.addfile(info, io.BytesIO(content))
+    return file.getvalue()
+
+
+def test_tar_files_of_a_pattern_become_a_dataset(tmp_path):
+    array, image = io.BytesIO(), io.BytesIO()
+    np.save(array, np.arange(3))
+    Image.new("RGB", (4, 3)).save(image, "JPEG")
+    more = {"npy": array.getvalue(), "jpg": image.getvalue(), "pth": b"never unpickled", "flac": b"raw"}
+    (tmp_path / "s").mkdir()
+    for number in (10, 9):
+        (tmp_path / "s" / f"{number}.tar").write_bytes(
+            tar([row for row in ROWS if row["id"] % 2 == number % 2], **more)
+        )
+    for name, place in {"pattern": tmp_path / "s" / "*.tar", "folder": tmp_path / "s"}.items():
+        out = tmp_path / name
+        assert convert([place], out, size_limit=5000) == len(ROWS)
+        rows = LocalDataset(out)
+        assert [row["cls"] for row in rows] == [*range(1, 25, 2), *range(0, 25, 2)]
+        assert rows[0]["__key__"] == "001"
+        assert rows[0]["json"] == ROWS[1]
+        assert rows[0]["txt"] == "été 1"
+        assert rows[0]["jpg"].size == (4, 3)
+        assert rows[0]["npy"].tolist() == [0, 1, 2]
+        assert (rows[0]["pth"], rows[0]["flac"]) == (b"never unpickled", b"raw")
+    assert convert([tmp_path / "s"], tmp_path / "raw", columns={"jpg": "bytes"}, only=["jpg", "cls"]) == len(ROWS)
+    assert read(tmp_path / "raw")[3] == {"cls": 7, "jpg": image.getvalue()}
+
+
+def test_tar_files_that_lack_a_member_or_a_value_name_it(tmp_path):
+    (tmp_path / "a.tar").write_bytes(tar(ROWS[:2])[: 2 * 512 * 6] + tar([{"id": 2, "text": "t"}], txt=b"t", x=b"1"))
+    with pytest.raises(SampleError, match="column 'x'"):
+        convert([tmp_path / "a.tar"], tmp_path / "out")
+    (tmp_path / "b.tar").write_bytes(tar(ROWS[:2], cls=b"one"))
+    with pytest.raises(ShardCorruptError, match=r"b\.tar.*row 0, member '000\.cls'"):
+        convert([tmp_path / "b.tar"], tmp_path / "out2")
+    with pytest.raises(ShardNotFoundError, match="no file matches"):
+        convert([tmp_path / "z*.tar"], tmp_path / "out3")
+    (tmp_path / "c.tar.gz").write_bytes(gzip.compress(tar(ROWS[:2])))
+    with pytest.raises(ConfigurationError, match="without compression"):
+        convert([tmp_path / "c.tar.gz"], tmp_path / "out4")
+
+
+def test_missing_members_become_null_where_that_is_allowed(tmp_path):
+    rows = [{"id": 0, "text": "été"}, {"id": 1, "text": "t"}]
+    first, second = tar(rows[:1]), tar(rows[1:], seg=b"")
+    end = first.rstrip(b"\0")
+    end = first[: -(-len(end) // 512) * 512]
+    # The label of the second sample is missing.
+    (tmp_path / "b.tar").write_bytes(end + second[1024:])
+    with pytest.raises(SampleError, match="column 'cls'"):
+        convert([tmp_path / "b.tar"], tmp_path / "out", only=["cls", "txt"])
+    assert convert([tmp_path / "b.tar"], tmp_path / "out2", only=["cls", "txt"], nulls="json") == 2
+    assert encodings(tmp_path / "out2") == {"cls": "json", "txt": "str"}
+    assert read(tmp_path / "out2") == [{"cls": 0, "txt": "été"}, {"cls": None, "txt": "t"}]

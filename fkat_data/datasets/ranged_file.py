@@ -1,0 +1,71 @@
+"""Read ranges of a local or remote file."""
+
+import os
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fkat_data.datasets.opening import local_path, open_uri
+from fkat_data.errors import ShardCorruptError, ShardNotFoundError
+
+__all__ = ["RangedFile"]
+
+#: What is read in the time that another reading takes to begin: of a local file, and of others.
+_HOP_BYTES, _HOP_IN_STORE_BYTES = 16 << 10, 2 << 20
+
+
+class RangedFile:
+    """An open file. Forked children may share a local one, and no other.
+
+    Args:
+        path: A local path, or a URI that fsspec supports.
+        storage_options: Options for fsspec, for files that are not local.
+
+    Raises:
+        ShardNotFoundError: The file does not exist.
+        ConfigurationError: No installed file system opens the URI.
+
+    Attributes:
+        size_bytes: The size of the file when it was opened.
+        hop_bytes: A gap that is smaller takes less time to read than another call of ``read``.
+    """
+
+    def __init__(self, path: str, storage_options: Mapping[str, Any]) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self._remote: Any = None
+        local = local_path(path)
+        self.hop_bytes = _HOP_IN_STORE_BYTES if local is None else _HOP_BYTES
+        if local is None:
+            self._remote = open_uri(path, storage_options)
+            self.size_bytes: int = self._remote.seek(0, os.SEEK_END)
+            return
+        try:
+            with Path(local).open("rb", buffering=0) as file:
+                self.size_bytes = os.fstat(file.fileno()).st_size
+                self._descriptor = os.dup(file.fileno())
+        except FileNotFoundError as error:
+            raise ShardNotFoundError(path, "no such file") from error
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return the bytes from ``start`` to ``stop``.
+
+        Raises:
+            ShardCorruptError: The file has become shorter.
+            OSError: The file cannot be read.
+        """
+        parts: list[bytes] = []
+        while start < stop:
+            parts.append(self._some(start, stop - start))
+            start += len(parts[-1])
+            if not parts[-1]:
+                raise ShardCorruptError(self._path, f"the file ends at byte {start:,}: it has become shorter")
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _some(self, start: int, count: int) -> bytes:
+        if self._descriptor is not None:
+            return os.pread(self._descriptor, count, start)
+        self._remote.seek(start)
+        return self._remote.read(count)

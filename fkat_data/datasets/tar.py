@@ -1,0 +1,156 @@
+"""Read samples of tar files, as webdataset writes them, by index."""
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from fkat_data import arguments
+from fkat_data.archives.member_decoding import DECODERS, UNSAFE, checked_decode, decoder_names
+from fkat_data.archives.tar_samples import KEY, URL, TarIndex
+from fkat_data.datasets.item_index import counted_from_start
+from fkat_data.datasets.opening import names_of
+from fkat_data.datasets.ranged_file import RangedFile
+from fkat_data.errors import ConfigurationError
+
+__all__ = ["TarDataset"]
+
+_MAX_OPEN_FILES = 32
+
+
+class TarDataset(Dataset[dict[str, Any]]):
+    """The samples of one or more tar files, as a map-style dataset.
+
+    The constructor reads the headers of every file once. The index takes 16 bytes for each member and about 100 for
+    each sample, and is pickled with the dataset. Of the contents, those of requested samples alone are read, so a
+    resume reads nothing of the samples that it steps over. At most 32 files are open at a time.
+
+    A member's key is its path up to the first dot of the file's name; the rest is its extension, in lower case. Members
+    of one sample stand side by side. A sample is a dict of ``__key__`` and of a value for each extension in the files;
+    None if the sample has no such member. The last part of an extension chooses the decoder: ``jpg``, ``jpeg``,
+    ``png`` and ``webp`` give a ``PIL.Image.Image`` (``pip install 'fkat_data[streaming]'``), ``json`` its value,
+    ``txt`` a string, ``cls`` an int, ``npy`` a read-only array, and unknown ones bytes. ``pth``, ``pt``, ``pkl``,
+    ``pickle`` and ``pyd`` are refused, unless ``allow_unsafe_types`` is set.
+
+    Args:
+        paths: One or more tar files, in this order: local paths, or URIs that fsspec supports.
+        columns: What a sample has: extensions, ``__key__`` and ``__url__``, the path; None: all but ``__url__``.
+        decode: A decoder for all extensions, or decoders for some: ``"bytes"``, ``"image"``, ``"integer"``,
+            ``"json"``, ``"npy"``, ``"pickle"``, ``"text"``, ``"torch"``, or a function of the bytes.
+        allow_unsafe_types: Whether to read pickles, which runs code of the files' author.
+        storage_options: Options for fsspec, for files that are not local.
+
+    Raises:
+        ConfigurationError: An argument is invalid, a file is compressed, no member has an extension of ``columns`` or
+            ``decode``, or a column holds pickles.
+        ShardNotFoundError: A file does not exist.
+        ShardCorruptError: A file is not a tar file, is torn, contradicts itself, has links or devices, or names that
+            leave its directory; or members of a sample are not side by side or share an extension.
+    """
+
+    def __init__(
+        self,
+        paths: str | Sequence[str],
+        columns: Sequence[str] | None = None,
+        *,
+        decode: Mapping[str, str | Callable[[bytes], Any]] | str | Callable[[bytes], Any] | None = None,
+        allow_unsafe_types: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.paths = names_of("paths", paths)
+        self.storage_options = dict(storage_options or {})
+        self._forget_files()
+        self._indices = [self._index(number) for number in range(len(self.paths))]
+        extensions = sorted({name for index in self._indices for name in index.columns})
+        self.columns = [KEY, *extensions] if columns is None else names_of("columns", columns)
+        for name in self.columns:
+            if name not in (KEY, URL, *extensions):
+                raise ConfigurationError("columns", name, f"one of {', '.join((KEY, URL, *extensions))}")
+        self._decoders = _decoders(self.paths[0], extensions, decode)
+        if not arguments.boolean("allow_unsafe_types", allow_unsafe_types):
+            _check_safe(self.paths[0], {name: self._decoders[name] for name in self.columns if name in self._decoders})
+        # _ends[f]: samples up to and including file f.
+        self._ends = np.cumsum([len(index.keys) for index in self._indices], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the samples at ``indices``, in that order.
+
+        Args:
+            indices: Indices of samples; negative ones count from the end.
+
+        Raises:
+            IndexError: An index is out of range.
+            ShardCorruptError: A member cannot be decoded, or a file was replaced by a shorter one.
+        """
+        numbers = np.array([counted_from_start(index, len(self)) for index in indices], np.int64)
+        file_of_sample = np.searchsorted(self._ends, numbers, side="right")
+        found: list[Any] = [None] * len(numbers)
+        for file_number in cast("list[int]", np.unique(file_of_sample).tolist()):
+            index, path, file = self._indices[file_number], self.paths[file_number], self._file(file_number)
+            positions = np.flatnonzero(file_of_sample == file_number)
+            first = int(self._ends[file_number]) - len(index.keys)
+            rows = cast("list[int]", (numbers[positions] - first).tolist())
+            values = [index.values(path, name, rows, file.read, self._decoder(name)) for name in self.columns]
+            for position, *sample in zip(positions.tolist(), *values, strict=True):
+                found[position] = dict(zip(self.columns, sample, strict=True))
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_opened", "_process_id")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget_files()
+
+    def _index(self, number: int) -> TarIndex:
+        file = self._file(number)
+        return TarIndex.of(self.paths[number], file.read, file.size_bytes, file.hop_bytes)
+
+    def _decoder(self, name: str) -> Callable[[bytes], Any]:
+        chosen = self._decoders.get(name, "bytes")
+        return chosen if callable(chosen) else DECODERS[chosen]
+
+    def _forget_files(self) -> None:
+        self._opened: OrderedDict[int, RangedFile] = OrderedDict()
+        self._process_id = os.getpid()
+
+    def _file(self, number: int) -> RangedFile:
+        if self._process_id != os.getpid():
+            # A forked child shares its parent's connections, so it opens its own.
+            self._forget_files()
+        if number not in self._opened:
+            while len(self._opened) >= _MAX_OPEN_FILES:
+                self._opened.popitem(last=False)
+            self._opened[number] = RangedFile(self.paths[number], self.storage_options)
+        self._opened.move_to_end(number)
+        return self._opened[number]
+
+
+def _decoders(path: str, extensions: Sequence[str], decode: Any) -> dict[str, str | Callable[[bytes], Any]]:
+    """Return the decoder of each extension, as the caller says."""
+    if callable(decode):
+        return dict.fromkeys(extensions, decode)
+    given: Mapping[str, Any] = cast("Any", decode) if isinstance(decode, Mapping) else {}
+    own = {name: decoder for name, decoder in given.items() if callable(decoder)}
+    named = {name: "bytes" if name in own else given[name] for name in given} if given else cast("Any", decode)
+    return {**decoder_names(path, extensions, checked_decode(named)), **own}
+
+
+def _check_safe(path: str, decoders: Mapping[str, str | Callable[[bytes], Any]]) -> None:
+    for name, decoder in decoders.items():
+        if decoder in UNSAFE:
+            raise ConfigurationError(
+                "allow_unsafe_types",
+                False,
+                f"True, if you trust the file's author: members of {path} with the extension {name!r} hold pickles, and "
+                f"loading them runs code from the file; or choose other columns, or decode={{{name!r}: 'bytes'}}",
+            )

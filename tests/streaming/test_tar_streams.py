@@ -1,0 +1,248 @@
+"""Tar files as streams: the same samples in the same orders as MDS shards, from everywhere, in any world."""
+
+import gzip
+import io
+import os
+import pickle
+import shutil
+import signal
+import time
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from streaming_examples import global_batches, numbers, same, world
+from tar_examples import COLUMNS, DECODE, archive, write_both, write_tar
+
+from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.streaming import LocalDataset, Stream, StreamingDataLoader, StreamingDataset
+
+#: A multiple of the global batches: what fills up the last one depends on the world.
+COUNT = 160
+OPTIONS = {"batch_size": 4, "download_timeout": 10}
+
+
+@pytest.fixture(autouse=True)
+def _own_caches(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """The options that read the dataset of each format."""
+    mds, tars = write_both(tmp_path_factory.mktemp("both"), COUNT)
+    return {"local": mds}, {"local": tars, "decode": DECODE}
+
+
+def equal(first, second):
+    if isinstance(first, np.ndarray):
+        return (
+            first.dtype == second.dtype
+            and first.flags.writeable == second.flags.writeable
+            and same(*map(list, (first, second)))
+        )
+    return same(first, second)
+
+
+def test_every_sample_is_that_of_mds_in_every_way_of_reading(both):
+    assert len(LocalDataset(**both[0])._catalog.entries) > 10
+    for options in ({}, {"writable": True}, {"arrays": "torch"}):
+        theirs, ours = (LocalDataset(**place, **options) for place in both)
+        assert len(ours) == len(theirs) == COUNT
+        order = np.random.default_rng(0).permutation(COUNT).tolist()
+        for pair in (zip(ours[order], theirs[order], strict=True), ((ours[n], theirs[n]) for n in range(COUNT))):
+            for mine, other in pair:
+                assert list(mine) == list(other) == list(COLUMNS)
+                assert all(equal(mine[name], other[name]) for name in COLUMNS)
+    loaders = [StreamingDataLoader(StreamingDataset(**place, shuffle=True, **OPTIONS)) for place in both]
+    for mine, other in zip(*loaders, strict=True):
+        assert same(mine, other)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_orders_resumes_and_worlds_are_those_of_mds(both, data):
+    shuffle_algo = data.draw(st.sampled_from([None, "py1e", "py1s", "py2s", "naive", "block"]), "shuffle")
+    options = {
+        "shuffle": shuffle_algo is not None,
+        "shuffle_algo": shuffle_algo or "py1e",
+        "shuffle_block_size": 40,
+        "num_canonical_nodes": 2,
+        "sampling_granularity": data.draw(st.sampled_from([1, 5]), "granularity"),
+        "columns": ["number"],
+    }
+    first, second = (
+        data.draw(st.sampled_from([(1, 4, 4), (2, 2, 4), (4, 1, 4), (1, 2, 8), (2, 1, 8), (1, 1, 16)]), name)
+        for name in ("world", "world of the resume")
+    )
+    at = data.draw(st.integers(0, 9), "steps before the resume")
+    orders = []
+    for place in both:
+        nodes, ranks, batch_size = first
+        found = global_batches(nodes, ranks, **place, **options, batch_size=batch_size)
+        dataset = StreamingDataset(world=world(nodes, ranks), **place, **options, batch_size=batch_size)
+        state = dataset.state_dict(16 * at, from_beginning=True)
+        nodes, ranks, batch_size = second
+        rest = global_batches(nodes, ranks, state=state, **place, **options, batch_size=batch_size)
+        assert [*found[:at], *rest] == found
+        orders.append((found, state))
+    assert orders[0] == orders[1]
+
+
+def test_a_state_of_the_mds_shards_resumes_on_the_tar_files_and_the_other_way_round(both):
+    options = {"batch_size": 4, "shuffle": True, "columns": ["number"]}
+    for first, second in (both, both[::-1]):
+        whole = numbers(StreamingDataLoader(StreamingDataset(**first, **options)))
+        loader = StreamingDataLoader(StreamingDataset(**first, **options))
+        batches = iter(loader)
+        for _ in range(12):
+            next(batches)
+        resumed = StreamingDataLoader(StreamingDataset(**second, **options))
+        resumed.load_state_dict(loader.state_dict())
+        assert numbers(resumed) == whole[12:]
+
+
+@pytest.mark.parametrize("num_workers", [1])
+def test_workers_of_a_torch_loader_read_the_same(both, processes, num_workers):
+    options = {"shuffle": True, **both[1], **OPTIONS}
+    alone = numbers(StreamingDataLoader(StreamingDataset(**options)))
+    assert numbers(StreamingDataLoader(StreamingDataset(**options), num_workers=num_workers)) == alone
+
+
+def test_a_store_is_read_through_a_cache_of_whole_files(both, tmp_path):
+    import fsspec
+
+    options = {"shuffle": True, **OPTIONS}
+    expected = list(StreamingDataLoader(StreamingDataset(**both[0], **options)))
+    filesystem = fsspec.filesystem("memory")
+    folder = Path(both[1]["local"])
+    for path in folder.rglob("*.tar"):
+        filesystem.pipe_file(f"/tar-tests/{path.relative_to(folder).as_posix()}", path.read_bytes())
+    for name, location in (("all", "memory://tar-tests"), ("some", "memory://tar-tests/**/*.tar")):
+        stream = {"remote": location, "local": str(tmp_path / name), "decode": DECODE}
+        found = list(StreamingDataLoader(StreamingDataset(**stream, **options)))
+        assert all(same(mine, other) for mine, other in zip(found, expected, strict=True))
+        assert len(list((tmp_path / name).rglob("*.parts/*-whole"))) == len(list(folder.rglob("*.tar")))
+    stream = {"remote": "memory://tar-tests", "local": str(tmp_path / "limited"), "decode": DECODE}
+    limited = StreamingDataset(**stream, cache_limit=400_000, **options)
+    assert sum(map(len, numbers(StreamingDataLoader(limited)))) == COUNT
+    assert limited.cache_usage <= 400_000
+    one = StreamingDataset(remote="memory://tar-tests/000.tar", local=str(tmp_path / "one"), **OPTIONS)
+    assert one[3]["number"] == b"3"
+
+
+def test_columns_are_chosen_and_missing_members_are_none(tmp_path):
+    (tmp_path / "a.tar").write_bytes(archive([("a.txt", b"A"), ("a.cls", b"1"), ("b.txt", b"B")]))
+    (tmp_path / "b.tar").write_bytes(archive([("c.cls", b"3"), ("c.X.flac", b"raw")]))
+    (tmp_path / "empty.tar").write_bytes(archive([]))
+    rows = [
+        {"__key__": "a", "cls": 1, "txt": "A", "x.flac": None},
+        {"__key__": "b", "cls": None, "txt": "B", "x.flac": None},
+        {"__key__": "c", "cls": 3, "txt": None, "x.flac": b"raw"},
+    ]
+    assert list(LocalDataset(tmp_path)) == rows
+    chosen = LocalDataset(tmp_path, columns=["cls", "__url__"], decode="bytes")
+    assert list(chosen) == [
+        {"cls": b"1", "__url__": "a.tar"},
+        {"cls": None, "__url__": "a.tar"},
+        {"cls": b"3", "__url__": "b.tar"},
+    ]
+    with pytest.raises(ConfigurationError, match=r"'jpg': expected columns of .*: __key__, __url__, cls, txt, x\.flac"):
+        LocalDataset(tmp_path, columns=["jpg"])
+    with pytest.raises(ConfigurationError, match="decode = 'jpg': expected extensions in"):
+        LocalDataset(tmp_path, decode={"jpg": "bytes"})
+    with pytest.raises(TypeError, match="column 'cls' has nulls"):
+        list(StreamingDataLoader(StreamingDataset(local=str(tmp_path), columns=["cls"], batch_size=3)))
+    streams = [Stream(local=str(tmp_path), decode={"cls": "text"}), Stream(local=str(tmp_path), columns=["cls"])]
+    dataset = StreamingDataset(streams=streams, **OPTIONS)
+    assert (dataset[0]["cls"], dataset[3]["cls"]) == ("1", 1)
+
+
+def test_images_are_those_of_pillow_and_pickles_are_refused(tmp_path, both):
+    file, state = io.BytesIO(), io.BytesIO()
+    Image.new("RGB", (4, 3), "red").save(file, "PNG")
+    torch.save(torch.arange(3), state)
+    (tmp_path / "a.tar").write_bytes(
+        archive([("a.png", file.getvalue()), ("a.pkl", pickle.dumps({1})), ("a.pth", state.getvalue())])
+    )
+    with pytest.raises(ConfigurationError, match=r"allow_unsafe_types.*column 'pkl' of a\.tar holds pickles"):
+        LocalDataset(tmp_path)
+    assert LocalDataset(tmp_path, columns=["png"])[0]["png"].getpixel((1, 1)) == (255, 0, 0)
+    assert LocalDataset(tmp_path, decode="bytes")[0]["png"] == file.getvalue()
+    found = LocalDataset(tmp_path, allow_unsafe_types=True)[0]
+    assert found["pkl"] == {1}
+    assert found["pth"].tolist() == [0, 1, 2]
+    with pytest.raises(ConfigurationError, match=r"decode = .*bytes.*is mds, and no tar file"):
+        LocalDataset(**both[0], decode="bytes")
+
+
+def test_what_is_no_dataset_is_an_error_that_names_file_and_place(tmp_path):
+    content = archive([("a.npy", b"no array"), ("b.npy", b"")])
+    (tmp_path / "a.tar").write_bytes(content)
+    dataset = LocalDataset(tmp_path)
+    with pytest.raises(ShardCorruptError, match=r"a\.tar.*row 1, member 'b\.npy' at byte 1,536: ValueError"):
+        dataset[1]
+    (tmp_path / "b.tar").write_bytes(content[:1024])
+    with pytest.raises(ShardCorruptError, match=rf"{tmp_path}/b\.tar.*torn: the file ends at byte 1,024"):
+        LocalDataset(tmp_path)
+    (tmp_path / "b.tar").unlink()
+    # The index was made, and a file of the same size replaces the one that it describes.
+    in_place = LocalDataset(tmp_path)
+    (tmp_path / "a.tar").write_bytes(archive([("a.npy", b"")])[: len(content)].ljust(len(content), b"\0"))
+    with pytest.raises(ShardCorruptError, match="written again"):
+        in_place[0]
+    (tmp_path / "c.tar.gz").write_bytes(gzip.compress(content))
+    for location in (tmp_path, f"{tmp_path}/*.tar.gz"):
+        with pytest.raises(ConfigurationError, match="a tar file without compression"):
+            LocalDataset(location)
+    assert len(LocalDataset(f"{tmp_path}/*.tar")) == 1
+    with pytest.raises(ShardNotFoundError, match="no file matches"):
+        LocalDataset(f"{tmp_path}/z*.tar")
+
+
+def test_memory_for_members_is_bounded(both):
+    options = {"shuffle": True, "shuffle_algo": "naive", **OPTIONS, **both[1]}
+    expected = numbers(StreamingDataLoader(StreamingDataset(**options)))
+    small = StreamingDataset(decoded_limit=3000, **options)
+    assert numbers(StreamingDataLoader(small)) == expected
+    assert len(small._shards._decoded._groups) <= 3
+
+
+def test_killed_readers_leave_a_cache_that_is_right(both, tmp_path, processes):
+    """A cache is filled by processes that are killed at any moment; what they leave is whole."""
+    options = {"remote": both[1]["local"], "local": str(tmp_path / "local"), "decode": DECODE, **OPTIONS}
+    random = np.random.default_rng(0)
+    for wait_s in random.uniform(0, 0.15, 12).tolist():
+        pid = os.fork()
+        if not pid:
+            for _ in StreamingDataLoader(StreamingDataset(shuffle=True, **options)):
+                pass
+            os._exit(0)
+        time.sleep(wait_s)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        for path in list((tmp_path / "local").rglob("*.parts/*"))[::2]:
+            path.unlink()
+    found = list(StreamingDataLoader(StreamingDataset(shuffle=True, **options)))
+    expected = StreamingDataLoader(StreamingDataset(shuffle=True, **both[0], **OPTIONS))
+    assert all(same(mine, other) for mine, other in zip(found, expected, strict=True))
+    assert not list((tmp_path / "local" / ".fkat_data" / "making").iterdir())
+
+
+def test_new_files_are_described_and_replaced_ones_again(tmp_path):
+    for number in range(3):
+        write_tar(tmp_path / "data" / f"{number}.tar", range(10 * number, 10 * number + 10))
+
+    def read():
+        loader = StreamingDataLoader(StreamingDataset(local=str(tmp_path / "data"), decode=DECODE, **OPTIONS))
+        return sorted(chain(*numbers(loader)))
+
+    assert read() == list(range(30))
+    write_tar(tmp_path / "data" / "1.tar", range(100, 110))
+    shutil.move(tmp_path / "data" / "2.tar", tmp_path / "data" / "3.tar")
+    assert read() == [*range(10), *range(20, 30), *range(100, 110)]
