@@ -1,0 +1,308 @@
+"""Read files of a repository on the Hugging Face hub, all of one commit."""
+
+import asyncio
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Mapping
+from hashlib import blake2s
+from typing import Any, NamedTuple, cast
+from urllib.parse import quote, urljoin, urlsplit, urlunsplit
+
+from fkat_data.background import in_loop
+from fkat_data.requirement import required
+from fkat_data.streaming.store.client import Body, ChangedError, ListedFile, StatusError, TransferError
+from fkat_data.streaming.store.hub_chunks import ChunkTransfer
+from fkat_data.streaming.store.hub_location import HubLocation
+from fkat_data.streaming.store.ranges import range_header
+from fkat_data.streaming.store.timed import joined_version
+from fkat_data.streaming.store.web_session import WebBody, WebSession
+
+__all__ = ["HubClient", "HubOpener"]
+
+_logger = logging.getLogger(__name__)
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_RESET = re.compile(r"\bt=(\d+)")
+_MISSING = (404, 410)
+_RANGE_FAILED = (412, 416)
+_MOST_REDIRECTS = 5
+#: Where the hub sends a client for a file's bytes is valid for an hour or more.
+_REDIRECT_S = 300.0
+#: They change without the data.
+_NO_DATA = ("README.md", ".gitattributes")
+
+
+class _HubFile(NamedTuple):
+    """Where the bytes of a file are.
+
+    Attributes:
+        url: Their URL.
+        is_hub: Whether that is the hub itself, which takes the token.
+        version: The hub's name for the content.
+        content_hash: The name in the storage of chunks; "" if it is not there.
+        access_url: Where the hub grants access to that storage.
+        size_bytes: The size of the file; None: not stated.
+        until_s: How long this is valid.
+    """
+
+    url: str
+    is_hub: bool
+    version: str
+    content_hash: str
+    access_url: str
+    size_bytes: int | None
+    until_s: float
+
+
+class HubOpener:
+    """Makes the clients of a store. It pickles with the commit, so that all processes that get the store read the same.
+
+    Args:
+        location: The directory.
+        options: ``token`` and ``endpoint``, as of ``HfFileSystem``.
+    """
+
+    def __init__(self, location: HubLocation, options: Mapping[str, Any]) -> None:
+        self.location = location
+        self.options = dict(options)
+        #: The commit of the revision; "" until the hub was asked.
+        self.commit = location.revision if _COMMIT.fullmatch(location.revision) else ""
+
+    def __call__(self) -> "HubClient":
+        """Return a client for this process."""
+        return HubClient(self)
+
+
+class HubClient:
+    """A directory of a repository. The hub resolves the revision to a commit once.
+
+    Args:
+        opener: The directory, the options, and the commit.
+
+    Raises:
+        ConfigurationError: A package is missing.
+    """
+
+    def __init__(self, opener: HubOpener) -> None:
+        tools, constants = (required(f"huggingface_hub.{name}", "hf") for name in ("utils", "constants"))
+        options = opener.options
+        endpoint = options.get("endpoint") or os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
+        self._endpoint = str(endpoint).rstrip("/")
+        token = options.get("token")
+        # The hub's library finds it in the environment, or where `hf auth login` put it.
+        token = tools.get_token() if token is None or token is True else token
+        self._headers: dict[str, str] = tools.build_hf_headers(token=token or False, library_name="fkat_data")
+        # A signed URL must stay as it is.
+        client_kwargs = {"trust_env": True, "requote_redirect_url": False}
+        self._session = WebSession({"encoded": True, "client_kwargs": client_kwargs}, "hf")
+        self._chunks = ChunkTransfer(self._headers)
+        self._opener = opener
+        self._location = opener.location
+        self._commit_lock = asyncio.Lock()
+        self._places: dict[tuple[str, str], _HubFile] = {}
+        # At one commit, nothing changes.
+        self._versions: dict[tuple[str, bool], str] = {}
+
+    def open(self, name: str, start: int, version: str, timeout_s: float, stop: int | None = None) -> Body:
+        """Request a file; see ``Client``. The version of a range states the commit, too."""
+        until_s = time.monotonic() + timeout_s
+        is_whole = stop is None and start == 0
+        place, commit = in_loop(self._session.loop, self._found(name, version), timeout_s)
+        found = place.version if stop is None else f"{place.version}@{commit}"
+        # The same content of another commit is the same version.
+        found = version if version.partition("@")[0] == place.version else found
+        if (
+            is_whole
+            and place.content_hash
+            and place.access_url
+            and place.size_bytes is not None
+            and self._chunks.is_usable
+        ):
+            left_s = max(0.0, until_s - time.monotonic())
+            return self._chunks.open(place.content_hash, place.access_url, place.size_bytes, found, left_s)
+        left_s = max(0.0, until_s - time.monotonic())
+        return in_loop(self._session.loop, self._opened(name, commit, place, found, start, stop), left_s)
+
+    def version(self, name: str, timeout_s: float, *, is_timed: bool = False) -> str:
+        """Look up a file; see ``Client``. Instead of a time, ``is_timed`` adds a digest of the file's directory."""
+        known = self._versions.get((name, is_timed))
+        if known is None:
+            known = in_loop(self._session.loop, self._version(name, is_timed), timeout_s)
+            self._versions[name, is_timed] = known
+        return known
+
+    def listing(self, prefix: str, timeout_s: float) -> list[ListedFile]:
+        """List the files of the commit, 1,000 a request; see ``Client``."""
+        folder = self._location.path(prefix.rpartition("/")[0]).strip("/")
+        base = self._location.path("")
+        found: list[ListedFile] = []
+        url = ""
+        while True:
+            page, url = in_loop(self._session.loop, self._page(folder, url, is_recursive=True), timeout_s)
+            for item in page:
+                name = str(item["path"]).removeprefix(base)
+                if item["type"] == "file" and name.startswith(prefix):
+                    found.append(ListedFile(name, int(item["size"]), _oid(item)))
+            if not url:
+                return found
+
+    def close(self) -> None:
+        """Close idle connections; see ``Client``."""
+        self._session.close()
+
+    async def _commit(self) -> str:
+        async with self._commit_lock:
+            if not self._opener.commit:
+                revision = quote(self._location.revision, safe="")
+                found, _ = await self._json(f"{self._endpoint}{self._location.api_url}/revision/{revision}")
+                commit = str(cast("dict[str, Any]", found).get("sha", "")) if isinstance(found, dict) else ""
+                if not _COMMIT.fullmatch(commit):
+                    raise TransferError(f"the hub names no commit of the revision {self._location.revision!r}")
+                self._opener.commit = commit
+                _logger.info("%s@%s is commit %s", self._location.repository, self._location.revision, commit)
+            return self._opener.commit
+
+    async def _found(self, name: str, version: str) -> tuple[_HubFile, str]:
+        """Return where a file is, at the commit of its version; and that commit."""
+        pinned = await self._commit()
+        commit = version.partition("@")[2] or pinned
+        try:
+            return await self._place(name, commit), commit
+        except StatusError as error:
+            if commit == pinned or error.status not in _MISSING:
+                raise
+        # The history may have been rewritten. The content is compared.
+        return await self._place(name, pinned), pinned
+
+    async def _place(self, name: str, commit: str) -> _HubFile:
+        known = self._places.get((name, commit))
+        if known is not None and known.until_s > time.monotonic():
+            return known
+        url = self._endpoint + self._location.file_url(name, commit)
+        for _ in range(_MOST_REDIRECTS):
+            response = await self._session.send("HEAD", url, self._headers, allow_redirects=False)
+            response.close()
+            if response.status >= 400:
+                raise self._error(response)
+            headers = response.headers
+            target = urljoin(url, headers.get("Location") or url)
+            is_hub = _origin(target) == _origin(self._endpoint)
+            version = _plain(headers.get("X-Linked-ETag") or headers.get("ETag") or "")
+            if not headers.get("Location") or not is_hub or headers.get("X-Linked-ETag"):
+                size = headers.get("X-Linked-Size") or ("" if target != url else headers.get("Content-Length", ""))
+                place = _HubFile(
+                    target,
+                    is_hub,
+                    version,
+                    headers.get("X-Xet-Hash", ""),
+                    self._access_url(response),
+                    int(size) if size.isdecimal() else None,
+                    time.monotonic() + _REDIRECT_S,
+                )
+                self._places[name, commit] = place
+                return place
+            # A repository that was renamed.
+            url = target
+        raise TransferError(f"the hub redirects more than {_MOST_REDIRECTS} times")
+
+    async def _opened(
+        self, name: str, commit: str, place: _HubFile, version: str, start: int, stop: int | None
+    ) -> WebBody:
+        headers = {**(self._headers if place.is_hub else {}), **range_header(start, stop)}
+        response = await self._session.send("GET", place.url, headers)
+        try:
+            if response.status not in (200, 206):
+                # A signed URL may have expired: the next attempt asks the hub again.
+                self._places.pop((name, commit), None)
+                if response.status in _RANGE_FAILED:
+                    raise ChangedError(f"status {response.status} for bytes from {start:,}")
+                if not place.is_hub and 400 <= response.status < 500 and response.status != 429:
+                    raise TransferError(f"status {response.status} from {urlsplit(place.url).hostname}")
+                raise self._error(response)
+            return WebBody(self._session.loop, response, version)
+        except BaseException:
+            response.close()
+            raise
+
+    async def _version(self, name: str, is_timed: bool) -> str:
+        place = await self._place(name, await self._commit())
+        if not is_timed:
+            return place.version
+        folder = self._location.path(name).rpartition("/")[0]
+        digest, url = blake2s(digest_size=16), ""
+        while True:
+            page, url = await self._page(folder, url, is_recursive=False)
+            for item in page:
+                if item["path"] not in _NO_DATA:
+                    digest.update(f"{item['path']}\n{_oid(item)}\n".encode())
+            if not url:
+                return joined_version(place.version, digest.hexdigest())
+
+    async def _page(self, folder: str, url: str, *, is_recursive: bool) -> tuple[list[dict[str, Any]], str]:
+        """Return a page of a folder's files, and the URL of the next page; "" if it is the last."""
+        if not url:
+            path = f"/{quote(folder)}" if folder else ""
+            url = f"{self._endpoint}{self._location.api_url}/tree/{await self._commit()}{path}"
+            url += f"?recursive={str(is_recursive).lower()}&expand=false"
+        try:
+            page, following = await self._json(url)
+        except StatusError as error:
+            if error.status in _MISSING and error.reason.startswith("EntryNotFound"):
+                return [], ""
+            raise
+        if not isinstance(page, list):
+            raise TransferError("the hub's list of files is malformed")
+        if following:
+            # A mirror of the hub may repeat the hub's own address.
+            scheme, host = _origin(self._endpoint)
+            following = urlunsplit(urlsplit(following)._replace(scheme=scheme, netloc=host))
+        return cast("list[dict[str, Any]]", page), following
+
+    async def _json(self, url: str) -> tuple[Any, str]:
+        """Return the hub's answer, and the URL of the next page; "" if there is none."""
+        response = await self._session.send("GET", url, self._headers)
+        try:
+            if response.status != 200:
+                raise self._error(response)
+            return json.loads(await response.read()), str(response.links.get("next", {}).get("url", ""))
+        finally:
+            response.close()
+
+    def _access_url(self, response: Any) -> str:
+        link = str(response.links.get("xet-auth", {}).get("url", ""))
+        url = urljoin(self._endpoint, link or response.headers.get("X-Xet-Refresh-Route", ""))
+        return url if _origin(url) == _origin(self._endpoint) else ""
+
+    def _error(self, response: Any) -> StatusError:
+        """Return the error for a response of the hub, in the hub's words."""
+        words = [response.headers.get("X-Error-Code", ""), response.headers.get("X-Error-Message", "")]
+        reason = ": ".join(word for word in words if word) or response.reason or ""
+        if response.status in (401, 403):
+            has_token = any(key.lower() == "authorization" for key in self._headers)
+            reason += (
+                "; the token has no access: accept the conditions on the page, or use another token"
+                if has_token
+                else "; private, gated or missing: set HF_TOKEN, or run `hf auth login`"
+            ) + f" ({self._endpoint}{self._location.page_url})"
+        retry_after = response.headers.get("Retry-After", "")
+        if not retry_after and response.status == 429:
+            found = _RESET.search(response.headers.get("RateLimit", ""))
+            retry_after = found[1] if found else ""
+        return StatusError(response.status, reason, retry_after)
+
+
+def _origin(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc
+
+
+def _plain(etag: str) -> str:
+    return etag.removeprefix("W/").strip('"')
+
+
+def _oid(item: Mapping[str, Any]) -> str:
+    """Return the hub's name for the content of a listed file: as the ETag when it is read."""
+    return str((item.get("lfs") or item)["oid"])

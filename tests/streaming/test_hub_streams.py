@@ -1,0 +1,112 @@
+"""Datasets on the Hugging Face hub as streams: the samples of a commit, whatever is pushed meanwhile."""
+
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+from parquet_examples import write_both
+
+sys.path.insert(0, str(Path(__file__).parent / "store"))
+
+from hub_server import be_the_hub, hub_server
+
+from fkat_data.errors import ConfigurationError, DownloadError, ShardNotFoundError
+from fkat_data.streaming import StreamingDataset
+
+pytest.importorskip("huggingface_hub")
+
+COUNT = 60
+HUB = "hf://datasets/owner/name"
+
+
+def numbers(dataset):
+    return [sample["number"] for sample in dataset]
+
+
+def files_of(folder, below=""):
+    return {f"{below}{path.relative_to(folder)}": path.read_bytes() for path in Path(folder).rglob("*.*")}
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """The MDS shards and the Parquet files of the same samples, by their names."""
+    mds, parquet = write_both(tmp_path_factory.mktemp("both"), COUNT)
+    return files_of(mds, "mds/"), files_of(parquet, "data/")
+
+
+@pytest.fixture
+def hub(processes, monkeypatch, tmp_path, both):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    with hub_server() as server:
+        be_the_hub(server, monkeypatch, tmp_path)
+        server.push({"README.md": b"#"} | both[0] | both[1])
+        server.push(both[1], revision="refs/convert/parquet")
+        yield server
+
+
+def opened(remote, local, **options):
+    return StreamingDataset(
+        remote=remote, local=str(local), batch_size=4, download_timeout=10, download_retry=0, **options
+    )
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/mds",
+        "/data",
+        "/data/*.parquet",
+        "/**/*.parquet",
+        "@refs/convert/parquet",
+        "@refs/convert/parquet/data/**/*.parquet",
+    ],
+)
+def test_a_dataset_is_read_by_any_of_its_names(hub, tmp_path, path):
+    found = opened(HUB + path, tmp_path / "cache")
+    count = 28 if path == "/data/*.parquet" else COUNT
+    assert sorted(numbers(found)) == list(range(count))
+
+
+def test_the_order_is_that_of_local_files(hub, tmp_path, both):
+    for path, content in both[1].items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(content)
+    shuffled = {"shuffle": True, "shuffle_seed": 5, "num_canonical_nodes": 2}
+    local = StreamingDataset(local=str(tmp_path / "data"), batch_size=4, **shuffled)
+    assert numbers(opened(HUB + "/data", tmp_path / "cache", **shuffled)) == numbers(local)
+
+
+@pytest.mark.parametrize("path", ["/mds", "/data"])
+def test_a_push_in_the_middle_of_an_epoch_mixes_nothing(hub, tmp_path, both, path):
+    dataset = opened(HUB + path, tmp_path / "cache")
+    worker = pickle.dumps(dataset)
+    samples = iter(dataset)
+    first = [next(samples)["number"] for _ in range(5)]
+    # Every file has the same size and other bytes: only the commit tells them apart.
+    hub.push({name: content[::-1] for name, content in (both[0] | both[1]).items()})
+    assert [*first, *(sample["number"] for sample in samples)] == list(range(COUNT))
+    assert [pickle.loads(worker)[number]["number"] for number in range(COUNT)] == list(range(COUNT))
+    assert len(hub.asked("/revision/main")) == 1
+
+
+def test_a_push_that_changes_no_data_fetches_nothing_again(hub, tmp_path, both):
+    for path in ("/mds", "/data"):
+        assert sorted(numbers(opened(HUB + path, tmp_path / path))) == list(range(COUNT))
+    hub.push({"README.md": b"# More words"} | both[0] | both[1])
+    hub.requests.clear()
+    for path in ("/mds", "/data"):
+        assert sorted(numbers(opened(HUB + path, tmp_path / path))) == list(range(COUNT))
+    assert not [asked for asked in hub.asked("/cdn/") if asked[0] == "GET"]
+
+
+def test_what_cannot_be_read_is_said_when_it_is_opened(hub, tmp_path):
+    with pytest.raises(ShardNotFoundError, match="Invalid rev id: v7"):
+        opened(f"{HUB}@v7/data", tmp_path / "a")
+    with pytest.raises(ShardNotFoundError, match="no file matches"):
+        opened(f"{HUB}/data/none-*.parquet", tmp_path / "b")
+    with pytest.raises(ConfigurationError, match="OWNER/NAME"):
+        opened("hf://datasets/name", tmp_path / "c")
+    hub.token = "hf_another"
+    with pytest.raises(DownloadError, match="HF_TOKEN"):
+        opened(f"{HUB}/data", tmp_path / "d")
