@@ -18,8 +18,8 @@ from typing import Any
 
 import collate
 import costs
-import datasets
 import files
+import formats
 import growth
 import jpeg
 import latency
@@ -33,8 +33,10 @@ import streaming_bench
 import threads
 import throughput
 import tracing
+import wrapping
 from batchers import BATCHERS
 from contestants import CONTESTANTS
+from format_contestants import CONTESTANTS as FORMATS
 from measure import Result, Settings
 from workloads import WORKLOADS
 
@@ -51,8 +53,9 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "overlap": overlap.run,
     "costs": costs.run,
     "state": state.run,
-    "datasets": datasets.run,
+    "datasets": wrapping.run,
     "files": files.run,
+    "formats": formats.run,
     "tracing": tracing.run,
     "streaming": streaming_bench.run,
     "remote": remote.run,
@@ -92,7 +95,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the numbers of every trial to this file")
     parser.add_argument("--only", nargs="+", choices=list(BENCHMARKS), default=list(BENCHMARKS), help="benchmarks")
     workloads = [*WORKLOADS, *scaling.KINDS]
-    contestants = sorted({*CONTESTANTS, *BATCHERS, "memcpy"})
+    contestants = sorted({*CONTESTANTS, *BATCHERS, *FORMATS, "memcpy"})
     parser.add_argument("--workloads", nargs="+", choices=workloads, default=[], help="kinds of microbatches")
     parser.add_argument("--contestants", nargs="+", choices=contestants, default=[], help="contestants")
     parser.add_argument("--workers", nargs="+", type=int, default=[], help="numbers of workers, for scaling and jpeg")

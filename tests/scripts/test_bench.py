@@ -19,6 +19,7 @@ CONTESTANTS = {
     "overlap": {"ours", "torch"},
     "costs": {"ours", "torch"},
     "files": {"ours", "pyarrow"},
+    "formats": {"ours, MDS", "ours, Parquet"},
     "tracing": {"ours"},
     "streaming": {"ours"},
 }
@@ -31,7 +32,7 @@ OTHERS = ["datasets", "state"]
 def test_every_benchmark_runs_and_prints_its_tables(tmp_path):
     command = [sys.executable, str(BENCH), "--scale", "0.001", "--repeats", "1", "--together", "--json", "report.json"]
     command += ["--only", *CONTESTANTS, *OTHERS, "--workloads", "tokens", "same images"]
-    command += ["--contestants", "ours", "torch", "memcpy"]
+    command += ["--contestants", "ours", "torch", "memcpy", "ours, MDS", "ours, Parquet"]
     with (tmp_path / "printed").open("w") as printed:
         subprocess.run(command, cwd=tmp_path, stdout=printed, check=True, timeout=200)
     trials = json.loads((tmp_path / "report.json").read_text())["trials"]

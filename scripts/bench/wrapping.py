@@ -35,11 +35,11 @@ def trial(case: str, **options: Any) -> dict[str, Any]:
 
 def run(settings: Settings) -> Result:
     variants = {
-        "sorted": ("datasets", {"case": "sorted", **_SORTED, "count": settings.count(_SORTED["count"])}),
-        "shards": ("datasets", {"case": "shards", **_SHARDS, "rows": settings.count(_SHARDS["rows"])}),
+        "sorted": ("wrapping", {"case": "sorted", **_SORTED, "count": settings.count(_SORTED["count"])}),
+        "shards": ("wrapping", {"case": "shards", **_SHARDS, "rows": settings.count(_SHARDS["rows"])}),
         **{
             f"paused {prefetch}": (
-                "datasets",
+                "wrapping",
                 {"case": "paused", **_PAUSED, "rows": settings.count(_PAUSED["rows"]), "prefetch": prefetch},
             )
             for prefetch in (True, False)
