@@ -213,11 +213,10 @@ def test_what_cannot_be_one_dataset_is_an_error_that_names_file_and_column(tmp_p
         (folder / "c.parquet").write_bytes(damaged)
         with pytest.raises((ShardCorruptError, ConfigurationError), match=rf"c\.parquet.*{message}"):
             LocalDataset(folder)
-    (folder / "c.parquet").write_bytes(content)
+    (folder / "c.parquet").write_bytes(content[:4] + bytes(40) + content[44:])
     pq.write_table(table_of([], ("number",)), folder / "d.parquet")  # no rows: no shards, and no error
     dataset = LocalDataset(folder)
     assert len(dataset) == 20
-    (folder / "c.parquet").write_bytes(content[:4] + bytes(40) + content[44:])
     assert dataset[0]["number"] == 0
     with pytest.raises(ShardCorruptError, match=r"c\.parquet\[0\].*cannot be decoded"):
         dataset[10]
@@ -379,6 +378,40 @@ def test_a_file_that_is_replaced_during_a_job_is_an_error_and_never_a_mixture(bu
     write_parquet(tmp_path / "data" / "a.parquet", range(100, 120), [10, 10], ("number",))
     with pytest.raises(ShardCorruptError, match=r"a\.parquet"):
         in_place[0]
+
+
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_a_file_of_equal_size_that_is_written_again_in_place_is_an_error_and_never_a_mixture(tmp_path, is_renamed):
+    folder = tmp_path / "data"
+    path, exact = folder / "a.parquet", {"compression": "none", "use_dictionary": False}
+    write_parquet(path, range(10), [5, 5], ("number",), **exact)
+    dataset = LocalDataset(folder)
+    assert dataset[0]["number"] == 0
+    num_bytes = path.stat().st_size
+    other = tmp_path / "other" if is_renamed else path
+    write_parquet(other, range(100, 110), [5, 5], ("number",), **exact)
+    if is_renamed:
+        other.rename(path)
+    assert path.stat().st_size == num_bytes
+    with pytest.raises(ShardCorruptError, match=r"a\.parquet\[1\].*written again"):
+        dataset[7]
+    assert LocalDataset(folder)[7]["number"] == 107
+    # The same content under another inode, with its time, is the same file.
+    shutil.copy2(path, tmp_path / "copy")
+    (tmp_path / "copy").rename(path)
+    assert LocalDataset(folder)[7]["number"] == 107
+
+
+def test_a_value_that_python_cannot_hold_is_an_error_that_names_file_and_column(tmp_path):
+    values = [(pa.timestamp("ns"), 1), (pa.time64("ns"), 1), (pa.duration("ns"), 1), (pa.date32(), 1 << 30)]
+    for number, (kind, value) in enumerate([*values, (pa.timestamp("us"), 1 << 62)]):
+        table = pa.table({"number": [1, 2], "at": pa.array([0, value], kind)})
+        (tmp_path / str(number)).mkdir()
+        pq.write_table(table, tmp_path / str(number) / "a.parquet")
+        dataset = LocalDataset(tmp_path / str(number))
+        with pytest.raises(ShardCorruptError, match=r"a\.parquet\[0\].*column 'at' has a value.*columns="):
+            dataset[1]
+        assert LocalDataset(tmp_path / str(number), columns=["number"])[1] == {"number": 2}
 
 
 def test_a_job_starts_while_the_store_is_down_if_everything_is_kept(bucket, tmp_path, monkeypatch):

@@ -41,7 +41,7 @@ class ArrowValues:
         self._items: npt.NDArray[Any] | None = None
         self._is_missing: npt.NDArray[np.bool_] | None = None
         kind = plain.type
-        if (_arrow.types.is_list(kind) or _arrow.types.is_large_list(kind)) and _is_number(kind.value_type):
+        if (_arrow.types.is_list(kind) or _arrow.types.is_large_list(kind)) and _is_plain_number(kind.value_type):
             # Its values are those of the whole array, which its offsets refer to.
             items = plain.values
             if not items.null_count:
@@ -110,11 +110,13 @@ def _given(numbers: npt.NDArray[Any], arrays: str, is_writable: bool) -> list[An
 
 
 def _plain(column: Any) -> Any:
-    """Return a column as one array of a type that has no dictionary and no extension."""
+    """Return a column as one array of a type that has no dictionary, no extension and no view."""
     if isinstance(column.type, _arrow.BaseExtensionType):
         column = _arrow.chunked_array([chunk.storage for chunk in column.chunks], type=column.type.storage_type)
     if _arrow.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
+    if (kind := _without_views(column.type)) != column.type:
+        column = column.cast(kind)
     if column.nbytes > _MOST_OFFSET_BYTES:
         # One array of them has offsets of 32 bits.
         wide = {"string": _arrow.large_string(), "binary": _arrow.large_binary()}
@@ -123,7 +125,27 @@ def _plain(column: Any) -> Any:
     return array.chunk(0) if isinstance(array, _arrow.ChunkedArray) and array.num_chunks == 1 else array
 
 
+def _without_views(kind: Any) -> Any:
+    """Return a type with large strings and lists instead of views, which pyarrow takes no rows of."""
+    types = _arrow.types
+    if types.is_string_view(kind):
+        return _arrow.large_string()
+    if types.is_binary_view(kind):
+        return _arrow.large_binary()
+    if types.is_struct(kind):
+        return _arrow.struct([field.with_type(_without_views(field.type)) for field in kind])
+    if types.is_list_view(kind) or types.is_large_list_view(kind) or types.is_large_list(kind):
+        return _arrow.large_list(kind.value_field.with_type(_without_views(kind.value_type)))
+    if types.is_list(kind):
+        return _arrow.list_(kind.value_field.with_type(_without_views(kind.value_type)))
+    return kind
+
+
 def _is_number(kind: Any) -> bool:
     while _arrow.types.is_fixed_size_list(kind):
         kind = kind.value_type
+    return _is_plain_number(kind)
+
+
+def _is_plain_number(kind: Any) -> bool:
     return _arrow.types.is_integer(kind) or _arrow.types.is_floating(kind) or _arrow.types.is_boolean(kind)

@@ -17,7 +17,8 @@ class Origin:
     Attributes:
         name: The stored file, relative to the dataset's directory.
         size_bytes: The size of that file.
-        version: The store's name for its content when the index was made; "" if the store has none.
+        version: The store's name for its content when the index was made; "" if the store has none. Of a file that is
+            read in place, the time of its last change in nanoseconds.
         ranges: The bytes, in order, as pairs of the first byte and the byte after the last one.
     """
 

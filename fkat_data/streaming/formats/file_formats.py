@@ -93,7 +93,8 @@ class DescribedFile(NamedTuple):
             ranges: Its bytes; the same label must mean the same ranges.
             is_in_place: Whether the file is read in place; else a cache keeps the part in a file of its own.
         """
-        origin = Origin(self.name, self.size_bytes, self.version, ranges)
+        # In place, a reader can compare the time that the listing has; the inode may change without the content.
+        origin = Origin(self.name, self.size_bytes, self.listed if is_in_place else self.version, ranges)
         basename = self.name if is_in_place else self.parts_prefix + label
         return FileInfo(basename, sum(stop - start for start, stop in ranges), origin=origin)
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy.typing as npt
 
-from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.requirement import required
 from fkat_data.streaming.formats.arrow_values import ArrowValues
 from fkat_data.streaming.formats.decoded_groups import DecodedGroups
@@ -20,6 +20,8 @@ __all__ = ["ParquetReader"]
 # pyarrow ships no types: required() returns Any.
 _arrow = required("pyarrow", "parquet")
 _parquet = required("pyarrow.parquet", "parquet")
+
+_WRITTEN_AGAIN = "the file was written again after its index was made"
 
 
 class ParquetReader:
@@ -74,10 +76,13 @@ class ParquetReader:
                 str(directory / footer.basename),
                 lambda: parsed_footer(self._name, bytes(mapped(directory / footer.basename, footer, register))),
             )
+        self._origin = origin
+        self._path = path if entry.raw_meta is None else None
+        self._check_version()
         self._source: Any = _arrow.PythonFile(_Ranges(spans, origin.size_bytes), mode="r")
         num_groups: int = self._metadata.num_row_groups
         if self._group >= num_groups or self._metadata.row_group(self._group).num_rows != entry.samples:
-            raise ShardCorruptError(self._name, "the file was written again after its index was made")
+            raise ShardCorruptError(self._name, _WRITTEN_AGAIN)
 
     def sample(self, row: int) -> dict[str, Any]:
         """Return a sample; see ``ShardReader``."""
@@ -88,19 +93,14 @@ class ParquetReader:
         chosen = checked_rows(rows, self.num_samples)
         columns = self._columns()
         return dicts_of(
-            {
-                name: values.listed(chosen, arrays=self._arrays, is_writable=self._writable)
-                for name, values in columns.items()
-            }
+            {name: self._listed(name, values, chosen, is_writable=self._writable) for name, values in columns.items()}
         )
 
     def column_arrays(self, rows: Sequence[int] | npt.NDArray[Any]) -> dict[str, npt.NDArray[Any] | list[Any]]:
         """Return each column's values; see ``ShardReader``. Lists are those of ``samples``, with owned arrays."""
         chosen = checked_rows(rows, self.num_samples)
         return {
-            name: values.gathered(chosen)
-            if values.can_gather
-            else values.listed(chosen, arrays=self._arrays, is_writable=True)
+            name: values.gathered(chosen) if values.can_gather else self._listed(name, values, chosen, is_writable=True)
             for name, values in self._columns().items()
         }
 
@@ -114,6 +114,29 @@ class ParquetReader:
         self._decoded.drop(self._key)
         self._source = None
 
+    def _listed(self, name: str, values: ArrowValues, rows: npt.NDArray[Any], *, is_writable: bool) -> list[Any]:
+        try:
+            return values.listed(rows, arrays=self._arrays, is_writable=is_writable)
+        except (_arrow.ArrowException, ValueError, OverflowError) as error:
+            # Times with nanoseconds, among others, and years that datetime does not have.
+            raise ShardCorruptError(
+                self._name,
+                f"column {name!r} has a value that Python cannot hold ({error}); choose the other columns with "
+                "columns=[...]",
+                f"column {name!r}",
+            ) from error
+
+    def _check_version(self) -> None:
+        """Check that a file that is read in place is the one that the index was made of."""
+        if self._path is None or not self._origin.version:
+            return
+        try:
+            found = self._path.stat()
+        except FileNotFoundError as error:
+            raise ShardNotFoundError(str(self._path), "no such file") from error
+        if str(found.st_mtime_ns) != self._origin.version:
+            raise ShardCorruptError(self._name, _WRITTEN_AGAIN)
+
     def _columns(self) -> dict[str, ArrowValues]:
         return self._decoded.group(self._key, self._decode)
 
@@ -124,6 +147,8 @@ class ParquetReader:
             with _parquet.ParquetFile(self._source, metadata=self._metadata) as file:
                 # One thread, because a worker shares the machine with the trainer.
                 table = file.read_row_group(self._group, columns=self._names, use_threads=False)
+            # A process that writes into the file changes what is mapped.
+            self._check_version()
             if table.num_rows != self.num_samples:
                 raise ShardCorruptError.of_field(self._name, "number of rows", str(self.num_samples), table.num_rows)
             columns = {name: ArrowValues(table.column(name)) for name in self._names}
