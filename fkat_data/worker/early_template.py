@@ -13,7 +13,7 @@ def fork_template() -> None:
     Workers have the modules that the script has imported by then, with what it has changed in them by then; else they
     are as workers always are. The process ends with this one. If it ends before, the next worker comes from a new
     template, which is spawned, and the log says so. ``gc.freeze`` is called, here and there: collections of garbage do
-    not look at what was there before.
+    not look at what was there before, until the program ends.
 
     Raises:
         FkatDataError: It would not be safe, or the hashes' seed is random; the message names the reason and what to do.

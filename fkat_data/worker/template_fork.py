@@ -1,5 +1,6 @@
 """A template process that is forked from the trainer: it leaves behind what is the trainer's, then it is a template."""
 
+import atexit
 import contextlib
 import contextvars
 import ctypes
@@ -50,7 +51,11 @@ def fork_trainer() -> None:
     def fork_to(control: int, lifeline: int, stderr: int) -> Waitable:
         return fork(begin, (control, lifeline), stderr)
 
-    add_forked_template(fork_to)
+    try:
+        add_forked_template(fork_to)
+    finally:
+        # At its end, the interpreter destroys only what it may look at: a file that is still open is written then.
+        atexit.register(gc.unfreeze)
 
 
 def _be_template(control: int, lifeline: int, blocked: AbstractSet[int], of_trainer: AbstractSet[int]) -> NoReturn:

@@ -217,6 +217,9 @@ import os
 import fkat_data
 from fkat_data.worker import template_fork
 
+unclosed = open("unclosed", "w")
+unclosed.write("when the interpreter ends")
+
 def refuse_to_work(error):
     def fail(*arguments):
         raise error
@@ -237,8 +240,9 @@ with fkat_data.ShardedDataLoader(0, ["a"], lambda shard: [1]) as loader:
 """
 
 
-def test_a_fork_that_fails_never_returns_to_the_script(run_seeded):
+def test_a_fork_that_fails_never_returns_to_the_script(run_seeded, tmp_path):
     assert run_seeded(FAILING).stdout == "True True\nthe script's own\n" * 3 + "[1]\n"
+    assert (tmp_path / "unclosed").read_text() == "when the interpreter ends"
 
 
 KILLED = """
