@@ -85,6 +85,10 @@ def convert(
     if not sources:
         raise ConfigurationError("paths", list(paths), "at least one file")
     chosen = _chosen(sources if allows_nulls else sources[:1], columns or {}, only, allows_nulls)
+    if not chosen:
+        raise ConfigurationError(
+            "paths", sources[0].name, "a first file with at least one row, which tells the columns"
+        )
     if num_workers == 1:
         with MDSWriter(columns=chosen, out=out, **settings) as writer:
             for source in sources:

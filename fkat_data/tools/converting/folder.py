@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from fkat_data.errors import ShardNotFoundError
+from fkat_data.errors import ShardCorruptError, ShardNotFoundError
 from fkat_data.tools.converting.row_source import RowSource
 
 __all__ = ["FolderSource"]
@@ -47,9 +47,16 @@ class FolderSource(RowSource):
         return {"content": "bytes", "path": "str"}
 
     def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """Yield a sample for each file."""
+        """Yield a sample for each file.
+
+        Raises:
+            ShardCorruptError: A file is a pipe, a socket or a device, which may have no end.
+        """
         for name in self._names:
+            path = Path(self.name, name)
+            if path.exists() and not path.is_file():
+                raise ShardCorruptError(str(path), "not a regular file; remove it from the folder")
             sample: dict[str, Any] = {"path": name}
             if "content" in columns:
-                sample["content"] = Path(self.name, name).read_bytes()
+                sample["content"] = path.read_bytes()
             yield sample

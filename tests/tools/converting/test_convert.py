@@ -4,6 +4,7 @@ import datetime as dt
 import gzip
 import io
 import json
+import os
 import re
 import tarfile
 from decimal import Decimal
@@ -260,6 +261,12 @@ def test_arguments_are_checked(tmp_path):
         with pytest.raises(ConfigurationError, match=re.escape(text)):
             convert(*paths, tmp_path / "out", **arguments)
     with pytest.raises(ShardNotFoundError, match="the folder has no files"):
+        convert([tmp_path / "empty"], tmp_path / "out")
+    (tmp_path / "none.csv").touch()
+    with pytest.raises(ConfigurationError, match=r"none\.csv': expected a first file with at least one row"):
+        convert([tmp_path / "none.csv"], tmp_path / "out")
+    os.mkfifo(tmp_path / "empty" / "pipe")
+    with pytest.raises(ShardCorruptError, match="not a regular file"):
         convert([tmp_path / "empty"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
