@@ -196,6 +196,11 @@ def test_what_is_no_dataset_is_an_error_that_names_file_and_place(tmp_path):
     (tmp_path / "a.tar").write_bytes(archive([("a.npy", b"")])[: len(content)].ljust(len(content), b"\0"))
     with pytest.raises(ShardCorruptError, match="written again"):
         in_place[0]
+    (tmp_path / "a.tar").write_bytes(archive([("a.cls", b"1")]))
+    in_place = LocalDataset(tmp_path)
+    (tmp_path / "a.tar").write_bytes(archive([("a.cls", b"2")]))
+    with pytest.raises(ShardCorruptError, match="written again"):
+        in_place[0]
     (tmp_path / "c.tar.gz").write_bytes(gzip.compress(content))
     for location in (tmp_path, f"{tmp_path}/*.tar.gz"):
         with pytest.raises(ConfigurationError, match="a tar file without compression"):

@@ -19,6 +19,7 @@ from fkat_data.streaming.formats.reader import checked_rows, dicts_of
 __all__ = ["TarReader"]
 
 _HOP_BYTES = 4 << 10
+_WRITTEN_AGAIN = "the file was written again after its index was made"
 
 
 class TarReader:
@@ -57,6 +58,9 @@ class TarReader:
         self._key = (str(path), origin.size_bytes, origin.version)
         self._decoders = {column.name: _decoder(column.encoding, arrays, writable) for column in entry.columns}
         self._decoded = decoded
+        # A part in a cache has a name of its own, which has the version in it.
+        self._path, self._version = path, origin.version if entry.raw_data.basename == origin.name else ""
+        self._check_version()
 
     def sample(self, row: int) -> dict[str, Any]:
         """Return a sample; see ``ShardReader``."""
@@ -89,9 +93,16 @@ class TarReader:
 
     def _scanned(self) -> tuple[TarIndex, int]:
         index = TarIndex.of(self._name, self._read, len(self._content), _HOP_BYTES)
+        # A process that writes into the file changes what is mapped.
+        self._check_version()
         if len(index.keys) != self.num_samples:
-            raise ShardCorruptError(self._name, "the file was written again after its index was made")
+            raise ShardCorruptError(self._name, _WRITTEN_AGAIN)
         return index, index.size_bytes
+
+    def _check_version(self) -> None:
+        """Check that a file that is read in place is the one that the index was made of."""
+        if self._version and str(self._path.stat().st_mtime_ns) != self._version:
+            raise ShardCorruptError(self._name, _WRITTEN_AGAIN)
 
 
 def _decoder(name: str, arrays: str, is_writable: bool) -> Callable[[bytes], Any]:

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,6 +37,11 @@ class TableSource(RowSource):
             if allows_nulls:
                 encodings |= dict.fromkeys(self._unfit(schema, encodings), "json")
             return encodings
+
+    def names(self) -> Iterable[str]:
+        """Return the columns of the schema."""
+        with self._errors():
+            return self._schema().names
 
     def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """Yield the rows, with lists of numbers as arrays, images as the bytes of their files, and times as text."""

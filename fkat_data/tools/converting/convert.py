@@ -1,7 +1,7 @@
 """Convert files to a dataset of MDS shards."""
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from glob import glob, has_magic
@@ -76,8 +76,8 @@ def convert(
         FileExistsError: ``out`` is not empty.
         ShardNotFoundError: A file does not exist.
         ShardCorruptError: A file is invalid.
-        SampleError: A row does not fit the encodings of its columns. The message names the column and the value, and
-            notes name the file and the row.
+        SampleError: A row does not fit the encodings of its columns, or has a column that the first rows lack. The
+            message names the column and the value, and notes name the file and the row.
     """
     allows_nulls = arguments.choice("nulls", nulls, ("refuse", "json")) == "json"
     num_workers = arguments.integer("num_workers", num_workers, minimum=1)
@@ -92,14 +92,14 @@ def convert(
     if num_workers == 1:
         with MDSWriter(columns=chosen, out=out, **settings) as writer:
             for source in sources:
-                _write(writer, source, chosen, progress)
+                _write(writer, source, chosen, not only, progress)
         return writer.num_samples
     keep_local, exist_ok = settings.pop("keep_local", False), settings.pop("exist_ok", False)
     make_writer = partial(MDSWriter, columns=chosen, **settings)
     with ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn")) as executor:
         return write_parallel(
             make_writer,
-            partial(_rows_of, chosen),
+            partial(_rows_of, chosen, not only),
             sources,
             out=out,
             executor=executor,
@@ -178,14 +178,37 @@ def _chosen(
     return {name: columns.get(name, encoding) for name, encoding in found.items() if not only or name in only}
 
 
-def _rows_of(columns: Mapping[str, str], source: RowSource) -> Iterator[dict[str, Any]]:
-    return source.rows(columns)
+def _rows_of(columns: Mapping[str, str], is_whole: bool, source: RowSource) -> Iterator[dict[str, Any]]:
+    """Yield a source's rows; if all columns are kept, one with another column is an error and not lost."""
+    if is_whole:
+        _check_names(source.names(), columns, f"in {source.name}")
+    for row, sample in enumerate(source.rows(columns)):
+        if is_whole and not sample.keys() <= columns.keys():
+            _check_names(sample, columns, f"row {row} (from 0) of {source.name}")
+        yield sample
+
+
+def _check_names(names: Iterable[str], columns: Mapping[str, str], place: str) -> None:
+    for name in names:
+        if name not in columns:
+            error = SampleError(
+                name,
+                "of this column",
+                f"one of the columns that the first rows have ({', '.join(map(repr, columns))}): pass nulls='json' to "
+                "look for columns in all rows, or name the columns to keep with only",
+            )
+            error.add_note(place)
+            raise error
 
 
 def _write(
-    writer: MDSWriter, source: RowSource, columns: Mapping[str, str], progress: Callable[[int], None] | None
+    writer: MDSWriter,
+    source: RowSource,
+    columns: Mapping[str, str],
+    is_whole: bool,
+    progress: Callable[[int], None] | None,
 ) -> None:
-    for row, sample in enumerate(source.rows(columns)):
+    for row, sample in enumerate(_rows_of(columns, is_whole, source)):
         try:
             writer.write(sample)
         except SampleError as error:

@@ -1,7 +1,7 @@
 """The interface of an input to convert: it has rows, and knows how to encode them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 __all__ = ["RowSource"]
@@ -36,6 +36,14 @@ class RowSource(ABC):
             ShardCorruptError: The file is invalid. The message names the line or the row.
             SampleError: A value does not fit its column's encoding. A note names the row.
         """
+
+    def names(self) -> Iterable[str]:
+        """Return the columns of every row; none where each row, or the kind of source, has its own.
+
+        Raises:
+            ShardCorruptError: The file is invalid.
+        """
+        return ()
 
     def __repr__(self) -> str:
         return repr(self.name)

@@ -1,6 +1,6 @@
 """Read tar files as webdataset writes them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fkat_data.datasets import TarDataset
@@ -40,6 +40,10 @@ class TarSource(RowSource):
                 lacking = [name for name, value in row.items() if value is None and found[name] in _NULLABLE]
                 found.update(dict.fromkeys(lacking, "json"))
         return found
+
+    def names(self) -> Iterable[str]:
+        """Return the extensions of the file's members."""
+        return TarDataset(self.name, decode="bytes").columns
 
     def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """Yield the samples. A missing member of a ``json`` column is null."""

@@ -4,7 +4,7 @@ import contextlib
 import csv
 import json
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
 from typing import Any, cast
@@ -75,6 +75,14 @@ class SeparatedSource(RowSource):
                 for name, text in row.items():
                     columns.setdefault(name, TextKinds(allows_nulls)).add(text)
         return {name: kinds.encoding for name, kinds in columns.items()}
+
+    def names(self) -> Iterable[str]:
+        """Return the names in the header."""
+        with opened_as_text(self.name) as file:
+            try:
+                return list(csv.DictReader(file, delimiter=self._separator, strict=True).fieldnames or ())
+            except csv.Error as error:
+                raise ShardCorruptError(self.name, str(error)) from error
 
     def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """Yield the rows, with each text parsed for its column's encoding."""

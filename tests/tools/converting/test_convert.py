@@ -226,7 +226,8 @@ BAD_FILES = [
     ("rows.parquet", b"nonsense", ShardCorruptError, "rows.parquet': "),
     ("rows.arrow", b"nonsense", ShardCorruptError, "rows.arrow': "),
     ("rows.jsonl", b'{"a": 1}\n' * 1_000 + b'{"a": "x"}\n', SampleError, "column 'a', value 'x': expected an int"),
-    ("rows.jsonl", b'{"a": 1}\n' * 1_000 + b'{"b": 1}\n', SampleError, "column 'a', value <missing>"),
+    ("rows.jsonl", b'{"a": 1}\n' * 1_000 + b"{}\n", SampleError, "column 'a', value <missing>"),
+    ("rows.jsonl", b'{"a": 1}\n' * 1_000 + b'{"a": 1, "b": 2}\n', SampleError, "column 'b', value 'of this column'"),
     ("rows.xlsx", b"", ConfigurationError, "expected a file that ends in .jsonl"),
 ]
 
@@ -334,3 +335,25 @@ def test_missing_members_become_null_where_that_is_allowed(tmp_path):
     assert convert([tmp_path / "b.tar"], tmp_path / "out2", only=["cls", "txt"], nulls="json") == 2
     assert encodings(tmp_path / "out2") == {"cls": "json", "txt": "str"}
     assert read(tmp_path / "out2") == [{"cls": 0, "txt": "été"}, {"cls": None, "txt": "t"}]
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize(("suffix", "num_workers"), [("jsonl", 1), ("csv", 1), ("parquet", 1), ("jsonl", 2)])
+def test_a_column_that_only_later_rows_have_is_an_error_and_not_lost(suffix, num_workers, tmp_path):
+    def write(name, row):
+        path = tmp_path / f"{name}.{suffix}"
+        if suffix == "parquet":
+            pq.write_table(pa.table({column: [value] for column, value in row.items()}), path)
+        elif suffix == "csv":
+            path.write_text(f"{','.join(row)}\n{','.join(map(str, row.values()))}\n")
+        else:
+            path.write_text(json.dumps(row))
+        return path
+
+    paths = [write("a", {"x": 1}), write("b", {"x": 1, "z": 5})]
+    with pytest.raises(SampleError, match="column 'z'") as raised:
+        convert(paths, tmp_path / "refused", num_workers=num_workers)
+    assert any("b." in note for note in raised.value.__notes__)
+    assert convert(paths, tmp_path / "chosen", only=["x"], num_workers=num_workers) == 2
+    assert convert(paths, tmp_path / "all", nulls="json", num_workers=num_workers) == 2
+    assert sorted(LocalDataset(str(tmp_path / "all"))[1]) == ["x", "z"]
