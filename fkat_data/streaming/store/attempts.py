@@ -64,8 +64,9 @@ def with_attempts(
         except Exception as error:
             if is_interruption(error):
                 raise
+            final = _interruption_behind(error)
             # Its cause decides whether another attempt follows.
-            cause = cause_of(error)
+            cause = None if final is not None else cause_of(error)
         if cause is None:
             raise final or RuntimeError("an attempt failed without an error")
         text = redaction.text(cause.text)
@@ -82,3 +83,11 @@ def with_attempts(
 def _backoff_s(num_failed: int, retry_after_s: float | None, longest_s: float) -> float:
     highest_s = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** min(num_failed - 1, 10))
     return min(max(_random.uniform(0, highest_s), retry_after_s or 0.0), longest_s)
+
+
+def _interruption_behind(error: Exception) -> BaseException | None:
+    """Return what a signal's handler raised, such as a TimeoutError that was taken for the store's; None if nothing."""
+    raised = error.__cause__
+    while isinstance(raised, Exception) and not is_interruption(raised):
+        raised = raised.__cause__
+    return raised if isinstance(raised, Exception) else None

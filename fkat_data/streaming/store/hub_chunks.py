@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from fkat_data.background import in_thread
+from fkat_data.interruption import is_interruption
 from fkat_data.streaming.store.client import Body, TransferError
 
 __all__ = ["ChunkTransfer"]
@@ -69,10 +70,14 @@ class ChunkTransfer:
         """
         try:
             return in_thread(function, timeout_s)
-        except TimeoutError:
-            self._give_up("no answer in time")
+        except TimeoutError as error:
+            if not is_interruption(error):
+                self._give_up("no answer in time")
             raise
-        except Exception as error:  # noqa: BLE001 - hf_xet documents no errors; all mean that this way is closed
+        except Exception as error:
+            # hf_xet documents no errors; all of its own mean that this way is closed.
+            if is_interruption(error):
+                raise
             reason = f"{type(error).__name__}: {error}"
             self._give_up(reason)
             # It may be chained to an error with secrets.

@@ -1,9 +1,11 @@
+import signal
+
 import pytest
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardNotFoundError
 from fkat_data.streaming.store import attempts
 from fkat_data.streaming.store.attempts import FinalError, with_attempts
-from fkat_data.streaming.store.client import StatusError
+from fkat_data.streaming.store.client import StatusError, TransferError
 from fkat_data.streaming.store.redaction import Redaction
 
 
@@ -67,3 +69,26 @@ def test_what_another_attempt_would_repeat_is_raised_at_once(waits, error, raise
     with pytest.raises(raised):
         tried([error])
     assert waits == []
+
+
+def test_an_alarm_that_was_taken_for_a_late_store_reaches_the_caller_and_is_not_retried(waits):
+    def alarm(number, frame):
+        raise TimeoutError("the caller's")
+
+    calls = []
+
+    def action():
+        calls.append(None)
+        try:
+            signal.raise_signal(signal.SIGUSR1)
+        except TimeoutError as error:
+            raise TransferError("no answer within 60 s") from error
+
+    before = signal.signal(signal.SIGUSR1, alarm)
+    try:
+        with pytest.raises(TimeoutError, match="the caller's"):
+            with_attempts(action, url="s3://b/x", num_retries=2, timeout_s=60.0, redaction=Redaction("s3://b", {}))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(calls) == 1
+    assert not waits
