@@ -321,6 +321,18 @@ class ShardedDataLoader:
         self._loading = resume(state_dict, self._plan, self._identity)
         self._finish_loading()
 
+    def shards(self) -> list[Shard] | None:
+        """Return this rank's shards of the epoch of the next microbatch, in order.
+
+        None: the sampler is an iterable, and what it gives is not known before it is asked.
+        """
+        epoch = self.epoch
+        num_shards = self._plan.num_shards(epoch)
+        if num_shards is None:
+            return None
+        shards = (self._plan.shard(epoch, index) for index in range(num_shards))
+        return [shard for shard in shards if shard is not None]
+
     def statistics(self) -> LoaderStatistics:
         """Return what was done so far; cheap enough for every step."""
         return self._observation.statistics(self._delivery.progress())

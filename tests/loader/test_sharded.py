@@ -20,6 +20,7 @@ from fkat_data import (
     DistributedDataParallelShardSampler,
     ShardedDataLoader,
     ShardSampler,
+    ShuffledShardSampler,
     StaleIteratorError,
 )
 
@@ -666,3 +667,12 @@ def test_a_loader_is_not_pickled_by_accident():
 def test_all_examples_of_shards_are_used():
     assert len(epoch(make())) == 13
     assert len(MIXED) == 10
+
+
+def test_the_shards_of_the_epoch_are_known_before_it_begins():
+    sampler = ShuffledShardSampler(["a", "b", "c"], seed=3)
+    with ShardedDataLoader(0, sampler, lambda shard: [shard], multiprocessing=False) as loader:
+        for epoch in range(2):
+            assert loader.shards() == list(sampler.shards(epoch)) == list(loader)
+    with ShardedDataLoader(0, iter(["a"]), lambda shard: [shard], multiprocessing=False) as loader:
+        assert loader.shards() is None

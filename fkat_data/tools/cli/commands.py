@@ -13,6 +13,7 @@ from fkat_data.location import machine_path
 from fkat_data.tools.cli.audit_commands import Config, Overrides, audit_app
 from fkat_data.tools.cli.composition import loader_maker
 from fkat_data.tools.cli.dataset_commands import dataset_app
+from fkat_data.tools.cli.doctor_command import doctor_app
 from fkat_data.tools.cli.hang_guard import HangError, hang_guard
 from fkat_data.tools.cli.presentation import exit_on, exit_on_failure, say, show_report, verification_progress
 from fkat_data.tools.cli.simulate_commands import simulate_app
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.add_typer(dataset_app)
 app.add_typer(audit_app)
 app.add_typer(simulate_app)
+app.add_typer(doctor_app)
 
 
 class Mode(StrEnum):
