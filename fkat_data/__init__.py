@@ -32,6 +32,8 @@ from fkat_data.seeding import ItemGenerators, item_generators
 from fkat_data.types import RandomAccess, Shard
 from fkat_data.worker.early_template import fork_template
 
+__version__ = "0.1.0"
+
 __all__ = [
     "CacheFullError",
     "ConfigurationError",

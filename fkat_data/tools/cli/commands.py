@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fkat_data import __version__
 from fkat_data.errors import ConfigurationError
 from fkat_data.location import machine_path
 from fkat_data.tools.cli.audit_commands import Config, Overrides, audit_app
@@ -48,8 +49,18 @@ class Mode(StrEnum):
         return {Mode.BOTH: None, Mode.WORKERS: True, Mode.IN_PROCESS: False}[self]
 
 
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"fkat-data {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def start() -> None:
+def start(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Inspect, convert, verify and simulate data for fkat_data."""
     # As `python -m` does, because a configuration names the user's own modules.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
