@@ -11,7 +11,7 @@ from fkat_data.tools.doctor.finding import Finding, Level
 __all__ = ["installed_findings", "judge_version"]
 
 _PACKAGE = "fkat_data"
-_OF_DEVELOPMENT = {"check", "demo", "plot", "test"}
+_OF_DEVELOPMENT = {"check", "demo", "docs", "plot", "test"}
 
 
 def installed_findings() -> list[Finding]:

@@ -1,0 +1,50 @@
+"""The site has a page for each document, its links lead to pages, and its reference has every public name."""
+
+import importlib
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import fkat_data
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import site_pages  # noqa: E402 - scripts/ is no package
+
+
+@pytest.mark.parametrize(
+    ("text", "file", "source", "expected"),
+    [
+        ("[a](docs/howto/resume.md)", "README.md", "index.md", "[a](howto/resume.md)"),
+        ("[a](docs/adr)", "README.md", "index.md", "[a](adr/README.md)"),
+        ("[a](../README.md#design)", "docs/benchmarks.md", "benchmarks.md", "[a](index.md#design)"),
+        ("[a](../../CHANGELOG.md)", "docs/howto/resume.md", "howto/resume.md", "[a](../changelog.md)"),
+        ("[a](order.md#one)", "docs/streaming/state.md", "streaming/state.md", "[a](order.md#one)"),
+        ("[`b`](../../configs/data)", "docs/howto/files.md", "howto/files.md", "`b`"),
+        ("[`b`](fkat_data/errors.py)", "README.md", "index.md", "`b`"),
+        ("[a](https://example.org/x.md) [b](#c)", "README.md", "index.md", "[a](https://example.org/x.md) [b](#c)"),
+        ("![a](../images/b.svg)", "docs/howto/workers.md", "howto/workers.md", "![a](../images/b.svg)"),
+    ],
+)
+def test_links_lead_to_pages_of_the_site(text, file, source, expected):
+    assert site_pages.linked(text, file, source) == expected
+
+
+def test_every_document_is_in_the_menu():
+    text = re.sub(r"^hooks:.*$", "", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
+    named = set(re.findall(r"[\w/.-]+\.md", str(yaml.safe_load(text)["nav"])))
+    docs = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    assert named == docs | set(site_pages._PAGES.values())
+
+
+def test_the_reference_has_every_public_name():
+    pages = (ROOT / "docs" / "reference").glob("*.md")
+    shown = {name for page in pages for name in re.findall(r"^::: ([\w.]+)", page.read_text(), re.MULTILINE)}
+    modules = [importlib.import_module(name) for name in shown if importlib.util.find_spec(name)]
+    covered = {name.removeprefix("fkat_data.") for name in shown}.union(*(module.__all__ for module in modules))
+    assert not set(fkat_data.__all__) - covered
