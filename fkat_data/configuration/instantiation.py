@@ -1,8 +1,10 @@
 """Hydra's ``instantiate``, with errors that name the key and the expected value."""
 
 import difflib
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any, cast
 
 import hydra.utils
@@ -110,12 +112,30 @@ def _located(target: object, path: str) -> Callable[..., Any]:
     if callable(target):
         return target
     try:
-        found = hydra.utils.get_object(str(target))
-    except (ImportError, ValueError, AttributeError) as error:
-        raise ConfigurationError(_child_path(path, "_target_"), target, f"an importable name: {error}") from error
+        found = _imported(str(target))
+    except Exception as error:
+        # A module may raise anything when it is imported.
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigurationError(_child_path(path, "_target_"), target, f"an importable name ({reason})") from error
     if not callable(found):
         raise ConfigurationError(_child_path(path, "_target_"), target, "a class or a function")
     return cast("Callable[..., Any]", found)
+
+
+def _imported(name: str) -> Any:
+    """Return what a dotted name leads to. Hydra's own function also logs what it raises, in three lines."""
+    first, *rest = name.split(".")
+    found: Any = importlib.import_module(first)
+    path = first
+    for part in rest:
+        path += f".{part}"
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            if not isinstance(found, ModuleType):
+                raise
+            found = importlib.import_module(path)
+    return found
 
 
 def _child_path(path: str, key: str) -> str:

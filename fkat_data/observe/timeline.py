@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.location import machine_path
 from fkat_data.observe.events import MAIN_THREAD, EventRecorder, counter_event, instant_event, named_event
 from fkat_data.observe.statistics import LoaderStatistics
 
@@ -119,7 +120,7 @@ def open_timeline(path: str | os.PathLike[str], rank: int, world_size: int) -> T
     """
     if not isinstance(path, (str, os.PathLike)) or not str(path):
         raise ConfigurationError("trace", path, "the path of a file, or null")
-    own = Path(path)
+    own = machine_path("trace", path, "the path of a file")
     if world_size == 1:
         return Timeline(own, "trainer")
     return Timeline(own.with_name(f"{own.stem}-rank{rank}{own.suffix}"), f"trainer, rank {rank}")

@@ -152,6 +152,13 @@ def test_a_killed_process_does_not_spoil_the_file(victim, tmp_path):
     assert len({event["pid"] for event in named(events, "process_name")}) == (2 if victim == "trainer" else 3)
 
 
+def test_the_file_may_be_in_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    open_timeline("~/run.json", 0, 1)
+    open_timeline("~/run.json", 1, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run-rank1.json", "run.json"]
+
+
 def test_microbatches_come_too_fast_to_draw_them_all():
     recorder = EventRecorder(1, 1)
     for index in range(10_000):  # one each 10 µs, for a tenth of a second

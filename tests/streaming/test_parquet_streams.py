@@ -402,6 +402,31 @@ def test_a_file_of_equal_size_that_is_written_again_in_place_is_an_error_and_nev
     assert LocalDataset(folder)[7]["number"] == 107
 
 
+def test_a_mount_that_changes_inodes_has_the_same_files(tmp_path, monkeypatch):
+    path = tmp_path / "data" / "a.parquet"
+    write_parquet(path, range(40), [10] * 4, ("number",))
+    dataset = StreamingDataset(remote=str(tmp_path / "data"), local=str(tmp_path / "local"))
+    for number in (0, 15, 25, 35):
+        shutil.copy2(path, tmp_path / "copy")
+        (tmp_path / "copy").rename(path)
+        assert dataset[number]["number"] == number
+
+
+def test_a_column_beside_a_field_of_the_same_path_is_read_alone(tmp_path):
+    rows = range(2000)
+    table = pa.table({"a": [{"b": row, "c": "c" * 99} for row in rows], "z": ["z" * 99] * 2000, "a.b": list(rows)})
+    (tmp_path / "data").mkdir()
+    pq.write_table(
+        table, tmp_path / "data" / "a.parquet", row_group_size=1000, compression="none", use_dictionary=False
+    )
+    for places in ({"local": "data"}, {"remote": "data", "local": "cache"}):
+        for columns in (["a.b"], ["a"], ["z", "a.b"], ["a.b", "a"], None):
+            given = {name: str(tmp_path / place) for name, place in places.items()}
+            dataset = StreamingDataset(**given, columns=columns)
+            expected = table.slice(1500, 1).to_pylist()[0]
+            assert dataset[1500] == {name: expected[name] for name in expected if columns is None or name in columns}
+
+
 def test_a_value_that_python_cannot_hold_is_an_error_that_names_file_and_column(tmp_path):
     values = [(pa.timestamp("ns"), 1), (pa.time64("ns"), 1), (pa.duration("ns"), 1), (pa.date32(), 1 << 30)]
     for number, (kind, value) in enumerate([*values, (pa.timestamp("us"), 1 << 62)]):

@@ -150,7 +150,10 @@ class CacheDirectory:
             ShardCorruptError: The name leaves the directory.
         """
         parts_of(name)
-        if not os.path.lexists(f"{self._text}/{name}"):
+        try:
+            # Not lexists(): it takes every error for a missing file, whose content would then pass for a new version.
+            os.lstat(f"{self._text}/{name}")
+        except (FileNotFoundError, NotADirectoryError):
             return 0
         with self.ledger() as ledger:
             return self._remove(name, ledger) or 0

@@ -64,8 +64,6 @@ class DatasetVersion:
     def __init__(self, directory: Path) -> None:
         self._directory = CacheDirectory(directory)
         self._version: str | None = None
-        #: What the directory may record while this process uses it.
-        self._accepted: tuple[str | None, ...] = ()
 
     @property
     def recorded(self) -> str | None:
@@ -115,8 +113,7 @@ class DatasetVersion:
             self._version = version
             self._join(version)
             recorded = self.recorded
-            self._accepted = (version, recorded) if recorded is None else (version,)
-            if recorded not in self._accepted:
+            if recorded not in (None, version):
                 # This process cannot lock, and one that can has adopted another version meanwhile.
                 raise self._in_use(recorded or "")
 
@@ -137,17 +134,23 @@ class DatasetVersion:
     def hold(self) -> None:
         """Have this process use the adopted version; cheap if it already does.
 
+        If the user has emptied the directory meanwhile, it records the version again.
+
         Raises:
             ConfigurationError: No version was adopted, or another process has adopted another one since.
+            OSError: The disk failed.
         """
         with _guard:
-            owner, _, version = _users.get(self._directory.resolved, (0, None, ""))
-            if owner == os.getpid() and version == self._version:
+            owner, users, version = _users.get(self._directory.resolved, (0, None, ""))
+            # A lock on a removed file shows no process that this one uses the directory.
+            if owner == os.getpid() and version == self._version and (users is None or users.is_there):
                 return
         with self._exclusive():
             recorded = self.recorded
-            if self._version is None or recorded not in self._accepted:
+            if self._version is None or recorded not in (None, self._version):
                 raise self._in_use(str(recorded))
+            if recorded is None:
+                self._record(self._version, "")
             self._join(self._version)
 
     def _empty(self, recorded: str, names: Callable[[str], Iterable[str]]) -> None:

@@ -2,7 +2,7 @@
 
 Open to other packages: ``columns``, ``compression``, ``decoded_groups``, ``encoding``, ``encodings``, ``entry``,
 ``file_formats``, ``files``, ``hashing``, ``index``, ``mapping``, ``memory_map``, ``open_shard``, ``reader``, ``summary``,
-``tar_files``, ``verification``.
+``tar_files``, ``verification``, ``watched_files``.
 """
 
 from fkat_data.streaming.formats.compression import decompress_file

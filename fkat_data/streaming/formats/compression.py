@@ -14,7 +14,16 @@ from fkat_data.requirement import required
 from fkat_data.streaming.formats.entry import FileInfo
 from fkat_data.streaming.formats.files import file_size
 
-__all__ = ["COMPRESSIONS", "FAMILIES", "Family", "compress", "decompress_file", "decompress_into", "extension_of"]
+__all__ = [
+    "COMPRESSIONS",
+    "FAMILIES",
+    "Family",
+    "checked_compression",
+    "compress",
+    "decompress_file",
+    "decompress_into",
+    "extension_of",
+]
 
 _CHUNK_BYTES = 1 << 20
 #: Upper bound of snappy's compression ratio: it encodes a copy of 64 bytes in 3.
@@ -131,10 +140,28 @@ COMPRESSIONS = tuple(
     for family, settings in FAMILIES.items()
     for name in (family, *(f"{family}:{level}" for level in settings.levels))
 )
+_EXPECTED = (
+    ", ".join(
+        f"{family} or {family}:{settings.levels[0]} to {family}:{settings.levels[-1]}" if settings.levels else family
+        for family, settings in FAMILIES.items()
+    )
+    + "; None for no compression"
+)
 
 
 class _BrokenError(Exception):
     """Compressed bytes are invalid. The caller adds the file's name."""
+
+
+def checked_compression(compression: object) -> str:
+    """Return the name of a compression.
+
+    Raises:
+        ConfigurationError: It is unknown.
+    """
+    if not isinstance(compression, str) or compression not in COMPRESSIONS:
+        raise ConfigurationError("compression", compression, _EXPECTED)
+    return compression
 
 
 def extension_of(compression: str) -> str:
@@ -156,8 +183,7 @@ def compress(data: bytes, compression: str) -> bytes:
     Raises:
         ConfigurationError: The compression is unknown, or needs a package that is not installed.
     """
-    if compression not in COMPRESSIONS:
-        raise ConfigurationError("compression", compression, f"one of {', '.join(COMPRESSIONS)}")
+    checked_compression(compression)
     family, _, level = compression.partition(":")
     settings = FAMILIES[family]
     return settings.compress(data, int(level) if level else settings.default_level)
@@ -228,5 +254,5 @@ def decompress_file(compression: str, source: Path, target: Path, raw: FileInfo)
 def _family_of(compression: str) -> str:
     family = compression.partition(":")[0]
     if family not in FAMILIES:
-        raise ConfigurationError("compression", compression, f"one of {', '.join(COMPRESSIONS)}")
+        raise ConfigurationError("compression", compression, _EXPECTED)
     return family

@@ -54,7 +54,7 @@ def mapped(path: Path, info: FileInfo, register: MapRegister | None = None) -> m
     return _mapped(path, 0, info.bytes, register)
 
 
-def mapped_span(path: Path, info: FileInfo, start: int, stop: int) -> memoryview:
+def mapped_span(path: Path, info: FileInfo, start: int, stop: int, register: MapRegister | None = None) -> memoryview:
     """Map the bytes of a file from ``start`` to ``stop``, and no others; see ``mapped``.
 
     Raises:
@@ -63,7 +63,7 @@ def mapped_span(path: Path, info: FileInfo, start: int, stop: int) -> memoryview
         OSError: The file cannot be read.
     """
     check_size(path, info)
-    return _mapped(path, start, stop, None)
+    return _mapped(path, start, stop, register)
 
 
 def _mapped(path: Path, start: int, stop: int, register: MapRegister | None) -> memoryview:

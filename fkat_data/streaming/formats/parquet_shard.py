@@ -57,6 +57,7 @@ class ParquetReader:
         self._name = entry.name
         self._group: int = entry.part
         self._names = [column.name for column in entry.columns]
+        self._leaves: list[int] | None = None
         self._arrays: Literal["numpy", "torch"] = arrays
         self._writable = writable
         self._decoded = decoded
@@ -66,7 +67,7 @@ class ParquetReader:
             # Of the whole file, thousands of row groups would take all addresses that a process has.
             start = min((start for start, _ in origin.ranges), default=0)
             stop = max((stop for _, stop in origin.ranges), default=0)
-            content = mapped_span(path, FileInfo(origin.name, origin.size_bytes), start, stop)
+            content = mapped_span(path, FileInfo(origin.name, origin.size_bytes), start, stop, register)
             spans = [(first, last, content[first - start : last - start]) for first, last in origin.ranges]
             self._metadata = decoded.footer((str(path), origin.version), lambda: self._footer_in(path))
         else:
@@ -143,10 +144,16 @@ class ParquetReader:
     def _decode(self) -> tuple[dict[str, ArrowValues], int]:
         if self._source is None:
             return {}, 0
+        # An access to what was cut off would end the process.
+        self._check_version()
         try:
             with _parquet.ParquetFile(self._source, metadata=self._metadata) as file:
+                if self._leaves is None:
+                    # Names are ambiguous: "a.b" is a column, and also the field "b" of a column "a".
+                    paths: list[list[str]] = file.reader.column_paths
+                    self._leaves = [index for index, path in enumerate(paths) if path[0] in self._names]
                 # One thread, because a worker shares the machine with the trainer.
-                table = file.read_row_group(self._group, columns=self._names, use_threads=False)
+                table = file.reader.read_row_group(self._group, column_indices=self._leaves, use_threads=False)
             # A process that writes into the file changes what is mapped.
             self._check_version()
             if table.num_rows != self.num_samples:

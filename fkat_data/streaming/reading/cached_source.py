@@ -19,7 +19,7 @@ from fkat_data.streaming.formats.file_formats import is_part
 from fkat_data.streaming.formats.index import INDEX_NAME, parse_index, read_index
 from fkat_data.streaming.formats.mapping import MapRegister
 from fkat_data.streaming.reading.dataset_index import DatasetIndex, FoundIndex, digest_of
-from fkat_data.streaming.reading.file_pattern import FilePattern
+from fkat_data.streaming.reading.file_pattern import NO_DATASET, FilePattern
 from fkat_data.streaming.reading.generated_index import GeneratedIndex
 from fkat_data.streaming.reading.shared_files import is_linked_to, shared_file
 from fkat_data.streaming.store.store import Store
@@ -147,7 +147,7 @@ class CachedSource:
             try:
                 return self._read_generated()
             except ShardNotFoundError:
-                raise missing from None
+                raise ShardNotFoundError(missing.shard, f"{NO_DATASET} ({missing.reason})") from None
         except DownloadError as error:
             if error.is_refused or self._generated.kept() is None:
                 raise
@@ -189,9 +189,8 @@ class CachedSource:
             # A store that refuses is up: the configuration is wrong.
             if (isinstance(error, DownloadError) and error.is_refused) or copy is None:
                 raise
-            # A store that is up and has no index knows nothing of an index that no record knows.
-            is_unknown = recorded is None and isinstance(error, ShardNotFoundError)
-            if is_unknown or not _is_of(copy, recorded):
+            # Neither the store nor a record says that the index is of this dataset: it may be the user's own.
+            if recorded is None or not _is_of(copy, recorded):
                 raise self._is_foreign() from error
             _logger.warning("reading the index of %s from its copy in %s: %s", self._store.url, self.directory, error)
             report = ""
@@ -225,6 +224,9 @@ class CachedSource:
             if compressed is not None and not self._keep_zip and self._cache.has(compressed.basename, compressed.bytes):
                 self._discard(compressed.basename)
         return self.directory
+
+    def confirm(self, entry: ShardEntry) -> None:
+        """Do nothing: the files of the directory are of one version while this process uses it."""
 
     def touch(self, entry: ShardEntry) -> None:
         """Mark a shard as used now."""
@@ -351,8 +353,9 @@ class CachedSource:
         return ConfigurationError(
             "local",
             str(self._given),
-            f"an empty directory, or a cache of {self._store.url}: its {INDEX_NAME} was not fetched from there, and its "
-            "files may be the only copy; pass another directory, or remove them",
+            f"an empty directory, or a cache of {self._store.url}: its {INDEX_NAME} was not fetched from there, as far as "
+            "is recorded, and its files may be the only copy; pass another directory, remove them, or pass local without "
+            "remote to read them as they are",
         )
 
 

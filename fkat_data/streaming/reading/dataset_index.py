@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import blake2s
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from fkat_data.errors import DownloadError, ShardCorruptError, ShardNotFoundErro
 from fkat_data.streaming.formats.entry import ShardEntry
 from fkat_data.streaming.formats.files import file_size
 from fkat_data.streaming.formats.index import INDEX_NAME, parse_index
+from fkat_data.streaming.store.directory_client import version_of
 from fkat_data.streaming.store.store import Store
 from fkat_data.streaming.store.timed import moment_of
 
@@ -157,6 +159,17 @@ class DatasetIndex:
             )
         if report not in self._reports:
             self._reports = (*self._reports, report)[-_MOST_REPORTS:]
+
+    def check_in_place(self, directory: Path) -> None:
+        """Return if a directory that is the store still has the version in use. Takes one look at its index.
+
+        Raises:
+            ShardCorruptError: The dataset was written again.
+        """
+        with suppress(OSError):
+            if version_of((directory / INDEX_NAME).stat()) in self._reports:
+                return
+        self.check(at_once=True)
 
     def _present(self, report: str) -> str:
         """Return the version that the store has now."""

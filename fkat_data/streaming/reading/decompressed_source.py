@@ -162,6 +162,11 @@ class DecompressedSource:
                 return None
         return self._cache.directory
 
+    def confirm(self, entry: ShardEntry) -> None:
+        """Check that the index is the one that was read, if the shard was opened in place; see ``ShardSource``."""
+        if self._is_in_place(entry):
+            self._index.check_in_place(self.directory)
+
     def touch(self, entry: ShardEntry) -> None:
         """Mark a shard as used now."""
         if entry.compression is not None:

@@ -5,10 +5,16 @@ from typing import NamedTuple
 
 from fkat_data.streaming.formats.file_formats import FILE_SUFFIXES, format_of_name
 
-__all__ = ["KNOWN_SUFFIXES", "FilePattern", "split_location"]
+__all__ = ["KNOWN_SUFFIXES", "NO_DATASET", "FilePattern", "split_location"]
 
 #: For messages: the suffixes of all formats.
 KNOWN_SUFFIXES = ", ".join(suffix for suffixes in FILE_SUFFIXES.values() for suffix in suffixes)
+
+#: For messages: why a directory is no dataset.
+NO_DATASET = (
+    f"no such file, and no files of a format that needs no index ({KNOWN_SUFFIXES}); `fkat-data convert` makes a "
+    "dataset of JSON lines and of other tables"
+)
 
 _WILDCARD = re.compile(r"[*?\[]")
 #: The schemes of web servers, in whose URLs a question mark begins the query.

@@ -30,13 +30,16 @@ __all__ = ["Generated", "GeneratedIndex", "kept_path"]
 
 _logger = logging.getLogger(__name__)
 
-_VERSION = 1
+_VERSION = 2
 #: Files that are described at a time.
 _NUM_THREADS = 16
 #: What is read in the time that another reading takes to begin: of a local file, and from a store.
 _HOP_BYTES, _HOP_IN_STORE_BYTES = 16 << 10, 2 << 20
 #: A temporary file that is older was left by a process that died.
 _LEFT_S = 3600.0
+#: In the user's directory of caches, an index that was not read for this long is removed. Each reading within a day of
+#: the last one leaves its time as it is.
+_UNUSED_S, _DAY_S = 90 * 86400.0, 86400.0
 #: Room for what a cache appends to a name, within the 255 bytes that a file system allows.
 _LONGEST_NAME_BYTES = 200
 
@@ -91,13 +94,23 @@ class GeneratedIndex:
         pattern: Which of its files.
         columns: The columns to read; None: all.
         path: Where the descriptions are kept. A missing, torn or unwritable file is no error.
+        is_pruned: Whether to remove the files beside ``path`` that were not read for 90 days, when one is written.
     """
 
-    def __init__(self, store: Store, pattern: FilePattern, columns: tuple[str, ...] | None, path: Path) -> None:
+    def __init__(
+        self,
+        store: Store,
+        pattern: FilePattern,
+        columns: tuple[str, ...] | None,
+        path: Path,
+        *,
+        is_pruned: bool = False,
+    ) -> None:
         self._store = store
         self._pattern = pattern
         self._columns = columns
         self._path = path
+        self._is_pruned = is_pruned
 
     def read(self, lock: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Generated:
         """Return the index as the directory is now.
@@ -114,11 +127,12 @@ class GeneratedIndex:
         listed = self._listed()
         kind = _kind_of(self._location, listed)
         made = self._joined(kind, listed)
-        if made is None:
-            with lock():
-                # Another process may have made it meanwhile.
-                made = self._joined(kind, listed) or self._made(kind, listed)
-        return made
+        if made is not None:
+            _mark_as_used(self._path)
+            return made
+        with lock():
+            # Another process may have made it meanwhile.
+            return self._joined(kind, listed) or self._made(kind, listed)
 
     def kept(self) -> Generated | None:
         """Return the index as it was kept, without asking the store; None if there is none."""
@@ -169,6 +183,8 @@ class GeneratedIndex:
         described = iter(_in_parallel(lambda file: self._described(file_format(kind), file), missing))
         made = Generated(kind, [next(described) if file is None else file for file in known], self._columns, self._url)
         _save(self._path, made)
+        if self._is_pruned:
+            _remove_older(self._path.parent.iterdir, _UNUSED_S)
         return made
 
     def _described(self, kind: FileFormat, file: ListedFile) -> DescribedFile:
@@ -275,7 +291,8 @@ def _save(path: Path, made: Generated) -> None:
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _sweep(path)
+        # What processes left that died while they wrote.
+        _remove_older(lambda: path.parent.glob(f"{path.name}.*.tmp"), _LEFT_S)
         try:
             with temporary.open("xb") as file:
                 file.writelines((head, b"\n", body))
@@ -288,12 +305,18 @@ def _save(path: Path, made: Generated) -> None:
         _logger.info("the index of %d files is not kept in %s: %s", len(made.files), path, error)
 
 
-def _sweep(path: Path) -> None:
-    """Remove what processes left that died while they wrote."""
-    for left in path.parent.glob(f"{path.name}.*.tmp"):
-        with suppress(OSError):
-            if time.time() - left.stat().st_mtime > _LEFT_S:
-                left.unlink()
+def _mark_as_used(path: Path) -> None:
+    with suppress(OSError):
+        if time.time() - path.stat().st_mtime > _DAY_S:
+            os.utime(path)
+
+
+def _remove_older(files: Callable[[], Iterable[Path]], age_s: float) -> None:
+    with suppress(OSError):
+        for left in list(files()):
+            with suppress(OSError):
+                if time.time() - left.stat().st_mtime > age_s:
+                    left.unlink()
 
 
 def _digest(body: bytes) -> str:

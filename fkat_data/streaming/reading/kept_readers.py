@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fkat_data.streaming.cache.idle_maps import register_map_owner
 from fkat_data.streaming.formats.reader import ShardReader
+from fkat_data.streaming.formats.watched_files import WatchedFiles
 
 __all__ = ["KeptReaders", "share_of_disk"]
 
@@ -20,7 +21,7 @@ class KeptReaders:
     """
 
     def __init__(self) -> None:
-        self._readers: dict[int, tuple[ShardReader, int]] = {}
+        self._readers: dict[int, tuple[ShardReader, WatchedFiles, int]] = {}
 
     @classmethod
     def of_cached_shards(cls) -> "KeptReaders":
@@ -32,26 +33,30 @@ class KeptReaders:
     def __contains__(self, shard: int) -> bool:
         return shard in self._readers
 
-    def use(self, shard: int) -> ShardReader | None:
-        """Return an open shard, and count it as used now; None if it is not open."""
+    def use(self, shard: int) -> tuple[ShardReader, WatchedFiles] | None:
+        """Return an open shard and its files, and count it as used now; None if it is not open."""
         found = self._readers.pop(shard, None)
         if found is None:
             return None
         self._readers[shard] = found
-        return found[0]
+        return found[:2]
 
-    def keep(self, shard: int, reader: ShardReader, size_bytes: int) -> None:
+    def keep(self, shard: int, reader: ShardReader, files: WatchedFiles, size_bytes: int) -> None:
         """Keep an open shard, as used now."""
-        self._readers[shard] = reader, size_bytes
+        self._readers[shard] = reader, files, size_bytes
+
+    def drop(self, shard: int) -> None:
+        """Close a shard if it is open."""
+        self._readers.pop(shard, None)
 
     def close_coldest(self, most: int, most_bytes: int | None) -> None:
         """Close the shards that were used longest ago until at most ``most`` are left, of ``most_bytes`` together."""
-        num_bytes = 0 if most_bytes is None else sum(size_bytes for _, size_bytes in list(self._readers.values()))
+        num_bytes = 0 if most_bytes is None else sum(size_bytes for *_, size_bytes in list(self._readers.values()))
         for shard in list(self._readers):
             if len(self._readers) <= most and (most_bytes is None or num_bytes <= most_bytes):
                 return
             found = self._readers.pop(shard, None)
-            num_bytes -= 0 if found is None else found[1]
+            num_bytes -= 0 if found is None else found[2]
 
     def give_back(self) -> None:
         """Close all shards that are not being read."""

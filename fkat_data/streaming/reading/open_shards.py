@@ -11,13 +11,15 @@ import numpy.typing as npt
 import torch
 from torch.utils import data
 
-from fkat_data.errors import ShardNotFoundError
+from fkat_data.errors import ShardCorruptError, ShardNotFoundError
 from fkat_data.interruption import is_interruption
 from fkat_data.observe.stages import reading
+from fkat_data.streaming.cache.locks import pauses
 from fkat_data.streaming.formats.decoded_groups import DecodedGroups
 from fkat_data.streaming.formats.memory_map import num_maps
 from fkat_data.streaming.formats.open_shard import DECODED_LIMIT_BYTES, open_shard
 from fkat_data.streaming.formats.reader import ShardReader
+from fkat_data.streaming.formats.watched_files import WatchedFiles
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.kept_readers import KeptReaders, share_of_disk
 from fkat_data.streaming.reading.read_ahead import ReadAhead
@@ -40,10 +42,12 @@ _MOST_MAPS = 16384
 _PART_KEPT = 4
 #: Shards that are fetched at a time.
 _NUM_THREADS = 8
-#: The interval at which a shard in use is marked as used.
+#: The interval at which a shard in use is marked as used, and its files are looked at.
 _TOUCH_S = 1.0
-#: How often a shard may be evicted before it is opened.
-_MOST_FETCHES = 10
+#: A shard that was evicted before it was opened is fetched again this often at least, and for this long at least: the
+#: process that evicts it may have to wait for a processor.
+_LEAST_FETCHES = 10
+_LEAST_WAIT_S = 5.0
 
 
 class OpenShards:
@@ -240,33 +244,35 @@ class OpenShards:
         return read(self._reader(shard))
 
     def _reader(self, shard: int) -> ShardReader:
-        reader = self._readers.use(shard)
-        if reader is not None:
-            self._touch(shard)
-            return reader
+        kept = self._readers.use(shard)
+        if kept is not None:
+            self._touch(shard, kept[1])
+            return kept[0]
         read_ahead = self._read_ahead
         try:
             with reading():
                 if read_ahead and read_ahead.is_kept:
                     read_ahead.take(shard)
-                found = self._open(shard)
+                found, files = self._open(shard)
         except Exception:
             self._failed_shard = shard
             raise
-        self._readers.keep(shard, found, self._catalog.entries[shard].raw_bytes)
+        self._readers.keep(shard, found, files, self._catalog.entries[shard].raw_bytes)
         self._touched_s[shard] = time.monotonic()
         self._close_coldest(shard)
         return found
 
-    def _open(self, shard: int) -> ShardReader:
-        """Fetch and open a shard."""
+    def _open(self, shard: int) -> tuple[ShardReader, WatchedFiles]:
+        """Fetch and open a shard; return it with its files."""
         entry, source = self._catalog.entries[shard], self._catalog.source_of(shard)
-        for attempt in range(_MOST_FETCHES):
+        began_s = time.monotonic()
+        for attempt, pause_s in enumerate(pauses(), start=1):
             directory = source.fetch(entry)
             if directory is None:
                 raise RuntimeError(f"shard {shard} is missing after it was fetched")
+            files = WatchedFiles(source.map_register)
             try:
-                return open_shard(
+                reader = open_shard(
                     directory,
                     entry,
                     allow_unsafe_types=self._allow_unsafe_types,
@@ -275,20 +281,31 @@ class OpenShards:
                     decoded=self._decoded,
                     # Samples that the caller keeps must not keep an evicted file on the disk.
                     is_copied=source.map_register is not None or num_maps() > _MOST_MAPS,
-                    register=source.map_register,
+                    register=files,
                 )
+                source.confirm(entry)
             except ShardNotFoundError:
-                # Another process has just evicted it.
-                if source.is_immediate or attempt == _MOST_FETCHES - 1:
+                # Another process has just evicted it, or is about to.
+                if source.is_immediate or (attempt >= _LEAST_FETCHES and time.monotonic() - began_s > _LEAST_WAIT_S):
                     raise
-        raise RuntimeError("the last attempt returns or raises")
+                time.sleep(pause_s)
+            else:
+                return reader, files
+        raise AssertionError("pauses() has no end")
 
     def _fetch(self, shard: int, wait: bool) -> Path | None:
         return self._catalog.source_of(shard).fetch(self._catalog.entries[shard], wait=wait)
 
-    def _touch(self, shard: int) -> None:
+    def _touch(self, shard: int, files: WatchedFiles) -> None:
         now_s = time.monotonic()
         if now_s - self._touched_s.get(shard, now_s) > _TOUCH_S:
+            try:
+                files.check()
+            except ShardCorruptError:
+                # The next reading opens it again, and finds a copy that a cache has repaired.
+                self._readers.drop(shard)
+                self._failed_shard = shard
+                raise
             self._touched_s[shard] = now_s
             self._catalog.source_of(shard).touch(self._catalog.entries[shard])
 

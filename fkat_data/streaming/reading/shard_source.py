@@ -15,7 +15,7 @@ from fkat_data.streaming.formats.mapping import MapRegister
 from fkat_data.streaming.reading.cached_source import CachedSource, Evictable, names_of
 from fkat_data.streaming.reading.dataset_index import DatasetIndex
 from fkat_data.streaming.reading.decompressed_source import DecompressedSource, folder_of
-from fkat_data.streaming.reading.file_pattern import FilePattern
+from fkat_data.streaming.reading.file_pattern import NO_DATASET, FilePattern
 from fkat_data.streaming.reading.generated_index import GeneratedIndex, kept_path
 from fkat_data.streaming.reading.shared_files import shared_file
 from fkat_data.streaming.reading.stream import Stream
@@ -60,6 +60,14 @@ class ShardSource(Protocol):
         Args:
             entry: The shard.
             wait: Whether to wait while another process fetches the shard; if not, None is returned instead.
+        """
+        ...
+
+    def confirm(self, entry: ShardEntry) -> None:
+        """Check, once a shard that was fetched is open, that its files belong to the index.
+
+        Raises:
+            ShardCorruptError: The dataset was written again.
         """
         ...
 
@@ -208,16 +216,22 @@ def _in_place(stream: Stream) -> "DirectorySource | _Planned":
     pattern = stream.file_pattern
     if pattern is not None or not (directory / INDEX_NAME).exists():
         location = f"{directory.absolute()}/{pattern.text if pattern else ''}"
-        generated = GeneratedIndex(store, pattern or FilePattern(""), stream.columns, kept_path(location))
+        generated = GeneratedIndex(
+            store, pattern or FilePattern(""), stream.columns, kept_path(location), is_pruned=True
+        )
         try:
             return DirectorySource(directory, generated.read().entries(is_in_place=True), stream.validate_hash)
         except ShardNotFoundError:
             if pattern is not None:
                 raise
     index = DatasetIndex(store)
-    found = index.read_in_place(directory)
+    try:
+        found = index.read_in_place(directory)
+    except ShardNotFoundError as error:
+        raise ShardNotFoundError(error.shard, NO_DATASET) from None
     if not any(entry.compression for entry in found.entries):
-        return DirectorySource(directory, found.entries, stream.validate_hash)
+        index.use(found.version, found.report)
+        return DirectorySource(directory, found.entries, stream.validate_hash, index)
     # A remote that is read in place may be shared, and is not written to.
     folder = folder_of(directory, found.version, is_beside=stream.local_directory is not None)
     made = partial(DecompressedSource, directory, found, index, folder, validate_hash=stream.validate_hash)
@@ -231,6 +245,7 @@ class DirectorySource:
         directory: The directory.
         entries: What its index says about the shards.
         validate_hash: The hash of the index that files are compared with; None: their sizes alone.
+        index: The index that the entries are of, in the version in use; None: the directory has none.
 
     Attributes:
         directory: The directory.
@@ -240,11 +255,18 @@ class DirectorySource:
     is_immediate = True
     index_bytes = 0
 
-    def __init__(self, directory: Path, entries: list[ShardEntry], validate_hash: str | None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        entries: list[ShardEntry],
+        validate_hash: str | None,
+        index: DatasetIndex | None = None,
+    ) -> None:
         self.directory = directory
         self.map_register: MapRegister | None = None
         self._entries = entries
         self._validate_hash = validate_hash
+        self._index = index
         self._validated: set[str] = set()
 
     def kept_bytes(self, entry: ShardEntry) -> int:
@@ -272,6 +294,12 @@ class DirectorySource:
                 validate_file(self.directory / raw.basename, raw, self._validate_hash)
                 self._validated.add(raw.basename)
         return self.directory
+
+    def confirm(self, entry: ShardEntry) -> None:
+        """Check that the index is the one that was read; see ``ShardSource``."""
+        del entry
+        if self._index is not None:
+            self._index.check_in_place(self.directory)
 
     def touch(self, entry: ShardEntry) -> None:
         """Do nothing: nothing is evicted here."""

@@ -10,7 +10,7 @@ from fkat_data.streaming.formats.files import file_size
 from fkat_data.streaming.store.client import ListedFile
 from fkat_data.streaming.store.timed import joined_version
 
-__all__ = ["DirectoryClient"]
+__all__ = ["DirectoryClient", "version_of"]
 
 _PIECE_BYTES = 1 << 20
 
@@ -37,7 +37,7 @@ class DirectoryClient:
         def look() -> str:
             path = self._directory / name
             file_size(path)
-            return _version(path.stat())
+            return version_of(path.stat())
 
         return in_thread(look, timeout_s)
 
@@ -87,7 +87,9 @@ class _FileBody:
         self._file = path.open("rb", buffering=0)
         self._is_stuck = False
         found = os.fstat(self._file.fileno())
-        self.version = _version(found)
+        # Some mounts give one file another inode number at each look, and the parts of a file are read one by one.
+        whole = version_of(found)
+        self.version = whole if stop is None else whole.partition("-")[2]
         self.size_bytes = found.st_size
         self.start = min(start, found.st_size)
         self._file.seek(self.start)
@@ -108,5 +110,6 @@ class _FileBody:
             self._file.close()
 
 
-def _version(found: os.stat_result) -> str:
+def version_of(found: os.stat_result) -> str:
+    """Return the version of a file, given what ``stat`` found: its inode, size and time."""
     return joined_version(f"{found.st_ino}-{found.st_size}", found.st_mtime_ns)

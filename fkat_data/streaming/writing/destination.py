@@ -194,7 +194,7 @@ def _clear_local(directory: Path, *, exist_ok: bool) -> None:
         return
     if not exist_ok:
         raise FileExistsError(f"out = {str(directory)!r} is not empty; pass exist_ok=True to replace its dataset")
-    remove_dataset(LocalDirectory(directory))
+    remove_dataset(LocalDirectory(directory), str(directory))
 
 
 def _clear_remote(directory: RemoteDirectory, *, exist_ok: bool, has_parts: bool = False) -> None:
@@ -203,15 +203,15 @@ def _clear_remote(directory: RemoteDirectory, *, exist_ok: bool, has_parts: bool
     if has_parts:
         _clear_parts(place, directory.shown, exist_ok=exist_ok)
     elif exist_ok:
-        remove_dataset(place)
+        remove_dataset(place, directory.shown)
     else:
         _refuse_index(place, directory.shown)
 
 
 def _clear_parts(place: LocalDirectory | RemoteDirectory, shown: str, *, exist_ok: bool) -> None:
     if exist_ok:
-        remove_dataset(place)
-        remove_parts(place)
+        remove_dataset(place, shown)
+        remove_parts(place, shown)
         return
     _refuse_index(place, shown)
     for name in parts_in(place):

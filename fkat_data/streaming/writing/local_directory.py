@@ -42,7 +42,7 @@ class LocalDirectory:
         return LocalDirectory(self._root / name)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Delete the files that exist, then the folders that this empties. Symbolic links to folders are not followed.
+        """Delete the files that exist, then the folders that this empties. No folder that is named goes, and no link is followed.
 
         Raises:
             OSError: A file cannot be deleted.
@@ -51,7 +51,8 @@ class LocalDirectory:
         folders: set[PurePosixPath] = set()
         for name in names:
             path = self._root / name
-            if path.parent.resolve() == root.joinpath(*PurePosixPath(name).parent.parts):
+            is_folder = path.is_dir() and not path.is_symlink()
+            if not is_folder and path.parent.resolve() == root.joinpath(*PurePosixPath(name).parent.parts):
                 path.unlink(missing_ok=True)
                 folders.update(PurePosixPath(name).parents)
         for folder in sorted(folders - {PurePosixPath()}, key=lambda path: len(path.parts), reverse=True):

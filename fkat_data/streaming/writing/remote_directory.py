@@ -19,6 +19,8 @@ from fkat_data.streaming.store.redaction import Redaction
 __all__ = ["RemoteDirectory"]
 
 _REMOVALS_AT_ONCE = 8
+#: Schemes of servers that take no files; fsspec notices it at the first upload.
+_READ_ONLY = frozenset({"http", "https", "github", "data"})
 
 
 class RemoteDirectory:
@@ -30,7 +32,7 @@ class RemoteDirectory:
         storage_options: The options of fsspec's file system, as for reading; None for none.
 
     Raises:
-        ConfigurationError: No installed file system can open the URL, or it has no bucket.
+        ConfigurationError: No installed file system can open the URL, it has no bucket, or its server takes no files.
 
     Attributes:
         shown: The URL without user, password and query, as messages show it.
@@ -51,6 +53,8 @@ class RemoteDirectory:
         scheme = "file" if path is not None else urlsplit(url).scheme.lower()
         if "::" not in url:
             schemes.check_scheme(argument, scheme, self.shown)
+        if scheme in _READ_ONLY:
+            raise ConfigurationError(argument, self.shown, f"a place that can be written to, unlike {scheme}://")
         if scheme in ("s3", "s3a"):
             options = schemes.with_endpoint(options)
         self.path = path

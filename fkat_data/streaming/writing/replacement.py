@@ -1,10 +1,11 @@
 """Remove a dataset before another one takes its place."""
 
 import contextlib
+import json
 import re
 from collections.abc import Iterable
 from pathlib import PurePosixPath
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 from fkat_data.errors import ShardError
 from fkat_data.streaming.formats.index import FORMATS, INDEX_NAME, parse_index
@@ -34,18 +35,29 @@ def place_of(remote: RemoteDirectory) -> LocalDirectory | RemoteDirectory:
     return remote if remote.path is None else LocalDirectory(remote.path)
 
 
-def remove_dataset(place: _Place) -> None:
+def remove_dataset(place: _Place, shown: str) -> None:
     """Remove a dataset and what a killed writer has left. Other files stay.
 
     The index goes before the files that it names, so that a partial dataset never looks complete.
 
+    Args:
+        place: Where it is.
+        shown: That place, for messages.
+
     Raises:
+        FileExistsError: The index is another program's.
         Exception: A file cannot be removed. This is the file system's error.
     """
     named: list[str] = []
     if place.has(INDEX_NAME):
+        content = place.read(INDEX_NAME)
+        if not _is_index(content):
+            raise FileExistsError(
+                f"{shown}/{INDEX_NAME} is not the index of a dataset of shards, so exist_ok=True does not replace it: "
+                "remove it, or write to another directory"
+            )
         with contextlib.suppress(ShardError):  # an invalid index has no file names to use
-            entries = parse_index(place.read(INDEX_NAME), INDEX_NAME)
+            entries = parse_index(content, INDEX_NAME)
             named = [info.basename for entry in entries for pair in entry.files for info in pair if info]
         folders = {str(PurePosixPath(name).parent) for name in named} - {"."}
         # A part without an index is not merged again, and the whole does not need it.
@@ -60,12 +72,26 @@ def parts_in(place: _Place) -> list[str]:
     return sorted(name for name in place.listed()[1] if _PART_NAME.fullmatch(name))
 
 
-def remove_parts(place: _Place) -> None:
+def remove_parts(place: _Place, shown: str) -> None:
     """Remove the parts that ``write_parallel`` has left in a directory.
 
+    Args:
+        place: The directory.
+        shown: The same, for messages.
+
     Raises:
+        FileExistsError: The index of a part is another program's.
         Exception: A file cannot be removed. This is the file system's error.
     """
     for name in parts_in(place):
-        remove_dataset(place.below(name))
+        remove_dataset(place.below(name), f"{shown}/{name}")
         place.remove([f"{name}/{INDEX_NAME}"])
+
+
+def _is_index(content: bytes) -> bool:
+    """Return whether a file is the index of a dataset of shards, valid or not."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and {"version", "shards"} <= cast("dict[str, Any]", found).keys()

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, SampleError
 from fkat_data.sizes import size_bytes_of
-from fkat_data.streaming.formats.compression import COMPRESSIONS, compress, extension_of
+from fkat_data.streaming.formats.compression import checked_compression, compress, extension_of
 from fkat_data.streaming.formats.hashing import HASHES, hash_of
 from fkat_data.streaming.writing.destination import Destination
 from fkat_data.streaming.writing.write_progress import Progress
@@ -55,19 +55,22 @@ class ShardWriter(ABC):
         columns: Encoding by column name.
         out: A local directory, a URL of any file system that fsspec supports, or (local directory, URL or directory).
         keep_local: Whether to keep local files after their upload.
-        compression: One of ``COMPRESSIONS``, such as ``zstd`` or ``zstd:7``; None or empty for no compression.
+        compression: ``br``, ``bz2``, ``gz``, ``snappy`` or ``zstd``, or all but snappy with a level, such as ``zstd:7``;
+            None or empty for no compression.
         hashes: Hash algorithms for the files, from ``HASHES``.
         size_limit: Maximum size of a shard in bytes, as a number or a string such as ``"64mb"``; None or 0 for 4 GiB,
             the format's limit. A larger sample gets its own shard.
         progress_bar: Whether to show how many samples and shards are written.
         max_workers: Number of upload threads; None for the standard library's default.
         retry: Maximum number of attempts to upload a file, at least 1.
-        exist_ok: Whether to replace an existing dataset. Its files are removed; other files stay.
+        exist_ok: Whether to replace an existing dataset. Its files are removed; other files stay. An ``index.json`` that
+            is not a dataset's is refused.
         storage_options: The options of fsspec's file system for the URL, as for reading.
 
     Raises:
         ConfigurationError: An argument is invalid, the URL's bucket does not exist, or another writer is writing there.
-        FileExistsError: ``out`` already has content, and ``exist_ok`` is false.
+        FileExistsError: ``out`` already has content, and ``exist_ok`` is false; or it has an ``index.json`` of another
+            program.
         OSError: A directory cannot be made, or an old file cannot be removed. Some file systems raise errors of their
             own.
     """
@@ -92,7 +95,7 @@ class ShardWriter(ABC):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.columns = _sorted_columns(columns)
-        self.compression = arguments.choice("compression", compression, COMPRESSIONS) if compression else None
+        self.compression = checked_compression(compression) if compression else None
         self.hashes = _sorted_hashes(hashes)
         self.size_limit = _size_limit(size_limit)
         self.num_samples = 0

@@ -102,20 +102,24 @@ def convert_command(
     """
     console = Console()
     with exit_on_failure(console, "nothing was converted"), sample_progress(console, f"writing {out}") as progress:
-        num_samples = convert(
-            sources,
-            out,
-            kind=kind,
-            columns=_columns(column or []),
-            only=only or [],
-            nulls=cast("Literal['refuse', 'json']", nulls),
-            num_workers=workers,
-            progress=lambda count: progress(count, None),
-            compression=compression,
-            hashes=hashes,
-            size_limit=size_limit,
-            exist_ok=exist_ok,
-        )
+        try:
+            num_samples = convert(
+                sources,
+                out,
+                kind=kind,
+                columns=_columns(column or []),
+                only=only or [],
+                nulls=cast("Literal['refuse', 'json']", nulls),
+                num_workers=workers,
+                progress=lambda count: progress(count, None),
+                compression=compression,
+                hashes=hashes,
+                size_limit=size_limit,
+                exist_ok=exist_ok,
+            )
+        except FileExistsError as error:
+            # The option's name here.
+            raise FileExistsError(str(error).replace("exist_ok=True", "--exist-ok")) from error
     say(console, f"wrote {num_samples:,} samples to {out}", "green")
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from fkat_data.errors import ShardNotFoundError
 from fkat_data.streaming.formats.entry import ShardEntry
 from fkat_data.streaming.formats.verification import datasets_in
+from fkat_data.streaming.reading.file_pattern import NO_DATASET
 from fkat_data.streaming.reading.shard_source import sources_of
 from fkat_data.streaming.reading.stream import Stream
 
@@ -28,4 +29,4 @@ def stored_datasets(location: Path) -> list[tuple[Path, list[ShardEntry] | None]
             source = sources_of([Stream(local=str(location))])[0][0]
             return [(source.directory, source.read_index())]
         except ShardNotFoundError:
-            raise error from None
+            raise ShardNotFoundError(error.shard, f"{NO_DATASET}; no subdirectory has an index") from None

@@ -1,5 +1,7 @@
+import errno
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 
@@ -7,7 +9,8 @@ import pytest
 from cache_examples import cache_in, get, leftovers_in, shards_in
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.cache.dataset_version import DatasetVersion, remove_if_unused
+from fkat_data.streaming.cache.cache_directory import CacheDirectory
+from fkat_data.streaming.cache.dataset_version import DatasetVersion, _users, remove_if_unused
 
 OLD = ["a.mds", "x/b.mds"]
 
@@ -121,9 +124,41 @@ def test_holding_needs_a_state_that_was_adopted(directory):
     pickle.loads(pickle.dumps(version)).hold()
 
 
+def test_a_directory_that_was_emptied_is_recorded_again_and_protected_again(directory):
+    version = DatasetVersion(directory)
+    version.adopt("old", names)
+    worker = pickle.dumps(version)
+    for is_forgotten in (False, True):
+        shutil.rmtree(directory)
+        directory.mkdir(mode=0o700)
+        if is_forgotten:
+            _users.clear()  # as in a process that has just unpickled it
+        pickle.loads(worker).hold()
+        assert version.recorded == "old"
+        with CacheDirectory(directory).open("users") as users:
+            assert not users.try_lock()  # so another version is refused
+
+
+def test_a_file_that_cannot_be_looked_at_is_not_taken_for_a_new_one(directory, monkeypatch):
+    DatasetVersion(directory).adopt("old", names)
+    fill(directory)
+    lstat = os.lstat
+
+    def broken(path, **options):
+        if str(path).endswith("b.mds"):
+            raise OSError(errno.EIO, "injected")
+        return lstat(path, **options)
+
+    monkeypatch.setattr(os, "lstat", broken)
+    with pytest.raises(OSError, match="injected"):
+        DatasetVersion(directory).adopt("new", names)
+    assert DatasetVersion(directory).recorded == "old"
+
+
 USER = """
 import sys
 from pathlib import Path
+from fkat_data.streaming.cache.cache_directory import CacheDirectory
 from fkat_data.streaming.cache.dataset_version import DatasetVersion
 DatasetVersion(Path(sys.argv[1])).adopt(sys.argv[2], lambda recorded: ["a.mds", "x/b.mds"])
 print("using", flush=True)
@@ -168,6 +203,7 @@ RANKS = """
 import os, sys, time
 from pathlib import Path
 from fkat_data.errors import ConfigurationError
+from fkat_data.streaming.cache.cache_directory import CacheDirectory
 from fkat_data.streaming.cache.dataset_version import DatasetVersion
 
 directory = Path(sys.argv[1])

@@ -47,6 +47,14 @@ def evict_all(dataset):
     return freed_bytes
 
 
+def test_a_copy_that_no_record_knows_is_not_read_for_a_store_that_is_down(tmp_path):
+    other = written(tmp_path / "other")
+    before = contents(other)
+    with pytest.raises(ConfigurationError, match=r"pass local without remote"):
+        opened("http://127.0.0.1:9/data", other, download_retry=0)
+    assert contents(other) == before
+
+
 # What did not come from the remote.
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import time
 
 import pytest
 from parquet_examples import write_parquet
@@ -92,6 +93,25 @@ def test_the_first_damaged_file_is_named_and_nothing_is_kept(opened, tmp_path):
 def test_a_chosen_column_that_no_file_has_is_an_error(opened):
     with pytest.raises(ConfigurationError, match="'colour': expected columns of"):
         opened(("colour",)).read().entries(is_in_place=True)
+
+
+def test_an_index_that_is_not_read_for_long_goes_when_another_is_kept(opened, tmp_path):
+    opened().read()
+    kept = tmp_path / "kept"
+    old, young = kept / "old.json", kept / "young.json"
+    for path in (old, young, kept / "index.json"):
+        path.touch()
+        os.utime(path, (time.time() - (89 if path == young else 91) * 86400,) * 2)
+    opened().read()
+    assert time.time() - (kept / "index.json").stat().st_mtime < 3600  # this one is in use
+    os.utime(tmp_path / "data" / "0.parquet", ns=(1, 1))
+    opened().read()
+    assert old.exists()  # a cache's folder has other files
+    os.utime(tmp_path / "data" / "0.parquet", ns=(2, 2))
+    index = opened()
+    index._is_pruned = True
+    index.read()
+    assert {path.name for path in kept.iterdir()} == {"index.json", "young.json"}
 
 
 def test_the_user_has_a_place_for_it(monkeypatch, tmp_path):

@@ -1,12 +1,16 @@
 import os
+import pickle
 import shutil
 from pathlib import Path
 
 import pytest
+from parquet_examples import write_parquet
 from streaming_examples import write
+from tar_examples import write_tar
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
-from fkat_data.streaming import Stream, StreamingDataset
+from fkat_data.streaming import JSONWriter, MDSWriter, Stream, StreamingDataset
+from fkat_data.streaming.reading import open_shards
 from fkat_data.streaming.reading.shard_source import sources_of
 
 
@@ -74,6 +78,62 @@ def test_a_dataset_that_was_written_again_is_read_anew(data, tmp_path):
     assert len(numbers(remote=data, local=local)) == 30
     write(data, 17, first=5, exist_ok=True)
     assert numbers(remote=data, local=local) == list(range(5, 22))
+
+
+@pytest.mark.parametrize("hashes", [None, ["sha256"]])
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_directory_that_is_written_again_during_a_job_is_an_error_and_never_a_mixture(tmp_path, hashes, compression):
+    folder = tmp_path / "data"
+    options = {"columns": ("number",), "hashes": hashes, "compression": compression}
+    write(folder, 30, **options)
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+    dataset = StreamingDataset(local=str(folder))
+    worker = pickle.loads(pickle.dumps(dataset))
+    assert dataset[0]["number"] == 0
+    write(folder, 30, first=100, exist_ok=True, **options)
+    if not compression:
+        assert sizes == {name: (folder / name).stat().st_size for name in sizes}
+    for reader in (dataset, worker):
+        with pytest.raises(ShardCorruptError, match="written again"):
+            reader[29]
+    assert dataset[0]["number"] == 0  # still mapped
+    assert StreamingDataset(local=str(folder))[29]["number"] == 129
+
+
+def test_an_equal_index_under_another_inode_ends_no_job_in_place(data):
+    dataset = StreamingDataset(local=data)
+    shutil.copy2(f"{data}/index.json", f"{data}/copy")
+    Path(data, "copy").rename(f"{data}/index.json")
+    assert dataset[29]["number"] == 29
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+@pytest.mark.parametrize("kind", ["mds", "json", "tar", "parquet"])
+def test_a_file_that_is_cut_while_it_is_mapped_is_an_error_and_not_the_end_of_the_process(
+    tmp_path, monkeypatch, kind, is_cached
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    monkeypatch.setattr(open_shards, "_TOUCH_S", -1.0)
+    data, local = tmp_path / "data", tmp_path / "local"
+    if kind == "tar":
+        write_tar(data / "a.tar", range(30))
+    elif kind == "parquet":
+        write_parquet(data / "a.parquet", range(30), [30], ("number",))
+    else:
+        with (MDSWriter if kind == "mds" else JSONWriter)(out=str(data), columns={"number": "int"}) as writer:
+            for number in range(30):
+                writer.write({"number": number})
+    read = {"remote": str(data), "local": str(local)} if is_cached else {"local": str(data)}
+    options = {"decode": {"number": "integer"}} if kind == "tar" else {}
+    dataset = StreamingDataset(**read, **options, decoded_limit=1)
+    assert dataset[3]["number"] == 3
+    folder = local if is_cached else data
+    (file,) = [path for path in folder.rglob("*") if path.suffix in (".mds", ".json", ".tar", ".parquet") or "-whole" in path.name or "-00000" in path.name if path.name not in ("index.json", "generated_index.json", "dataset_version.json")]  # fmt: skip
+    os.truncate(file, 0)
+    with pytest.raises(ShardCorruptError, match=r"changed while it was in use"):
+        dataset[29]
+    if is_cached:
+        assert dataset[29]["number"] == 29
 
 
 def test_local_data_are_held_against_their_hash_if_that_is_asked(data, tmp_path):

@@ -206,6 +206,12 @@ WRONG_ARGUMENTS = [
     ({"out": ("a", "b", "c")}, "out = ('a', 'b', 'c')"),
     ({"out": ("s3://a", "b")}, "out = ('s3://a', 'b')"),
     ({"out": "nosuch://a"}, "out = 'nosuch://a'"),
+    ({"out": "http://host/a"}, "out = 'http://host/a': expected a place that can be written to"),
+    (
+        {"compression": "zip"},
+        "expected br or br:0 to br:11, bz2 or bz2:1 to bz2:9, gz or gz:0 to gz:9, snappy, zstd or",
+    ),
+    ({"compression": 7}, "compression = 7"),
 ]
 
 
@@ -253,6 +259,25 @@ def test_a_dataset_is_replaced_and_other_files_are_kept(tmp_path):
     (tmp_path / "shard.99999.mds.tmp").unlink()
     named = {info.basename for entry in read_index(tmp_path / "index.json") for info, _ in entry.files}
     assert {path.name for path in tmp_path.iterdir()} == {*named, "index.json", "notes.txt"}
+
+
+@pytest.mark.parametrize("content", ['{"chunks": []}', "[]", "", "not JSON"])
+def test_an_index_of_another_program_is_not_replaced(tmp_path, content):
+    (tmp_path / "index.json").write_text(content)
+    with pytest.raises(FileExistsError, match=r"index\.json is not the index of a dataset"):
+        MDSWriter(columns=COLUMNS, out=tmp_path, exist_ok=True)
+    assert (tmp_path / "index.json").read_text() == content
+
+
+def test_a_folder_that_an_old_index_names_stays(tmp_path):
+    with MDSWriter(columns=COLUMNS, out=tmp_path) as writer:
+        writer.write(samples_of(1)[0])
+    (tmp_path / "shard.00000.mds").unlink()
+    (tmp_path / "shard.00000.mds" / "mine").mkdir(parents=True)
+    with JSONWriter(columns=COLUMNS, out=tmp_path, exist_ok=True) as writer:
+        writer.write(samples_of(1)[0])
+    assert read(tmp_path) == samples_of(1)
+    assert (tmp_path / "shard.00000.mds" / "mine").is_dir()
 
 
 def test_folders_that_are_links_are_not_emptied(tmp_path):

@@ -114,7 +114,7 @@ def test_pickles_are_read_only_if_that_is_said(tmp_path):
 def test_what_is_no_dataset_is_told_as_such(tmp_path, command):
     code, output = run(command, tmp_path)
     assert code == 2
-    assert f"{tmp_path}/index.json': no such file" in output
+    assert f"{tmp_path}/index.json': no such file, and no files of a format that needs no index (.parquet" in output
     (tmp_path / "index.json").write_text('{"version": 1}')
     code, output = run(command, tmp_path)
     assert code == 2
@@ -140,7 +140,7 @@ def test_files_are_converted(tmp_path):
     assert run("verify", out)[0] == 0
     code, output = run("convert", tmp_path / "rows.jsonl", "--out", out)
     assert code == 2
-    assert "exist_ok=True" in output
+    assert "pass --exist-ok to" in output
     assert run("convert", tmp_path / "rows.jsonl", "--out", out, "--exist-ok", "--only", "id")[0] == 0
 
 
