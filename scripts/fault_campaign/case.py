@@ -2,6 +2,7 @@
 
 import random
 import signal
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 __all__ = ["KINDS", "Case", "Life", "Strike", "draw"]
@@ -73,6 +74,7 @@ class Case(NamedTuple):
         max_worker_restarts: The loader's argument.
         zero_copy: The loader's argument.
         memory_limit_bytes: The loader's argument.
+        streams: The folder of the datasets that shards of streams read; "" if there are none.
         lives: The settings of the trainer's lives, in turn.
         strikes: The strikes in order; those left when the trainer finishes do not happen.
     """
@@ -91,6 +93,7 @@ class Case(NamedTuple):
     max_worker_restarts: int
     zero_copy: bool
     memory_limit_bytes: int | None
+    streams: str
     lives: list[Life]
     strikes: list[Strike]
 
@@ -109,11 +112,18 @@ class Case(NamedTuple):
         return cls(**{**fields, "lives": lives, "strikes": strikes})
 
 
-def draw(seed: int, number: int) -> Case:
-    """Return case ``number`` of the campaign with this seed."""
+def draw(seed: int, number: int, kinds: Sequence[str] = KINDS, streams: str = "") -> Case:
+    """Return case ``number`` of the campaign with this seed.
+
+    Args:
+        seed: The campaign's seed.
+        number: The case's number.
+        kinds: The kinds of shards.
+        streams: The folder of the datasets that shards of streams read.
+    """
     dice = random.Random(f"{seed}/{number}")
     shards = [
-        f"{dice.choice(KINDS)}-{place}-{dice.choice((0, dice.randint(1, 9), dice.randint(1, 9), dice.randint(1, 9)))}"
+        f"{dice.choice(kinds)}-{place}-{dice.choice((0, dice.randint(1, 9), dice.randint(1, 9), dice.randint(1, 9)))}"
         for place in range(dice.randint(1, 7))
     ]
     batch_size = dice.randint(1, 4)
@@ -133,6 +143,7 @@ def draw(seed: int, number: int) -> Case:
         max_worker_restarts=dice.choice((0, 50, 50)),
         zero_copy=dice.random() < 0.8,
         memory_limit_bytes=dice.choice((None, 4 << 20)),
+        streams=streams,
         lives=[Life(dice.randint(0, 4), dice.randint(-1, 3), dice.random() < 0.6) for _ in range(3)],
         strikes=[_strike(dice) for _ in range(dice.randint(4, 14))],
     )

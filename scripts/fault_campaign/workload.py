@@ -4,6 +4,8 @@ import hashlib
 import random
 import time
 from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fault_campaign.case import Case
+from fault_campaign.streams import STREAM_KINDS, number_of, opened
 from fkat_data import ShardedDataLoader, ShuffledShardSampler
+from fkat_data.streaming import StreamingDataset
 from fkat_data.types import Shard
 
 __all__ = ["Factory", "digest", "expected", "loader_of"]
@@ -48,6 +52,22 @@ class _Row(IterableDataset[torch.Tensor]):
             yield self._samples[index]
 
 
+class _Stored(_Samples):
+    """A shard's samples, whose numbers come from a stream, through its cache."""
+
+    def __init__(self, shard: str, case: Case, jitter_s: float, stream: StreamingDataset) -> None:
+        super().__init__(shard, case, jitter_s)
+        self._stream = stream
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(number_of(self._stream[index]))
+
+    def in_turn(self) -> Iterator[torch.Tensor]:
+        """Yield the samples while the stream fetches ahead."""
+        for sample in islice(self._stream, len(self)):
+            yield super().__getitem__(number_of(sample))
+
+
 class Factory:
     """Makes the kind of product that a shard's name states.
 
@@ -65,7 +85,12 @@ class Factory:
         case = self._case
         name = str(shard)
         kind = name.split("-", 1)[0]
-        samples = _Samples(name, case, 0.0 if self._is_plain else case.jitter_s)
+        jitter_s = 0.0 if self._is_plain else case.jitter_s
+        if kind in STREAM_KINDS:
+            stored = _Stored(name, case, jitter_s, opened(Path(case.streams), kind, is_cached=not self._is_plain))
+            # One kind is read by its samples' numbers, the other one from the begin.
+            return DataLoader(stored, batch_size=case.batch_size) if kind == "parquet" else stored.in_turn()
+        samples = _Samples(name, case, jitter_s)
         if kind in ("map", "nested"):
             return DataLoader(
                 samples,
