@@ -3,4 +3,24 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path[:0] = [str(Path(__file__).parent / folder) for folder in (".", "order", "formats")]
+sys.path.append(str(Path(__file__).parents[1] / "faults"))
+
+
+@pytest.fixture(scope="module")
+def moto(shared_processes):
+    """A server of S3."""
+    import servers
+
+    with servers.moto() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(moto, request):
+    """A folder of a bucket, for this test."""
+    from file_streams import Bucket
+
+    return Bucket(moto, f"{request.node.name}/data")

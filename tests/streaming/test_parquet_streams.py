@@ -2,11 +2,8 @@
 
 import io
 import logging
-import os
 import shutil
-import signal
 import sys
-import time
 from itertools import chain
 from pathlib import Path
 
@@ -14,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from file_streams import COUNT, OPTIONS, all_same, equal, fill_and_be_killed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from parquet_examples import COLUMNS, table_of, write_both, write_parquet
@@ -28,10 +26,6 @@ from fkat_data.streaming.formats.mapping import mapped_span
 from fkat_data.streaming.store import attempts
 from fkat_data.streaming.store.open_store import open_store
 
-#: A multiple of the global batches: what fills up the last one depends on the world.
-COUNT = 160
-OPTIONS = {"batch_size": 4, "download_timeout": 10}
-
 
 @pytest.fixture(autouse=True)
 def _own_caches(monkeypatch, tmp_path):
@@ -42,14 +36,6 @@ def _own_caches(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     return write_both(tmp_path_factory.mktemp("both"), COUNT)
-
-
-def equal(first, second):
-    if isinstance(first, np.ndarray):
-        return (
-            first.dtype == second.dtype and first.flags.writeable == second.flags.writeable and (first == second).all()
-        )
-    return same(first, second)
 
 
 def test_every_sample_is_that_of_mds_in_every_way_of_reading(both):
@@ -231,39 +217,6 @@ def test_a_directory_of_which_nothing_can_be_kept_is_read(both, tmp_path, monkey
     with caplog.at_level(logging.INFO, "fkat_data.streaming.reading.generated_index"):
         assert len(LocalDataset(both[1])) == COUNT
     assert "is not kept" in caplog.text
-
-
-class Bucket:
-    """A bucket of moto, which counts the requests for each key."""
-
-    def __init__(self, server, prefix):
-        self.server, self.prefix = server, prefix
-
-    def fill(self, folder):
-        for path in sorted(Path(folder).rglob("*")):
-            if path.is_file():
-                self.server.put(f"{self.prefix}/{path.relative_to(folder).as_posix()}", path.read_bytes())
-
-    def stream(self, local, pattern="", **options):
-        return StreamingDataset(
-            remote=f"s3://bucket/{self.prefix}{pattern}",
-            local=str(local),
-            storage_options=self.server.options(),
-            **OPTIONS | options,
-        )
-
-
-@pytest.fixture(scope="module")
-def moto(shared_processes):
-    import servers
-
-    with servers.moto() as server:
-        yield server
-
-
-@pytest.fixture
-def bucket(moto, request):
-    return Bucket(moto, f"{request.node.name}/data")
 
 
 def test_a_bucket_is_read_through_a_cache_of_row_groups(bucket, both, tmp_path):
@@ -487,25 +440,12 @@ def test_nulls_are_none_and_the_default_collate_names_their_column(tmp_path):
 
 
 def test_killed_readers_leave_a_cache_that_is_right(both, tmp_path, processes):
-    """A cache is filled by processes that are killed at any moment; what they leave is whole."""
-    options = {"remote": both[1], "local": str(tmp_path / "local"), "columns": ["number", "text"], **OPTIONS}
-    random = np.random.default_rng(0)
-    for wait_s in random.uniform(0, 0.15, 12).tolist():
-        pid = os.fork()
-        if not pid:
-            for _ in StreamingDataLoader(StreamingDataset(shuffle=True, **options)):
-                pass
-            os._exit(0)
-        time.sleep(wait_s)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        for path in list((tmp_path / "local").rglob("*.parts/*"))[::2]:
-            path.unlink()
-    found = list(StreamingDataLoader(StreamingDataset(shuffle=True, **options)))
-    expected = StreamingDataLoader(StreamingDataset(local=both[0], shuffle=True, columns=["number", "text"], **OPTIONS))
-    assert all(same(mine, other) for mine, other in zip(found, expected, strict=True))
-    making = tmp_path / "local" / ".fkat_data" / "making"
-    assert not list(making.iterdir())
+    options = {"columns": ["number", "text"], "shuffle": True, **OPTIONS}
+    cached = {"remote": both[1], "local": str(tmp_path / "local")}
+    fill_and_be_killed(**cached | {name: value for name, value in options.items() if name != "shuffle"})
+    found = StreamingDataLoader(StreamingDataset(**cached, **options))
+    assert all_same(found, StreamingDataLoader(StreamingDataset(local=both[0], **options)))
+    assert not list((tmp_path / "local" / ".fkat_data" / "making").iterdir())
 
 
 def test_ranges_beyond_4_gib_are_read(tmp_path):

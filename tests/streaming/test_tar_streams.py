@@ -2,29 +2,23 @@
 
 import gzip
 import io
-import os
 import pickle
 import shutil
-import signal
-import time
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from file_streams import COUNT, OPTIONS, all_same, equal, fill_and_be_killed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from streaming_examples import global_batches, numbers, same, world
 from tar_examples import COLUMNS, DECODE, archive, write_both, write_tar
 
-from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
 from fkat_data.streaming import LocalDataset, Stream, StreamingDataLoader, StreamingDataset
-
-#: A multiple of the global batches: what fills up the last one depends on the world.
-COUNT = 160
-OPTIONS = {"batch_size": 4, "download_timeout": 10}
 
 
 @pytest.fixture(autouse=True)
@@ -37,16 +31,6 @@ def both(tmp_path_factory):
     """The options that read the dataset of each format."""
     mds, tars = write_both(tmp_path_factory.mktemp("both"), COUNT)
     return {"local": mds}, {"local": tars, "decode": DECODE}
-
-
-def equal(first, second):
-    if isinstance(first, np.ndarray):
-        return (
-            first.dtype == second.dtype
-            and first.flags.writeable == second.flags.writeable
-            and same(*map(list, (first, second)))
-        )
-    return same(first, second)
 
 
 def test_every_sample_is_that_of_mds_in_every_way_of_reading(both):
@@ -136,6 +120,23 @@ def test_a_store_is_read_through_a_cache_of_whole_files(both, tmp_path):
     assert one[3]["number"] == b"3"
 
 
+def test_a_bucket_is_read_through_a_cache_and_a_replaced_file_is_an_error(bucket, both, tmp_path):
+    bucket.fill(both[1]["local"])
+    options = {"shuffle": True, "decode": DECODE}
+    expected = list(StreamingDataLoader(StreamingDataset(shuffle=True, **both[0], **OPTIONS)))
+    for pattern, local in (("", "all"), ("/**/*.tar", "pattern")):
+        assert all_same(StreamingDataLoader(bucket.stream(tmp_path / local, pattern, **options)), expected)
+    names = [path.relative_to(both[1]["local"]).as_posix() for path in Path(both[1]["local"]).rglob("*.tar")]
+    assert len(list((tmp_path / "all").rglob("*.parts/*-whole"))) == len(names)
+    assert bucket.stream(tmp_path / "one", "/000.tar", decode=DECODE)[3]["number"] == 3
+    running = bucket.stream(tmp_path / "running", decode=DECODE)
+    assert running[0]["number"] == 0
+    content = (Path(both[1]["local"]) / "003.tar").read_bytes()
+    bucket.server.put(f"{bucket.prefix}/003.tar", content.replace(b"sample 3", b"sample 4"))
+    with pytest.raises(DownloadError, match="replaced after its index was made"):
+        list(running)
+
+
 def test_columns_are_chosen_and_missing_members_are_none(tmp_path):
     (tmp_path / "a.tar").write_bytes(archive([("a.txt", b"A"), ("a.cls", b"1"), ("b.txt", b"B")]))
     (tmp_path / "b.tar").write_bytes(archive([("c.cls", b"3"), ("c.X.flac", b"raw")]))
@@ -219,23 +220,10 @@ def test_memory_for_members_is_bounded(both):
 
 
 def test_killed_readers_leave_a_cache_that_is_right(both, tmp_path, processes):
-    """A cache is filled by processes that are killed at any moment; what they leave is whole."""
-    options = {"remote": both[1]["local"], "local": str(tmp_path / "local"), "decode": DECODE, **OPTIONS}
-    random = np.random.default_rng(0)
-    for wait_s in random.uniform(0, 0.15, 12).tolist():
-        pid = os.fork()
-        if not pid:
-            for _ in StreamingDataLoader(StreamingDataset(shuffle=True, **options)):
-                pass
-            os._exit(0)
-        time.sleep(wait_s)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        for path in list((tmp_path / "local").rglob("*.parts/*"))[::2]:
-            path.unlink()
-    found = list(StreamingDataLoader(StreamingDataset(shuffle=True, **options)))
-    expected = StreamingDataLoader(StreamingDataset(shuffle=True, **both[0], **OPTIONS))
-    assert all(same(mine, other) for mine, other in zip(found, expected, strict=True))
+    cached = {"remote": both[1]["local"], "local": str(tmp_path / "local"), "decode": DECODE, **OPTIONS}
+    fill_and_be_killed(**cached)
+    found = StreamingDataLoader(StreamingDataset(shuffle=True, **cached))
+    assert all_same(found, StreamingDataLoader(StreamingDataset(shuffle=True, **both[0], **OPTIONS)))
     assert not list((tmp_path / "local" / ".fkat_data" / "making").iterdir())
 
 

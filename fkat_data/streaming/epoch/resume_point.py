@@ -129,6 +129,16 @@ class SharedResumePoint:
         self._begun_key, self._num_begun = iteration.key, round_index + 1
         return point
 
+    def announce(self, iteration: TorchIteration) -> None:
+        """Begin an iteration of which a worker is about to start, unless it has begun."""
+        with self._locked():
+            self._announce(self._trainer(), iteration)
+
+    def _announce(self, trainer: Any, iteration: TorchIteration) -> None:
+        # Iterators begin in the order in which they are made, whichever worker is first.
+        if self._joined(trainer, iteration.key, 0) is None:
+            self._record(trainer, iteration.key, 0, self._advance(trainer))
+
     def _advance(self, trainer: Any) -> ResumePoint:
         point = _unpacked(trainer["next"])
         trainer["current"] = trainer["next"]
@@ -207,9 +217,8 @@ class SharedResumePoint:
                 return {"row": trainer.tolist()}
             # multiprocessing is starting a process: share the page with it.
             starting = iteration_that_starts()
-            if starting is not None and self._joined(trainer, starting.key, 0) is None:
-                # Iterators begin in the order in which they are made, whichever worker is first.
-                self._record(trainer, starting.key, 0, self._advance(trainer))
+            if starting is not None:
+                self._announce(trainer, starting[0])
             return {"page": DupFd(self._descriptor), "origin": self._process}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -220,6 +229,18 @@ class SharedResumePoint:
             self._open(os.memfd_create("fkat_data resume point", os.MFD_CLOEXEC))
             self._origin = trainer_here()
             self._trainers[0] = (self._origin, 0, *state["row"][2:])
+
+
+def _announce_forked() -> None:
+    """Begin the iteration of which a worker is about to be forked: nothing of the dataset is pickled then."""
+    starting = iteration_that_starts()
+    if starting is not None:
+        point = getattr(starting[1], "_resume_point", None)
+        if isinstance(point, SharedResumePoint):
+            point.announce(starting[0])
+
+
+os.register_at_fork(before=_announce_forked)
 
 
 def _is_free(process: npt.NDArray[np.int64]) -> bool:

@@ -54,8 +54,12 @@ def iteration_here() -> TorchIteration | None:
     return TorchIteration(_key_of(queues[-1]), max(0, number - info.id))
 
 
-def iteration_that_starts() -> TorchIteration | None:
-    """Return the iterator over an iterable dataset that is starting a worker in this thread; None if there is none."""
+def iteration_that_starts() -> tuple[TorchIteration, Any] | None:
+    """Return the iterator over an iterable dataset that is starting a worker in this thread, and the dataset.
+
+    Returns:
+        None if there is none.
+    """
     frame = inspect.currentframe()
     while frame is not None:
         iterator: Any = frame.f_locals.get("self")
@@ -63,7 +67,7 @@ def iteration_that_starts() -> TorchIteration | None:
             queue = getattr(iterator, "_worker_result_queue", None)
             if getattr(iterator, "_dataset_kind", None) != _ITERABLE or not isinstance(queue, Queue):
                 return None
-            return TorchIteration(_key_of(cast("Queue[Any]", queue)))
+            return TorchIteration(_key_of(cast("Queue[Any]", queue))), getattr(iterator, "_dataset", None)
         frame = frame.f_back
     return None
 

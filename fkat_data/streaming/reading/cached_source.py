@@ -353,8 +353,8 @@ class CachedSource:
         return ConfigurationError(
             "local",
             str(self._given),
-            f"an empty directory, or a cache of {self._store.url}: its {INDEX_NAME} was not fetched from there, as far as "
-            "is recorded, and its files may be the only copy; pass another directory, remove them, or pass local without "
+            f"an empty directory, or a cache of {self._store.url}: its {INDEX_NAME} was not fetched from there, or no "
+            "record says so, and its files may be the only copy; pass another directory, remove them, or pass local without "
             "remote to read them as they are",
         )
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import BinaryIO
 
-from fkat_data.streaming.store.attempts import FinalError
 from fkat_data.streaming.store.client import Body, ChangedError, Client, ContentError, TransferError
 from fkat_data.streaming.store.pace import Pace
+from fkat_data.streaming.store.target import append, flush
 
 __all__ = ["RangeTransfer"]
 
@@ -67,10 +67,7 @@ class RangeTransfer:
             finally:
                 body.close()
             self._left.pop(0)
-        try:
-            self._target.flush()
-        except OSError as error:
-            raise FinalError(error) from error
+        flush(self._target)
 
     def _check(self, body: Body, start: int) -> None:
         if body.size_bytes not in (None, self._size_bytes):
@@ -94,14 +91,6 @@ class RangeTransfer:
             if not chunk:
                 raise TransferError(f"the connection ended before byte {start:,} of a range up to {stop:,}")
             chunk = chunk[: stop - start]
-            self._write(chunk)
+            append(self._target, chunk)
             start += len(chunk)
             self._left[0] = (start, stop)
-
-    def _write(self, chunk: bytes) -> None:
-        try:
-            view = memoryview(chunk)
-            while view:
-                view = view[self._target.write(view) :]
-        except OSError as error:
-            raise FinalError(error) from error

@@ -6,6 +6,7 @@ from fkat_data.streaming.formats.hashing import new_hash
 from fkat_data.streaming.store.attempts import FinalError
 from fkat_data.streaming.store.client import Body, ChangedError, Client, ContentError, TransferError
 from fkat_data.streaming.store.pace import Pace
+from fkat_data.streaming.store.target import append, flush
 
 __all__ = ["Transfer"]
 
@@ -132,18 +133,10 @@ class Transfer:
             raise ContentError(
                 f"{self._algorithm} is {self._hash.hexdigest()}: expected {self._digest}, as in the index"
             )
-        try:
-            self._target.flush()
-        except OSError as error:
-            raise FinalError(error) from error
+        flush(self._target)
 
     def _write(self, chunk: bytes) -> None:
-        try:
-            view = memoryview(chunk)
-            while view:
-                view = view[self._target.write(view) :]
-        except OSError as error:
-            raise FinalError(error) from error
+        append(self._target, chunk)
         self._received_bytes += len(chunk)
         self._head += chunk[: _HEAD_BYTES - len(self._head)]
         if self._hash is not None:

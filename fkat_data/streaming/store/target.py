@@ -1,0 +1,33 @@
+"""Write to the local file of a transfer, whose errors end the transfer: the store did not cause them."""
+
+from typing import BinaryIO
+
+from fkat_data.streaming.store.attempts import FinalError
+
+__all__ = ["append", "flush"]
+
+
+def append(target: BinaryIO, chunk: bytes) -> None:
+    """Write bytes at the position of a file.
+
+    Raises:
+        FinalError: The file cannot be written.
+    """
+    try:
+        view = memoryview(chunk)
+        while view:
+            view = view[target.write(view) :]
+    except OSError as error:
+        raise FinalError(error) from error
+
+
+def flush(target: BinaryIO) -> None:
+    """Write what a file has buffered.
+
+    Raises:
+        FinalError: The file cannot be written.
+    """
+    try:
+        target.flush()
+    except OSError as error:
+        raise FinalError(error) from error
