@@ -1,8 +1,11 @@
+import multiprocessing
+import time
+
 import pytest
 import torch
 from own_datasets import Endless, Iterated
 from streaming_examples import numbers, write
-from torch.utils.data import ChainDataset, DataLoader, IterableDataset
+from torch.utils.data import ChainDataset, DataLoader, IterableDataset, get_worker_info
 
 from fkat_data.streaming import StreamingDataLoader, StreamingDataset
 
@@ -47,7 +50,7 @@ def test_each_iteration_is_the_next_epoch(options, epochs, method, num_workers, 
     other = DataLoader(dataset, batch_size=4, **given)
     pairs = list(zip(seeded(loader), seeded(other), strict=True))
     found = [numbers(batches) for batches in zip(*pairs, strict=True)]
-    assert sorted(found) == sorted(epochs[2:4])
+    assert found == epochs[2:4]
     state = dataset.state_dict(8, from_beginning=False)
     assert (state["epoch"], dataset.next_epoch) == (3, 4)
     dataset.load_state_dict({**state, "epoch": 1})
@@ -98,3 +101,19 @@ def test_a_torch_worker_can_be_told_apart(caplog, options):
     # If torch changes what this library reads of it, the warning says so.
     numbers(DataLoader(StreamingDataset(**options), batch_size=4, num_workers=1, multiprocessing_context="fork"))
     assert "unknown kind" not in caplog.text
+
+
+class Hesitant(StreamingDataset):
+    """The workers of the first loader are the last to begin."""
+
+    def begin_epoch(self):
+        if get_worker_info() is not None and multiprocessing.current_process()._identity[-1] - self.first <= 2:
+            time.sleep(0.5)
+        return super().begin_epoch()
+
+
+def test_loaders_that_begin_at_one_instant_get_their_epochs_in_order(options, epochs):
+    dataset = Hesitant(**options)
+    dataset.first = next(multiprocessing.process._process_counter)
+    iterators = [iter(DataLoader(dataset, batch_size=4, num_workers=2)) for _ in range(2)]
+    assert [numbers(iterator) for iterator in iterators] == epochs[:2]

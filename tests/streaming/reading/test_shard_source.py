@@ -1,6 +1,9 @@
+import gc
 import os
 import pickle
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from tar_examples import write_tar
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.streaming import JSONWriter, MDSWriter, Stream, StreamingDataset
+from fkat_data.streaming.cache.cache_directory import CacheDirectory
 from fkat_data.streaming.reading import open_shards
 from fkat_data.streaming.reading.shard_source import sources_of
 
@@ -134,6 +138,21 @@ def test_a_file_that_is_cut_while_it_is_mapped_is_an_error_and_not_the_end_of_th
         dataset[29]
     if is_cached:
         assert dataset[29]["number"] == 29
+
+
+def test_a_shard_that_another_process_is_evicting_is_waited_for(data, tmp_path):
+    local = tmp_path / "local"
+    numbers(remote=data, local=str(local))
+    dataset = StreamingDataset(remote=data, local=str(local))
+    gc.collect()
+    with ThreadPoolExecutor(1) as thread:
+        inode = (local / "shard.00000.mds").stat().st_ino
+        with CacheDirectory(local).mapped_files.claimed(inode) as is_claimed:
+            assert is_claimed
+            found = thread.submit(lambda: dataset[0]["number"])
+            time.sleep(0.3)
+            assert not found.done()
+        assert found.result() == 0
 
 
 def test_local_data_are_held_against_their_hash_if_that_is_asked(data, tmp_path):
