@@ -9,11 +9,14 @@ import torch.distributed as dist
 
 from fkat_data.errors import RankMismatchError
 from fkat_data.modes import without_modes
+from fkat_data.roll_call import roll_call
 
 __all__ = ["Exchange", "gather", "group_ranks", "is_initialized", "rank_and_world_size"]
 
 _STATE_TIMEOUT_S = 600.0
 _EXCHANGE_TIMEOUT_S = 600.0
+_WARNING_S = 10.0
+_HINT = "call it on every rank, also where one rank saves; or use local_state_dict(), which does not communicate"
 
 
 def is_initialized() -> bool:
@@ -28,7 +31,7 @@ def rank_and_world_size() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def gather(value: Any, timeout_s: float = _STATE_TIMEOUT_S) -> list[Any]:
+def gather(value: Any, timeout_s: float = _STATE_TIMEOUT_S, warning_s: float = _WARNING_S) -> list[Any]:
     """Return every rank's value, in order of rank. A collective: every rank must call it.
 
     Works on gloo, and on nccl over the current CUDA device.
@@ -37,12 +40,18 @@ def gather(value: Any, timeout_s: float = _STATE_TIMEOUT_S) -> list[Any]:
         value: Any picklable value; the ranks of one job trust each other.
         timeout_s: How long to wait for the other ranks, in seconds. It applies to gloo, which reports the missing
             ranks. Other backends use the timeout of their process group.
+        warning_s: Seconds of waiting before one line of the log names the missing ranks.
 
     Raises:
         RankMismatchError: A rank did not call within ``timeout_s``.
     """
     if not is_initialized():
         return [value]
+    with roll_call("state_dict()", _HINT, warning_s):
+        return _gather(value, timeout_s)
+
+
+def _gather(value: Any, timeout_s: float) -> list[Any]:
     if dist.get_backend() == dist.Backend.GLOO:
         try:
             dist.monitored_barrier(timeout=timedelta(seconds=timeout_s), wait_all_ranks=True)

@@ -23,6 +23,7 @@ FLOORS = {
     "interruption": 0,
     "position": 0,
     "requirement": 0,
+    "roll_call": 0,
     "archives": 1,
     "arguments": 1,
     "arrow_column": 1,

@@ -10,7 +10,7 @@ import torch
 from fkat_data.distributed import gather, rank_and_world_size
 
 PROGRAM = """
-import sys, json, pickle
+import sys, json, logging, time
 import torch, torch.distributed
 import torch.distributed.checkpoint as checkpoint
 from fkat_data import ConfigurationError, DistributedDataParallelShardSampler, ShardedDataLoader, StateMismatchError
@@ -20,6 +20,17 @@ folder = sys.argv[1]
 torch.distributed.init_process_group("gloo")
 rank, world_size = rank_and_world_size()
 found = {"gathered": gather({"rank": rank})}
+
+log = logging.Handler()
+log.lines = []
+log.emit = lambda record: log.lines.append(record.getMessage())
+logging.getLogger("fkat_data.roll_call").addHandler(log)
+for late in (1, 0):
+    if rank == late:
+        time.sleep(1.5)
+    gather(rank, warning_s=0.5)
+gather(rank, warning_s=0.5)
+found["log"] = log.lines
 
 def factory(shard):
     return [torch.tensor([int(shard), index]) for index in range(3)]
@@ -114,6 +125,13 @@ def ranks(shared_processes, tmp_path_factory):
 
 def test_every_rank_gets_every_ranks_value_in_their_order(ranks):
     assert ranks[0]["gathered"] == ranks[1]["gathered"] == [{"rank": 0}, {"rank": 1}]
+
+
+def test_a_rank_that_waits_names_the_missing_ones_and_what_to_call_instead(ranks):
+    for rank, found in enumerate(ranks):
+        (line,) = found["log"]
+        assert line.startswith(f"rank {rank} has waited 0 s in state_dict() for rank {1 - rank}: ")
+        assert "local_state_dict()" in line
 
 
 def test_three_shards_prefetched_and_samplers_at_four_and_five_are_saved_as_zero_and_one(ranks):

@@ -18,6 +18,7 @@ from fkat_data.loader.identity import Identity
 from fkat_data.plan.elastic_plan import ElasticShardPlan
 from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.position import Position
+from fkat_data.roll_call import named_ranks
 
 __all__ = ["RankAgreement", "disagreement", "rank_agreement", "shared_facts"]
 
@@ -151,7 +152,7 @@ def disagreement(names: Sequence[str], ranks: Sequence[int], numbers: Sequence[S
         for rank, own in zip(ranks, numbers, strict=True):
             holders.setdefault(own[index], []).append(rank)
         if len(holders) > 1:
-            text = "; ".join(f"{_shown(name, value)} on {_ranks(group)}" for value, group in holders.items())
+            text = "; ".join(f"{_shown(name, value)} on {named_ranks(group)}" for value, group in holders.items())
             raise RankMismatchError(name, text)
 
 
@@ -201,13 +202,3 @@ def _shown(name: str, value: int) -> str:
     if value == -1:
         return "unknown"
     return f"digest {value:x}" if name in _DIGESTS else str(value)
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    most = 8
-    text = ", ".join(map(str, ranks[:most]))
-    return (
-        f"rank {text}"
-        if len(ranks) == 1
-        else f"ranks {text}{f' and {len(ranks) - most} more' if len(ranks) > most else ''}"
-    )

@@ -5,22 +5,25 @@ A *rank state* describes one rank, in plain values that JSON can hold. A *state*
     {
         "version": 1,
         "epoch": 2,                                    # the lowest of all ranks
-        "all_rank_indices": [tensor(0), tensor(1)],    # the last shard delivered in full; -1: none yet
+        "all_rank_indices": (tensor(0), tensor(1)),    # the last shard delivered in full; -1: none yet
         "all_rank_microbatches": [3, 0],               # delivered microbatches of the next shard
         "all_rank_steps": [13, 16],                    # microbatches delivered in the epoch
         "all_rank_epochs": [2, 2],
-        "all_rank_samplers": [None, None],             # states of users' own samplers; absent if there are none
-        "all_rank_skipped": [[0], []],                 # shards that failed and were skipped; absent if there are none
+        "all_rank_samplers": (None, None),             # states of users' own samplers
+        "all_rank_skipped": ((0,), ()),                # shards that failed and were skipped
         "dp_size": 2,
         "fingerprint": {"seed": 7, "all_rank_dp_ranks": [0, 1], "all_rank_num_shards": [4, 4],
                         "all_rank_shards": ["9f3c…", "11ab…"],
-                        "dp_size": 2},                 # ranks that the sampler splits over; absent if it does not split
-        "resplits": [],                                # positions of the ranks whenever their number changed, see below
+                        "dp_size": 2},                 # ranks that the sampler splits over; None if it does not split
+        "resplits": (),                                # positions of the ranks whenever their number changed, see below
     }
 
 An item of ``resplits`` has the lists ``epochs``, ``indices``, ``microbatches`` and ``steps``, with an entry for each
-data-parallel rank at that time. Only re-splits that matter to an epoch in progress are kept. If the sampler splits
-its shards, the field exists even when it is empty: torch.distributed.checkpoint reads only fields that it is shown.
+data-parallel rank at that time. Only re-splits that matter to an epoch in progress are kept.
+
+torch.distributed.checkpoint takes mappings apart, and lists with tensors or mappings in them, and reads the parts that
+the present state has. So a state has the same parts for any number of ranks and at any position: every field is always
+there, and what may vary in its parts is a tuple, which is saved whole.
 
 Only ``all_rank_indices`` is required: the system that this one follows saves it alone. Every other field defaults to
 its value at the start of epoch 0.
@@ -107,34 +110,31 @@ def merge(ranks: Sequence[RankState]) -> dict[str, Any]:
         if rank.layers != layers:
             raise StateMismatchError("resplits", layers, rank.layers, "the ranks loaded different states")
     positions = [rank.position for rank in ranks]
+    epoch = min(position.epoch for position in positions)
+    # A layer that these ranks no longer need may still matter to a missing one.
+    is_whole = {rank.dp_rank for rank in ranks} == set(range(dp_size or 0))
     with without_modes():
         # Views of one storage: torch.save writes one record for all of them.
         indices = torch.tensor([position.shard - 1 for position in positions], dtype=torch.int).unbind()
-    state: dict[str, Any] = {
+    return {
         "version": VERSION,
-        "epoch": min(position.epoch for position in positions),
-        "all_rank_indices": list(indices),
+        "epoch": epoch,
+        "all_rank_indices": tuple(indices),
         "all_rank_microbatches": [position.microbatch for position in positions],
         "all_rank_steps": [position.step for position in positions],
         "all_rank_epochs": [position.epoch for position in positions],
+        "all_rank_samplers": tuple(rank.sampler for rank in ranks),
+        "all_rank_skipped": tuple(rank.skipped for rank in ranks),
         "dp_size": len(ranks),
         "fingerprint": {
             "seed": seed,
             "all_rank_dp_ranks": [rank.dp_rank for rank in ranks],
             "all_rank_num_shards": [rank.num_shards for rank in ranks],
             "all_rank_shards": [rank.shards for rank in ranks],
+            "dp_size": dp_size,
         },
+        "resplits": tuple(_resplits(without_idle(layers, epoch) if is_whole else layers)),
     }
-    if any(rank.sampler is not None for rank in ranks):
-        state["all_rank_samplers"] = [rank.sampler for rank in ranks]
-    if any(rank.skipped for rank in ranks):
-        state["all_rank_skipped"] = [list(rank.skipped) for rank in ranks]
-    if dp_size is not None:
-        state["fingerprint"]["dp_size"] = dp_size
-        # A layer that these ranks no longer need may still matter to a missing one.
-        is_whole = {rank.dp_rank for rank in ranks} == set(range(dp_size))
-        state["resplits"] = _resplits(without_idle(layers, state["epoch"]) if is_whole else layers)
-    return state
 
 
 def read(state: Mapping[str, Any]) -> list[RankState]:

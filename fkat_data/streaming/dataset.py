@@ -380,10 +380,7 @@ class StreamingDataset(DatasetProperties, SampleAccess, IterableDataset[Any]):
 
     def state_at(self, point: ResumePoint) -> dict[str, Any]:
         """Return the state of which ``load_state_dict`` goes to a point."""
-        state = self.epochs.state(self.epochs.settled(point))
-        if self._skips:
-            state["skip"] = self._skips.plain()
-        return state
+        return {**self.epochs.state(self.epochs.settled(point)), "skip": tuple(self._skips.plain())}
 
     def load_state_dict(self, obj: Mapping[str, Any]) -> None:
         """Continue with the next epoch where a state was taken, by this library or by the reference.

@@ -131,7 +131,7 @@ def plain_state(value):
         return ("tensor", value.dtype, value.tolist())
     if isinstance(value, dict):
         return {key: plain_state(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [plain_state(item) for item in value]
     return value
 

@@ -145,7 +145,7 @@ def test_a_state_with_re_splits_loads_again_on_as_many_ranks_and_survives_torch_
     assert state["resplits"]
     resumed = ranks(inside, 2, state)
     assert [list(rest(own, 2)) for own in resumed] == [list(part) for part in left]
-    assert merged(resumed)["resplits"] == []
+    assert merged(resumed)["resplits"] == ()
 
 
 def test_what_was_split_anew_is_logged_once(caplog):

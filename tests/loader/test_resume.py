@@ -108,7 +108,7 @@ def test_every_state_of_an_epochs_end_is_the_next_epochs_start():
         loader = make(shards)
         last = [state for _, state in walk(loader, 1)][-1]
         assert last["epoch"] == 1
-        assert last["all_rank_indices"] == [torch.tensor(-1)]
+        assert last["all_rank_indices"] == (torch.tensor(-1),)
         assert last["all_rank_microbatches"] == last["all_rank_steps"] == [0]
 
 

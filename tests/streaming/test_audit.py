@@ -124,7 +124,7 @@ def test_weights_change_as_a_schedule_says(two):
     parts = [sum(number >= 1000 for batch in read(dataset) for number in batch) for _ in range(4)]
     assert parts == [10, 10, 40, 40]
     state = dataset.state_dict(0, from_beginning=True)
-    assert state["weight_schedule"] == schedule
+    assert state["weight_schedule"] == tuple(schedule)
     # What has passed must agree; what is to come may change.
     state["epoch"] = 1
     changed = [schedule[0], {"from_sample": 120, "weights": [1, 1]}]

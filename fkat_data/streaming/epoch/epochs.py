@@ -206,11 +206,14 @@ class Epochs:
         return fingerprint_of(self.settings, self.weights, self.shares(0).epoch_size, global_batch_size)
 
     def state(self, point: ResumePoint) -> dict[str, Any]:
-        """Return a settled resume point as a state dict, with what must match on load."""
+        """Return a settled resume point as a state dict, with what must match on load.
+
+        What may have other parts at a resume is a tuple, which torch.distributed.checkpoint saves whole.
+        """
         state = state_of(point)
         state["fingerprint"] = self.fingerprint()
         if self.schedule is not None:
-            state["weight_schedule"] = self.schedule.plain()
+            state["weight_schedule"] = tuple(self.schedule.plain())
         return state
 
     def resume_point(self, state_dict: Mapping[str, Any]) -> ResumePoint:

@@ -65,7 +65,7 @@ class WeightSchedule:
         """
         limit = epoch * self._epoch_size + (self._epoch_size - 1 if sample_in_epoch else 0)
         present = [entry for entry in self.plain() if entry["from_sample"] <= limit]
-        entries = cast("list[Any]", saved) if isinstance(saved, list) else []
+        entries = cast("Sequence[Any]", saved if isinstance(saved, (list, tuple)) else ())
         past: list[Any] = [entry for entry in entries if _start(entry) <= limit]
         if past != present:
             raise StateMismatchError("weight_schedule", past, present, "only the weights of later epochs may change")
