@@ -63,12 +63,21 @@ local = make()
 local.load_state_dict(loader.local_state_dict())
 found["local"] = [microbatch.tolist() for microbatch in local] == whole[count:]
 
-checkpoint.save({"loader": loader.state_dict()}, checkpoint_id=folder)
+found["state"] = str(state)
+checkpoint.save({"loader": loader}, checkpoint_id=folder)
 fresh = make()
-target = {"loader": fresh.state_dict()}
-checkpoint.load(target, checkpoint_id=folder)
-fresh.load_state_dict(target["loader"])
+checkpoint.load({"loader": fresh}, checkpoint_id=folder)
 found["checkpoint"] = [microbatch.tolist() for microbatch in fresh] == whole[count:]
+
+# The background has a process group of its own; the loop goes on meanwhile.
+group = torch.distributed.new_group(backend="gloo")
+saving = checkpoint.async_save({"loader": loader}, checkpoint_id=folder + "/async", process_group=group)
+next(iterator)
+loader.state_dict()
+saving.result()
+fresh = make()
+checkpoint.load({"loader": fresh}, checkpoint_id=folder + "/async")
+found["async"] = [microbatch.tolist() for microbatch in fresh] == whole[count:]
 
 three = {**state, "all_rank_indices": [torch.tensor(0)] * 3, "dp_size": 3}
 for name in list(three):
@@ -141,13 +150,17 @@ def test_three_shards_prefetched_and_samplers_at_four_and_five_are_saved_as_zero
         assert found["dp_size"] == 2
 
 
-@pytest.mark.parametrize("how", ["resumed", "local", "checkpoint"])
+@pytest.mark.parametrize("how", ["resumed", "local", "checkpoint", "async"])
 def test_each_rank_resumes_exactly_where_it_was(ranks, how):
     assert [found[how] for found in ranks] == [True, True]
 
 
 def test_merging_the_local_states_is_the_collective_state(ranks):
     assert [found["merged"] for found in ranks] == [True, True]
+
+
+def test_every_rank_has_the_same_state(ranks):
+    assert ranks[0]["state"] == ranks[1]["state"]
 
 
 def test_a_state_of_another_number_of_ranks_is_split_anew(ranks):
