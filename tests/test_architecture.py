@@ -37,6 +37,7 @@ FLOORS = {
     "permutation": 1,
     "sizes": 1,
     "samplers": 2,
+    "torchtitan": 2,
     "launch": 2,
     "observe": 2,
     "streaming.formats": 2,

@@ -22,6 +22,7 @@ FACES = (
     "fkat_data.streaming.store",
     "fkat_data.testing",
     "fkat_data.tools",
+    "fkat_data.torchtitan",
 )
 
 
