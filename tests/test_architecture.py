@@ -19,6 +19,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 FLOORS = {
     "errors": 0,
     "modes": 0,
+    "needs_posix": 0,
     "types": 0,
     "interruption": 0,
     "position": 0,
@@ -34,6 +35,8 @@ FLOORS = {
     "distributed": 1,
     "iteration": 1,
     "location": 1,
+    "machine": 1,
+    "record_locks": 1,
     "permutation": 1,
     "sizes": 1,
     "samplers": 2,

@@ -15,6 +15,7 @@ from fkat_data.datasets.dataset_state import checked_state, saved_integer
 from fkat_data.datasets.item_index import counted_from_start, items_at
 from fkat_data.datasets.shard_sizes import cached_sizes, checked_sizes, size_of
 from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.machine import call_in_forks
 from fkat_data.permutation import permutation
 
 __all__ = ["DistributedShardedDataset"]
@@ -338,4 +339,4 @@ def _count_fork() -> None:
     _num_forks[0] += 1
 
 
-os.register_at_fork(after_in_child=_count_fork)
+call_in_forks(_count_fork)

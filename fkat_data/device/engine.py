@@ -2,11 +2,14 @@
 
 import copy
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 
-from fkat_data.device.page_lock import PageLocks
+from fkat_data.machine import can_start_workers
+
+if TYPE_CHECKING:  # it locks shared memory, which Windows has none of
+    from fkat_data.device.page_lock import PageLocks
 
 __all__ = ["CopyEngine", "DirectEngine", "StreamEngine", "Ticket", "engine_for"]
 
@@ -115,7 +118,7 @@ class StreamEngine:
         locks: Page-locks what is copied; None: this kind of device has no locks.
     """
 
-    def __init__(self, device: torch.device, module: Any, locks: PageLocks | None) -> None:
+    def __init__(self, device: torch.device, module: Any, locks: "PageLocks | None") -> None:
         self.device = device
         self._module = module
         self._locks = locks
@@ -169,7 +172,11 @@ def engine_for(device: torch.device) -> CopyEngine:
         return DirectEngine(device)
     if str(device) == device.type:  # without an index: the current device may be another one later
         device = torch.device(device.type, module.current_device())
-    return StreamEngine(device, module, PageLocks(device) if device.type == "cuda" else None)
+    if device.type != "cuda" or not can_start_workers():
+        return StreamEngine(device, module, None)
+    from fkat_data.device.page_lock import PageLocks  # noqa: PLC0415 - see above
+
+    return StreamEngine(device, module, PageLocks(device))
 
 
 def _is_capturing(module: Any) -> bool:

@@ -1,13 +1,13 @@
 """What a loader reports of itself: its statistics, a line at the end of an epoch, and the trainer's timeline."""
 
 import logging
-import os
 import time
 from collections.abc import Callable
 
 from fkat_data.loader.delivery import DeliveryProgress
 from fkat_data.loader.prefetch import Prefetcher
 from fkat_data.loader.worker_pool import WorkerPool
+from fkat_data.machine import num_usable_cpus
 from fkat_data.observe.events import CYCLE_S, MAIN_THREAD, EventRecorder
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.statistics import LoaderStatistics
@@ -48,7 +48,7 @@ class Observation:
         self._sink = sink
         self._num_shard_prefetches = num_shard_prefetches
         self._timeline = timeline
-        self._num_cpus = len(os.sched_getaffinity(0))
+        self._num_cpus = num_usable_cpus()
         self._elapsed_s = 0.0
         self._began_s: float | None = None
         self._before = LoaderStatistics()

@@ -22,8 +22,17 @@ from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.plan.task import Task
 from fkat_data.position import Position
 from fkat_data.types import Shard
-from fkat_data.worker.messages import NO_LIMIT, End, Failure, Item, MemoryShortage, Message, Worker, WorkerGone
-from fkat_data.worker.picks import NUM_TASKS
+from fkat_data.worker.messages import (
+    NO_LIMIT,
+    NUM_TASKS,
+    End,
+    Failure,
+    Item,
+    MemoryShortage,
+    Message,
+    Worker,
+    WorkerGone,
+)
 
 __all__ = ["Arrival", "Prefetcher", "Raised", "ShardEnd"]
 

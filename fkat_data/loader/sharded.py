@@ -33,7 +33,7 @@ from fkat_data.observe.timeline import open_timeline
 from fkat_data.plan.elastic_plan import elastic_shard_plan
 from fkat_data.plan.state import RankState, merge, read_rank
 from fkat_data.types import Microbatch, Profiler, Shard
-from fkat_data.worker.template_process import START_METHODS, StartMethod
+from fkat_data.worker.settings import START_METHODS, StartMethod
 
 __all__ = ["ShardedDataLoader"]
 
@@ -66,7 +66,7 @@ class ShardedDataLoader:
         profiler: Gets ``start(name)`` and ``stop(name)`` around each of the loader's actions.
         device: Where microbatches are delivered; None: as views on the CPU.
         multiprocessing: False produces in the caller's thread when a microbatch is asked for: for debugging and
-            profiling. The microbatches are the same, bit for bit.
+            profiling, and for Windows, which has no worker processes. The microbatches are the same, bit for bit.
         num_workers_per_shard: Workers that make the microbatches of one shard together; the loader has that many for
             each shard that it makes at once. The microbatches are the same bits for any number. It takes a
             ``DataLoader`` over a dataset with indices, or a product with ``num_microbatches`` and
@@ -89,8 +89,8 @@ class ShardedDataLoader:
             call, on every rank.
         start_method: How worker processes are started: ``"template"`` forks them, in milliseconds each, from a process
             that has imported torch once, which all loaders of this process share; ``"spawn"`` starts a new interpreter
-            for each, which imports torch in a second or more. None: the template where the system has what it needs,
-            Linux with pidfds. The microbatches are the same, bit for bit.
+            for each, which imports torch in a second or more. None: the template on Linux, interpreters on macOS, where
+            a process that has imported torch cannot be forked. The microbatches are the same, bit for bit.
         trace: A file for the timeline of this run, for ``fkat-data report``, Perfetto or Chrome. Each of several ranks
             writes its own: ``run-rank3.json`` for ``run.json``. An older file is replaced; it ends at 256 MiB.
         num_threads_per_worker: Items of a microbatch that a worker makes at once, in threads: for a map-style dataset

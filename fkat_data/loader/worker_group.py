@@ -4,13 +4,15 @@ import select
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from fkat_data.errors import StaleIteratorError
 from fkat_data.observe.sink import EventSink
 from fkat_data.plan.task import Task
 from fkat_data.worker.messages import End, Failure, Item, MadeAlone, MemoryShortage, Message, Worker, WorkerGone
-from fkat_data.worker.picks import Picks
+
+if TYPE_CHECKING:  # Windows has no worker processes
+    from fkat_data.worker.picks import Picks
 
 __all__ = ["Loss", "WorkerGroup"]
 
@@ -48,7 +50,7 @@ class WorkerGroup:
     """
 
     def __init__(
-        self, workers: Sequence[Worker], first: int, size: int, picks: Callable[[], Picks], sink: EventSink
+        self, workers: Sequence[Worker], first: int, size: int, picks: "Callable[[], Picks]", sink: EventSink
     ) -> None:
         self._workers = workers
         self._first = first

@@ -1,36 +1,34 @@
 """The workers of one loader: started together, ended together."""
 
 import contextlib
-import fcntl
 import functools
 import os
 import time
-from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from fkat_data import arguments
 from fkat_data.launch import current_group
 from fkat_data.loader.worker_group import WorkerGroup
+from fkat_data.machine import refuse_workers
 from fkat_data.observe.events import PRODUCTION_THREAD
 from fkat_data.observe.profile import WorkerProfile
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, added_times, new_page
 from fkat_data.observe.timeline import Timeline
 from fkat_data.transport.memory_limit import default_limit_bytes
-from fkat_data.transport.segment import Lease, anonymous_file
 from fkat_data.types import Profiler
 from fkat_data.worker.inline import InlineWorker
 from fkat_data.worker.items import ItemThreads
 from fkat_data.worker.messages import Worker
-from fkat_data.worker.picks import Picks
 from fkat_data.worker.produce import Producer
 from fkat_data.worker.settings import WorkerSettings
-from fkat_data.worker.ship import Shipment
-from fkat_data.worker.spawn import ProcessWorker
-from fkat_data.worker.template_process import template_lease
+
+if TYPE_CHECKING:  # only where worker processes are wanted: Windows has none
+    from fkat_data.loader.worker_starter import WorkerStarter
+    from fkat_data.worker.picks import Picks
 
 __all__ = ["WorkerPool", "WorkerPoolSettings"]
 
@@ -86,7 +84,8 @@ class WorkerPool:
         sink: Gets the trainer's waits for them.
 
     Raises:
-        ConfigurationError: The memory limit is too small, or the factory cannot be sent to a worker.
+        ConfigurationError: The memory limit is too small, the factory cannot be sent to a worker, or this system has no
+            worker processes.
     """
 
     def __init__(self, settings: WorkerPoolSettings, sink: EventSink) -> None:
@@ -98,17 +97,12 @@ class WorkerPool:
         self._settings = settings
         self._sink = sink
         self._owner_pid = os.getpid()
-        # Where workers write their stacks on request; the trainer asks one at a time.
-        self._stacks: int | None = None
-        self._shipment: Shipment | None = None
-        self._template = template_lease(settings.start_method) if settings.is_multiprocessing else None
+        self._starter = _starter(settings, sink) if settings.is_multiprocessing else None
         self.workers: list[Worker] = []
         """The workers that run, in the order of their numbers; always the same list."""
         # Those that are to be ended: an interrupted call has left some for the next one.
         self._ending: list[Worker] = []
-        self._ended_leases: deque[Lease] = deque()
         num_groups, size = (settings.num_groups, settings.group_size) if settings.is_multiprocessing else (1, 1)
-        self._tables: dict[int, tuple[Picks, int]] = {}
         self.groups = [
             WorkerGroup(self.workers, index * size, size, functools.partial(self._picks, index), sink)
             for index in range(num_groups)
@@ -148,7 +142,7 @@ class WorkerPool:
                 "which was forked from it"
             )
         settings = self._settings
-        if settings.is_multiprocessing:
+        if self._starter is not None:
             missing = [index for index, worker in enumerate(self.workers) if not worker.is_alive]
             self._spawn([*missing, *range(len(self.workers), settings.num_workers)])
         elif not self.workers:
@@ -164,7 +158,8 @@ class WorkerPool:
     def restart(self) -> None:
         """End all workers at once, and start others; do not wait for them."""
         self._end_workers()
-        self._close_tables()
+        if self._starter is not None:
+            self._starter.close_tables()
         self.start()
 
     def close(self) -> None:
@@ -209,56 +204,28 @@ class WorkerPool:
         producer = Producer(settings.factory, settings.seed, settings.dp_rank, clock.mark, threads=threads)
         return InlineWorker(producer, self._sink, clock, is_digested=settings.is_digested)
 
-    def _picks(self, group_index: int) -> Picks:
+    def _picks(self, group_index: int) -> "Picks":
         """Return a group's table, which it keeps until the pool is closed."""
-        if group_index not in self._tables:
-            self._tables[group_index] = Picks.create(self._settings.group_size)
-        return self._tables[group_index][0]
+        if self._starter is None:
+            raise RuntimeError("a worker in the caller's thread has no table")
+        return self._starter.picks(group_index)
 
     def _release(self) -> None:
-        stacks, self._stacks = self._stacks, None
-        if stacks is not None:
-            os.close(stacks)
-        shipment, self._shipment = self._shipment, None
-        if shipment is not None:
-            shipment.close()
-        if self._template is not None:
-            self._template.release()
-        self._close_tables()
-
-    def _close_tables(self) -> None:
-        while self._tables:
-            os.close(self._tables.popitem()[1][1])
+        if self._starter is not None:
+            self._starter.release()
 
     def _spawn(self, indices: Sequence[int]) -> None:
         """Start the workers at these indices, each after the last one or instead of a dead one."""
-        if not indices:
+        starter = self._starter
+        if starter is None or not indices:
             return
-        settings = self._settings
-        limit_bytes = self._limit_bytes // settings.num_workers
-        if self._shipment is None:
-            self._shipment = self._ship(limit_bytes)
-        if self._stacks is None:
-            self._stacks = anonymous_file()
-            fcntl.fcntl(self._stacks, fcntl.F_SETFL, os.O_APPEND)
+        limit_bytes = self._limit_bytes // self._settings.num_workers
+        if not starter.is_ready:
+            self._ship(starter, limit_bytes)
         try:
-            template = None if self._template is None else self._template.template()
+            template = starter.template()
             for index in indices:
-                worker = ProcessWorker(
-                    self._shipment,
-                    self._stacks,
-                    index,
-                    limit_bytes,
-                    self._sink,
-                    settings.timeline,
-                    template,
-                    self._ended_leases,
-                    is_zero_copy=settings.is_zero_copy,
-                )
-                if settings.group_size > 1:
-                    group_index, place = divmod(index, settings.group_size)
-                    self._picks(group_index)
-                    worker.join_group(self._tables[group_index][1], settings.group_size, place)
+                worker = starter.start(index, limit_bytes, template)
                 if index < len(self.workers):
                     before, self.workers[index] = self.workers[index], worker
                     self._ending.append(before)
@@ -271,7 +238,7 @@ class WorkerPool:
             self.kill()
             raise
 
-    def _ship(self, limit_bytes: int) -> Shipment:
+    def _ship(self, starter: "WorkerStarter", limit_bytes: int) -> None:
         settings = self._settings
         shipped = WorkerSettings(
             factory=settings.factory,
@@ -285,7 +252,16 @@ class WorkerPool:
             num_threads=settings.num_threads,
             group=current_group(),
         )
-        return Shipment(shipped, dataloader_factory=settings.factory, profiler=settings.profiler)
+        starter.ship(shipped, dataloader_factory=settings.factory, profiler=settings.profiler)
+
+
+def _starter(settings: WorkerPoolSettings, sink: EventSink) -> "WorkerStarter":
+    refuse_workers("multiprocessing", value=True)
+    from fkat_data.loader.worker_starter import WorkerStarter  # noqa: PLC0415 - it imports what Windows does not have
+
+    return WorkerStarter(
+        sink, settings.timeline, settings.start_method, settings.group_size, is_zero_copy=settings.is_zero_copy
+    )
 
 
 def _close_until(worker: Worker, deadline_s: float) -> None:

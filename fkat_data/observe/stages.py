@@ -5,7 +5,6 @@ them when it is asked for statistics, and neither sends anything. A page outlive
 still counts.
 """
 
-import os
 import threading
 import time
 from array import array
@@ -13,6 +12,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias
 
+from fkat_data.machine import call_in_forks
 from fkat_data.observe.events import EventRecorder
 from fkat_data.observe.profile import WorkerProfile
 
@@ -158,7 +158,7 @@ class StageClock:
 
 _installed: list[StageClock] = []
 # The child of a fork has the page, but not the clock's time: a nested DataLoader's worker has no stage.
-os.register_at_fork(after_in_child=_installed.clear)
+call_in_forks(_installed.clear)
 
 
 def new_page() -> Page:

@@ -5,6 +5,7 @@ The packages ``cache``, ``formats``, ``order`` and ``store`` have public names t
 Open to other packages: ``audit``, ``dataloader``, ``dataset``.
 """
 
+import fkat_data.needs_posix  # noqa: F401  # pyright: ignore[reportUnusedImport] - refuses Windows
 from fkat_data.streaming.dataloader import StreamingDataLoader
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.streaming.epoch.world import World

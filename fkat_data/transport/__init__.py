@@ -1,4 +1,5 @@
 """Microbatches across the process boundary: bytes in shared memory, envelopes on a pipe.
 
-Open to other packages: ``channel``, ``codec``, ``definitions``, ``digest``, ``memory_limit``, ``segment``.
+Open to other packages: ``anonymous``, ``channel``, ``codec``, ``definitions``, ``digest``, ``memory_limit``,
+``segment``.
 """

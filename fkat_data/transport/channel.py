@@ -24,6 +24,7 @@ from typing import TypeAlias
 
 from fkat_data.errors import WorkerError
 from fkat_data.transport.ring import AllowanceBoard, Frame, RingReader, RingWriter, has_rings, new_ring
+from fkat_data.transport.socket_calls import CLOSE_ON_EXEC, NO_SIGNAL, keep_from_programs, prepare, wait_for_room
 
 __all__ = ["Channel", "ChannelClosed", "Frame", "TornFrameError"]
 
@@ -66,6 +67,7 @@ class Channel:
     def __init__(
         self, sock: socket.socket, while_full: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     ) -> None:
+        prepare(sock)
         self._socket = sock
         self._while_full = while_full
         self._buffer = bytearray(_BUFFER_BYTES)
@@ -347,6 +349,7 @@ class Channel:
     def _send_rest(self, frame: bytes, rights: _Rights, sent: int) -> None:
         deadline_s = time.monotonic() + _LONGEST_FULL_S
         while sent < len(frame):
+            wait_for_room(self._socket)
             # The descriptor goes with the first bytes.
             more = self._sent(frame[sent:], rights if sent == 0 else [])
             sent += more
@@ -368,7 +371,7 @@ class Channel:
             while self._outbox:
                 offered += self._outbox.popleft()
         try:
-            sent = self._socket.send(offered, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            sent = self._socket.send(offered, socket.MSG_DONTWAIT | NO_SIGNAL)
         except OSError as error:
             # Nothing receives it from here on: the peer is gone, or the socket was closed.
             sent = 0 if error.errno in _FULL else len(offered)
@@ -411,14 +414,20 @@ class Channel:
             self._make_room(self._end - self._start + _HEADER.size)
         try:
             received, ancillary, flags, _ = self._socket.recvmsg_into(
-                [self._view[self._end :]], _ANCILLARY_BYTES, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+                [self._view[self._end :]], _ANCILLARY_BYTES, socket.MSG_DONTWAIT | CLOSE_ON_EXEC
             )
         except BlockingIOError:
             return
         except ConnectionResetError:
             received, ancillary, flags = 0, [], 0
+        except OSError as error:
+            if error.errno != errno.EMSGSIZE:
+                raise
+            received, ancillary, flags = 0, [], socket.MSG_CTRUNC  # macOS says it so
         for _, _, data in ancillary:
-            self._descriptors.extend(memoryview(data[: len(data) // 4 * 4]).cast("i"))
+            came = memoryview(data[: len(data) // 4 * 4]).cast("i").tolist()
+            keep_from_programs(came)
+            self._descriptors.extend(came)
         if flags & socket.MSG_CTRUNC:
             raise WorkerError(
                 "a segment's descriptor did not arrive: this process has too many open files (see `ulimit -n`)"

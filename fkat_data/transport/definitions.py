@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, cast
 
 import cloudpickle
 
+from fkat_data.machine import call_in_forks
+
 __all__ = ["dump_shipment", "forget_definitions", "is_definition", "is_importable", "reduce_definition"]
 
 _Cache = type(functools.lru_cache(lambda: None))
@@ -116,7 +118,7 @@ class _KeyedDefinitions:
 
 _registry = _KeyedDefinitions()
 # Workers are forks of one process: what they make has other keys.
-os.register_at_fork(after_in_child=_registry.renew)
+call_in_forks(_registry.renew)
 
 
 def is_definition(value: Any) -> bool:

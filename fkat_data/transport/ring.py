@@ -20,8 +20,9 @@ import threading
 import time
 from typing import NamedTuple
 
+from fkat_data.transport.anonymous import anonymous_file
 from fkat_data.transport.nap import Naps
-from fkat_data.transport.segment import Segment, anonymous_file
+from fkat_data.transport.segment import Segment
 
 __all__ = ["AllowanceBoard", "Frame", "RingReader", "RingWriter", "has_rings", "new_ring"]
 

@@ -12,13 +12,9 @@ segment back.
 import bisect
 import contextlib
 import ctypes
-import errno
-import fcntl
 import functools
 import mmap
 import os
-import resource
-import tempfile
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -28,7 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import MemoryLimitError
-from fkat_data.transport.memory_limit import available_bytes, group_bytes
+from fkat_data.transport.anonymous import anonymous_memory
+from fkat_data.transport.memory_limit import group_bytes
 
 __all__ = [
     "Lease",
@@ -36,7 +33,6 @@ __all__ = [
     "Segment",
     "SegmentLeases",
     "SegmentPool",
-    "anonymous_file",
     "mapping_at",
     "rounded_size",
 ]
@@ -258,9 +254,8 @@ class SegmentPool:
         self._retire(segment.index)
 
     def _create(self, size_bytes: int) -> Segment:
-        descriptor = anonymous_file()
+        descriptor = anonymous_memory(size_bytes)
         try:
-            _reserve(descriptor, size_bytes)
             segment = Segment(self._next_index, descriptor, size_bytes, is_written=True)
             self._next_index += 1
             self._announce(segment, descriptor)
@@ -421,30 +416,3 @@ _ordered: list[list[int]] = []
 # Those for writing: a worker's.
 _written: dict[int, Mapping] = {}
 _ended_mappings: "deque[_MappingEnd]" = deque()
-
-
-def anonymous_file() -> int:
-    """Return a descriptor of empty memory without a name; sealable where the system has seals."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("fkat_data", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with tempfile.TemporaryFile(dir="/dev/shm") as file:  # unlinked already
-        return os.dup(file.fileno())
-
-
-def _reserve(descriptor: int, size_bytes: int) -> None:
-    """Give the file its size, with memory behind it: exhaustion is an error here instead of a SIGBUS while writing."""
-    try:
-        os.posix_fallocate(descriptor, 0, size_bytes)
-    except OSError as error:
-        if error.errno == errno.EFBIG:
-            limit_bytes = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-            reason = "the limit of file sizes (`ulimit -f`) counts for shared memory"
-            raise MemoryLimitError(limit_bytes, size_bytes, 0, reason) from error
-        if error.errno not in (errno.ENOSPC, errno.ENOMEM):
-            raise
-        raise MemoryLimitError(
-            available_bytes(), size_bytes, 0, f"the machine has no more shared memory ({os.strerror(error.errno)})"
-        ) from error
-    if hasattr(fcntl, "F_ADD_SEALS"):
-        # Neither side can shrink it while the other uses it.
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import io
 import marshal
 import os
 import signal
@@ -14,6 +13,7 @@ from typing import Protocol, cast
 
 from fkat_data.worker import lifeline
 from fkat_data.worker.inheritance import new_interpreter
+from fkat_data.worker.process_end import end_of, has_ended
 
 __all__ = ["Child", "SpawnedChild", "Waitable", "has_stdout", "popen_interpreter", "raised"]
 
@@ -106,12 +106,12 @@ class SpawnedChild:
         self.pid = process.pid
         """The process id."""
         # An object: it closes once, and when nothing holds it.
-        self._pidfd = _pidfd(process.pid)
+        self._end_file = end_of(process.pid)
 
     @property
     def end_descriptor(self) -> int | None:
-        """Readable when the process has ended; None if the kernel has no pidfd."""
-        return None if self._pidfd is None or self._pidfd.closed else self._pidfd.fileno()
+        """Readable when the process has ended; None if there is no descriptor for it."""
+        return None if self._end_file is None or self._end_file.closed else self._end_file.fileno()
 
     @property
     def news_descriptor(self) -> int | None:
@@ -129,12 +129,7 @@ class SpawnedChild:
 
     def is_dead(self) -> bool:
         """Return whether the process has ended."""
-        if self._process.returncode is not None:
-            return True
-        try:
-            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # the monitor was quicker
-            return True
+        return self._process.returncode is not None or has_ended(self.pid)
 
     def hear(self) -> bool:
         """Return True: nothing but its end is news."""
@@ -156,8 +151,8 @@ class SpawnedChild:
 
     def close(self) -> None:
         """Close the descriptor."""
-        if self._pidfd is not None:
-            self._pidfd.close()
+        if self._end_file is not None:
+            self._end_file.close()
 
     def abandon(self) -> None:
         """In a forked child: close the descriptor."""
@@ -190,16 +185,19 @@ def popen_interpreter(
     """
     with contextlib.ExitStack() as stack:
         passed = [raised(descriptor, stack) for descriptor in descriptors]
-        path = None if folder is None else f"/proc/self/fd/{raised(folder, stack)}"
+        entered = None if folder is None else raised(folder, stack)
+        path = None
+        if entered is not None and sys.platform == "linux":
+            path, entered = f"/proc/self/fd/{entered}", None
         flags, environment, restored = new_interpreter()
         # A process inherits the signals that its parent's thread blocks: none reaches it before it handles them.
         blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, lifeline.DEAF_TO)
         try:
             return subprocess.Popen(  # noqa: S603 - our own interpreter
-                [sys.executable, *flags, "-c", _begin(restored) + program, *map(str, (*passed, *numbers))],
+                [sys.executable, *flags, "-c", _begin(restored, entered) + program, *map(str, (*passed, *numbers))],
                 stdin=subprocess.DEVNULL,
                 stderr=stderr,
-                pass_fds=passed,
+                pass_fds=passed if entered is None else (*passed, entered),
                 process_group=0,
                 stdout=subprocess.DEVNULL if stdout is None and not has_stdout() else stdout,
                 cwd=path,
@@ -235,26 +233,25 @@ def has_stdout() -> bool:
     return sys.__stdout__ is not None
 
 
-def _begin(restored: Mapping[str, str | None]) -> str:
-    """Return the first lines of a program: they import nothing from the working directory, and need no source."""
+def _begin(restored: Mapping[str, str | None], folder: int | None) -> str:
+    """Return the first lines of a program: they import nothing from the working directory, and need no source.
+
+    Args:
+        restored: Environment variables to set; None: to remove.
+        folder: A descriptor of the working directory to enter; None: the program is there.
+    """
     spec = lifeline.__spec__
     code = cast("InspectLoader", spec.loader).get_code(spec.name)
+    enter = "" if folder is None else f"os.fchdir({folder})\nos.close({folder})\n"
     return f"""\
 import sys
 if not sys.flags.safe_path:
     del sys.path[0]
 import marshal
 exec(marshal.loads({marshal.dumps(code)!r}))
-for name, value in {dict(restored)!a}.items():
+{enter}for name, value in {dict(restored)!a}.items():
     if value is None:
         del os.environ[name]
     else:
         os.environ[name] = value
 """
-
-
-def _pidfd(pid: int) -> io.FileIO | None:
-    try:
-        return io.FileIO(os.pidfd_open(pid))
-    except (AttributeError, OSError):  # another kernel: only the end of the pipe shows it
-        return None

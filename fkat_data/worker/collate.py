@@ -9,7 +9,7 @@ formats, and all that is an error.
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,9 @@ from torch.utils import data as torch_data
 from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves its elements open
 
 from fkat_data.transport.codec import ALIGNMENT
-from fkat_data.transport.segment import Segment
+
+if TYPE_CHECKING:  # Windows has no segments
+    from fkat_data.transport.segment import Segment
 
 __all__ = ["FreshCollate", "SegmentCollate"]
 
@@ -62,7 +64,7 @@ class SegmentCollate:
         smallest_bytes: A microbatch of at most this size is made in fresh memory.
     """
 
-    def __init__(self, allocate: Callable[[int], Segment | None], smallest_bytes: int) -> None:
+    def __init__(self, allocate: "Callable[[int], Segment | None]", smallest_bytes: int) -> None:
         self._allocate = allocate
         self._smallest_bytes = smallest_bytes
 

@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple, cast
 
+from fkat_data.machine import variables_at_start
+
 __all__ = [
     "Heritage",
     "Surroundings",
@@ -105,11 +107,8 @@ def own_hash_seed() -> str | None:
     if sys.flags.ignore_environment:
         return None
     # What the variable says now may have been set since.
-    for variable in _text("/proc/self/environ").split("\0"):
-        name, _, value = variable.partition("=")
-        if name == _SEED and value.isdigit() and int(value):  # -R makes of 0 a random one
-            return value
-    return None
+    value = variables_at_start().get(_SEED, "")
+    return value if value.isdigit() and int(value) else None  # -R makes of 0 a random one
 
 
 class Heritage(NamedTuple):

@@ -17,14 +17,13 @@ DEAF_TO = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR
 """Ctrl-C and a scheduler's signals reach the whole job: the trainer decides what follows, and closes its end of
 the pipe to end a worker. Schedulers announce a preemption by SIGUSR1 or SIGUSR2, which by default end a process."""
 
-_F_SETSIG = 10
-
 
 def bind(descriptor: int) -> None:
     """Survive ``DEAF_TO``, and have the kernel kill this process and its children when the trainer is gone.
 
     The kernel sends the signal, so it ends a process that never returns to Python's bytecode, and it goes to the
-    process group, so it ends the workers of a nested DataLoader as well.
+    process group, so it ends the workers of a nested DataLoader as well. Linux does so; elsewhere a thread does, once a
+    call into C that keeps the interpreter's lock has returned.
 
     Args:
         descriptor: The reading end of a pipe whose other end closes with the trainer.
@@ -36,7 +35,7 @@ def bind(descriptor: int) -> None:
             signal.siginterrupt(number, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF_TO)  # the trainer blocked them up to here
     try:
-        fcntl.fcntl(descriptor, _F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(descriptor, fcntl.F_SETOWN, -os.getpgrp())
         fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
     except (OSError, AttributeError):

@@ -18,6 +18,7 @@ __all__ = [
     "MEMORY_SHORTAGE",
     "NO_LIMIT",
     "NO_SEGMENT",
+    "NUM_TASKS",
     "PAGE_BYTES",
     "PICKS",
     "SEGMENT",
@@ -71,6 +72,8 @@ SEGMENT = struct.Struct("<iQ")
 # ticket, microbatches that may be produced (-1: all)
 ALLOWANCE = struct.Struct("<Qq")
 NO_LIMIT = -1
+# tasks that a group of workers may have in work at once
+NUM_TASKS = 4096
 # tickets below this one
 TICKET = struct.Struct("<Q")
 # ticket, microbatch index; the packed failure follows

@@ -9,25 +9,22 @@ reads, and never locks: a worker that is stopped while it holds the lock cannot 
 import contextlib
 import fcntl
 import os
-import struct
 import sys
 from collections.abc import Generator
 from enum import Enum
 from typing import NamedTuple, Self
 
-from fkat_data.transport.segment import Segment, anonymous_file
+from fkat_data.record_locks import holder_pid
+from fkat_data.transport.anonymous import anonymous_file
+from fkat_data.transport.segment import Segment
+from fkat_data.worker.messages import NUM_TASKS
 
-__all__ = ["NUM_TASKS", "Pick", "Picks", "Refusal"]
-
-NUM_TASKS = 4096
-"""Tasks that a group may have in work at once: each has a row of its own."""
+__all__ = ["Pick", "Picks", "Refusal"]
 
 # A row: its task's ticket + 1, the next microbatch, the first one that the shard does not have, its owner + 1.
 _TICKET, _NEXT, _END, _OWNER = range(4)
 _ROW = 4
 _UNKNOWN_END = sys.maxsize
-# The system's `struct flock`, as Linux has it on 64-bit machines: type, origin, start, length, process.
-_FLOCK = struct.Struct("hhqqi4x")
 
 
 class Pick(NamedTuple):
@@ -138,11 +135,7 @@ class Picks:
 
     def holder_pid(self) -> int | None:
         """Return the process that holds the lock now; None if none does."""
-        with contextlib.suppress(OSError, struct.error):
-            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-            kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_GETLK, asked))
-            return pid if kind != fcntl.F_UNLCK and pid > 0 else None
-        return None
+        return holder_pid(self._descriptor)
 
     @contextlib.contextmanager
     def _locked(self) -> Generator[None]:

@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import TypeAlias
 
+import psutil
+
 from fkat_data.worker.birth import WorkerDescriptors, WorkerRequest
 from fkat_data.worker.child import Child, SpawnedChild, has_stdout, popen_interpreter
 from fkat_data.worker.forked_child import ForkedChild
@@ -26,8 +28,8 @@ from fkat_data.worker.template_process import TemplateProcess
 
 __all__ = ["STACK_SIGNAL", "WorkerProcess"]
 
-STACK_SIGNAL = signal.SIGRTMAX - 3
-"""Makes a worker write its Python stacks; datasets do not use this signal."""
+STACK_SIGNAL: int = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGWINCH
+"""Makes a worker write its Python stacks; datasets do not use this signal, nor does a process without a terminal."""
 
 # The settings are a pickled list of the paths to import from, then the pickled settings proper. The first lines make
 # stacks visible, those of the following imports included.
@@ -49,6 +51,7 @@ _REPORT_GRACE_S = 1.0
 _KILL_GRACE_S = 5.0
 _STACK_WAIT_S = 0.5
 _LONGEST_STACK_BYTES = 1 << 16
+_EVERY_SIGNAL = "f" * 16
 
 
 _Inherited: TypeAlias = tuple[int, int, int, int, int]
@@ -108,7 +111,7 @@ class WorkerProcess:
 
     @property
     def end_descriptor(self) -> int | None:
-        """Readable when the process has ended; None if the kernel has no pidfd."""
+        """Readable when the process has ended; None if there is no descriptor for it."""
         return self._child.end_descriptor
 
     @property
@@ -213,6 +216,11 @@ def _fork(
 
 
 def _status(pid: int) -> dict[str, str]:
+    if sys.platform != "linux":
+        # A signal that is not handled yet is ignored: SIGWINCH is by default.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return {"State": psutil.Process(pid).status(), "SigCgt": _EVERY_SIGNAL}
+        return {}
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     except OSError:

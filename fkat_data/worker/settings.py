@@ -1,12 +1,16 @@
 """What a worker needs to start."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
 from fkat_data.types import Profiler
 
-__all__ = ["WorkerSettings"]
+__all__ = ["START_METHODS", "StartMethod", "WorkerSettings"]
+
+StartMethod: TypeAlias = Literal["template", "spawn"]
+START_METHODS: tuple[str, ...] = ("template", "spawn")
+"""How a worker process is started."""
 
 
 class WorkerSettings(NamedTuple):

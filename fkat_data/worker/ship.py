@@ -13,14 +13,16 @@ from typing import Any, cast
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import is_interruption
+from fkat_data.transport.anonymous import anonymous_file
 from fkat_data.transport.definitions import dump_shipment
-from fkat_data.transport.segment import anonymous_file
 from fkat_data.worker.inheritance import import_paths
 
 __all__ = ["Shipment", "find_unshippable"]
 
 _DEEPEST = 12
 _LEAST_FILE_BYTES = 1 << 20
+# Where there is no O_PATH, this process must be allowed to list the folder, too.
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Shipment:
@@ -59,7 +61,7 @@ class Shipment:
                 file.write(pickle.dumps((import_paths(), sys.argv)))
                 file.write(payload)
             with contextlib.suppress(PermissionError):
-                self.folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                self.folder = os.open(".", _FOLDER)
         except BaseException:
             self.close()
             raise

@@ -19,9 +19,10 @@ from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import PRODUCED, StageTimes, stage_times
 from fkat_data.observe.timeline import Timeline
 from fkat_data.plan.task import Task
+from fkat_data.transport.anonymous import anonymous_file
 from fkat_data.transport.channel import Channel, ChannelClosed, Frame
 from fkat_data.transport.codec import decode
-from fkat_data.transport.segment import Lease, Segment, SegmentLeases, anonymous_file
+from fkat_data.transport.segment import Lease, Segment, SegmentLeases
 from fkat_data.worker.failure import reportable, unpack_failure
 from fkat_data.worker.messages import (
     ALLOWANCE,

@@ -17,27 +17,20 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias
 
-from fkat_data.errors import FkatDataError
+from fkat_data.errors import ConfigurationError, FkatDataError
 from fkat_data.worker.child import SpawnedChild, Waitable, popen_interpreter
 from fkat_data.worker.inheritance import Heritage, heritage, import_paths
 from fkat_data.worker.monitor import WorkerMonitor
 
 __all__ = [
     "READY",
-    "START_METHODS",
-    "StartMethod",
     "TemplateLease",
     "TemplateProcess",
     "add_forked_template",
     "has_templates",
     "template_lease",
 ]
-
-StartMethod: TypeAlias = Literal["template", "spawn"]
-START_METHODS: tuple[str, ...] = ("template", "spawn")
-"""How a worker process is started."""
 
 READY = b"\0"
 """What a template that was forked from the trainer sends when it can fork workers."""
@@ -404,8 +397,17 @@ def template_lease(start_method: str | None) -> TemplateLease | None:
 
     Args:
         start_method: The loader's; None: the template where this system has what it needs, Linux with pidfds.
+
+    Raises:
+        ConfigurationError: A template is demanded on macOS.
     """
-    if start_method == "spawn":
+    if sys.platform == "darwin" and start_method == "template":
+        raise ConfigurationError(
+            "start_method",
+            start_method,
+            "'spawn' on macOS, whose libraries do not work in a fork of a process that uses them",
+        )
+    if start_method == "spawn" or sys.platform == "darwin":
         return None
     try:
         os.close(os.pidfd_open(os.getpid()))

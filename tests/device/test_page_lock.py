@@ -7,7 +7,8 @@ from loader_examples import make
 
 from fkat_data.device import page_lock
 from fkat_data.device.page_lock import PageLocks
-from fkat_data.transport.segment import Segment, anonymous_file, mapping_at
+from fkat_data.transport.anonymous import anonymous_file
+from fkat_data.transport.segment import Segment, mapping_at
 
 
 class Runtime:

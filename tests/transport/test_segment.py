@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from fkat_data.errors import MemoryLimitError
-from fkat_data.transport.segment import SegmentLeases, SegmentPool, anonymous_file, rounded_size
+from fkat_data.transport.anonymous import anonymous_file
+from fkat_data.transport.segment import SegmentLeases, SegmentPool, rounded_size
 
 LIMIT = 1 << 20
 

@@ -87,7 +87,7 @@ with ShardedDataLoader(0, ["a"], Facts()) as first:
     for method in ("template", "spawn"):
         with ShardedDataLoader(0, ["a"], Facts(), start_method=method) as loader:
             facts += loader
-    assert first._pool._template._used and len({id(template) for template in first._pool._template._used}) == 1
+    assert first._pool._starter._template._used and len({id(template) for template in first._pool._starter._template._used}) == 1
     json.dump(facts, sys.stderr)
     assert open("stdout").read() == "hello\\n" * 2
 """

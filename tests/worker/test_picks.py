@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fkat_data.worker.picks import NUM_TASKS, Pick, Picks, Refusal
+from fkat_data.worker.messages import NUM_TASKS
+from fkat_data.worker.picks import Pick, Picks, Refusal
 
 
 @pytest.fixture

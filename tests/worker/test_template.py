@@ -44,7 +44,7 @@ def load(shard):
 
 
 def template_of(loader):
-    return loader._pool._template._used[-1]
+    return loader._pool._starter._template._used[-1]
 
 
 def children():

@@ -4,18 +4,16 @@ import contextlib
 import errno
 import fcntl
 import os
-import struct
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Generator
 from pathlib import Path
 
+from fkat_data.record_locks import lock_byte
 from fkat_data.streaming.cache.locks import LockFile
 
 __all__ = ["MappedFiles"]
 
-#: ``struct flock``: type, what the start counts from, start, length, process id.
-_FLOCK = "@hhqqi0q"
 _MOST = (1 << 62) - 1
 _BUSY = (errno.EAGAIN, errno.EACCES)
 #: The file system or the directory does not allow it.
@@ -144,7 +142,7 @@ class MappedFiles:
 def _lock(lock: LockFile, kind: int, place: int) -> bool:
     """Set a lock; return False if another process's excludes it."""
     try:
-        fcntl.fcntl(lock.descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, 0, place, 1, 0))
+        lock_byte(lock.descriptor, kind, place)
     except OSError as error:
         if error.errno in _BUSY:
             return False

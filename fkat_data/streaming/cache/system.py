@@ -1,4 +1,4 @@
-"""What Python does not offer: two system calls, and the id of this start of the machine."""
+"""What Python does not offer: the kind of a file system, room that is reserved on a disk, and this start of the machine."""
 
 import ctypes
 import errno
@@ -9,13 +9,16 @@ from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
+from fkat_data.machine import boot_text
+
 __all__ = ["allocate", "boot_id", "file_system_of", "is_node_local"]
 
 _C = ctypes.CDLL(None, use_errno=True)
 _KEEP_SIZE = 1
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _STATFS_BYTES = 256  # more than any kernel's structure
 
+#: Stands for each of ``_MAC_LOCAL_NAMES``: "APFS" in ASCII.
+_MAC_LOCAL = 0x41504653
 #: File systems that only one kernel mounts, by their numbers in statfs(2).
 _NODE_LOCAL = frozenset(
     {
@@ -31,8 +34,11 @@ _NODE_LOCAL = frozenset(
         0x3153464A,  # JFS
         0x52654973,  # ReiserFS
         0xF15F,  # eCryptfs
+        _MAC_LOCAL,
     }
 )
+#: Those of macOS, which have names instead of numbers that stay.
+_MAC_LOCAL_NAMES = frozenset({"apfs", "hfs", "exfat", "msdos", "tmpfs"})
 
 
 def is_node_local(file_system: int) -> bool:
@@ -53,20 +59,27 @@ def file_system_of(path: Path) -> int:
     Raises:
         OSError: The path does not exist, or is not accessible.
     """
+    if sys.platform != "linux":
+        return _MAC_LOCAL if _file_system_name(path) in _MAC_LOCAL_NAMES else 0
     found = ctypes.create_string_buffer(_STATFS_BYTES)
     _call(path, _C.statfs, os.fsencode(path), found)
     # A machine word, which some kernels sign-extend.
     return int.from_bytes(found.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) & 0xFFFFFFFF
 
 
+def _file_system_name(path: Path) -> str:
+    """Return the name of the file system that a path is on; "" if the system does not tell."""
+    import psutil  # noqa: PLC0415 - Linux does not need it
+
+    path = path.resolve(strict=True)
+    mounts = [mount for mount in psutil.disk_partitions(all=True) if path.is_relative_to(mount.mountpoint)]
+    return max(mounts, key=lambda mount: len(mount.mountpoint)).fstype if mounts else ""
+
+
 @cache
 def boot_id() -> int:
-    """Return a number of 64 bits that changes when the machine restarts; a constant where the kernel has no such id."""
-    try:
-        text = _BOOT.read_bytes()
-    except OSError:
-        text = b""
-    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
+    """Return a number of 64 bits that changes when the machine restarts."""
+    return int.from_bytes(blake2b(boot_text().encode(), digest_size=8).digest(), "little")
 
 
 def allocate(descriptor: int, size_bytes: int) -> None:
@@ -75,7 +88,7 @@ def allocate(descriptor: int, size_bytes: int) -> None:
     Raises:
         OSError: The disk has not enough space.
     """
-    if size_bytes == 0:
+    if size_bytes == 0 or not hasattr(_C, "fallocate"):
         return
     try:
         _call(None, _C.fallocate, descriptor, _KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size_bytes))

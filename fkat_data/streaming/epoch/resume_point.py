@@ -20,13 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError, StaleIteratorError
-from fkat_data.streaming.epoch.torch_iteration import (
-    TorchIteration,
-    iteration_that_starts,
-    started_at,
-    trainer_here,
-)
+from fkat_data.machine import started_at
+from fkat_data.streaming.epoch.torch_iteration import TorchIteration, iteration_that_starts, trainer_here
 from fkat_data.streaming.order.partition import Grid
+from fkat_data.transport.anonymous import anonymous_file
 
 __all__ = ["ResumePoint", "SharedResumePoint"]
 
@@ -74,7 +71,7 @@ class SharedResumePoint:
     """
 
     def __init__(self) -> None:
-        self._open(os.memfd_create("fkat_data resume point", os.MFD_CLOEXEC))
+        self._open(anonymous_file())
         self._reset(trainer_here(), ResumePoint())
 
     def next(self) -> ResumePoint:
@@ -226,7 +223,7 @@ class SharedResumePoint:
             self._open(state["page"].detach())
             self._origin = state["origin"]
         else:
-            self._open(os.memfd_create("fkat_data resume point", os.MFD_CLOEXEC))
+            self._open(anonymous_file())
             self._origin = trainer_here()
             self._trainers[0] = (self._origin, 0, *state["row"][2:])
 

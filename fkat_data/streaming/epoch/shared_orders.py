@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fkat_data.machine import boot_text
 from fkat_data.streaming.cache.locks import LockFile, pauses
 from fkat_data.streaming.cache.system import allocate
 from fkat_data.streaming.order.keeper import OrderPart, kept_here
@@ -171,4 +172,4 @@ def _folder() -> Path:
 
 def _boot_id() -> str:
     # A file that was not synced before the power failed may look whole and be empty.
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return boot_text().strip()

@@ -10,12 +10,13 @@ import logging
 import multiprocessing
 import os
 from multiprocessing.queues import Queue
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from torch.utils.data import dataloader, get_worker_info
 
-__all__ = ["TorchIteration", "iteration_here", "iteration_that_starts", "started_at", "trainer_here"]
+from fkat_data.machine import started_at
+
+__all__ = ["TorchIteration", "iteration_here", "iteration_that_starts", "trainer_here"]
 
 _logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ def trainer_here() -> tuple[int, int]:
     """Return the process that iterates: this one, or the one whose DataLoader this one works for.
 
     Returns:
-        Its process id, and when it started, in ticks since the machine did.
+        Its process id, and when it started (see ``fkat_data.machine.started_at``).
     """
     parent = multiprocessing.parent_process()
     is_worker = get_worker_info() is not None and parent is not None
@@ -86,13 +87,3 @@ def trainer_here() -> tuple[int, int]:
 
 def _key_of(queue: "Queue[Any]") -> int:
     return os.fstat(cast("Any", queue)._writer.fileno()).st_ino  # noqa: SLF001 - see the docstring of the module
-
-
-def started_at(pid: int) -> int:
-    """Return when a process started, in ticks since the machine did; 0 if it has ended."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return 0
-    # The name of the program, in parentheses, may contain anything.
-    return int(status.rpartition(b")")[2].split()[19])

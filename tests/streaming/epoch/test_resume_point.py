@@ -6,8 +6,9 @@ import random
 import pytest
 
 from fkat_data.errors import ConfigurationError, StaleIteratorError
+from fkat_data.machine import started_at
 from fkat_data.streaming.epoch.resume_point import ResumePoint, SharedResumePoint
-from fkat_data.streaming.epoch.torch_iteration import TorchIteration, started_at, trainer_here
+from fkat_data.streaming.epoch.torch_iteration import TorchIteration, trainer_here
 
 
 def test_an_iteration_is_the_next_epoch_and_keeps_what_is_settled():

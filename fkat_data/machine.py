@@ -1,0 +1,96 @@
+"""What one call tells on Linux, and another one elsewhere: the CPUs, a process's start, the machine's start.
+
+Four files hold what else differs between systems: ``fkat_data.record_locks``, ``fkat_data.transport.anonymous``,
+``fkat_data.transport.socket_calls`` and ``fkat_data.worker.process_end``.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from fkat_data.errors import ConfigurationError
+
+__all__ = [
+    "boot_text",
+    "call_in_forks",
+    "can_start_workers",
+    "num_usable_cpus",
+    "refuse_workers",
+    "started_at",
+    "variables_at_start",
+]
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def can_start_workers() -> bool:
+    """Return whether worker processes work on this system: on Linux and macOS they do, on Windows they do not."""
+    return sys.platform != "win32"
+
+
+def refuse_workers(argument: str, value: object) -> None:
+    """Refuse an argument that needs worker processes, where this system has none.
+
+    Raises:
+        ConfigurationError: This is Windows.
+    """
+    if not can_start_workers():
+        raise ConfigurationError(argument, value, "False on Windows: worker processes need Linux or macOS")
+
+
+def call_in_forks(action: Callable[[], object]) -> None:
+    """Call an action in each process that is forked from this one, where the system forks."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=action)
+
+
+def num_usable_cpus() -> int:
+    """Return how many CPUs this process may use; all of the machine's where the system sets no such limit."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def boot_text() -> str:
+    """Return a text that changes when the machine restarts."""
+    with contextlib.suppress(OSError):
+        return _BOOT.read_text()
+    import psutil  # noqa: PLC0415 - on Linux, what needs this function does not need psutil
+
+    return str(int(psutil.boot_time()))
+
+
+def started_at(pid: int) -> int:
+    """Return when a process started, in hundredths of a second; 0 if it has ended.
+
+    On Linux they count from the machine's start.
+    """
+    if sys.platform == "linux":
+        try:
+            status = Path(f"/proc/{pid}/stat").read_bytes()
+        except OSError:
+            return 0
+        # The name of the program, in parentheses, may contain anything.
+        return int(status.rpartition(b")")[2].split()[19])
+    import psutil  # noqa: PLC0415 - as above
+
+    try:
+        return int(100 * psutil.Process(pid).create_time())
+    except psutil.Error:
+        return 0
+
+
+def variables_at_start() -> dict[str, str]:
+    """Return the environment variables that this process was started with; none if the system does not tell."""
+    if sys.platform != "linux":
+        import psutil  # noqa: PLC0415 - as above
+
+        with contextlib.suppress(psutil.Error, OSError):
+            return psutil.Process().environ()
+        return {}
+    try:
+        text = Path("/proc/self/environ").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    parts = (variable.partition("=") for variable in text.split("\0") if variable)
+    return {name: value for name, _, value in parts}
