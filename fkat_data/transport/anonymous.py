@@ -42,9 +42,12 @@ def anonymous_memory(size_bytes: int) -> int:
         MemoryLimitError: The machine has no more shared memory, or a limit of this process does not allow it.
         OSError: There is no descriptor.
     """
-    descriptor = anonymous_file() if hasattr(os, "memfd_create") else _unnamed_memory()
+    is_sealable = hasattr(os, "memfd_create")
+    descriptor = anonymous_file() if is_sealable else _unnamed_memory()
     try:
         _reserve(descriptor, size_bytes)
+        if is_sealable:
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     except BaseException:
         os.close(descriptor)
         raise
@@ -79,5 +82,3 @@ def _reserve(descriptor: int, size_bytes: int) -> None:
         raise MemoryLimitError(
             available_bytes(), size_bytes, 0, f"the machine has no more shared memory ({os.strerror(error.errno)})"
         ) from error
-    if hasattr(fcntl, "F_ADD_SEALS"):
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)

@@ -48,7 +48,6 @@ class _AtTheFirstImport:
 
             sys.modules["ctypes"].CDLL = load
             sys.platform = "win32"
-        return None
 
 
 sys.meta_path.insert(0, _AtTheFirstImport())

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import sysconfig
+from pathlib import Path
 
 _MISSING = {
     os: (
@@ -71,7 +72,6 @@ class _AtTheFirstImport:
             _change()
             sys.platform = "darwin"
             sys.addaudithook(_refuse)
-        return None
 
 
 def _refuse(event, arguments):
@@ -98,5 +98,5 @@ def _is_package():
     return False
 
 
-_SHARED_DEVICE = os.stat("/dev/shm").st_dev if os.path.isdir("/dev/shm") else -1
+_SHARED_DEVICE = Path("/dev/shm").stat().st_dev
 sys.meta_path.insert(0, _AtTheFirstImport())

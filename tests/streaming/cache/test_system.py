@@ -1,6 +1,9 @@
 import errno
 import os
+import sys
+import types
 
+import psutil
 import pytest
 
 from fkat_data.streaming.cache.system import allocate, file_system_of, is_node_local
@@ -38,6 +41,17 @@ def test_the_file_system_of_a_path_is_told(tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         file_system_of(tmp_path / "none")
     assert caught.value.filename == str(tmp_path / "none")
+
+
+@pytest.mark.parametrize(("name", "is_local"), [("apfs", True), ("hfs", True), ("smbfs", False), ("nfs", False)])
+def test_a_system_without_numbers_names_its_file_systems(tmp_path, monkeypatch, name, is_local):
+    mounts = [("/", "other"), (str(tmp_path), name), (str(tmp_path / "deeper"), "other")]
+    found = [types.SimpleNamespace(mountpoint=mount, fstype=kind) for mount, kind in mounts]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda **_: found)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert is_node_local(file_system_of(tmp_path)) == is_local
+    with pytest.raises(FileNotFoundError):
+        file_system_of(tmp_path / "none")
 
 
 def test_room_is_reserved_without_a_change_of_size(tmp_path):

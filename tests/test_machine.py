@@ -1,0 +1,51 @@
+import os
+import sys
+
+import psutil
+import pytest
+
+from fkat_data import machine
+from fkat_data.errors import ConfigurationError
+
+
+@pytest.fixture(params=["linux", "darwin"])
+def _either_way(request, monkeypatch):
+    """What Linux is asked, and what another system is."""
+    if request.param != sys.platform:
+        monkeypatch.setattr(sys, "platform", request.param)
+        monkeypatch.setattr(machine, "_BOOT", machine.Path("/none"))
+        monkeypatch.delattr(os, "sched_getaffinity")
+
+
+pytestmark = pytest.mark.usefixtures("_either_way")
+
+
+def test_the_cpus_are_counted():
+    assert 1 <= machine.num_usable_cpus() <= os.cpu_count()
+
+
+def test_a_process_has_one_start_and_none_after_its_end():
+    ours, parents = machine.started_at(os.getpid()), machine.started_at(os.getppid())
+    assert 0 < parents <= ours == machine.started_at(os.getpid())
+    assert machine.started_at(2**22 + 1) == 0
+
+
+def test_the_start_of_the_machine_stays():
+    assert machine.boot_text() == machine.boot_text() != ""
+
+
+def test_the_variables_at_the_start_are_those_of_now_but_for_what_was_set_since(monkeypatch):
+    name, value = next((name, value) for name, value in psutil.Process().environ().items() if name != "PYTHONPATH")
+    monkeypatch.setenv(name, value + "!")
+    monkeypatch.setenv("FKAT_SET_SINCE", "1")
+    assert machine.variables_at_start()[name] == value
+    assert "FKAT_SET_SINCE" not in machine.variables_at_start()
+
+
+def test_workers_are_refused_on_windows_alone(monkeypatch):
+    machine.refuse_workers("multiprocessing", value=True)
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(
+        ConfigurationError, match=r"multiprocessing = True: expected False on Windows: .* Linux or macOS"
+    ):
+        machine.refuse_workers("multiprocessing", value=True)

@@ -1,0 +1,95 @@
+import errno
+import os
+import socket
+import sys
+import threading
+import time
+
+import pytest
+
+from fkat_data.transport import channel, socket_calls
+from fkat_data.transport.channel import Channel, ChannelClosed
+
+
+@pytest.fixture
+def _without_flags(monkeypatch):
+    """As on macOS: no flag of a call keeps it from waiting, or a descriptor from programs."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(socket, "MSG_DONTWAIT", 0)
+    for name in ("CLOSE_ON_EXEC", "NO_SIGNAL"):
+        monkeypatch.setattr(socket_calls, name, 0)
+        monkeypatch.setattr(channel, name, 0)
+
+
+@pytest.fixture
+def ends(_without_flags):
+    trainer, worker = map(Channel, socket.socketpair())
+    yield trainer, worker
+    trainer.close()
+    worker.close()
+
+
+def received(end):
+    while True:
+        frame = end.receive()
+        if frame is not None:
+            return frame
+        assert end.wait(10)
+
+
+def test_a_trainer_that_posts_to_a_full_socket_goes_on(ends):
+    trainer, worker = ends
+    began_s = time.monotonic()
+    for number in range(50):
+        trainer.post(number, bytes(100_000))
+    assert time.monotonic() - began_s < 5
+    assert trainer.has_unsent
+    for number in range(50):
+        assert received(worker) == (number, bytes(100_000))
+        trainer.flush()
+
+
+def test_a_worker_waits_for_room_and_sends_its_descriptors(ends):
+    trainer, worker = ends
+    reading, writing = os.pipe()
+    large = os.urandom(3_000_000)
+
+    def send():
+        worker.send(1, large, reading)
+        worker.send(2, b"after")
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    time.sleep(0.05)
+    assert received(trainer) == (1, large)
+    assert received(trainer) == (2, b"after")
+    thread.join()
+    came = trainer.take_descriptor()
+    assert not os.get_inheritable(came)
+    os.write(writing, b"x")
+    assert os.read(came, 1) == b"x"
+    for descriptor in (reading, writing, came):
+        os.close(descriptor)
+
+
+def test_the_end_of_the_peer_ends_a_wait_for_room(ends):
+    trainer, worker = ends
+    threading.Timer(0.1, trainer.close).start()
+    with pytest.raises(ChannelClosed):
+        worker.send(1, bytes(10_000_000))
+
+
+def test_a_process_with_too_many_open_files_is_named(ends, monkeypatch):
+    trainer, _ = ends
+
+    class Full:
+        def recvmsg_into(self, *_):
+            raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
+
+        def __getattr__(self, name):
+            return getattr(sock, name)
+
+    sock = trainer._socket
+    monkeypatch.setattr(trainer, "_socket", Full())
+    with pytest.raises(channel.WorkerError, match="ulimit -n"):
+        trainer.receive()
