@@ -9,8 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 __all__ = ["available_bytes", "default_limit_bytes", "group_bytes"]
 
 _MEBIBYTE = 1 << 20
@@ -36,6 +34,8 @@ _VERSION_2 = _Files(("memory.max", "memory.high"), "memory.current", ("active_fi
 def available_bytes(mounts: Path = _MOUNTS, own_groups: Path = _OWN_GROUPS) -> int:
     """Return the memory that can still be taken: the machine's, or a control group's where that is less."""
     left = group_bytes(mounts, own_groups)
+    import psutil  # noqa: PLC0415 - to import the package takes less without it
+
     available = psutil.virtual_memory().available
     return available if left is None else min(available, left)
 
