@@ -144,7 +144,8 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def without_linux(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parent / "without_linux")
+    if sys.platform == "linux":
+        monkeypatch.syspath_prepend(Path(__file__).parent / "without_linux")
 
 
 def own_shared_memory():

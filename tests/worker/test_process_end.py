@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("processes")
 def test_the_end_of_a_child_is_seen_before_and_after_it_is_reaped(monkeypatch, nothing_left_behind, is_missing):
     if is_missing:
         for name in ("pidfd_open", "waitid"):
-            monkeypatch.delattr(os, name)
+            monkeypatch.delattr(os, name, raising=False)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         end = end_of(child.pid)
         assert not os.get_inheritable(end.fileno())
@@ -32,7 +32,7 @@ def test_the_end_of_a_child_is_seen_before_and_after_it_is_reaped(monkeypatch, n
 
 def test_a_descriptor_that_was_closed_disturbs_nothing(monkeypatch, nothing_left_behind):
     for name in ("pidfd_open", "waitid"):
-        monkeypatch.delattr(os, name)
+        monkeypatch.delattr(os, name, raising=False)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         end_of(child.pid).close()
         child.kill()
