@@ -3,7 +3,16 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
 
-__all__ = ["Microbatch", "Profiler", "RandomAccess", "ResplittableSampler", "Shard", "Skippable", "Stateful"]
+__all__ = [
+    "Microbatch",
+    "Profiler",
+    "RandomAccess",
+    "ResplittableSampler",
+    "ResumableLoader",
+    "Shard",
+    "Skippable",
+    "Stateful",
+]
 
 Shard: TypeAlias = str | list[str]
 """URI of a file with samples, or a list of URIs that are read as one group."""
@@ -22,6 +31,33 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go to a position that ``state_dict`` returned."""
+        ...
+
+
+@runtime_checkable
+class ResumableLoader(Protocol):
+    """What the library's loaders have in common, for trainers that drive them."""
+
+    def __iter__(self) -> Iterator[Microbatch]: ...
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the position of all ranks: what was delivered; a collective call where the ranks differ."""
+        ...
+
+    def load_state_dict(self, state_dict: Any, /) -> None:
+        """Go to a position that ``state_dict`` or ``local_state_dict`` returned; the next iteration goes on there."""
+        ...
+
+    def local_state_dict(self) -> dict[str, Any] | None:
+        """Return this rank's position; not collective."""
+        ...
+
+    def merge_state_dicts(self, local_state_dicts: Any, /) -> Any:
+        """Return what ``state_dict`` would return, from every rank's ``local_state_dict`` in the order of ranks."""
+        ...
+
+    def end_epoch(self) -> None:
+        """Count the rest of the epoch as delivered; change nothing where nothing of it was delivered."""
         ...
 
 

@@ -32,6 +32,7 @@ from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.observe.timeline import open_timeline
 from fkat_data.plan.elastic_plan import elastic_shard_plan
 from fkat_data.plan.state import RankState, merge, read_rank
+from fkat_data.position import Position
 from fkat_data.types import Microbatch, Profiler, Shard
 from fkat_data.worker.settings import START_METHODS, StartMethod
 
@@ -270,6 +271,18 @@ class ShardedDataLoader:
         """
         self._finish_loading()
         return not self._delivery.is_over and self._cursor.take_back()
+
+    def end_epoch(self) -> None:
+        """Count the rest of the epoch as delivered: the next iteration begins the next epoch.
+
+        Where nothing of the epoch was delivered, nothing changes. An iteration that is cut short ends: its iterator
+        raises ``StaleIteratorError``.
+        """
+        self._finish_loading()
+        position = self._cursor.position
+        if position != Position(position.epoch, 0, 0, 0):
+            self._stop()
+            self._cursor.pass_epoch()
 
     def prefetch_shards(self, count: int) -> None:
         """Put ``count`` more shards in work now; begins an epoch if none is under way.

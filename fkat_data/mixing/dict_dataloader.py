@@ -1,7 +1,7 @@
 """A loader over loaders: microbatches of several sources in one order, each with the name of its source."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self, cast
 
@@ -130,13 +130,42 @@ class DictDataLoader:
         Plain values, and whatever the sources' own states hold. Where a source's ``state_dict`` is collective, as a
         ``ShardedDataLoader``'s is, this is too: every rank must call it.
         """
-        self._settle()
+        return self._state_with({name: source.state_dict() for name, source in self._settled_sources().items()})
+
+    def local_state_dict(self) -> dict[str, Any]:
+        """Return this rank's position, with each source's ``local_state_dict`` where it has one; not collective."""
+        return self._state_with({name: source.local_state_dict() for name, source in self._settled_sources().items()})
+
+    def merge_state_dicts(self, local_state_dicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return what ``state_dict`` would return, from every rank's ``local_state_dict`` in the order of ranks.
+
+        Raises:
+            StateMismatchError: One of them is no local state, or they are of different runs.
+        """
+        if not local_state_dicts:
+            raise StateMismatchError("local_state_dicts", 0, "<one for each rank>")
+        for state_dict in local_state_dicts:
+            self._check(state_dict)
         return {
-            "version": _STATE_VERSION,
-            "strategy": repr(self._schedule.strategy),
-            **self._schedule.state_dict(),
-            "sources": {name: source.state_dict() for name, source in self._sources.items()},
+            **local_state_dicts[0],
+            "sources": {
+                name: source.merged([state_dict["sources"][name] for state_dict in local_state_dicts])
+                for name, source in self._sources.items()
+            },
         }
+
+    def end_epoch(self) -> None:
+        """Count the rest of the epoch as delivered: the next iteration begins the next epoch, and every source again.
+
+        Where nothing of the epoch was delivered, nothing changes.
+        """
+        if not self.step:
+            return
+        self._iterations.begin()
+        for source in self._sources.values():
+            source.end_pass()
+        self._is_left_early = True
+        self._is_loaded = False
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to a saved position: the next iteration begins at the first microbatch that was not delivered before it.
@@ -147,18 +176,7 @@ class DictDataLoader:
             StateMismatchError: It is no state of a mixture of these sources. If it is a source's own state that
                 belongs to another loader, sources before it have moved; load another state then.
         """
-        if not isinstance(state_dict, Mapping):
-            raise StateMismatchError("state_dict", state_dict, "<a mixture's state>")
-        version = state_dict.get("version", "<missing>")
-        if version != _STATE_VERSION:
-            raise StateMismatchError("version", version, _STATE_VERSION, "another version of the library wrote it")
-        sources = state_dict.get("sources", "<missing>")
-        if not isinstance(sources, Mapping) or set(cast("Mapping[str, Any]", sources)) != set(self._sources):
-            names = sorted(cast("Mapping[str, Any]", sources)) if isinstance(sources, Mapping) else sources
-            raise StateMismatchError("sources", names, sorted(self._sources), "it is the state of other sources")
-        saved = cast("Mapping[str, Any]", sources)
-        for name, source in self._sources.items():
-            source.check(saved[name])
+        self._check(state_dict)
         self._settle()
         self._schedule.load_state_dict(state_dict)
         self._loading = state_dict
@@ -208,6 +226,33 @@ class DictDataLoader:
             raise StopIteration
         self._draft.begin(self._snapshot())
         return self._take()
+
+    def _check(self, state_dict: object) -> None:
+        if not isinstance(state_dict, Mapping):
+            raise StateMismatchError("state_dict", state_dict, "<a mixture's state>")
+        state = cast("Mapping[str, Any]", state_dict)
+        version = state.get("version", "<missing>")
+        if version != _STATE_VERSION:
+            raise StateMismatchError("version", version, _STATE_VERSION, "another version of the library wrote it")
+        sources = state.get("sources", "<missing>")
+        if not isinstance(sources, Mapping) or set(cast("Mapping[str, Any]", sources)) != set(self._sources):
+            names = sorted(cast("Mapping[str, Any]", sources)) if isinstance(sources, Mapping) else sources
+            raise StateMismatchError("sources", names, sorted(self._sources), "it is the state of other sources")
+        saved = cast("Mapping[str, Any]", sources)
+        for name, source in self._sources.items():
+            source.check(saved[name])
+
+    def _settled_sources(self) -> dict[str, MixedSource]:
+        self._settle()
+        return self._sources
+
+    def _state_with(self, sources: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "version": _STATE_VERSION,
+            "strategy": repr(self._schedule.strategy),
+            **self._schedule.state_dict(),
+            "sources": sources,
+        }
 
     def _settle(self) -> None:
         """Undo what an interrupted call has done, or finish it."""

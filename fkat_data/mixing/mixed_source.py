@@ -5,7 +5,7 @@ them. Any other iterable is iterated again, up to the saved position.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -122,12 +122,36 @@ class MixedSource:
         """Forget the last microbatch: the caller has it."""
         self._fetched.clear()
 
+    def end_pass(self) -> None:
+        """Leave the present pass, as a new one begins: a loader that can end its epoch begins the next one."""
+        self.give_up()
+        end_epoch = getattr(self.loader, "end_epoch", None)
+        if callable(end_epoch):
+            end_epoch()
+        self._loaded = None
+
     def state_dict(self) -> dict[str, Any]:
         """Return the position, and the loader's own state if it has one."""
+        return self._position("state_dict")
+
+    def local_state_dict(self) -> dict[str, Any]:
+        """Return what ``state_dict`` does, but of the loader's state this rank's part alone, if it has one."""
+        return self._position("local_state_dict" if hasattr(self.loader, "local_state_dict") else "state_dict")
+
+    def merged(self, local_state_dicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return what ``state_dict`` would return, from every rank's ``local_state_dict`` in the order of ranks."""
+        merge = getattr(self.loader, "merge_state_dicts", None)
+        states = [state_dict["state"] for state_dict in local_state_dicts]
+        # A pass that has begun ahead of the mixture keeps the state that was loaded, which is that of all ranks.
+        is_whole = any("all_rank_indices" in state for state in states if isinstance(state, Mapping))
+        state = merge(states) if callable(merge) and not is_whole else states[0]
+        return {**local_state_dicts[0], "state": state}
+
+    def _position(self, method: str) -> dict[str, Any]:
         if self._held is not None:
             state = self._held[1]
         else:
-            state = self.loader.state_dict() if isinstance(self.loader, Stateful) else None
+            state = getattr(self.loader, method)() if isinstance(self.loader, Stateful) else None
         is_past = isinstance(self.loader, _Counted) and self._epoch is not None and self.loader.epoch != self._epoch
         return {
             "delivered": self.delivered,

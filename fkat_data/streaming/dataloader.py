@@ -1,7 +1,7 @@
 """A DataLoader for a streaming dataset, which makes the order's batches and tracks the trainer's position."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch.utils import data
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from fkat_data.arguments import integer
-from fkat_data.errors import ConfigurationError, FkatDataError, StaleIteratorError
+from fkat_data.errors import ConfigurationError, FkatDataError, StaleIteratorError, StateMismatchError
 from fkat_data.streaming.dataset import StreamingDataset, has_own_iter
 from fkat_data.streaming.epoch.rank_batches import PickedSamples, RankBatches
 from fkat_data.streaming.epoch.resume_point import ResumePoint
@@ -169,6 +169,38 @@ class StreamingDataLoader(DataLoader[Any]):
         if self._sample_in_epoch is None:
             return self.dataset.state_dict(0, False)
         return self.dataset.state_dict(self._sample_in_epoch, True)
+
+    def local_state_dict(self) -> dict[str, Any] | None:
+        """Return what ``state_dict`` returns: no state of this loader needs the other ranks."""
+        return self.state_dict()
+
+    @staticmethod
+    def merge_state_dicts(local_state_dicts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return one state for all ranks, from each rank's ``local_state_dict``: they are the same.
+
+        Raises:
+            StateMismatchError: There are none.
+        """
+        if not local_state_dicts:
+            raise StateMismatchError("local_state_dicts", 0, "<one for each rank>")
+        return local_state_dicts[0]
+
+    def end_epoch(self) -> None:
+        """Count the rest of the epoch as delivered: the next iteration begins the next epoch.
+
+        Where nothing of the epoch was delivered, the next iteration begins that epoch again.
+
+        Raises:
+            ConfigurationError: As for ``state_dict``.
+        """
+        state = self.state_dict()
+        if state is None:
+            return
+        if state["sample_in_epoch"]:
+            # A new epoch begins in the present grid.
+            kept = {name: value for name, value in state.items() if name != "initial_grid"}
+            state = {**kept, "epoch": state["epoch"] + 1, "sample_in_epoch": 0}
+        self.load_state_dict(state)
 
     def load_state_dict(self, obj: dict[str, Any]) -> None:
         """Continue with the next iteration where a state was taken, in this world or another.

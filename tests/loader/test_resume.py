@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import time
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from loader_examples import MIXED, MapDataset, epoch, make, plain, same_state
 from torch.utils.data import DataLoader
 
 from fkat_data import DistributedDataParallelShardSampler, ShuffledShardSampler
+from fkat_data.errors import StaleIteratorError
 from fkat_data.samplers import ShardSampler
 
 NUM_EPOCHS = 2
@@ -559,3 +561,34 @@ def test_a_sampler_that_can_be_read_once_is_never_resumed_at_the_wrong_shard():
     except ValueError:
         return
     assert again == second
+
+
+@pytest.mark.parametrize("shards", [MIXED, ["list-a-2"]])
+def test_an_epoch_that_is_ended_after_a_load_is_one_that_was_left(shards):
+    """At each place of it; where nothing was delivered, nothing changes."""
+    for count in range(len(epoch(make(shards))) + 1):
+        left, loaded = make(shards), make(shards)
+        list(islice(left, count))
+        state = left.state_dict()
+        assert same_state(loaded.merge_state_dicts([left.local_state_dict()]), state)
+        loaded.load_state_dict(state)
+        loaded.end_epoch()
+        assert (loaded.epoch, loaded.step) == (min(count, 1), 0)
+        left.end_epoch()
+        expected = epoch(left)
+        assert epoch(loaded) == expected
+        assert expected == epochs(make(shards), 2)[min(count, 1)]
+
+
+def test_an_iterator_of_an_epoch_that_was_ended_is_stale():
+    loader = make()
+    iterator = iter(loader)
+    loader.end_epoch()
+    next(iterator)
+    loader.end_epoch()
+    with pytest.raises(StaleIteratorError):
+        next(iterator)
+
+
+def epochs(loader, count):
+    return [epoch(loader) for _ in range(count)]

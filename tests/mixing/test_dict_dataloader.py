@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loader_examples import make
+from loader_examples import make, same_state
 from loader_examples import plain as plain_microbatch
 from torch.utils.data import DataLoader
 
@@ -432,3 +432,31 @@ def test_statistics_are_those_of_the_sources_together():
     statistics = loader.statistics()
     assert statistics.delivered == 2 * (2 + 3)
     assert statistics.waited_s > 0
+
+
+@pytest.mark.parametrize("on_exhausted", ON_EXHAUSTED)
+@pytest.mark.parametrize("kind", [Numbers, lambda name, count: make([f"skip-{name}-{count}", "skip-z-1"])])
+def test_an_epoch_that_is_ended_after_a_load_is_one_that_was_left(on_exhausted, kind):
+    def made():
+        return DictDataLoader({"a": kind("a", 4), "b": kind("b", 2)}, RoundRobin(["a", "b"]), on_exhausted=on_exhausted)
+
+    for count in range(len(shown_epoch(made()))):
+        left, loaded = made(), made()
+        list(islice(left, count))
+        state = left.state_dict()
+        assert same_state(loaded.merge_state_dicts([left.local_state_dict()]), state)
+        loaded.load_state_dict(state)
+        loaded.end_epoch()
+        assert shown_epoch(loaded) == shown_epoch(left)
+        assert loaded.epoch == left.epoch == min(count, 1) + 1
+
+
+def test_local_states_of_no_rank_and_of_another_mixture_are_refused():
+    loader = DictDataLoader({"a": Numbers("a", 1)}, RoundRobin(["a"]))
+    for states in ([], [{"version": 1}]):
+        with pytest.raises(StateMismatchError):
+            loader.merge_state_dicts(states)
+
+
+def shown_epoch(loader):
+    return [plain_microbatch(microbatch) for microbatch in loader]

@@ -4,7 +4,7 @@ from streaming_examples import numbers, same, world, write
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from fkat_data import ShardedDataLoader
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.streaming import Stream, StreamingDataLoader, StreamingDataset
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -203,3 +203,24 @@ def test_a_batch_by_its_number_is_the_one_of_the_epoch(data, drop_last):
         loader.microbatch(len(expected))
     assert not hasattr(StreamingDataLoader(make(data), num_workers=1), "num_microbatches")
     assert not hasattr(StreamingDataLoader(TensorDataset(torch.arange(3))), "num_microbatches")
+
+
+def test_an_epoch_that_is_ended_after_a_load_is_one_that_was_left(data):
+    def made():
+        return StreamingDataLoader(StreamingDataset(local=data, batch_size=4, shuffle=True))
+
+    whole = made()
+    epochs = [numbers(whole) for _ in range(2)]
+    for count in range(len(epochs[0]) + 1):
+        left, loaded = made(), made()
+        iterator = iter(left)
+        for _ in range(count):
+            next(iterator)
+        state = left.state_dict()
+        assert loaded.merge_state_dicts([left.local_state_dict()]) == state
+        loaded.load_state_dict(state)
+        for loader in (left, loaded):
+            loader.end_epoch()
+            assert numbers(loader) == epochs[min(count, 1)]
+    with pytest.raises(StateMismatchError):
+        made().merge_state_dicts([])
