@@ -59,6 +59,7 @@ FLOORS = {
     "loader": 5,
     "configuration": 5,
     "streaming": 5,
+    "lightning": 6,
     "testing": 6,
     "__init__": 6,
     "tools": 7,

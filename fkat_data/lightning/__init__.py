@@ -1,0 +1,23 @@
+"""Lightning: exact resume, data modules from configurations, and statistics in the logger.
+
+Works with ``lightning`` and with ``pytorch_lightning``: objects get the base classes of the one that is imported when
+they are made.
+
+::
+
+    from fkat_data.lightning import ExactResume
+
+    trainer = Trainer(callbacks=[ExactResume()])
+
+Raises:
+    ImportError: Neither package is installed.
+"""
+
+from fkat_data.lightning.data_module import DataModule
+from fkat_data.lightning.exact_resume import ExactResume
+from fkat_data.lightning.framework import check_installed
+from fkat_data.lightning.statistics_callback import StatisticsCallback
+
+__all__ = ["DataModule", "ExactResume", "StatisticsCallback"]
+
+check_installed()

@@ -1,0 +1,206 @@
+"""The callback that resumes a Trainer at the microbatch after the last one that it has trained on."""
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.lightning.feed import EvaluationFeed, TrainFeed, fed
+from fkat_data.lightning.feed_position import FeedPosition, FeedState, is_ours
+from fkat_data.lightning.framework import Flavoured, package_of
+from fkat_data.lightning.gradients import accumulated_gradients, restore_gradients
+from fkat_data.lightning.progress_counts import is_validation_open, mend_counts
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback
+else:
+    Callback = object
+
+__all__ = ["ExactResume"]
+
+_logger = logging.getLogger(__name__)
+
+_STATE_VERSION = 1
+
+
+class ExactResume(Flavoured, Callback):
+    """Saves and loads the state of every loader of this library that a Trainer trains with, exactly.
+
+    A checkpoint counts as delivered what was trained on, however far Lightning had fetched; and resuming loads it in
+    every case in which Lightning goes on in an epoch or begins one. Evaluations begin where the first one has begun.
+    Gradients that wait for an optimizer step are in the checkpoint.
+
+    The place of other loaders with a state is saved and loaded where Lightning would, and after
+    ``estimated_stepping_batches`` in ``configure_optimizers`` as well.
+
+    Raises:
+        StateMismatchError: A checkpoint is of other loaders.
+        ConfigurationError: A loader was made for another number of ranks than the Trainer has.
+    """
+
+    base_name = "Callback"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._state: FeedState | None = None
+        self._gradients: dict[str, Any] = {}
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Stand between the Trainer and its loaders."""
+        del pl_module, stage
+        self._state, self._gradients = None, {}
+        for loop in _loops(trainer):
+            _intercept(trainer, loop, self._feed_of)
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Read where to go on; the loaders may be made already, or not yet."""
+        del pl_module
+        if trainer.state.fn != "fit":
+            return
+        saved: dict[str, Any] = checkpoint.get("callbacks", {}).get(self.state_key) or {}
+        self._state = _state_in(checkpoint, saved, is_counted_in_steps=trainer.max_steps != -1)
+        if self._state is None:
+            return
+        self._gradients = {} if self._state.is_over else saved.get("gradients", {})
+        feed = _train_feed(trainer)
+        if feed is not None:
+            feed.position.restore(self._state)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Go on where the checkpoint says, if Lightning has begun before it read the checkpoint."""
+        feed = _train_feed(trainer)
+        if feed is None:
+            return
+        feed.position.begin_training()
+        if feed.position.is_stale:
+            iter(trainer.fit_loop._data_fetcher)  # noqa: SLF001 - Lightning offers no other way
+        _check_ranks(trainer, feed)
+        restore_gradients(pl_module, self._gradients)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Forget the checkpoint: what it says is in training."""
+        del pl_module, batch, batch_idx
+        feed = _train_feed(trainer)
+        if self._state is not None and feed is not None:
+            feed.position.train()
+        self._state, self._gradients = None, {}
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Write the place of every loader, on all ranks."""
+        feed = _train_feed(trainer)
+        if feed is None:
+            return
+        state = feed.take_saved()
+        progress = trainer.fit_loop.epoch_loop.batch_progress
+        is_trained = progress.current.processed == progress.current.ready
+        mend_counts(
+            checkpoint["loops"]["fit_loop"],
+            trainer.num_training_batches,
+            has_open_validation=is_validation_open(trainer),
+        )
+        checkpoint["callbacks"][self.state_key] = {
+            "version": _STATE_VERSION,
+            "loaders": list(state.loaders),
+            "ended": list(state.ended),
+            "is_over": is_trained and progress.is_last_batch,
+            "gradients": accumulated_gradients(trainer, pl_module),
+        }
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Leave the Trainer as it was."""
+        del pl_module, exception
+        _leave(trainer)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Leave the Trainer as it was, and the loaders of evaluations where they began."""
+        del pl_module, stage
+        for loop in _loops(trainer):
+            if isinstance(_combined(loop), EvaluationFeed):
+                _combined(loop).rewind()
+        _leave(trainer)
+
+    def _feed_of(self, trainer: Any, loop: Any, loaders: Any) -> Any:
+        is_training = loop is trainer.fit_loop
+        combined_class = package_of(trainer).utilities.CombinedLoader
+        if not isinstance(loaders, combined_class):
+            loaders = combined_class(loaders, "max_size_cycle" if is_training else "sequential")
+        if not is_training:
+            return fed(loaders, EvaluationFeed)
+        feed: TrainFeed = fed(loaders, TrainFeed)
+        progress = trainer.fit_loop.epoch_loop.batch_progress
+        # Lightning's other fetcher, for training_step(dataloader_iter), keeps no batches.
+        feed.position = FeedPosition(
+            lambda: progress.total.processed,
+            lambda: hasattr(trainer.fit_loop._data_fetcher, "batches"),  # noqa: SLF001 - as above
+        )
+        if self._state is not None:
+            feed.position.restore(self._state)
+        return feed
+
+
+def _state_in(checkpoint: dict[str, Any], saved: dict[str, Any], *, is_counted_in_steps: bool) -> FeedState | None:
+    """Return where a checkpoint says that training goes on; None if it has no state of a loader."""
+    fit_loop = checkpoint["loops"]["fit_loop"]
+    epochs = fit_loop["epoch_progress"]["current"]
+    batches = fit_loop["epoch_loop.batch_progress"]
+    # Lightning takes an epoch that was stopped for one that is over, unless it counts steps.
+    is_stopped = not is_counted_in_steps and epochs["ready"] == epochs["started"] == epochs["processed"]
+    if not saved:
+        loaders = fit_loop["state_dict"].get("combined_loader")
+        if not loaders:
+            return None
+        _logger.warning(
+            "the checkpoint was saved without ExactResume: if Lightning did not know the length of its loaders, it counts "
+            "one microbatch as delivered that was not trained on"
+        )
+        return FeedState(loaders, is_over=batches["is_last_batch"] or is_stopped, is_lightnings=True)
+    if saved.get("version") != _STATE_VERSION:
+        hint = "another version of the library wrote it"
+        raise StateMismatchError("version", saved.get("version", "<missing>"), _STATE_VERSION, hint)
+    if is_stopped and not saved["is_over"] and batches["current"]["processed"]:
+        _logger.info(
+            "the epoch was stopped after %d microbatches; Lightning goes on with the next epoch",
+            batches["current"]["processed"],
+        )
+    return FeedState(saved["loaders"], saved["ended"], saved["is_over"] or is_stopped)
+
+
+def _check_ranks(trainer: Any, feed: TrainFeed) -> None:
+    """Refuse loaders that were made before this process had its rank."""
+    kwargs: dict[str, Any] = trainer.distributed_sampler_kwargs or {}
+    num_ranks = kwargs.get("num_replicas", 1)
+    for loader in feed.flattened:
+        state = loader.local_state_dict() if is_ours(loader) else None
+        found = None if state is None else state.get("fingerprint", {}).get("dp_size")
+        if found is not None and found != num_ranks:
+            raise ConfigurationError(
+                "dp_size",
+                found,
+                f"{num_ranks}, the number of data-parallel ranks. A loader that is made before Trainer.fit does not "
+                "know them: make it in train_dataloader(), or give a function that makes it to fkat_data.lightning."
+                "DataModule",
+            )
+
+
+def _loops(trainer: Any) -> list[Any]:
+    validation = trainer.fit_loop.epoch_loop.val_loop
+    return [trainer.fit_loop, validation, trainer.validate_loop, trainer.test_loop, trainer.predict_loop]
+
+
+def _combined(loop: Any) -> Any:
+    return loop._combined_loader  # noqa: SLF001 - trainer.train_dataloader returns what it combines
+
+
+def _train_feed(trainer: Any) -> TrainFeed | None:
+    feed = _combined(trainer.fit_loop)
+    return feed if isinstance(feed, TrainFeed) else None
+
+
+def _intercept(trainer: Any, loop: Any, feed_of: Any) -> None:
+    source = loop._data_source  # noqa: SLF001 - where a loop gets its loaders from; no hook is called there
+    own = source.__class__.dataloader  # not what an earlier call has put before it
+    source.dataloader = lambda: feed_of(trainer, loop, own(source))
+
+
+def _leave(trainer: Any) -> None:
+    for loop in _loops(trainer):
+        vars(loop._data_source).pop("dataloader", None)  # noqa: SLF001 - as above

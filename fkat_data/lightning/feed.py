@@ -1,0 +1,111 @@
+"""What stands in for Lightning's ``CombinedLoader``: the same loaders, at the places that are right."""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, cast
+
+from fkat_data.lightning.feed_position import FeedPosition, FeedState, is_ours
+from fkat_data.lightning.rounds import Rounds
+from fkat_data.types import ResumableLoader, Stateful
+
+__all__ = ["EvaluationFeed", "TrainFeed", "fed"]
+
+
+class TrainFeed:
+    """Comes before ``CombinedLoader`` in the class of a Trainer's training loaders."""
+
+    position: FeedPosition
+    saved: FeedState | None = None
+    flattened: list[Any]
+    _iterator: Any
+    _mode: str
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin an epoch of Lightning's, or the rest of one."""
+        ended = self.position.begin(self.flattened)
+        cast("Any", super()).__iter__()
+        is_in_rounds = self._mode != "sequential"  # which Lightning refuses by itself
+        if is_in_rounds:
+            self._iterator = Rounds(self._iterator, self._mode, self.flattened, ended)
+        self.position.follow(self._iterator if is_in_rounds else None, ended)
+        return self  # pyright: ignore[reportReturnType] - CombinedLoader has __next__
+
+    def __next__(self) -> Any:
+        """Return a microbatch of every loader."""
+        succeed = self.position.fetch()
+        try:
+            found = cast("Any", super()).__next__()
+        except StopIteration:
+            self.position.end()
+            raise
+        succeed()
+        return found
+
+    def __len__(self) -> int:
+        """Return the rounds in an epoch.
+
+        Raises:
+            TypeError: They are not known, or nothing has begun.
+        """
+        if self._iterator is None:
+            raise TypeError("the number of rounds is not known before the first iteration")
+        return cast("Any", super()).__len__()
+
+    def _state_dicts(self) -> list[Any]:
+        """Return what Lightning saves: for a user who resumes without the callback."""
+        self.saved = self.position.merged_state()
+        states = zip(self.flattened, self.saved.loaders, strict=True)
+        return [state for loader, state in states if isinstance(loader, Stateful)]
+
+    def take_saved(self) -> FeedState:
+        """Return the state of all ranks: what Lightning has just saved, without asking the other ranks again."""
+        saved, self.saved = self.saved, None
+        return self.position.merged_state() if saved is None else saved
+
+    def _load_state_dicts(self, states: list[Any]) -> None:
+        """Load what Lightning saved, unless the loaders go to a better state when the iteration begins."""
+        if not self.position.is_restored:
+            cast("Any", super())._load_state_dicts(states)  # noqa: SLF001 - CombinedLoader's
+
+
+class EvaluationFeed:
+    """Comes before ``CombinedLoader`` in the class of loaders for validation, test and prediction.
+
+    Each evaluation begins at the start of the epoch that the first one was of, so that all see the same, sanity checks
+    and evaluations that were cut short included.
+    """
+
+    flattened: list[Any]
+    starts: list[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin an evaluation."""
+        if self.starts is None:
+            self.starts = [_start_of_epoch(loader) if is_ours(loader) else None for loader in self.flattened]
+        self.rewind()
+        cast("Any", super()).__iter__()
+        return self  # pyright: ignore[reportReturnType] - CombinedLoader has __next__
+
+    def rewind(self) -> None:
+        """Bring the loaders back to where the first evaluation has begun."""
+        for loader, start in zip(self.flattened, self.starts or (), strict=False):
+            if start is not None:
+                loader.load_state_dict(start)
+
+
+def _start_of_epoch(loader: ResumableLoader) -> dict[str, Any] | None:
+    loader.end_epoch()
+    return loader.local_state_dict()
+
+
+def fed(loader: Any, feed: type[Any]) -> Any:
+    """Return a copy of a ``CombinedLoader`` that is a feed as well."""
+    cls: Any = _feed_class(feed, cast("Any", type(loader)))
+    copy = object.__new__(cls)
+    copy.__dict__.update(loader.__dict__)
+    return copy
+
+
+@cache
+def _feed_class(feed: type[Any], cls: type[Any]) -> type[Any]:
+    return cls if issubclass(cls, feed) else type(cls.__name__, (feed, cls), {"__module__": cls.__module__})

@@ -1,0 +1,189 @@
+"""Where the loaders of a Trainer stand: before the first microbatch that was not trained on.
+
+Lightning fetches before it trains: one microbatch always, two where it does not know the length. So the loaders' own
+position, what was delivered, is ahead of what a checkpoint's weights have seen.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+from fkat_data.distributed import gather
+from fkat_data.errors import StateMismatchError
+from fkat_data.lightning.rounds import Rounds
+from fkat_data.types import ResumableLoader, Stateful
+
+__all__ = ["FeedPosition", "FeedState", "is_ours"]
+
+_logger = logging.getLogger(__name__)
+# The microbatch in training, the one after it, and one to spare.
+_MOST_FETCHED_AHEAD = 3
+
+
+def is_ours(loader: object) -> TypeGuard[ResumableLoader]:
+    """Return whether a loader has the states of this library."""
+    return isinstance(loader, ResumableLoader)
+
+
+@dataclass(frozen=True)
+class FeedState:
+    """What a Trainer's loaders go to.
+
+    Attributes:
+        loaders: Each loader's state; None for one without.
+        ended: Which loaders have ended in this epoch of Lightning's; empty: none.
+        is_over: Whether Lightning begins an epoch with them, instead of going on in one.
+        is_lightnings: Whether Lightning saved them: then ``loaders`` has entries for the loaders with states alone.
+    """
+
+    loaders: Sequence[Any]
+    ended: Sequence[bool] = field(default=())
+    is_over: bool = False
+    is_lightnings: bool = False
+
+
+class FeedPosition:
+    """Tracks what of the loaders' microbatches was trained on.
+
+    Args:
+        num_trained: Returns the microbatches that the Trainer has trained on in all.
+        fetches_ahead: Returns whether the Trainer fetches one microbatch for each step; False for a
+            ``training_step(dataloader_iter)``, which fetches for itself.
+    """
+
+    def __init__(self, num_trained: Callable[[], int], fetches_ahead: Callable[[], bool]) -> None:
+        self._num_trained = num_trained
+        self._fetches_ahead = fetches_ahead
+        self._loaders: Sequence[Any] = ()
+        self._rounds: Rounds | None = None
+        self._epochs: list[Any] = []
+        # What a checkpoint says, until something is trained on.
+        self._restored: FeedState | None = None
+        self._start: FeedState | None = None
+        self._has_ended = False
+        self._trained_before = 0
+        self._num_fetched = 0
+        self._fetches: deque[tuple[int, FeedState]] = deque(maxlen=_MOST_FETCHED_AHEAD)
+        self.is_stale = False
+        """Whether a state was restored after the iteration under way had begun."""
+
+    def restore(self, state: FeedState) -> None:
+        """Have the next iterations begin at a state, until something is trained on."""
+        self._restored = state
+        self.is_stale = True
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether iterations begin at a checkpoint's state."""
+        return self._restored is not None
+
+    def begin_training(self) -> None:
+        """Count from here what is trained on: a checkpoint has set Lightning's own counts."""
+        self._trained_before = self._num_trained()
+
+    def train(self) -> None:
+        """Forget the state that was restored: something is trained on."""
+        self._restored = None
+
+    def end(self) -> None:
+        """Let the next iteration begin another epoch: this one has nothing left, even if nothing was trained on."""
+        self._restored = self._start = None
+        self._has_ended = True
+
+    def begin(self, loaders: Sequence[Any]) -> list[bool]:
+        """Bring the loaders to where the next iteration begins; return which of them have ended in its epoch.
+
+        Lightning begins iterations that it never trains on. What they have fetched, the next one fetches again.
+
+        Raises:
+            StateMismatchError: The restored state is of other loaders.
+        """
+        self._loaders = loaders
+        trained = self._num_trained()
+        state: FeedState | None = None
+        if self._restored is not None:
+            state = self._restored
+        elif self._start is not None and trained == self._trained_before:
+            state = self._start
+        ended = [False] * len(loaders)
+        if self._has_ended:
+            # One that Lightning did not read to its end may still stand where a state had brought it.
+            for loader in filter(is_ours, loaders):
+                loader.end_epoch()
+            self._has_ended = False
+        if state is not None:
+            self._go_to(state)
+            ended = ended if state.is_over or not state.ended else list(state.ended)
+        self.is_stale = False
+        self._trained_before = trained
+        self._num_fetched = 0
+        self._fetches.clear()
+        return ended
+
+    def follow(self, rounds: Rounds | None, ended: Sequence[bool]) -> None:
+        """Look at the iteration that has begun."""
+        self._rounds = rounds
+        self._epochs = [getattr(loader, "epoch", None) for loader in self._loaders]
+        self._start = FeedState(self._states(), list(ended))
+
+    def fetch(self) -> Callable[[], None]:
+        """Note the place before a fetch; return what to call when it has succeeded."""
+        before = self._present()
+
+        def succeed() -> None:
+            self._fetches.append((self._num_fetched, before))
+            self._num_fetched += 1
+
+        return succeed
+
+    def state(self) -> FeedState:
+        """Return this rank's state: all that was trained on is delivered, and nothing else."""
+        if self._fetches_ahead():
+            trained = self._num_trained() - self._trained_before
+            for index, state in self._fetches:
+                if index == trained:
+                    return state
+        return self._present()
+
+    def merged_state(self) -> FeedState:
+        """Return the state of all ranks, which every rank must ask for."""
+        own = self.state()
+        of_ranks = gather(list(own.loaders)) if any(map(is_ours, self._loaders)) else [own.loaders]
+        merged: list[Any] = []
+        for index, loader in enumerate(self._loaders):
+            if is_ours(loader):
+                states = [states[index] for states in of_ranks]
+                merged.append(None if states[0] is None else loader.merge_state_dicts(states))
+            else:
+                merged.append(loader.state_dict() if isinstance(loader, Stateful) else None)
+        return FeedState(merged, own.ended)
+
+    def _present(self) -> FeedState:
+        # A loader that has delivered its last microbatch may be in its next epoch before it says so.
+        moved = [
+            getattr(loader, "epoch", None) != epoch for loader, epoch in zip(self._loaders, self._epochs, strict=True)
+        ]
+        said = moved if self._rounds is None else self._rounds.ended
+        return FeedState(self._states(), [a or b for a, b in zip(said, moved, strict=True)])
+
+    def _states(self) -> list[Any]:
+        return [loader.local_state_dict() if is_ours(loader) else None for loader in self._loaders]
+
+    def _go_to(self, state: FeedState) -> None:
+        loaders = list(self._loaders)
+        if state.is_lightnings:
+            loaders = [loader for loader in loaders if isinstance(loader, Stateful)]
+        if len(loaders) != len(state.loaders):
+            hint = "train with the loaders that the checkpoint was saved with"
+            raise StateMismatchError("loaders", len(state.loaders), len(loaders), hint)
+        for loader, saved in zip(loaders, state.loaders, strict=True):
+            if saved is None:
+                continue
+            if is_ours(loader):
+                loader.load_state_dict(saved)
+                if state.is_over:
+                    loader.end_epoch()
+            elif isinstance(loader, Stateful) and not state.is_over:
+                loader.load_state_dict(saved)

@@ -1,0 +1,369 @@
+"""Every step of two epochs is a checkpoint, and each resumes to the same microbatches and the same weights."""
+
+import logging
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.utilities import CombinedLoader
+from lightning_examples import KNOWN, Model, Saver, counted, known, plain, sweep, trainer_of, unknown, weights
+from loader_examples import make
+
+from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.lightning import ExactResume
+from fkat_data.mixing import DictDataLoader, RoundRobin
+from fkat_data.samplers import DistributedDataParallelShardSampler, SequenceShardSampler
+from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
+
+pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch")
+EVERY_HOOK = (
+    "on_fit_start",
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_validation_start",
+    "on_validation_batch_end",
+    "on_validation_end",
+    "on_train_epoch_end",
+    "on_train_end",
+    "on_fit_end",
+)
+BESIDE_THE_STEP = ("on_train_batch_start", "on_train_batch_end")
+LENGTHS = {"known": known, "unknown": unknown}
+OPTIONS = {
+    "plain": {},
+    "estimated steps": {"estimates": True},
+    "two microbatches of each epoch": {"limit_train_batches": 2},
+    "accumulation": {"accumulate_grad_batches": 3},
+    "accumulation and estimated steps": {"accumulate_grad_batches": 2, "estimates": True},
+    "counted in steps": {"max_steps": 7},
+    "loaders made again": {"reload_dataloaders_every_n_epochs": 1},
+    "loaders made again, estimated steps": {"reload_dataloaders_every_n_epochs": 1, "estimates": True},
+}
+VALIDATIONS = {
+    "in the middle": {"val_check_interval": 2},
+    "in the middle of an accumulation": {"val_check_interval": 2, "accumulate_grad_batches": 3},
+    "across epochs": {"val_check_interval": 3, "check_val_every_n_epoch": None},
+    "two microbatches, estimated steps": {"limit_val_batches": 2, "estimates": True},
+    "counted in steps": {"val_check_interval": 2, "max_steps": 7},
+}
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_every_step_resumes_to_the_same_microbatches_and_weights(tmp_path, length, options, share_of_examples):
+    whole, saver, differing = sweep(tmp_path, LENGTHS[length], share=share_of_examples, **OPTIONS[options])
+    assert len(saver.places) == len(whole.seen)
+    assert differing == {}
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("options", VALIDATIONS)
+def test_every_hook_resumes_where_validation_runs(tmp_path, length, options, share_of_examples):
+    """Sanity checks come first; and each validation sees the same microbatches, with the same random draws."""
+    num_validated = VALIDATIONS[options].get("limit_val_batches", 3)
+    whole, _, differing = sweep(
+        tmp_path, LENGTHS[length], EVERY_HOOK, val=validated, share=share_of_examples, **VALIDATIONS[options]
+    )
+    assert differing == {}
+    once = whole.evaluated[:num_validated]
+    assert len(whole.evaluated) >= 2 * num_validated
+    assert whole.evaluated == len(whole.evaluated) // num_validated * once
+
+
+def validated():
+    return known(3, ["map-v-6"])
+
+
+def test_validation_of_unknown_length_starts_at_its_beginning(tmp_path, share_of_examples):
+    options = {"val": lambda: unknown(3), "limit_val_batches": 2, "share": share_of_examples}
+    whole, _, differing = sweep(tmp_path, unknown, EVERY_HOOK, **options)
+    assert differing == {}
+    assert whole.evaluated == 2 * whole.evaluated[:2]
+
+
+SEVERAL = {
+    "a dict": lambda: {"a": known(), "b": unknown()},
+    "a list": lambda: [unknown(), known(5, ["map-c-4"])],
+    "two of one unknown length": lambda: [unknown(), unknown(5)],
+    "max_size": lambda: CombinedLoader({"a": known(), "b": unknown(5, ["stream-a-3"])}, "max_size"),
+    "max_size, unknown": lambda: CombinedLoader([unknown(5, ["stream-a-3"]), unknown()], "max_size"),
+    "min_size": lambda: CombinedLoader([known(), unknown(5, ["stream-a-6"])], "min_size"),
+    "min_size, unknown": lambda: CombinedLoader([unknown(), unknown(5, ["stream-a-12"])], "min_size"),
+    "a mixture": lambda: DictDataLoader({"a": known(), "b": unknown()}, RoundRobin(["a", "b"]), key=None),
+    "a mixture that restarts": lambda: DictDataLoader(
+        {"a": known(), "b": unknown(5, ["stream-a-3"])}, RoundRobin(["a", "b"]), key=None, on_exhausted="restart"
+    ),
+}
+
+
+@pytest.mark.parametrize("loaders", SEVERAL)
+def test_several_loaders_resume_together(tmp_path, loaders, share_of_examples):
+    whole, _, differing = sweep(tmp_path, SEVERAL[loaders], BESIDE_THE_STEP, share=share_of_examples)
+    assert len(whole.seen) >= 6
+    assert differing == {}
+
+
+def test_two_loaders_of_one_unknown_length_lose_no_epoch():
+    """Lightning begins the first one's next epoch before it looks at the second one, and drops that microbatch."""
+    model = Model()
+    trainer_of(max_epochs=2).fit(model, [unknown(), unknown(5)])
+    alone = unknown()
+    assert [microbatches[0] for microbatches in model.seen] == [plain(one) for _ in range(2) for one in alone]
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """A small dataset of shards."""
+    folder = tmp_path_factory.mktemp("stored")
+    with MDSWriter(out=str(folder), columns={"x": "int"}, size_limit=64) as writer:
+        for index in range(20):
+            writer.write({"x": index})
+    return folder
+
+
+@pytest.mark.parametrize(
+    "options", ["plain", "estimated steps", "two microbatches of each epoch", "loaders made again"]
+)
+def test_streaming_loaders_resume(tmp_path, stored, options):
+    def streamed():
+        return StreamingDataLoader(StreamingDataset(local=str(stored), batch_size=4, shuffle=True))
+
+    whole, saver, differing = sweep(
+        tmp_path, streamed, ("on_train_batch_start", "on_train_batch_end"), **OPTIONS[options]
+    )
+    assert len(saver.places) == 2 * len(whole.seen)
+    assert whole.seen[: len(whole.seen) // 2] != whole.seen[len(whole.seen) // 2 :]
+    assert differing == {}
+
+
+def test_a_training_step_that_fetches_by_itself_resumes(tmp_path):
+    class Fetching(Model):
+        def training_step(self, dataloader_iter):
+            microbatch, _, _ = next(dataloader_iter)
+            return super().training_step(microbatch, 0)
+
+    saver = Saver(tmp_path, ("on_train_batch_end",))
+    whole, model = Fetching(), None
+    trainer_of(saver).fit(whole, unknown())
+    for num_seen, _, path in saver.places:
+        model = Fetching()
+        trainer_of().fit(model, unknown(), ckpt_path=path)
+        assert model.seen == whole.seen[num_seen:], path.name
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_training_that_an_exception_ended_resumes_with_that_microbatch(tmp_path, length):
+    """The last one of an epoch, too, which Lightning takes for done."""
+
+    class Failing(Model):
+        fails_at = None
+
+        def training_step(self, microbatch, index):
+            if len(self.seen) == self.fails_at:
+                raise RuntimeError("failed")
+            return super().training_step(microbatch, index)
+
+    whole = Failing()
+    trainer_of().fit(whole, LENGTHS[length]())
+    for fails_at in range(len(whole.seen)):
+        first, second = Failing(), Failing()
+        first.fails_at = fails_at
+        with pytest.raises(RuntimeError, match="failed"):
+            trainer_of(OnExceptionCheckpoint(tmp_path, f"{fails_at}")).fit(first, LENGTHS[length]())
+        trainer_of().fit(second, LENGTHS[length](), ckpt_path=tmp_path / f"{fails_at}.ckpt")
+        assert first.seen + second.seen == whole.seen
+        assert weights(second) == weights(whole)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_an_epoch_that_was_stopped_early_is_over_for_the_loaders_as_well(tmp_path, length, caplog):
+    class Stopping(pl.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            trainer.should_stop = trainer.global_step == 2
+
+    first, second, whole = Model(), Model(), Model()
+    trainer = trainer_of(Stopping())
+    trainer.fit(first, LENGTHS[length]())
+    trainer.save_checkpoint(tmp_path / "stopped.ckpt")
+    trainer_of(max_epochs=1).fit(whole, LENGTHS[length]())
+    loader = LENGTHS[length]()
+    epochs = [[plain(one) for one in loader] for _ in range(2)]
+    with caplog.at_level(logging.INFO):
+        trainer_of().fit(second, LENGTHS[length](), ckpt_path=tmp_path / "stopped.ckpt")
+    assert first.seen == epochs[0][:2]
+    assert second.seen == epochs[1]
+    assert "the epoch was stopped after 2 microbatches" in caplog.text
+
+
+def test_early_stopping_by_a_metric_stops_at_the_same_step(tmp_path):
+    def stopping():
+        return EarlyStopping("val", patience=0, min_delta=1e9)
+
+    def fit(*callbacks, ckpt_path=None):
+        model = Model()
+        trainer_of(stopping(), *callbacks, val_check_interval=2, max_epochs=3).fit(
+            model, known(), validated(), ckpt_path=ckpt_path
+        )
+        return model
+
+    saver = Saver(tmp_path, ("on_train_batch_end",))
+    whole = fit(saver)
+    assert len(whole.seen) == 4
+    for num_seen, _, path in saver.places[:3]:
+        assert fit(ckpt_path=path).seen == whole.seen[num_seen:]
+
+
+def test_checkpoints_of_model_checkpoint_and_a_longer_run(tmp_path):
+    """A run of one epoch goes on to three, after its end and from Lightning's own last checkpoint."""
+    first, second, third, whole = (Model() for _ in range(4))
+    trainer_of(max_epochs=3).fit(whole, unknown())
+    saving = ModelCheckpoint(tmp_path, save_last=True)
+    trainer = trainer_of(saving, max_epochs=1)
+    trainer.fit(first, unknown())
+    trainer.save_checkpoint(tmp_path / "after.ckpt")
+    trainer_of(max_epochs=3).fit(second, unknown(), ckpt_path=tmp_path / "after.ckpt")
+    trainer_of(max_epochs=3).fit(third, unknown(), ckpt_path=saving.last_model_path)
+    assert first.seen + second.seen == first.seen + third.seen == whole.seen
+    assert weights(second) == weights(third) == weights(whole)
+
+
+def test_a_second_fit_of_one_trainer_goes_on_with_its_loaders():
+    model, loader = Model(), unknown()
+    trainer = trainer_of(max_epochs=1)
+    trainer.fit(model, loader)
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(model, loader)
+    alone = unknown()
+    assert model.seen == [plain(one) for _ in range(2) for one in alone]
+
+
+def test_workers_and_loaders_of_the_model_resume(tmp_path, processes):
+    class Own(Model):
+        loader = None
+
+        def train_dataloader(self):
+            self.loader = make(KNOWN, counted, multiprocessing=True, num_shard_prefetches=1)
+            return self.loader
+
+    first, second, whole = Own(), Own(), Model()
+    trainer_of().fit(whole, known())
+    saver = Saver(tmp_path, ("on_train_batch_end",))
+    trainer_of(saver).fit(first)
+    trainer_of().fit(second, ckpt_path=saver.places[6][2])
+    assert first.seen == whole.seen
+    assert second.seen == whole.seen[7:]
+    for model in (first, second):
+        model.loader.close()
+
+
+def test_another_number_of_ranks_shares_what_was_left(tmp_path):
+    """A checkpoint of one rank, loaded as each of two: together they train on the rest, each microbatch once."""
+
+    def split(dp_size, dp_rank):
+        shards = SequenceShardSampler(["map-a-4", "map-b-4", "map-c-4", "map-d-4"])
+        sampler = DistributedDataParallelShardSampler(shards, dp_size=dp_size, dp_rank=dp_rank)
+        return make(sampler, counted, seed=7)
+
+    saver, whole = Saver(tmp_path, ("on_train_batch_end",)), Model()
+    trainer_of(saver, max_epochs=1).fit(whole, split(1, 0))
+    num_seen, _, path = saver.places[3]
+    shares = [Model(), Model()]
+    for rank, model in enumerate(shares):
+        loader = split(2, rank)
+        feeding = trainer_of(max_epochs=1, exact=False)
+        feeding.callbacks.append(Unchecked())
+        feeding.fit(model, loader, ckpt_path=path)
+    together = shares[0].seen + shares[1].seen
+    assert sorted(together) == sorted(whole.seen[num_seen:])
+    assert len(shares[0].seen) == len(shares[1].seen) == 2
+
+
+class Unchecked(ExactResume):
+    """One process that plays one of two ranks: the Trainer knows of one."""
+
+    @property
+    def state_key(self):
+        return "ExactResume"
+
+    def on_train_start(self, trainer, pl_module):
+        trainer.fit_loop._combined_loader.position.begin_training()
+
+
+def test_a_loader_for_another_number_of_ranks_is_refused():
+    sampler = DistributedDataParallelShardSampler(SequenceShardSampler(KNOWN), dp_size=2, dp_rank=0)
+    with pytest.raises(ConfigurationError, match=r"dp_size.*train_dataloader"):
+        trainer_of().fit(Model(), make(sampler, counted))
+
+
+def test_a_checkpoint_of_other_loaders_is_refused(tmp_path):
+    saver = Saver(tmp_path, ("on_train_batch_end",))
+    trainer_of(saver, max_epochs=1).fit(Model(), known())
+    with pytest.raises(StateMismatchError, match=r"loaders.*2"):
+        trainer_of().fit(Model(), [known(), unknown()], ckpt_path=saver.places[0][2])
+
+
+@pytest.mark.parametrize("options", ["plain", "estimated steps"])
+def test_a_checkpoint_that_was_saved_without_the_callback_resumes(tmp_path, options, caplog):
+    """As exactly as Lightning saved it: where the length is known."""
+    saver, whole = Saver(tmp_path, ("on_train_batch_end",)), Model()
+    trainer_of(saver, exact=False).fit(whole, known())
+    for num_seen, _, path in saver.places:
+        model = Model(estimates=options != "plain")
+        trainer_of().fit(model, known(), ckpt_path=path)
+        assert model.seen == whole.seen[num_seen:], path.name
+    assert "saved without ExactResume" in caplog.text
+
+
+def test_a_checkpoint_resumes_without_the_callback_as_well(tmp_path):
+    """What Lightning saves and loads by itself is right then, in the middle of an epoch."""
+    saver, whole = Saver(tmp_path, ("on_train_batch_end",)), Model()
+    trainer_of(saver).fit(whole, unknown())
+    for num_seen, _, path in [place for place in saver.places if place[0] % 4]:  # where Lightning loads it
+        model = Model()
+        trainer_of(exact=False).fit(model, unknown(), ckpt_path=path)
+        assert model.seen == whole.seen[num_seen:], path.name
+
+
+def test_nothing_of_the_trainer_stays_changed():
+    trainer = trainer_of()
+    trainer.fit(Model(), known(), validated())
+    assert "dataloader" not in vars(trainer.fit_loop._data_source)
+    assert trainer.train_dataloader.__class__ is type(known())
+
+
+# What Lightning does by itself: these hold what the how-to says of it, and fail when a release has repaired it.
+
+
+def without(tmp_path, loaders, **options):
+    _, saver, differing = sweep(tmp_path, loaders, exact=False, **options)
+    return sorted(place[0] for place in saver.places if place[2].name in differing)
+
+
+def test_the_loader_alone_is_exact_where_its_length_is_known(tmp_path):
+    assert without(tmp_path, known) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "lost"),
+    [
+        ("estimated steps", list(range(1, 10))),
+        ("two microbatches of each epoch", [2]),
+        ("accumulation", [1, 2, 4, 6, 7, 9]),
+    ],
+)
+def test_the_loader_alone_is_not_exact_where_the_how_to_says_so(tmp_path, options, lost):
+    assert without(tmp_path, known, **OPTIONS[options]) == lost
+
+
+def test_the_loader_alone_loses_a_microbatch_where_its_length_is_unknown(tmp_path):
+    assert without(tmp_path, unknown) == [1, 2, 3]
+
+
+def test_the_gradients_of_an_accumulation_are_in_the_checkpoint(tmp_path):
+    saver = Saver(tmp_path, ("on_train_batch_end",))
+    trainer_of(saver, accumulate_grad_batches=2).fit(Model(), known())
+    found = [torch.load(path)["callbacks"]["ExactResume"]["gradients"] for _, _, path in saver.places]
+    assert [bool(gradients) for gradients in found] == [True, False, True, False, False] * 2

@@ -1,0 +1,51 @@
+"""Two ranks that Lightning starts itself, then two that torchrun starts, then one, from the same checkpoints."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from lightning_examples import Model, trainer_of
+from loader_examples import make, mixed
+
+from fkat_data.samplers import DistributedDataParallelShardSampler, SequenceShardSampler
+
+pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch")
+SCRIPT = Path(__file__).parent / "train_on_ranks.py"
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+
+
+def run(folder, name, *arguments, by=()):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        environment.pop(variable, None)
+    command = [sys.executable, *by, str(SCRIPT), str(folder), name, *arguments]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=170, check=False, cwd=folder
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_two_ranks_resume_however_they_are_started_and_one_goes_on(tmp_path, processes):
+    ranks = run(tmp_path, "lightning")
+    for case in ("unknown", "known"):
+        together = [microbatch for rank in ranks for microbatch in rank[case]["seen"]]
+        assert len(together) == len({json.dumps(microbatch) for microbatch in together}) == 16
+        assert ranks[0][case]["weights"] == ranks[1][case]["weights"]
+        for rank in ranks:
+            for num_seen, resumed in rank[f"{case} resumed"].items():
+                assert resumed["seen"] == rank[case]["seen"][int(num_seen) :]
+                assert resumed["weights"] == rank[case]["weights"]
+    path = "unknown/2-on_train_batch_end.ckpt"
+    for before, after in zip(ranks, run(tmp_path, "torchrun", path, by=TORCHRUN), strict=True):
+        assert after[path]["seen"] == before["unknown"]["seen"][3:]
+        assert after[path]["weights"] == before["unknown"]["weights"]
+    alone = Model()
+    shards = SequenceShardSampler([f"{kind}-{name}-2" for name in "abcd" for kind in ("map", "stream")])
+    loader = make(DistributedDataParallelShardSampler(shards, dp_size=1, dp_rank=0), mixed)
+    trainer_of(max_epochs=1).fit(alone, loader, ckpt_path=tmp_path / path)
+    left = [microbatch for rank in ranks for microbatch in rank["unknown"]["seen"][3:4]]
+    assert sorted(alone.seen) == sorted(left)

@@ -1,0 +1,54 @@
+"""A script of two ranks: trains, saving each step, then resumes from some; the test starts it by Lightning and torchrun."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+from lightning_examples import Model, Saver, counted, trainer_of, weights
+from loader_examples import make, mixed
+
+from fkat_data.lightning import DataModule
+from fkat_data.samplers import DistributedDataParallelShardSampler, SequenceShardSampler
+
+SHARDS = [f"{kind}-{name}-2" for name in "abcd" for kind in ("map", "stream")]
+
+
+def split(factory):
+    """Loaders of this rank's shards, which must not be made before the ranks are known."""
+    sampler = DistributedDataParallelShardSampler(SequenceShardSampler(SHARDS), dist.get_world_size(), dist.get_rank())
+    return make(sampler, factory)
+
+
+def fit(*callbacks, ckpt_path=None, factory=counted, **options):
+    model = Model(estimates=options.pop("estimates", False))
+    data = DataModule(train=lambda: split(factory), val=lambda: split(counted))
+    given = {"strategy": "ddp", "devices": 2, "val_check_interval": 2, **options}
+    trainer_of(*callbacks, **given).fit(model, datamodule=data, ckpt_path=ckpt_path)
+    return {"seen": model.seen, "evaluated": model.evaluated, "weights": weights(model)}
+
+
+def main(folder, name, *resumed):
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    results = {}
+    if not resumed:
+        for case, options in CASES.items():
+            (folder / case).mkdir(exist_ok=True)
+            saver = Saver(folder / case, ("on_train_batch_end",))
+            results[case] = fit(saver, **options)
+            results[f"{case} resumed"] = {
+                num_seen: fit(ckpt_path=path, **options) for num_seen, _, path in saver.places[::3]
+            }
+    for path in resumed:
+        results[path] = fit(ckpt_path=folder / path, **CASES["unknown"])
+    (folder / f"{name}-{dist.get_rank()}.json").write_text(json.dumps(results))
+
+
+CASES = {
+    "unknown": {"factory": mixed},
+    "known": {"estimates": True, "accumulate_grad_batches": 2},
+}
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])
