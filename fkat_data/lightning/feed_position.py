@@ -4,7 +4,6 @@ Lightning fetches before it trains: one microbatch always, two where it does not
 position, what was delivered, is ahead of what a checkpoint's weights have seen.
 """
 
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,6 @@ from fkat_data.types import ResumableLoader, Stateful
 
 __all__ = ["FeedPosition", "FeedState", "is_ours"]
 
-_logger = logging.getLogger(__name__)
 # The microbatch in training, the one after it, and one to spare.
 _MOST_FETCHED_AHEAD = 3
 
