@@ -2,11 +2,12 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Generic, TypeVar, cast
 
-__all__ = ["BackgroundCall", "in_loop", "in_thread"]
+__all__ = ["BackgroundCall", "in_loop", "in_parallel", "in_thread"]
 
+_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
@@ -83,6 +84,41 @@ def in_thread(function: Callable[[], _Result], timeout_s: float) -> _Result:
         BaseException: Whatever it raised.
     """
     return BackgroundCall(function).result(timeout_s)
+
+
+def in_parallel(function: Callable[[_Item], _Result], items: Sequence[_Item], num_threads: int) -> list[_Result]:
+    """Return a function's results, in the order of the items, computed in threads that do not keep the process alive.
+
+    After an error, and after an interruption of this call, no thread begins another item.
+
+    Raises:
+        BaseException: Whatever the function raised for the first of the items that were tried and failed.
+    """
+    found: dict[int, _Result] = {}
+    failures: dict[int, BaseException] = {}
+    pending = iter(enumerate(items))
+    lock = threading.Lock()
+    is_left = False
+
+    def work() -> None:
+        while not failures and not is_left:
+            with lock:
+                number, item = next(pending, (-1, None))
+            if number < 0:
+                return
+            try:
+                found[number] = function(cast("_Item", item))
+            except BaseException as error:  # noqa: BLE001 - raised below
+                failures[number] = error
+
+    try:
+        for call in [BackgroundCall(work) for _ in range(min(num_threads, len(items)))]:
+            call.result()
+    finally:
+        is_left = True
+    if failures:
+        raise failures[min(failures)]
+    return [found[number] for number in range(len(items))]
 
 
 def in_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, _Result], timeout_s: float) -> _Result:

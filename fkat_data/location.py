@@ -2,13 +2,14 @@
 
 import os
 import re
+from hashlib import blake2s
 from pathlib import Path
 from typing import cast
 from urllib.parse import unquote, urlsplit
 
 from fkat_data.errors import ConfigurationError
 
-__all__ = ["is_url", "machine_path", "path_of", "resolved"]
+__all__ = ["is_url", "machine_path", "path_of", "resolved", "user_cache_file"]
 
 #: The beginning of a URL without ``//``, such as ``dbfs:/Volumes/data``, which would otherwise pass for a path.
 _HALF_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
@@ -69,3 +70,15 @@ def machine_path(argument: str, location: object, expected: str) -> Path:
     if path is None:
         raise ConfigurationError(argument, location, f"{expected}, and no URL")
     return path
+
+
+def user_cache_file(kind: str, location: str) -> Path:
+    """Return where what is known about a location is kept: below the user's directory of caches.
+
+    Args:
+        kind: What is kept, a folder's name.
+        location: What it is about.
+    """
+    folder = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    name = blake2s(location.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+    return Path(folder).expanduser() / "fkat_data" / kind / f"{name}.json"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,6 +24,8 @@ __all__ = [
     "ShardStreams",
     "call_at_place",
     "enter_place",
+    "generator_states",
+    "has_made_generators",
     "item_generators",
     "leave_place",
     "microbatch_seed",
@@ -123,6 +125,12 @@ def preserved_generators() -> Generator[None]:
         random.setstate(python_state)
 
 
+def generator_states() -> tuple[object, object, object]:
+    """Return the states of python's, numpy's and torch's global CPU generators, to be compared with others."""
+    kind, words, *rest = cast("tuple[Any, ...]", np.random.get_state())
+    return random.getstate(), (kind, words.tobytes(), *rest), torch.default_generator.get_state().numpy().tobytes()
+
+
 class ItemGenerators:
     """Random generators of one place, each made when it is first asked for.
 
@@ -175,6 +183,11 @@ def item_generators() -> ItemGenerators:
             seed = int.from_bytes(digest.digest(), "little")
         _here.made, _here.made_for = ItemGenerators(seed), place
     return _here.made
+
+
+def has_made_generators() -> bool:
+    """Return whether ``item_generators`` was called in this thread since it entered the place where it is."""
+    return _here.place is not None and _here.made_for is _here.place
 
 
 def enter_place(seed: int | None, position: int = -1) -> None:

@@ -1,10 +1,21 @@
 """Types that users and the library exchange."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, runtime_checkable
+
+if TYPE_CHECKING:
+    # Only there has a TypeVar a default before Python 3.13, and type checkers bring it along.
+    from typing_extensions import TypeVar
+
+    Microbatch_co = TypeVar("Microbatch_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    Microbatch_co = TypeVar("Microbatch_co", covariant=True)
 
 __all__ = [
     "Microbatch",
+    "Microbatch_co",
     "Profiler",
     "RandomAccess",
     "ResplittableSampler",

@@ -29,6 +29,7 @@ FLOORS = {
     "arguments": 1,
     "arrow_column": 1,
     "background": 1,
+    "counted_file": 2,
     "notes": 1,
     "seeding": 1,
     "tree": 1,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from fkat_data import arguments
+from fkat_data.counted_file import CountedFile
 from fkat_data.datasets.line_index import LineIndex, lines_of
 from fkat_data.datasets.opening import locations_of
 from fkat_data.datasets.text_file import TextFile
@@ -53,6 +55,21 @@ class JsonDataset(Dataset[Any]):
         self._indices = [LineIndex.of(file.path, file.chunks(), self.max_line_bytes) for file in self._files]
         # _ends[f]: samples up to and including file f.
         self._ends = np.cumsum([index.num_lines for index in self._indices], dtype=np.int64)
+
+    @classmethod
+    def counted_files(
+        cls,
+        paths: str | Sequence[str],
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        max_line_bytes: int = _MAX_LINE_BYTES,
+    ) -> list[CountedFile]:
+        """Return the files, to be counted without a dataset; takes the arguments of the constructor.
+
+        Raises:
+            ConfigurationError: ``paths`` is empty.
+        """
+        return _counted(paths, storage_options, max_line_bytes)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -140,6 +157,21 @@ class IterableJsonDataset(IterableDataset[Any]):
         self.max_line_bytes = arguments.integer("max_line_bytes", max_line_bytes, minimum=1)
         self._files = [TextFile(path, dict(storage_options or {})) for path in self.paths]
 
+    @classmethod
+    def counted_files(
+        cls,
+        paths: str | Sequence[str],
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        max_line_bytes: int = _MAX_LINE_BYTES,
+    ) -> list[CountedFile]:
+        """Return the files, to be counted without a dataset; takes the arguments of the constructor.
+
+        Raises:
+            ConfigurationError: ``paths`` is empty.
+        """
+        return _counted(paths, storage_options, max_line_bytes)
+
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
@@ -149,6 +181,17 @@ class IterableJsonDataset(IterableDataset[Any]):
                 if num_samples % num_workers == worker:
                     yield _parsed(file.path, line, offset, text)
                 num_samples += 1
+
+
+def _counted(
+    paths: str | Sequence[str], storage_options: Mapping[str, Any] | None, max_line_bytes: int
+) -> list[CountedFile]:
+    options = dict(storage_options or {})
+
+    def num_lines(path: str) -> int:
+        return LineIndex.of(path, TextFile(path, options).chunks(), max_line_bytes).num_lines
+
+    return [CountedFile(path, "json lines", options, partial(num_lines, path)) for path in locations_of("paths", paths)]
 
 
 def _parsed(path: str, line: int, offset: int, text: bytes) -> Any:

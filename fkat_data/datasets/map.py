@@ -1,12 +1,12 @@
 """Apply a function to every sample of another dataset."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, Self, cast
 
 from torch.utils.data import Dataset, IterableDataset
 
 from fkat_data import arguments
+from fkat_data.counted_file import CountedFile, counted_files_of
 from fkat_data.errors import ConfigurationError
 
 __all__ = ["IterableMapDataset", "MapDataset"]
@@ -31,11 +31,24 @@ class _Mapped:
             ConfigurationError: An argument is not callable.
         """
         generate = arguments.function("dataset_generator", dataset_generator)
-        return partial(cls._generate, generate, arguments.function("fn", fn))
+        return _Over(cls, generate, arguments.function("fn", fn))
 
-    @classmethod
-    def _generate(cls, dataset_generator: Callable[..., Any], fn: Callable[[Any], Any], shard: Any) -> Self:
-        return cls(dataset_generator(shard), fn)
+
+class _Over:
+    """A ``dataset_generator`` of mapped datasets."""
+
+    def __init__(self, kind: type[_Mapped], dataset_generator: Callable[..., Any], fn: Callable[[Any], Any]) -> None:
+        self._kind = kind
+        self._dataset_generator = dataset_generator
+        self._fn = fn
+
+    def __call__(self, shard: Any) -> Any:
+        return self._kind(self._dataset_generator(shard), self._fn)
+
+    def counted_files(self, shard: Any) -> list[CountedFile] | None:
+        # A class of the user's may have other samples than the dataset that it maps.
+        is_known = self._kind in (MapDataset, IterableMapDataset)
+        return counted_files_of(self._dataset_generator, shard) if is_known else None
 
 
 class MapDataset(_Mapped, Dataset[Any]):

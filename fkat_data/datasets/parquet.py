@@ -4,6 +4,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from fkat_data import arguments
 from fkat_data.arrow_column import ArrowColumn, rows_of
+from fkat_data.counted_file import CountedFile
 from fkat_data.datasets.opening import local_path, locations_of, names_of, open_uri
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.observe.stages import reading
@@ -78,6 +80,23 @@ class ParquetDataset(Dataset[dict[str, Any]]):
             ]
         # _ends[g]: rows up to and including row group g.
         self._ends = np.cumsum([group.num_rows for group in self._groups], dtype=np.int64)
+
+    @classmethod
+    def counted_files(
+        cls,
+        paths: str | Sequence[str],
+        columns: Sequence[str] | None = None,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> list[CountedFile]:
+        """Return the files, to be counted without a dataset; takes the arguments of the constructor.
+
+        Raises:
+            ConfigurationError: ``paths`` is empty.
+        """
+        del columns, options
+        return _counted(paths, storage_options)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -209,6 +228,23 @@ class IterableParquetDataset(IterableDataset[dict[str, Any]]):
         self.storage_options = dict(storage_options or {})
         self.rows_at_once = arguments.integer("rows_at_once", rows_at_once, minimum=1)
 
+    @classmethod
+    def counted_files(
+        cls,
+        paths: str | Sequence[str],
+        columns: Sequence[str] | None = None,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> list[CountedFile]:
+        """Return the files, to be counted without a dataset; takes the arguments of the constructor.
+
+        Raises:
+            ConfigurationError: ``paths`` is empty.
+        """
+        del columns, options
+        return _counted(paths, storage_options)
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
@@ -248,6 +284,16 @@ class _RowGroup(NamedTuple):
 
 
 _OF_THIS_PROCESS = {"_opened", "_cache", "_process_id"}
+
+
+def _counted(paths: str | Sequence[str], storage_options: Mapping[str, Any] | None) -> list[CountedFile]:
+    options = dict(storage_options or {})
+
+    def num_rows(path: str) -> int:
+        with _open(path, options) as file:
+            return file.metadata.num_rows
+
+    return [CountedFile(path, "parquet", options, partial(num_rows, path)) for path in locations_of("paths", paths)]
 
 
 def _check_columns(path: str, schema: Any, columns: list[str] | None, types: dict[str, Any], first_path: str) -> None:

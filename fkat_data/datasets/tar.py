@@ -3,6 +3,7 @@
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch.utils.data import Dataset
 from fkat_data import arguments
 from fkat_data.archives.member_decoding import DECODERS, UNSAFE, checked_decode, decoder_names
 from fkat_data.archives.tar_samples import KEY, URL, TarIndex
+from fkat_data.counted_file import CountedFile
 from fkat_data.datasets.item_index import counted_from_start
 from fkat_data.datasets.opening import names_of
 from fkat_data.datasets.ranged_file import RangedFile
@@ -75,6 +77,26 @@ class TarDataset(Dataset[dict[str, Any]]):
         # _ends[f]: samples up to and including file f.
         self._ends = np.cumsum([len(index.keys) for index in self._indices], dtype=np.int64)
 
+    @classmethod
+    def counted_files(
+        cls,
+        paths: str | Sequence[str],
+        columns: Sequence[str] | None = None,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> list[CountedFile]:
+        """Return the files, to be counted without a dataset; takes the arguments of the constructor.
+
+        Raises:
+            ConfigurationError: ``paths`` is empty.
+        """
+        del columns, options
+        opening = dict(storage_options or {})
+        return [
+            CountedFile(path, "tar", opening, partial(_num_samples, path, opening)) for path in names_of("paths", paths)
+        ]
+
     def __len__(self) -> int:
         return int(self._ends[-1])
 
@@ -112,8 +134,7 @@ class TarDataset(Dataset[dict[str, Any]]):
         self._forget_files()
 
     def _index(self, number: int) -> TarIndex:
-        file = self._file(number)
-        return TarIndex.of(self.paths[number], file.read, file.size_bytes, file.hop_bytes)
+        return _index_of(self.paths[number], self._file(number))
 
     def _decoder(self, name: str) -> Callable[[bytes], Any]:
         chosen = self._decoders.get(name, "bytes")
@@ -133,6 +154,14 @@ class TarDataset(Dataset[dict[str, Any]]):
             self._opened[number] = RangedFile(self.paths[number], self.storage_options)
         self._opened.move_to_end(number)
         return self._opened[number]
+
+
+def _index_of(path: str, file: RangedFile) -> TarIndex:
+    return TarIndex.of(path, file.read, file.size_bytes, file.hop_bytes)
+
+
+def _num_samples(path: str, storage_options: Mapping[str, Any]) -> int:
+    return len(_index_of(path, RangedFile(path, storage_options)).keys)
 
 
 def _decoders(path: str, extensions: Sequence[str], decode: Any) -> dict[str, str | Callable[[bytes], Any]]:

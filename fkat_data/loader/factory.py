@@ -1,18 +1,20 @@
 """The factory: a shard in, the DataLoader of its microbatches out."""
 
-from collections.abc import Callable, Iterable
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Generic, cast
 
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from fkat_data import arguments
+from fkat_data.counted_file import counted_files_of, counts_of
 from fkat_data.errors import ConfigurationError
-from fkat_data.types import Shard
+from fkat_data.types import Microbatch_co, Shard
 
 __all__ = ["DataLoaderFactory"]
 
 
-class DataLoaderFactory:
+class DataLoaderFactory(Generic[Microbatch_co]):
     """Makes a DataLoader for each shard, in the worker that produces the shard.
 
     A generated batch sampler decides on the batches. Without one, batches of ``batch_size`` come from the sampler's
@@ -27,6 +29,9 @@ class DataLoaderFactory:
             iterable of microbatches. Default: ``torch.utils.data.DataLoader``.
         batch_size: Samples in a microbatch; None leaves the dataset's items as they are, unless one of the two
             samplers is given.
+        shard_sizes: Numbers of samples, for ``len(loader)``: a mapping from shards to numbers, or a function of a
+            shard, called in the trainer. Needed where a dataset has no ``len``, and useful where opening one takes
+            long. A group of shards that the mapping lacks has the sizes of its members.
 
     Raises:
         ConfigurationError: An argument is of the wrong type, or nothing says how to batch.
@@ -37,10 +42,12 @@ class DataLoaderFactory:
         dataset_generator: Callable[..., Any],
         sampler_generator: Callable[..., Any] | None = None,
         batch_sampler_generator: Callable[..., Any] | None = None,
-        dataloader_generator: Callable[..., Iterable[Any]] | None = None,
+        dataloader_generator: Callable[..., Iterable[Microbatch_co]] | None = None,
         batch_size: int | None = 1,
+        *,
+        shard_sizes: Mapping[str, int] | Callable[[Shard], int] | None = None,
     ) -> None:
-        self.dataset_generator = arguments.function("dataset_generator", dataset_generator)
+        self.dataset_generator: Callable[..., Any] = arguments.function("dataset_generator", dataset_generator)
         for name, value in (
             ("sampler_generator", sampler_generator),
             ("batch_sampler_generator", batch_sampler_generator),
@@ -54,23 +61,106 @@ class DataLoaderFactory:
             raise ConfigurationError(
                 "batch_size", batch_size, "a positive number, or a sampler_generator, or a batch_sampler_generator"
             )
-        self.sampler_generator = sampler_generator
-        self.batch_sampler_generator = batch_sampler_generator
-        self.dataloader_generator = dataloader_generator
-        self.batch_size = batch_size or None
+        if shard_sizes is not None and not isinstance(shard_sizes, Mapping) and not callable(shard_sizes):
+            raise ConfigurationError("shard_sizes", shard_sizes, "a mapping from shards to numbers, or a function")
+        self.sampler_generator: Callable[..., Any] | None = sampler_generator
+        self.batch_sampler_generator: Callable[..., Any] | None = batch_sampler_generator
+        self.dataloader_generator: Callable[..., Iterable[Microbatch_co]] | None = dataloader_generator
+        self.batch_size: int | None = batch_size or None
+        self.shard_sizes: Mapping[str, int] | Callable[[Shard], int] | None = shard_sizes
 
-    def __call__(self, shard: Shard) -> Iterable[Any]:
+    def __call__(self, shard: Shard) -> Iterable[Microbatch_co]:
         """Return the iterable of the shard's microbatches; runs in the worker.
 
         Raises:
             Exception: Whatever the generators raise.
         """
         dataset = self.dataset_generator(shard)
+        generate = self.dataloader_generator or cast("Callable[..., Iterable[Microbatch_co]]", DataLoader)
+        return generate(dataset, shuffle=None, **self._batching(dataset))
+
+    def lengths_without_opening(self, shards: Sequence[Shard]) -> list[int | None]:
+        """Return the numbers of microbatches that follow from ``shard_sizes`` or from the datasets' files.
+
+        That takes a plain DataLoader and torch's own samplers: no code of the user's runs, but for ``shard_sizes``.
+        What the files hold is counted in threads, once, and kept in the user's directory of caches.
+
+        Returns:
+            A number for each shard; None where the shard has to be opened to be counted.
+
+        Raises:
+            ConfigurationError: ``shard_sizes`` gives no number for a shard.
+        """
+        if not self._is_arithmetic():
+            return [None] * len(shards)
+        sizes = self._sizes(shards)
+        lengths = {size: self._num_batches(size) for size in set(sizes) if size is not None}
+        return [None if size is None else lengths[size] for size in sizes]
+
+    def _batching(self, dataset: Any) -> dict[str, Any]:
+        """Return the arguments of a DataLoader that decide on its batches."""
         sampler = self.sampler_generator(dataset) if self.sampler_generator else None
-        batch_size, batch_sampler = self.batch_size, None
-        if self.batch_sampler_generator:
-            batch_sampler = self.batch_sampler_generator(dataset if sampler is None else sampler)
-            # torch counts a batch size of 1 as none: a batch sampler excludes any other.
-            batch_size, sampler = 1, None
-        generate = self.dataloader_generator or cast("Callable[..., Iterable[Any]]", DataLoader)
-        return generate(dataset, batch_size=batch_size, shuffle=None, sampler=sampler, batch_sampler=batch_sampler)
+        if not self.batch_sampler_generator:
+            return {"batch_size": self.batch_size, "sampler": sampler, "batch_sampler": None}
+        batch_sampler = self.batch_sampler_generator(dataset if sampler is None else sampler)
+        # torch counts a batch size of 1 as none: a batch sampler excludes any other.
+        return {"batch_size": 1, "sampler": None, "batch_sampler": batch_sampler}
+
+    def _is_arithmetic(self) -> bool:
+        """Return whether the number of microbatches follows from the number of samples."""
+        kinds = (
+            (self.sampler_generator, (type(None), RandomSampler, SequentialSampler)),
+            (self.batch_sampler_generator, (type(None), BatchSampler)),
+            (self.dataloader_generator, (type(None), DataLoader)),
+        )
+        return (
+            type(self).__call__ is DataLoaderFactory.__call__
+            and all(_called(generator) in allowed for generator, allowed in kinds)
+            # Of an iterable dataset, each worker makes batches of its own part.
+            and _option(self.dataloader_generator, "num_workers", 0) <= 1
+        )
+
+    def _sizes(self, shards: Sequence[Shard]) -> list[int | None]:
+        sizes = [self._given_size(shard) for shard in shards]
+        files = {
+            index: found
+            for index, shard in enumerate(shards)
+            if sizes[index] is None and (found := counted_files_of(self.dataset_generator, shard)) is not None
+        }
+        counts = iter(counts_of([file for found in files.values() for file in found]))
+        for index, found in files.items():
+            counted = [next(counts) for _ in found]
+            known = [count for count in counted if count is not None]
+            sizes[index] = sum(known) if len(known) == len(counted) else None
+        return sizes
+
+    def _given_size(self, shard: Shard) -> int | None:
+        given = self.shard_sizes
+        if given is None:
+            return None
+        if callable(given):
+            return arguments.integer(f"shard_sizes({shard!r})", given(shard), minimum=0)
+        members = [shard] if isinstance(shard, str) else shard
+        if any(member not in given for member in members):
+            return None
+        return sum(arguments.integer(f"shard_sizes[{member!r}]", given[member], minimum=0) for member in members)
+
+    def _num_batches(self, size: int) -> int | None:
+        dataset: Any = range(size)
+        drop_last = _option(self.dataloader_generator, "drop_last", False)
+        try:
+            return len(DataLoader(dataset, **self._batching(dataset), drop_last=drop_last))
+        except (TypeError, ValueError):  # torch refuses these arguments, or an empty dataset: so it does in the worker
+            return None
+
+
+def _called(generator: Any) -> Any:
+    """Return the class that a generator calls, if its arguments are named; the class of None if there is none."""
+    if isinstance(generator, partial):
+        bound = cast("partial[Any]", generator)
+        return None if bound.args else bound.func
+    return type(None) if generator is None else generator
+
+
+def _option(generator: Any, name: str, default: Any) -> Any:
+    return cast("partial[Any]", generator).keywords.get(name, default) if isinstance(generator, partial) else default

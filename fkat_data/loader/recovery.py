@@ -13,14 +13,14 @@ from fkat_data.notes import add_note
 from fkat_data.observe.progress import display_for
 from fkat_data.plan.task import Task
 
-__all__ = ["ON_SHARD_ERROR", "Recovery", "Remedy", "Restarts", "ShardSkips"]
+__all__ = ["NOT_THE_SHARDS", "ON_SHARD_ERROR", "Recovery", "Remedy", "Restarts", "ShardSkips"]
 
 logger = logging.getLogger(__name__)
 
 ON_SHARD_ERROR = ("raise", "skip")
 _DEATHS_AT_ONE_PLACE = 2
 # A wrong configuration, too little memory, a dataset that is no function of the position: other shards would fail too.
-_NOT_THE_SHARDS = (ConfigurationError, MemoryError, ReplayMismatchError)
+NOT_THE_SHARDS = (ConfigurationError, MemoryError, ReplayMismatchError)
 
 
 class Recovery(NamedTuple):
@@ -123,7 +123,7 @@ class ShardSkips:
         """
         if task.epoch != self._epoch:
             self.load(task.epoch, ())
-        if not self.is_active or not isinstance(error, Exception) or isinstance(error, _NOT_THE_SHARDS):
+        if not self.is_active or not isinstance(error, Exception) or isinstance(error, NOT_THE_SHARDS):
             return False
         if task.shard_index in self._shards:  # counted by a call that was interrupted
             return True

@@ -20,6 +20,7 @@ from fkat_data.interruption import is_interruption
 from fkat_data.iteration import Cursor, EpochIterator, Iterations
 from fkat_data.loader.agreement import rank_agreement
 from fkat_data.loader.delivery import Delivery
+from fkat_data.loader.epoch_length import EpochLength
 from fkat_data.loader.identity import identity_of
 from fkat_data.loader.observation import Observation
 from fkat_data.loader.prefetch import Prefetcher
@@ -140,7 +141,7 @@ class ShardedDataLoader:
         )
         if profiler is not None and not isinstance(profiler, Profiler):
             raise ConfigurationError("profiler", profiler, "an object with start(name) and stop(name)")
-        self._factory = arguments.function("dataloader_factory", dataloader_factory)
+        arguments.function("dataloader_factory", dataloader_factory)
         self._plan = elastic_shard_plan(shard_sampler)
         recovery = Recovery(
             max_worker_restarts=arguments.integer("max_worker_restarts", max_worker_restarts, minimum=0),
@@ -181,6 +182,9 @@ class ShardedDataLoader:
         )
         self._observation = Observation(self._pool, self._prefetcher, self._sink, num_shard_prefetches, timeline)
         self._agreement = rank_agreement(replica_group, check_ranks_every, self._identity, self._plan)
+        self._length = EpochLength(
+            self._plan, settings, self._prefetcher.num_microbatches, skips_shards=recovery.skips_shards
+        )
         self._cursor = Cursor()
         delivery = Delivery(
             self._pool.start,
@@ -225,16 +229,18 @@ class ShardedDataLoader:
         return iterator
 
     def __len__(self) -> int:
-        """Return the microbatches in an epoch; if it was split again, those before count as for ``step``.
+        """Return this rank's microbatches in the epoch under way, or in the next one if none is.
+
+        The first call for an epoch counts what is not known yet (``list(loader)`` calls it, too): a
+        ``DataLoaderFactory`` looks at its files, or worker processes open each shard and take the word of what the
+        factory returns. A number that random draws decide on is counted again in each epoch. If the epoch was split
+        again, the microbatches before count as for ``step``.
 
         Raises:
-            TypeError: That is not known: not every shard was read to its end yet, and the factory has no
-                ``num_microbatches(shard)``.
+            TypeError: The length is not known; the message says what to pass.
+            Exception: A shard cannot be opened; with ``on_shard_error="skip"`` it has no microbatches.
         """
-        num_shards = self._plan.num_shards(self.epoch)
-        if num_shards is None:
-            raise TypeError("the number of microbatches is not known: the sampler does not say how many shards it has")
-        return self._plan.first_step(self.epoch) + sum(self._num_microbatches(index) for index in range(num_shards))
+        return self._length.of(self.epoch)
 
     def __bool__(self) -> bool:
         """Return True, even for a loader without microbatches."""
@@ -386,6 +392,7 @@ class ShardedDataLoader:
         )
 
     def _begin(self) -> None:
+        self._length.check_end(self._cursor.position.epoch, self._cursor.position.step)
         self._iterations.begin()
         self._delivery.begin()
         self._is_handed_out = False
@@ -416,14 +423,3 @@ class ShardedDataLoader:
         self._finish_loading()
         position = self._cursor.position
         return rank_state(self._plan, self._identity, position, self._prefetcher.skips.shards(position.epoch))
-
-    def _num_microbatches(self, index: int) -> int:
-        shard, piece = self._plan.shard(self.epoch, index), self._plan.piece(self.epoch, index)
-        num_before = 0 if piece is None else piece.first_microbatch
-        known = self._prefetcher.num_microbatches.get(repr(shard))
-        if known is not None:
-            return known - num_before
-        count = getattr(self._factory, "num_microbatches", None)
-        if not callable(count):
-            raise TypeError(f"the number of microbatches is not known before shard {shard!r} was read to its end")
-        return arguments.integer("num_microbatches(shard)", count(shard), minimum=0) - num_before

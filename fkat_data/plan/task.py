@@ -22,6 +22,7 @@ class Task(NamedTuple):
             microbatch again and compares.
         lost_microbatch: Index of a microbatch that a dead worker of a group had picked: its successor makes it before
             it picks others. None: there is none.
+        is_counted: Whether to count the shard's microbatches instead of making them.
     """
 
     ticket: int
@@ -32,3 +33,4 @@ class Task(NamedTuple):
     piece: Piece | None = None
     digest: int | None = None
     lost_microbatch: int | None = None
+    is_counted: bool = False

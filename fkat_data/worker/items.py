@@ -7,20 +7,18 @@ what the others do at that instant. The states are compared, and a dataset that 
 
 import contextvars
 import os
-import random
 import threading
 import time
 import weakref
 from collections.abc import Iterable
 from queue import SimpleQueue
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.observe.stages import helping, shift_to_store
-from fkat_data.seeding import enter_place, leave_place, microbatch_seed
+from fkat_data.seeding import enter_place, generator_states, leave_place, microbatch_seed
 
 __all__ = ["ItemThreads", "items_in_turn"]
 
@@ -61,7 +59,7 @@ class ItemThreads:
             ConfigurationError: The dataset draws from a global random generator.
         """
         run = _Making(dataset, list(indices))
-        before = _global_states()
+        before = generator_states()
         began_s = time.perf_counter()
         num_shares = min(self._num_threads, len(run.items))
         queue = self._started()
@@ -184,19 +182,14 @@ def _end(queue: "SimpleQueue[_Share | None]", num_threads: int) -> None:
         queue.put(None)
 
 
-def _global_states() -> tuple[Any, Any, Any]:
-    kind, words, *rest = cast("tuple[Any, ...]", np.random.get_state())  # noqa: NPY002 - the generator that datasets share
-    return random.getstate(), (kind, words.tobytes(), *rest), torch.default_generator.get_state()
-
-
-def _refuse_draws(dataset: Any, before: tuple[Any, Any, Any], num_threads: int) -> None:
-    after = _global_states()
+def _refuse_draws(dataset: Any, before: tuple[object, object, object], num_threads: int) -> None:
+    after = generator_states()
     moved = [
         name
         for name, is_same in (
             ("python's (random)", before[0] == after[0]),
             ("numpy's (numpy.random)", before[1] == after[1]),
-            ("torch's", torch.equal(before[2], after[2])),
+            ("torch's", before[2] == after[2]),
         )
         if not is_same
     ]

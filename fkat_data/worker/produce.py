@@ -10,6 +10,7 @@ from fkat_data.seeding import ShardStreams
 from fkat_data.transport.digest import digest_of
 from fkat_data.types import Shard
 from fkat_data.worker.batches import IndexedProduction, Production, begin, is_random_access
+from fkat_data.worker.count import OpeningDraws, ShardCount, count_microbatches
 from fkat_data.worker.items import ItemThreads
 
 __all__ = ["OpenShard", "Produced", "Producer", "name_place", "produce"]
@@ -65,13 +66,12 @@ class OpenShard:
     def __init__(self, task: Task, producer: Producer, *, is_shared: bool = False) -> None:
         self._task = task
         self._mark = producer.mark
-        dp_rank, shard_index = (producer.dp_rank, task.shard_index) if task.piece is None else task.piece[:2]
-        self._streams = ShardStreams.of(producer.seed, dp_rank, task.epoch, shard_index)
+        self._streams = _streams_of(task, producer)
         producer.mark("build", task.shard_index, repr(task.shard))
         self._streams.seed_opening()
         self._first = task.first_microbatch if task.lost_microbatch is None else task.lost_microbatch
         self._producer = producer
-        product = self._made_by(producer.factory)
+        product = _made_by(producer.factory, task.shard)
         self.kind = type(cast("object", product)).__qualname__
         """The name of the class of what the factory returned."""
         self._production = self._begun(product, is_shared=is_shared)
@@ -135,17 +135,6 @@ class OpenShard:
             elif produced.microbatch_index == self._task.first_microbatch - 1:
                 self._check(produced.microbatch_index, produced)
 
-    def _made_by(self, factory: Callable[[Shard], Any]) -> Any:
-        try:
-            product: Any = factory(self._task.shard)
-        except StopIteration as error:
-            raise WorkerError("the factory raised StopIteration") from error
-        if not isinstance(product, Iterable) and not is_random_access(product):
-            raise ConfigurationError(
-                "dataloader_factory", product, "something that returns an iterable of microbatches for a shard"
-            )
-        return cast("object", product)
-
     def _begun(self, product: Any, *, is_shared: bool) -> Production | IndexedProduction:
         first = self._first if self._first is not None else 0
         try:
@@ -187,14 +176,42 @@ class OpenShard:
 
 
 def produce(task: Task, producer: Producer) -> Generator[Produced]:
-    """Open a shard and yield its microbatches, see ``OpenShard``."""
+    """Open a shard and yield its microbatches, see ``OpenShard``; or a ``ShardCount`` alone, if the task asks for it."""
     try:
-        shard = OpenShard(task, producer)
+        opened = _counted(task, producer) if task.is_counted else OpenShard(task, producer)
     except Exception as error:
         producer.mark("")
         name_place(error, task, task.first_microbatch, is_open=False)
         raise
-    yield from shard.produce()
+    if isinstance(opened, ShardCount):
+        yield Produced(0, opened, is_last=True)
+    else:
+        yield from opened.produce()
+
+
+def _counted(task: Task, producer: Producer) -> ShardCount:
+    producer.mark("build", task.shard_index, repr(task.shard))
+    draws = OpeningDraws(_streams_of(task, producer))
+    counted = count_microbatches(_made_by(producer.factory, task.shard), draws)
+    producer.mark("")
+    return counted
+
+
+def _streams_of(task: Task, producer: Producer) -> ShardStreams:
+    dp_rank, shard_index = (producer.dp_rank, task.shard_index) if task.piece is None else task.piece[:2]
+    return ShardStreams.of(producer.seed, dp_rank, task.epoch, shard_index)
+
+
+def _made_by(factory: Callable[[Shard], Any], shard: Shard) -> Any:
+    try:
+        product: Any = factory(shard)
+    except StopIteration as error:
+        raise WorkerError("the factory raised StopIteration") from error
+    if not isinstance(product, Iterable) and not is_random_access(product):
+        raise ConfigurationError(
+            "dataloader_factory", product, "something that returns an iterable of microbatches for a shard"
+        )
+    return cast("object", product)
 
 
 def _is_last(production: Production, index: int) -> bool | None:

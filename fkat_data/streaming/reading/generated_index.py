@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -12,8 +11,9 @@ from hashlib import blake2s
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fkat_data.background import BackgroundCall
+from fkat_data.background import in_parallel
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.location import user_cache_file
 from fkat_data.streaming.formats.entry import ShardEntry
 from fkat_data.streaming.formats.file_formats import (
     DescribedFile,
@@ -180,7 +180,7 @@ class GeneratedIndex:
         known = self._known(kind, listed)
         missing = [file for file, described in zip(listed, known, strict=True) if described is None]
         _logger.info("reading the structure of %d of %d files of %s", len(missing), len(listed), self._location)
-        described = iter(_in_parallel(lambda file: self._described(file_format(kind), file), missing))
+        described = iter(in_parallel(lambda file: self._described(file_format(kind), file), missing, _NUM_THREADS))
         made = Generated(kind, [next(described) if file is None else file for file in known], self._columns, self._url)
         _save(self._path, made)
         if self._is_pruned:
@@ -202,9 +202,7 @@ def kept_path(location: str) -> Path:
     Args:
         location: What identifies the files.
     """
-    folder = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    name = blake2s(location.encode(errors="surrogateescape"), digest_size=16).hexdigest()
-    return Path(folder).expanduser() / "fkat_data" / "indices" / f"{name}.json"
+    return user_cache_file("indices", location)
 
 
 class _StoredFile:
@@ -242,32 +240,6 @@ def _kind_of(location: str, listed: Iterable[ListedFile]) -> str:
             "remote", location, f"files of one format; it has {first} and {second}: pass a pattern, such as *.parquet"
         )
     return next(iter(kinds))
-
-
-def _in_parallel(describe: Callable[[ListedFile], DescribedFile], files: Sequence[ListedFile]) -> list[DescribedFile]:
-    """Describe files in threads; raise the error of the first file, by name, that has one of those that were tried."""
-    found: dict[int, DescribedFile] = {}
-    failures: dict[int, BaseException] = {}
-    pending = iter(enumerate(files))
-    lock = threading.Lock()
-
-    def work() -> None:
-        while not failures:
-            with lock:
-                number, file = next(pending, (-1, None))
-            if file is None:
-                return
-            try:
-                found[number] = describe(file)
-            except BaseException as error:  # noqa: BLE001 - raised below
-                failures[number] = error
-
-    # In background calls: a process must be able to end while a store does not answer.
-    for call in [BackgroundCall(work) for _ in range(min(_NUM_THREADS, len(files)))]:
-        call.result()
-    if failures:
-        raise failures[min(failures)]
-    return [found[number] for number in range(len(files))]
 
 
 def _load(path: Path) -> tuple[str, list[DescribedFile]] | None:

@@ -1,0 +1,166 @@
+"""The number of samples in a file: counted once, and kept in the user's directory of caches until the file changes."""
+
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+from fkat_data.background import in_parallel
+from fkat_data.location import path_of, user_cache_file
+
+__all__ = ["CountedFile", "counted_files_of", "counts_of"]
+
+_logger = logging.getLogger(__name__)
+
+_VERSION = 1
+#: Files that are counted at a time.
+_NUM_THREADS = 16
+#: A file that was changed this recently may change again and look the same: clocks of file systems are coarse.
+_JUST_CHANGED_S = 2.0
+#: What file systems call that which tells two contents of a remote file apart.
+_VERSIONS = (
+    "ETag",
+    "etag",
+    "blob_id",
+    "md5Hash",
+    "md5",
+    "generation",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "updated",
+)
+
+
+class CountedFile(NamedTuple):
+    """A file whose samples can be counted without a dataset.
+
+    Attributes:
+        path: A local path, or a URI that fsspec supports.
+        kind: What is counted in it, and how.
+        storage_options: Options for fsspec, for a file that is not local.
+        count_samples: Counts its samples.
+    """
+
+    path: str
+    kind: str
+    storage_options: Mapping[str, Any]
+    count_samples: Callable[[], int]
+
+    @property
+    def folder(self) -> str:
+        """Where the file is."""
+        return self.path.rpartition("/")[0]
+
+    @property
+    def name(self) -> str:
+        """What its count is called among those of its folder."""
+        return f"{self.kind} {self.path.rpartition('/')[2]}"
+
+    def version(self) -> str:
+        """Return what changes when the file changes; an empty text where that is not known."""
+        try:
+            path = None if "::" in self.path else path_of(self.path)
+            if path is None:
+                return _remote_version(self.path, self.storage_options)
+            found = path.stat()
+        except Exception:  # noqa: BLE001 - a file that is not there, or a store that fails: counting says what is wrong
+            return ""
+        if time.time() - found.st_mtime < _JUST_CHANGED_S:
+            return ""
+        return f"{found.st_size} {found.st_mtime_ns} {found.st_ino}"
+
+
+def counted_files_of(dataset_generator: Any, shard: Any) -> list[CountedFile] | None:
+    """Return the files whose samples, together, are a shard's dataset; None: only the dataset itself knows its length.
+
+    Args:
+        dataset_generator: Called with the shard, it returns the dataset. One that has ``counted_files`` is asked; a
+            class must define it itself, because a subclass may have other samples.
+        shard: The shard.
+
+    Raises:
+        ConfigurationError: The generator's arguments are invalid.
+    """
+    arguments: tuple[Any, ...] = ()
+    options: dict[str, Any] = {}
+    if isinstance(dataset_generator, partial):
+        bound = cast("partial[Any]", dataset_generator)
+        dataset_generator, arguments, options = bound.func, bound.args, bound.keywords
+    if isinstance(dataset_generator, type) and "counted_files" not in vars(dataset_generator):
+        return None
+    counted_files = getattr(dataset_generator, "counted_files", None)
+    return None if counted_files is None else counted_files(*arguments, shard, **options)
+
+
+def counts_of(files: Sequence[CountedFile]) -> list[int | None]:
+    """Return the numbers of samples: those that are kept, and the others counted in threads and kept.
+
+    A file that cannot be counted has None: whoever opens it gets the error.
+    """
+    kept = {folder: _load(folder) for folder in {file.folder for file in files}}
+    counted: dict[str, dict[str, tuple[str, int]]] = {}
+
+    def count(file: CountedFile) -> int | None:
+        version = file.version()
+        known = kept[file.folder].get(file.name)
+        if version and known is not None and known[0] == version:
+            return known[1]
+        try:
+            number = file.count_samples()
+        except Exception as error:  # noqa: BLE001 - the error comes where the file is opened
+            _logger.debug("%s is not counted: %s", file.path, error)
+            return None
+        if version and file.version() == version:
+            counted.setdefault(file.folder, {})[file.name] = version, number
+        return number
+
+    try:
+        return in_parallel(count, files, _NUM_THREADS)
+    finally:
+        # After an interruption, threads may still count.
+        for folder in list(counted):
+            _save(folder, dict(counted[folder]))
+
+
+def _remote_version(uri: str, storage_options: Mapping[str, Any]) -> str:
+    # Imported here, because only remote files need it.
+    import fsspec  # noqa: PLC0415 - see above
+
+    file_system, name = cast("Any", fsspec).core.url_to_fs(uri, **storage_options)
+    found: dict[str, Any] = file_system.info(name)
+    version = next((found[key] for key in _VERSIONS if found.get(key)), None)
+    return "" if version is None else f"{found.get('size')} {version}"
+
+
+def _load(folder: str) -> dict[str, tuple[str, int]]:
+    path = user_cache_file("counts", folder)
+    try:
+        content = json.loads(path.read_bytes())
+        if content["version"] != _VERSION:
+            return {}
+        return {name: (str(version), int(number)) for name, (version, number) in content["counts"].items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        _logger.info("the numbers of samples in %s are counted again: %s", path, error)
+        return {}
+
+
+def _save(folder: str, counts: Mapping[str, tuple[str, int]]) -> None:
+    """Add counts to those that are kept. Of two processes that do so at once, one may lose its counts."""
+    path = user_cache_file("counts", folder)
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
+    content = {"version": _VERSION, "folder": folder, "counts": {**_load(folder), **counts}}
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            temporary.write_text(json.dumps(content, separators=(",", ":")), "utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        _logger.info("the numbers of samples of %d files are not kept in %s: %s", len(counts), path, error)

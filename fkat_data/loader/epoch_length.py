@@ -1,0 +1,210 @@
+"""How many microbatches a rank's epoch has: counted when it is asked for, and each shard once."""
+
+import logging
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from fkat_data import arguments
+from fkat_data.errors import WorkerDiedError
+from fkat_data.loader.factory import DataLoaderFactory
+from fkat_data.loader.recovery import NOT_THE_SHARDS
+from fkat_data.loader.worker_pool import WorkerPool, WorkerPoolSettings
+from fkat_data.observe.sink import EventSink
+from fkat_data.plan.elastic import Piece
+from fkat_data.plan.shard_plan import ShardPlan
+from fkat_data.plan.task import Task
+from fkat_data.types import Shard
+from fkat_data.worker.count import ShardCount
+from fkat_data.worker.messages import Failure, Item, Worker, WorkerGone
+
+__all__ = ["EpochLength"]
+
+logger = logging.getLogger(__name__)
+
+_NUM_WORKERS = 4
+#: Shards that a worker has before it: it need not wait for the trainer.
+_NUM_AHEAD = 2
+_REPORT_S = 10.0
+_ADVICE = (
+    "give the dataset, or the sampler, a __len__; or pass shard_sizes= to the DataLoaderFactory; "
+    "or pass a factory with num_microbatches(shard)"
+)
+
+
+class _ShardPlace(NamedTuple):
+    shard_index: int
+    shard: Shard
+    piece: Piece | None
+
+
+class EpochLength:
+    """Counts the microbatches of epochs.
+
+    A ``DataLoaderFactory`` counts what it can without opening a shard. The rest is opened by the factory in worker
+    processes that end when all is counted, each shard under its own random stream: if nothing is drawn meanwhile, its
+    number holds for all epochs, otherwise for this place in this epoch.
+
+    Args:
+        plan: Says which shards an epoch has.
+        settings: The loader's workers; those that count are made like them.
+        delivered: The numbers of microbatches of shards that were read to their end, by the shard's ``repr``. They
+            count where the factory cannot say.
+        skips_shards: Whether a shard that raises is skipped: it then has no microbatches.
+    """
+
+    def __init__(
+        self, plan: ShardPlan, settings: WorkerPoolSettings, delivered: Mapping[str, int], *, skips_shards: bool
+    ) -> None:
+        self._plan = plan
+        self._settings = settings
+        self._factory = settings.factory
+        self._delivered = delivered
+        self._skips_shards = skips_shards
+        self._counted: dict[str, int] = {}
+        # Of one epoch: by the place whose random stream has decided.
+        self._drawn: dict[tuple[int, Piece | None, int], int] = {}
+        self._reason = ""
+        self._told: dict[int, int] = {}
+
+    def of(self, epoch: int) -> int:
+        """Return the microbatches of an epoch that this rank has from its ``first_step`` on.
+
+        Raises:
+            TypeError: It is not known; the message says what to pass.
+            Exception: Whatever opening a shard raises.
+        """
+        num_shards = self._plan.num_shards(epoch)
+        if num_shards is None:
+            raise TypeError("the number of microbatches is not known: the sampler does not say how many shards it has")
+        places = [self._place(epoch, index) for index in range(num_shards)]
+        numbers = self._numbers(epoch, places)
+        delivered_before = sum(place.piece.first_microbatch for place in places if place.piece is not None)
+        self._told[epoch] = self._plan.first_step(epoch) + sum(numbers) - delivered_before
+        return self._told[epoch]
+
+    def check_end(self, epoch: int, step: int) -> None:
+        """Warn if a loop leaves an epoch early, at the length of another one: its caller reads the length only once."""
+        length = self._told.get(epoch, 0)
+        for other, told in self._told.items():
+            if other != epoch and told == step < length:
+                logger.warning(
+                    "epoch %d was left after %d microbatches, the length of epoch %d, but it has %d: read len(loader) "
+                    "in each epoch (Lightning: Trainer(reload_dataloaders_every_n_epochs=1))",
+                    epoch,
+                    step,
+                    other,
+                    length,
+                )
+                return
+
+    def _place(self, epoch: int, index: int) -> _ShardPlace:
+        shard = self._plan.shard(epoch, index)
+        assert shard is not None  # noqa: S101 - the epoch has that many
+        return _ShardPlace(index, shard, self._plan.piece(epoch, index))
+
+    def _numbers(self, epoch: int, places: Sequence[_ShardPlace]) -> list[int]:
+        count = getattr(self._factory, "num_microbatches", None)
+        if callable(count):
+            return [
+                arguments.integer("num_microbatches(shard)", count(place.shard), minimum=0)
+                if (known := self._delivered.get(repr(place.shard))) is None
+                else known
+                for place in places
+            ]
+        if isinstance(self._factory, DataLoaderFactory) and not self._reason:
+            self._count(epoch, places)
+        if isinstance(self._factory, DataLoaderFactory) and not self._reason:
+            return [self._known(epoch, place) for place in places]
+        return [self._number_delivered(place) for place in places]
+
+    def _known(self, epoch: int, place: _ShardPlace) -> int:
+        known = self._drawn.get(_key(epoch, place))
+        return self._counted[repr(place.shard)] if known is None else known
+
+    def _number_delivered(self, place: _ShardPlace) -> int:
+        known = self._delivered.get(repr(place.shard))
+        if known is None:
+            reason = self._reason or "the factory does not say"
+            raise TypeError(
+                f"the number of microbatches is not known before shard {place.shard!r} was read to its end: {reason}; "
+                f"{_ADVICE}"
+            )
+        return known
+
+    def _count(self, epoch: int, places: Sequence[_ShardPlace]) -> None:
+        """Count what is not known of an epoch; or find the reason why that cannot be done."""
+        if any(key[0] != epoch for key in self._drawn):
+            self._drawn.clear()
+        missing = [
+            place
+            for place in places
+            if repr(place.shard) not in self._counted and _key(epoch, place) not in self._drawn
+        ]
+        by_name = {repr(place.shard): place.shard for place in missing}
+        lengths = self._factory.lengths_without_opening(list(by_name.values()))
+        self._counted |= {name: length for name, length in zip(by_name, lengths, strict=True) if length is not None}
+        to_open = [place for place in missing if repr(place.shard) not in self._counted]
+        for place, found in self._opened(epoch, to_open) if to_open else ():
+            if found.num_microbatches is None:
+                self._reason = found.reason
+                return
+            if found.is_drawn:
+                self._drawn[_key(epoch, place)] = found.num_microbatches
+            else:
+                self._counted[repr(place.shard)] = found.num_microbatches
+
+    def _opened(self, epoch: int, places: Sequence[_ShardPlace]) -> Iterator[tuple[_ShardPlace, ShardCount]]:
+        """Yield the numbers of shards, as workers open them, in order."""
+        num_workers = min(len(places), max(self._settings.num_workers, _NUM_WORKERS))
+        settings = self._settings._replace(
+            num_groups=num_workers,
+            group_size=1,
+            limit_bytes=None,
+            profiler=None,
+            is_zero_copy=False,
+            is_digested=False,
+            timeline=None,
+        )
+        pool = WorkerPool(settings, EventSink(None, None))
+        reported_s = time.monotonic()
+        try:
+            pool.start()
+            workers = [pool.workers[index % len(pool.workers)] for index in range(len(places))]
+            num_assigned = 0
+            for number, place in enumerate(places):
+                while num_assigned < min(len(places), number + _NUM_AHEAD * len(pool.workers)):
+                    workers[num_assigned].assign(_task(num_assigned, epoch, places[num_assigned]), 1)
+                    num_assigned += 1
+                while (counted := self._receive(workers[number], epoch, place)) is None:
+                    logger.info("waiting for the number of microbatches of shard %r", place.shard)
+                if time.monotonic() - reported_s > _REPORT_S:
+                    reported_s = time.monotonic()
+                    logger.info("%d of %d shards are counted", number + 1, len(places))
+                yield place, counted
+        finally:
+            pool.close()
+
+    def _receive(self, worker: Worker, epoch: int, place: _ShardPlace) -> ShardCount | None:
+        """Return what a worker has counted; None: it takes longer."""
+        try:
+            message = worker.receive(timeout_s=_REPORT_S)
+        except WorkerGone as gone:
+            raise WorkerDiedError(
+                gone.pid, gone.exit_code, place.shard, epoch, 0, gone.last_words, socket.gethostname()
+            ) from None
+        if isinstance(message, Failure):
+            if not self._skips_shards or isinstance(message.error, NOT_THE_SHARDS):
+                raise message.error
+            logger.warning("shard %r cannot be opened and counts as empty: %s", place.shard, message.error)
+            return ShardCount(0, is_drawn=True, reason="")
+        return message.microbatch if isinstance(message, Item) else None
+
+
+def _key(epoch: int, place: _ShardPlace) -> tuple[int, Piece | None, int]:
+    return epoch, place.piece, place.shard_index
+
+
+def _task(ticket: int, epoch: int, place: _ShardPlace) -> Task:
+    return Task(ticket, epoch, place.shard_index, place.shard, 0, place.piece, is_counted=True)
