@@ -3,7 +3,8 @@
 import logging
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from typing import NamedTuple
 
 from fkat_data import arguments
@@ -146,16 +147,19 @@ class EpochLength:
         lengths = self._factory.lengths_without_opening(list(by_name.values()))
         self._counted |= {name: length for name, length in zip(by_name, lengths, strict=True) if length is not None}
         to_open = [place for place in missing if repr(place.shard) not in self._counted]
-        for place, found in self._opened(epoch, to_open) if to_open else ():
-            if found.num_microbatches is None:
-                self._reason = found.reason
-                return
-            if found.is_drawn:
-                self._drawn[_key(epoch, place)] = found.num_microbatches
-            else:
-                self._counted[repr(place.shard)] = found.num_microbatches
+        if not to_open:
+            return
+        with closing(self._opened(epoch, to_open)) as opened:
+            for place, found in opened:
+                if found.num_microbatches is None:
+                    self._reason = found.reason
+                    return
+                if found.is_drawn:
+                    self._drawn[_key(epoch, place)] = found.num_microbatches
+                else:
+                    self._counted[repr(place.shard)] = found.num_microbatches
 
-    def _opened(self, epoch: int, places: Sequence[_ShardPlace]) -> Iterator[tuple[_ShardPlace, ShardCount]]:
+    def _opened(self, epoch: int, places: Sequence[_ShardPlace]) -> Generator[tuple[_ShardPlace, ShardCount]]:
         """Yield the numbers of shards, as workers open them, in order."""
         num_workers = min(len(places), max(self._settings.num_workers, _NUM_WORKERS))
         settings = self._settings._replace(

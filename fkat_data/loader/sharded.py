@@ -392,7 +392,9 @@ class ShardedDataLoader:
         )
 
     def _begin(self) -> None:
-        self._length.check_end(self._cursor.position.epoch, self._cursor.position.step)
+        position = self._cursor.position
+        if self._cursor.first() != position:
+            self._length.check_end(position.epoch, position.step)
         self._iterations.begin()
         self._delivery.begin()
         self._is_handed_out = False
