@@ -3,11 +3,13 @@
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from fkat_data.errors import ConfigurationError
 
 __all__ = ["boolean", "choice", "function", "integer", "seconds"]
+
+_Word = TypeVar("_Word", bound=str)
 
 
 def integer(argument: str, value: object, *, minimum: int | None = None, maximum: int | None = None) -> int:
@@ -57,7 +59,7 @@ def function(argument: str, value: object) -> Callable[..., Any]:
     return value
 
 
-def choice(argument: str, value: object, options: Sequence[str]) -> str:
+def choice(argument: str, value: object, options: Sequence[_Word]) -> _Word:
     """Return ``value`` if it is one of ``options``.
 
     Raises:
@@ -65,7 +67,7 @@ def choice(argument: str, value: object, options: Sequence[str]) -> str:
     """
     if not isinstance(value, str) or value not in options:
         raise ConfigurationError(argument, value, f"one of {', '.join(map(repr, options))}")
-    return value
+    return cast("_Word", value)
 
 
 def seconds(argument: str, value: object) -> float:

@@ -77,7 +77,7 @@ class ConfigurationError(FkatDataError, ValueError):
 
     def __init__(self, argument: str, value: object, expected: str) -> None:
         self.argument = argument
-        self.value = _Shown(_shown(value)) if not isinstance(value, _Shown) else value
+        self.value: _Shown = _Shown(_shown(value)) if not isinstance(value, _Shown) else value
         self.expected = expected
         super().__init__(argument, self.value, expected)
 
@@ -97,8 +97,8 @@ class StateMismatchError(FkatDataError, ValueError):
 
     def __init__(self, field: str, saved: object, present: object, hint: str = "") -> None:
         self.field = field
-        self.saved = _Shown(_shown(saved)) if not isinstance(saved, _Shown) else saved
-        self.present = _Shown(_shown(present)) if not isinstance(present, _Shown) else present
+        self.saved: _Shown = _Shown(_shown(saved)) if not isinstance(saved, _Shown) else saved
+        self.present: _Shown = _Shown(_shown(present)) if not isinstance(present, _Shown) else present
         self.hint = hint
         super().__init__(field, self.saved, self.present, hint)
 
@@ -310,8 +310,10 @@ class ShardCorruptError(ShardError):
         self.field = field
         self.expected = expected
         # Keeps only the text: the value itself may be large, or not picklable.
-        self.found = None if field is None else found if isinstance(found, _Shown) else _Shown(_shown(found))
-        self.args = (shard, reason, field, expected, self.found)
+        self.found: _Shown | None = (
+            None if field is None else found if isinstance(found, _Shown) else _Shown(_shown(found))
+        )
+        self.args: tuple[Any, ...] = (shard, reason, field, expected, self.found)
 
     @classmethod
     def of_field(cls, file: object, field: str, expected: str, found: object) -> "ShardCorruptError":
@@ -337,11 +339,11 @@ class DownloadError(ShardError):
 
     def __init__(self, shard: Any, causes: Iterable[tuple[str, float]], is_refused: bool = False) -> None:
         self.is_refused = is_refused
-        self.causes = tuple((str(text), float(seconds)) for text, seconds in causes)
+        self.causes: tuple[tuple[str, float], ...] = tuple((str(text), float(seconds)) for text, seconds in causes)
         attempts = "1 attempt" if len(self.causes) == 1 else f"{len(self.causes)} attempts"
         lines = [f"  {number}. {text} ({spent_s:.1f} s)" for number, (text, spent_s) in enumerate(self.causes, start=1)]
         super().__init__(shard, "\n".join([f"download failed after {attempts}:", *lines]))
-        self.args = (shard, self.causes, is_refused)
+        self.args: tuple[Any, ...] = (shard, self.causes, is_refused)
 
     @property
     def num_attempts(self) -> int:
@@ -384,7 +386,7 @@ class SampleError(FkatDataError, ValueError):
 
     def __init__(self, column: str, value: object, expected: str) -> None:
         self.column = column
-        self.value = _Shown(_shown(value)) if not isinstance(value, _Shown) else value
+        self.value: _Shown = _Shown(_shown(value)) if not isinstance(value, _Shown) else value
         self.expected = expected
         super().__init__(column, self.value, expected)
 

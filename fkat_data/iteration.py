@@ -106,7 +106,7 @@ class Iterations:
 
     def __init__(self, loader_name: str) -> None:
         self._loader_name = loader_name
-        self.newest = 0
+        self.newest: int = 0
         """The number of the newest iteration."""
 
     def begin(self) -> None:

@@ -4,7 +4,7 @@ import io
 import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,9 @@ import numpy.typing as npt
 from fkat_data.errors import ConfigurationError
 from fkat_data.requirement import required
 
-__all__ = ["DECODERS", "UNSAFE", "checked_decode", "decoder_names"]
+__all__ = ["DECODERS", "UNSAFE", "DecoderName", "checked_decode", "decoder_names"]
+
+DecoderName: TypeAlias = Literal["bytes", "image", "integer", "json", "npy", "pickle", "text", "torch"]
 
 #: Pillow opens no other formats here: some of them start another program.
 _IMAGES = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM")

@@ -25,7 +25,9 @@ class DatasetChain:
     def __init__(self, generators: Sequence[Callable[..., Any]]) -> None:
         if not isinstance(generators, Sequence) or not generators:
             raise ConfigurationError("generators", generators, "a list of at least one callable")
-        self.generators = [function(f"generators[{index}]", item) for index, item in enumerate(generators)]
+        self.generators: list[Callable[..., Any]] = [
+            function(f"generators[{index}]", item) for index, item in enumerate(generators)
+        ]
 
     def __call__(self, shard: Any) -> Any:
         """Return the result of the last generator.

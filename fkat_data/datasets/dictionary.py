@@ -34,7 +34,7 @@ class DictDataset(Dataset[dict[str, Any]]):
                 raise ConfigurationError(f"datasets[{name!r}]", dataset, "a dataset with __getitem__ and __len__")
         if not isinstance(key, str):
             raise ConfigurationError("key", key, "the name of a field")
-        self.datasets = dict(datasets)
+        self.datasets: dict[str, Any] = dict(datasets)
         self.key = key
 
     @classmethod

@@ -72,7 +72,7 @@ class DistributedShardedDataset(Dataset[_Item_co]):
         num_counting_threads: int = 4,
         prefetch: bool = True,
     ) -> None:
-        self.dataset_type = function("dataset_type", dataset_type)
+        self.dataset_type: Callable[..., Any] = function("dataset_type", dataset_type)
         if not isinstance(shard_params, Mapping) or not shard_params:
             raise ConfigurationError("shard_params", shard_params, "a mapping with at least one shard")
         self.shard_params: dict[str, tuple[Sequence[Any], Mapping[str, Any]]] = dict(shard_params)
@@ -81,12 +81,12 @@ class DistributedShardedDataset(Dataset[_Item_co]):
                 raise ConfigurationError(
                     f"shard_params[{key!r}]", params, "a pair of a list of arguments and a dict of keyword arguments"
                 )
-        self.world_size = integer("world_size", world_size, minimum=1)
-        self.rank = integer("rank", rank, minimum=0, maximum=self.world_size - 1)
-        self.shuffle = boolean("shuffle", shuffle)
-        self.seed = integer("seed", seed)
-        self.shuffle_samples = shuffle if shuffle_samples is None else boolean("shuffle_samples", shuffle_samples)
-        self.prefetch = boolean("prefetch", prefetch)
+        self.world_size: int = integer("world_size", world_size, minimum=1)
+        self.rank: int = integer("rank", rank, minimum=0, maximum=self.world_size - 1)
+        self.shuffle: bool = boolean("shuffle", shuffle)
+        self.seed: int = integer("seed", seed)
+        self.shuffle_samples: bool = shuffle if shuffle_samples is None else boolean("shuffle_samples", shuffle_samples)
+        self.prefetch: bool = boolean("prefetch", prefetch)
         integer("num_counting_threads", num_counting_threads, minimum=1)
         self._keys: list[str] = sorted(self.shard_params)
         self._sizes = (

@@ -38,7 +38,7 @@ class DrawnOrder:
             raise StateMismatchError("seed", "<no generator's state>", "<random.Random().getstate()>") from error
         self.epoch = epoch
         self.buffer = buffer
-        self.offsets = list(offsets)
+        self.offsets: list[int] = list(offsets)
         self._begun = self._random_state = random_state
         self._num_drawn = 0
 

@@ -49,8 +49,8 @@ class JsonDataset(Dataset[Any]):
         storage_options: Mapping[str, Any] | None = None,
         max_line_bytes: int = _MAX_LINE_BYTES,
     ) -> None:
-        self.paths = locations_of("paths", paths)
-        self.max_line_bytes = arguments.integer("max_line_bytes", max_line_bytes, minimum=1)
+        self.paths: list[str] = locations_of("paths", paths)
+        self.max_line_bytes: int = arguments.integer("max_line_bytes", max_line_bytes, minimum=1)
         self._files = [TextFile(path, dict(storage_options or {})) for path in self.paths]
         self._indices = [LineIndex.of(file.path, file.chunks(), self.max_line_bytes) for file in self._files]
         # _ends[f]: samples up to and including file f.
@@ -153,8 +153,8 @@ class IterableJsonDataset(IterableDataset[Any]):
         max_line_bytes: int = _MAX_LINE_BYTES,
     ) -> None:
         super().__init__()
-        self.paths = locations_of("paths", paths)
-        self.max_line_bytes = arguments.integer("max_line_bytes", max_line_bytes, minimum=1)
+        self.paths: list[str] = locations_of("paths", paths)
+        self.max_line_bytes: int = arguments.integer("max_line_bytes", max_line_bytes, minimum=1)
         self._files = [TextFile(path, dict(storage_options or {})) for path in self.paths]
 
     @classmethod

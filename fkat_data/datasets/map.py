@@ -17,7 +17,7 @@ class _Mapped:
 
     def __init__(self, dataset: Any, fn: Callable[[Any], Any]) -> None:
         self.dataset = dataset
-        self.fn = arguments.function("fn", fn)
+        self.fn: Callable[..., Any] = arguments.function("fn", fn)
 
     @classmethod
     def over(cls, dataset_generator: Callable[..., Any], fn: Callable[[Any], Any]) -> Callable[..., Self]:

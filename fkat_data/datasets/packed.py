@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -97,7 +97,7 @@ class PackedDataset(Dataset[dict[str, torch.Tensor]]):
         world_size: int = 1,
         shuffle: bool = True,
         seed: int | None = None,
-        too_long: str = "raise",
+        too_long: Literal["raise", "skip", "split"] = "raise",
     ) -> None:
         if not is_map_style(base_dataset):
             raise ConfigurationError("base_dataset", base_dataset, "a dataset with __len__() and __getitem__(index)")

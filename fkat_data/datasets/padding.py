@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.utils.data
@@ -28,7 +28,7 @@ class PaddingSide1D(StrEnum):
 def pad_stack_1d(
     items: Sequence[torch.Tensor],
     pad_value: float,
-    padding_side: PaddingSide1D | str = PaddingSide1D.right,
+    padding_side: PaddingSide1D | Literal["left", "right"] = PaddingSide1D.right,
     pad_to_multiple_of: int | None = None,
 ) -> torch.Tensor:
     """Pad sequences and stack them as the rows of one tensor, (number of items, longest length).
@@ -76,7 +76,7 @@ class PaddingCollate:
     def __init__(
         self,
         pad_value: float | Mapping[str, float] = 0,
-        padding_side: PaddingSide1D | str = PaddingSide1D.right,
+        padding_side: PaddingSide1D | Literal["left", "right"] = PaddingSide1D.right,
         pad_to_multiple_of: int | None = None,
         lengths_name: str | None = None,
     ) -> None:
@@ -84,7 +84,7 @@ class PaddingCollate:
         if not values or not all(isinstance(value, (int, float)) for value in values):
             raise ConfigurationError("pad_value", pad_value, "a number, or a mapping from names to numbers")
         self.pad_value = pad_value
-        self.padding_side = PaddingSide1D(choice("padding_side", padding_side, list(PaddingSide1D)))
+        self.padding_side: PaddingSide1D = PaddingSide1D(choice("padding_side", padding_side, list(PaddingSide1D)))
         if pad_to_multiple_of is not None:
             integer("pad_to_multiple_of", pad_to_multiple_of, minimum=1)
         self.pad_to_multiple_of = pad_to_multiple_of

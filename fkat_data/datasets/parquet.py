@@ -63,10 +63,10 @@ class ParquetDataset(Dataset[dict[str, Any]]):
         storage_options: Mapping[str, Any] | None = None,
         row_groups_kept: int = 4,
     ) -> None:
-        self.paths = locations_of("paths", paths)
-        self.columns = None if columns is None else names_of("columns", columns)
-        self.storage_options = dict(storage_options or {})
-        self.row_groups_kept = arguments.integer("row_groups_kept", row_groups_kept, minimum=1)
+        self.paths: list[str] = locations_of("paths", paths)
+        self.columns: list[str] | None = None if columns is None else names_of("columns", columns)
+        self.storage_options: dict[str, Any] = dict(storage_options or {})
+        self.row_groups_kept: int = arguments.integer("row_groups_kept", row_groups_kept, minimum=1)
         self._forget_files()
         self._groups: list[_RowGroup] = []
         types: dict[str, Any] = {}
@@ -223,10 +223,10 @@ class IterableParquetDataset(IterableDataset[dict[str, Any]]):
         rows_at_once: int = 1024,
     ) -> None:
         super().__init__()
-        self.paths = locations_of("paths", paths)
-        self.columns = None if columns is None else names_of("columns", columns)
-        self.storage_options = dict(storage_options or {})
-        self.rows_at_once = arguments.integer("rows_at_once", rows_at_once, minimum=1)
+        self.paths: list[str] = locations_of("paths", paths)
+        self.columns: list[str] | None = None if columns is None else names_of("columns", columns)
+        self.storage_options: dict[str, Any] = dict(storage_options or {})
+        self.rows_at_once: int = arguments.integer("rows_at_once", rows_at_once, minimum=1)
 
     @classmethod
     def counted_files(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from torch.utils.data import Dataset
 
@@ -55,7 +55,7 @@ class ShardedDataset(Dataset[_Item_co]):
         dataset: Dataset[_Item_co],
         total_shards: int,
         current_shard: int,
-        indexing_mode: ShardIndexingMode | str,
+        indexing_mode: ShardIndexingMode | Literal["sequential", "chunked"],
         pad_to_equal_size_across_shards: bool,
     ) -> None:
         if not is_map_style(dataset):
@@ -72,7 +72,7 @@ class ShardedDataset(Dataset[_Item_co]):
         dataset: Dataset[_Item_co],
         device_mesh: Any,
         dim: str = "dp",
-        indexing_mode: ShardIndexingMode | str = ShardIndexingMode.sequential,
+        indexing_mode: ShardIndexingMode | Literal["sequential", "chunked"] = ShardIndexingMode.sequential,
         pad_to_equal_size_across_shards: bool = True,
     ) -> Self:
         """Return this process's view by its rank along one dimension of a ``torch.distributed`` device mesh.

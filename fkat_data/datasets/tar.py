@@ -10,7 +10,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from fkat_data import arguments
-from fkat_data.archives.member_decoding import DECODERS, UNSAFE, checked_decode, decoder_names
+from fkat_data.archives.member_decoding import DECODERS, UNSAFE, DecoderName, checked_decode, decoder_names
 from fkat_data.archives.tar_samples import KEY, URL, TarIndex
 from fkat_data.counted_file import CountedFile
 from fkat_data.datasets.item_index import counted_from_start
@@ -58,16 +58,16 @@ class TarDataset(Dataset[dict[str, Any]]):
         paths: str | Sequence[str],
         columns: Sequence[str] | None = None,
         *,
-        decode: Mapping[str, str | Callable[[bytes], Any]] | str | Callable[[bytes], Any] | None = None,
+        decode: Mapping[str, DecoderName | Callable[[bytes], Any]] | DecoderName | Callable[[bytes], Any] | None = None,
         allow_unsafe_types: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.paths = names_of("paths", paths)
-        self.storage_options = dict(storage_options or {})
+        self.paths: list[str] = names_of("paths", paths)
+        self.storage_options: dict[str, Any] = dict(storage_options or {})
         self._forget_files()
         self._indices = [self._index(number) for number in range(len(self.paths))]
         extensions = sorted({name for index in self._indices for name in index.columns})
-        self.columns = [KEY, *extensions] if columns is None else names_of("columns", columns)
+        self.columns: list[str] = [KEY, *extensions] if columns is None else names_of("columns", columns)
         for name in self.columns:
             if name not in (KEY, URL, *extensions):
                 raise ConfigurationError("columns", name, f"one of {', '.join((KEY, URL, *extensions))}")

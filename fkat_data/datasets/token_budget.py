@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -68,7 +68,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         seed: int | None = None,
         pad_to_multiple_of: int = 1,
         max_batch_size: int | None = None,
-        too_long: str = "raise",
+        too_long: Literal["raise", "skip"] = "raise",
     ) -> None:
         self._max_tokens = integer("max_tokens", max_tokens, minimum=1)
         multiple = integer("pad_to_multiple_of", pad_to_multiple_of, minimum=1)

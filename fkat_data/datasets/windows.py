@@ -30,17 +30,17 @@ class Windows:
     def __init__(
         self, items: npt.NDArray[np.int64], window_size: int, world_size: int, *, shuffle: bool, seed: int | None
     ) -> None:
-        self.world_size = integer("world_size", world_size, minimum=1)
-        self.window_size = integer("window_size", window_size, minimum=self.world_size)
-        self.shuffle = boolean("shuffle", shuffle)
-        self.is_seed_given = seed is not None
+        self.world_size: int = integer("world_size", world_size, minimum=1)
+        self.window_size: int = integer("window_size", window_size, minimum=self.world_size)
+        self.shuffle: bool = boolean("shuffle", shuffle)
+        self.is_seed_given: bool = seed is not None
         if seed is None and self.shuffle and self.world_size > 1:
             # Each rank would draw a different seed, and compute a different plan.
             raise ConfigurationError("seed", seed, f"an integer, the same on all {self.world_size} ranks")
-        self.seed = drawn_seed() if seed is None else integer("seed", seed)
+        self.seed: int = drawn_seed() if seed is None else integer("seed", seed)
         if len(items) < self.world_size:
             raise ConfigurationError("world_size", world_size, f"at most {len(items)}, the number of items")
-        self.num_windows = max(1, len(items) // self.window_size)
+        self.num_windows: int = max(1, len(items) // self.window_size)
         self._items = items
         self._last: tuple[tuple[int, int], npt.NDArray[np.int64]] | None = None
 

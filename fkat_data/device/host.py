@@ -40,7 +40,7 @@ class HostMover:
 
     copies = False
     """Nothing is copied."""
-    copied_s = 0.0
+    copied_s: float = 0.0
     """0: nothing is copied."""
 
     def begin(self, microbatch: Any) -> Any:

@@ -17,7 +17,7 @@ from fkat_data.transport.segment import Mapping, mapping_at
 
 __all__ = ["PageLocks"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 # Of CUDA's runtime: the memory counts as locked for every device of the process.
 _PORTABLE = 1

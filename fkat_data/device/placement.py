@@ -13,7 +13,7 @@ class Placement:
     """
 
     def __init__(self, mover: Mover) -> None:
-        self.mover = mover
+        self.mover: Mover = mover
         """Moves the next microbatch."""
         self._copied_before_s = 0.0
 

@@ -103,7 +103,7 @@ class Delivery:
         self._num_delivered = 0
         self._delivered_bytes = 0
         self._delivered_at_s = 0.0
-        self.is_over = True
+        self.is_over: bool = True
         """Whether no iteration is under way."""
 
     @property

@@ -22,7 +22,7 @@ from fkat_data.worker.messages import Failure, Item, Worker, WorkerGone
 
 __all__ = ["EpochLength"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _NUM_WORKERS = 4
 #: Shards that a worker has before it: it need not wait for the trainer.

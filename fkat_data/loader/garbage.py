@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 __all__ = ["GarbageCollection"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _MOST_OF_TIME = 0.05
 _MUCH_S = 1.0

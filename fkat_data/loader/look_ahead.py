@@ -32,7 +32,7 @@ class LookAhead:
 
     def __init__(self, num_workers: int = 1) -> None:
         self._least = max(_LEAST, 2 * num_workers)
-        self.size = self._least
+        self.size: int = self._least
         """The number, for now."""
         self._term = _SHORTEST_TERM
         self._has_shrunk = False

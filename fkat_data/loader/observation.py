@@ -16,7 +16,7 @@ from fkat_data.types import Microbatch
 
 __all__ = ["Observation"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _SAMPLE_S = 0.05
 _LAST_EVENTS_S = 0.2

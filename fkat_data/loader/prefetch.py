@@ -36,7 +36,7 @@ from fkat_data.worker.messages import (
 
 __all__ = ["Arrival", "Prefetcher", "Raised", "ShardEnd"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _MOST_REMEMBERED = 1_000_000
 # A control group may have no memory for the next microbatch for this long.
@@ -110,9 +110,9 @@ class Prefetcher:
         self._release = release
         self._recovery = recovery
         self._first_interval_s = recovery.wait_clock().interval_s
-        self.restarts = Restarts(recovery.max_worker_restarts)
+        self.restarts: Restarts = Restarts(recovery.max_worker_restarts)
         """How often a dead worker was replaced."""
-        self.skips = ShardSkips(recovery.max_skipped_shards, skips=recovery.skips_shards)
+        self.skips: ShardSkips = ShardSkips(recovery.max_skipped_shards, skips=recovery.skips_shards)
         """Which failing shards were skipped."""
         self._num_shard_prefetches = num_shard_prefetches
         self._num_microbatch_prefetches = num_microbatch_prefetches

@@ -5,7 +5,7 @@ It counts and decides; the prefetcher acts.
 
 import logging
 from enum import Enum
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from fkat_data.errors import ConfigurationError, ReplayMismatchError
 from fkat_data.loader.wait_clock import WaitClock
@@ -13,11 +13,12 @@ from fkat_data.notes import add_note
 from fkat_data.observe.progress import display_for
 from fkat_data.plan.task import Task
 
-__all__ = ["NOT_THE_SHARDS", "ON_SHARD_ERROR", "Recovery", "Remedy", "Restarts", "ShardSkips"]
+__all__ = ["NOT_THE_SHARDS", "ON_SHARD_ERROR", "OnShardError", "Recovery", "Remedy", "Restarts", "ShardSkips"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
-ON_SHARD_ERROR = ("raise", "skip")
+OnShardError: TypeAlias = Literal["raise", "skip"]
+ON_SHARD_ERROR: tuple[OnShardError, ...] = get_args(OnShardError)
 _DEATHS_AT_ONE_PLACE = 2
 # A wrong configuration, too little memory, a dataset that is no function of the position: other shards would fail too.
 NOT_THE_SHARDS = (ConfigurationError, MemoryError, ReplayMismatchError)
@@ -66,9 +67,9 @@ class Restarts:
     def __init__(self, most: int) -> None:
         self._most = most
         self._epoch = -1
-        self.in_epoch = 0
+        self.in_epoch: int = 0
         """Replacements in the present epoch."""
-        self.total = 0
+        self.total: int = 0
         """Replacements since the loader was made."""
         self._place: tuple[int, int, int] | None = None
         self._deaths_at_place = 0
@@ -102,7 +103,7 @@ class ShardSkips:
         """Whether failing shards are skipped."""
         self._epoch = 0
         self._shards: list[int] = []
-        self.total = 0
+        self.total: int = 0
         """Shards skipped since the loader was made."""
 
     def shards(self, epoch: int) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ delivery moves each to its device, and the cursor counts it. ``state_dict`` is t
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Generic, Self
 
 import torch
 
@@ -24,7 +24,7 @@ from fkat_data.loader.epoch_length import EpochLength
 from fkat_data.loader.identity import identity_of
 from fkat_data.loader.observation import Observation
 from fkat_data.loader.prefetch import Prefetcher
-from fkat_data.loader.recovery import ON_SHARD_ERROR, Recovery
+from fkat_data.loader.recovery import ON_SHARD_ERROR, OnShardError, Recovery
 from fkat_data.loader.replay import MicrobatchReplay
 from fkat_data.loader.resume import Resumption, adopt, rank_state, resume
 from fkat_data.loader.worker_pool import WorkerPool, WorkerPoolSettings
@@ -34,13 +34,13 @@ from fkat_data.observe.timeline import open_timeline
 from fkat_data.plan.elastic_plan import elastic_shard_plan
 from fkat_data.plan.state import RankState, merge, read_rank
 from fkat_data.position import Position
-from fkat_data.types import Microbatch, Profiler, Shard
+from fkat_data.types import Microbatch_co, Profiler, Shard
 from fkat_data.worker.settings import START_METHODS, StartMethod
 
 __all__ = ["ShardedDataLoader"]
 
 
-class ShardedDataLoader:
+class ShardedDataLoader(Generic[Microbatch_co]):
     """Yields a rank's microbatches, shard by shard, made ahead in worker processes, resumable to the microbatch.
 
     Each ``for`` loop over the loader is one epoch. After an epoch that was left early, the next loop is the next
@@ -111,7 +111,7 @@ class ShardedDataLoader:
         self,
         seed: int,
         shard_sampler: Iterable[Shard],
-        dataloader_factory: Callable[[Shard], Iterable[Microbatch]],
+        dataloader_factory: Callable[[Shard], Iterable[Microbatch_co]],
         num_shard_prefetches: int = 0,
         num_microbatch_prefetches: int = -1,
         dp_rank: int | None = None,
@@ -123,7 +123,7 @@ class ShardedDataLoader:
         memory_limit_bytes: int | None = None,
         zero_copy: bool = True,
         max_worker_restarts: int = 0,
-        on_shard_error: str = "raise",
+        on_shard_error: OnShardError = "raise",
         max_skipped_shards: int = 10,
         stall_warning_s: float = 30.0,
         stall_timeout_s: float | None = None,
@@ -219,7 +219,7 @@ class ShardedDataLoader:
         self._finish_loading()
         return self._delivery.step
 
-    def __iter__(self) -> Iterator[Microbatch]:
+    def __iter__(self) -> Iterator[Microbatch_co]:
         """Begin an epoch, or the rest of one after ``load_state_dict``; an older iterator ends."""
         self._finish_loading()
         if self._is_handed_out or self._delivery.is_over:
@@ -251,7 +251,7 @@ class ShardedDataLoader:
         self._begin_if_over()
         self._delivery.prefetch()
 
-    def load_batch_sync(self) -> Microbatch:
+    def load_batch_sync(self) -> Microbatch_co:
         """Return the next microbatch of the epoch under way; begins one if there is none.
 
         Raises:

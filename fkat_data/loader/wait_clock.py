@@ -10,7 +10,7 @@ from fkat_data.worker.messages import Worker
 
 __all__ = ["WaitClock", "activity_of"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _GROWTH = 2.0
 _SHORTEST_S = 0.001

@@ -103,7 +103,7 @@ class WorkerPool:
         # Those that are to be ended: an interrupted call has left some for the next one.
         self._ending: list[Worker] = []
         num_groups, size = (settings.num_groups, settings.group_size) if settings.is_multiprocessing else (1, 1)
-        self.groups = [
+        self.groups: list[WorkerGroup] = [
             WorkerGroup(self.workers, index * size, size, functools.partial(self._picks, index), sink)
             for index in range(num_groups)
         ]

@@ -8,7 +8,7 @@ from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSam
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, StateMismatchError
-from fkat_data.mixing.draw_schedule import Schedule
+from fkat_data.mixing.draw_schedule import OnExhausted, Schedule
 from fkat_data.mixing.strategies import SamplerStrategy
 
 __all__ = ["DictBatchSampler"]
@@ -40,7 +40,7 @@ class DictBatchSampler(Sampler[tuple[str, Any]]):
     """
 
     def __init__(
-        self, strategy: SamplerStrategy, samplers: Mapping[str, Iterable[Any]], *, on_exhausted: str = "drop"
+        self, strategy: SamplerStrategy, samplers: Mapping[str, Iterable[Any]], *, on_exhausted: OnExhausted = "drop"
     ) -> None:
         if not isinstance(samplers, Mapping) or not samplers:
             raise ConfigurationError("samplers", samplers, "a non-empty mapping from names to batch samplers")
@@ -48,9 +48,9 @@ class DictBatchSampler(Sampler[tuple[str, Any]]):
             if not isinstance(sampler, Iterable) or isinstance(sampler, Iterator):
                 expected = "a batch sampler that can be iterated more than once, not an iterator"
                 raise ConfigurationError(f"samplers[{name!r}]", cast("object", sampler), expected)
-        self.samplers = dict(samplers)
+        self.samplers: dict[str, Iterable[Any]] = dict(samplers)
         self.strategy = strategy
-        self.on_exhausted = on_exhausted
+        self.on_exhausted: OnExhausted = on_exhausted
         self._schedule()  # validates the other arguments
         self._epoch = 0
         self._index = 0  # batches yielded by the newest iteration
@@ -65,7 +65,7 @@ class DictBatchSampler(Sampler[tuple[str, Any]]):
         shuffle: bool = True,
         drop_last: bool = False,
         *,
-        on_exhausted: str = "drop",
+        on_exhausted: OnExhausted = "drop",
     ) -> Self:
         """Return a sampler of a ``DictDataset``'s batches: a ``batch_sampler_generator`` for a ``DataLoaderFactory``.
 

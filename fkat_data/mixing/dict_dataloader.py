@@ -7,7 +7,7 @@ from typing import Any, Self, cast
 
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.iteration import EpochIterator, Iterations
-from fkat_data.mixing.draw_schedule import Schedule
+from fkat_data.mixing.draw_schedule import OnExhausted, Schedule
 from fkat_data.mixing.mixed_source import MixedSource
 from fkat_data.mixing.strategies import SamplerStrategy
 from fkat_data.observe.statistics import LoaderStatistics
@@ -50,7 +50,7 @@ class DictDataLoader:
         strategy: SamplerStrategy,
         key: str | None = "dataset",
         *,
-        on_exhausted: str = "drop",
+        on_exhausted: OnExhausted = "drop",
     ) -> None:
         if not isinstance(dataloaders, Mapping) or not dataloaders:
             raise ConfigurationError("dataloaders", dataloaders, "a mapping from names to loaders, not empty")

@@ -1,15 +1,16 @@
 """The schedule of a mixture's epoch: which source is next, which have run out, and when the epoch ends."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.mixing.strategies import SamplerStrategy
 
-__all__ = ["ON_EXHAUSTED", "Schedule"]
+__all__ = ["ON_EXHAUSTED", "OnExhausted", "Schedule"]
 
-ON_EXHAUSTED = ("drop", "restart", "stop")
+OnExhausted: TypeAlias = Literal["drop", "restart", "stop"]
+ON_EXHAUSTED: tuple[OnExhausted, ...] = get_args(OnExhausted)
 # A user's own strategy might skip every draw.
 _MAX_SKIPPED_DRAWS = 1_000_000
 
@@ -33,7 +34,7 @@ class Schedule:
         is_over: Whether the epoch has ended.
     """
 
-    def __init__(self, strategy: SamplerStrategy, names: Iterable[str], on_exhausted: str) -> None:
+    def __init__(self, strategy: SamplerStrategy, names: Iterable[str], on_exhausted: OnExhausted) -> None:
         if not isinstance(strategy, SamplerStrategy):
             raise ConfigurationError("strategy", strategy, "a SamplerStrategy: Weighted, RoundRobin or Frequency")
         self._names = tuple(names)
@@ -42,14 +43,14 @@ class Schedule:
                 "strategy", strategy, f"a strategy over exactly these sources: {', '.join(self._names)}"
             )
         self.strategy = strategy
-        self._on_exhausted = arguments.choice("on_exhausted", on_exhausted, ON_EXHAUSTED)
+        self._on_exhausted: OnExhausted = arguments.choice("on_exhausted", on_exhausted, ON_EXHAUSTED)
         self.begin(0)
 
     def begin(self, epoch: int) -> None:
         """Go to the start of an epoch."""
-        self.epoch = epoch
-        self.draw = 0
-        self.is_over = False
+        self.epoch: int = epoch
+        self.draw: int = 0
+        self.is_over: bool = False
         self._left = frozenset(self._names)
         self._exhausted: frozenset[str] = frozenset()
 

@@ -46,8 +46,8 @@ class MixedSource:
     def __init__(self, name: str, loader: Iterable[Microbatch]) -> None:
         self.name = name
         self.loader = loader
-        self.taken = 0
-        self.delivered = 0
+        self.taken: int = 0
+        self.delivered: int = 0
         self._iterator: Iterator[Microbatch] | None = None
         self._has_ended = False
         self._epoch: int | None = None  # of the pass, after its first microbatch, if the loader reports epochs

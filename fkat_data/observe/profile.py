@@ -18,7 +18,7 @@ from fkat_data.types import Profiler
 
 __all__ = ["TrainerProfile", "WorkerProfile"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _PREFIX = "ShardedDataLoader."
 _NOTHING: AbstractContextManager[None] = nullcontext()

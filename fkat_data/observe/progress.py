@@ -11,7 +11,7 @@ from fkat_data.distributed import rank_and_world_size
 
 __all__ = ["Activity", "ReplayDisplay", "WaitDisplay", "display_for"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _BAR_AFTER_S = 2.0
 _BAR_INTERVAL_S = 0.5
@@ -43,7 +43,7 @@ class WaitDisplay:
     def __init__(self, bar_type: Any = None) -> None:
         self._bar_type = bar_type
         self._bar: Any = None
-        self.interval_s = _LOG_AFTER_S if bar_type is None else _BAR_AFTER_S
+        self.interval_s: float = _LOG_AFTER_S if bar_type is None else _BAR_AFTER_S
         """Seconds until ``show`` is to be called."""
 
     def show(self, waited_s: float, doing: Activity) -> None:

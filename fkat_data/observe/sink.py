@@ -1,6 +1,7 @@
 """The one sink for what a loader's parts report: each part gets it when it is made, and knows no listener."""
 
 import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from fkat_data.observe.events import COPY_THREAD, LONG_S, EventRecorder
@@ -10,7 +11,7 @@ from fkat_data.types import Profiler, Shard
 
 __all__ = ["EventSink"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class EventSink:
@@ -28,14 +29,14 @@ class EventSink:
         self._copies: EventRecorder | None = None
         self._is_before_first = True
         profile = TrainerProfile(profiler)
-        self.is_profiled = profile.is_active
+        self.is_profiled: Callable[[], bool] = profile.is_active
         """Returns whether a profiler listens; asked for each microbatch."""
         self._range = profile.range
-        self.waited_s = 0.0
+        self.waited_s: float = 0.0
         """Seconds that the trainer has waited."""
-        self.waited_first_s = 0.0
+        self.waited_first_s: float = 0.0
         """Those of them before the first microbatch of an iteration."""
-        self.waited_behind_s = 0.0
+        self.waited_behind_s: float = 0.0
         """Those of them in which later microbatches had arrived: a slow one held them up."""
         self._has_said_alone = False
 

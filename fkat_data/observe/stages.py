@@ -193,7 +193,7 @@ class HelperTimes:
     """
 
     def __init__(self) -> None:
-        self.store_s = 0.0
+        self.store_s: float = 0.0
         self._depth = 0
 
     @contextmanager

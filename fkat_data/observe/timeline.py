@@ -17,7 +17,7 @@ from fkat_data.observe.statistics import LoaderStatistics
 
 __all__ = ["HELD", "READY", "SECONDS", "TOTALS", "Timeline", "open_timeline"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 READY, HELD, SECONDS = "microbatches ready", "shared memory held", "seconds spent"
 """The names of the counters."""
@@ -51,7 +51,7 @@ class Timeline:
         self._is_ended = False
         self._write(b"[\n" + named_event("process_name", self._pid, MAIN_THREAD, name))
         self._recorders: list[EventRecorder] = []
-        self.recorder = self.recorder_of(MAIN_THREAD, "training loop")
+        self.recorder: EventRecorder = self.recorder_of(MAIN_THREAD, "training loop")
         """For what the training loop does."""
 
     def recorder_of(self, thread: int, name: str) -> EventRecorder:

@@ -48,7 +48,7 @@ class ElasticShardPlan(ShardPlan):
         self._sampler = sampler
         self.dp_size = dp_size
         self._dp_rank = dp_rank
-        self.layers = layers
+        self.layers: tuple[Layer, ...] = layers
         self._own = plan
         self._epoch = -1
         self._pieces: Sequence[Piece] | None = None

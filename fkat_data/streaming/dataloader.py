@@ -60,7 +60,7 @@ class StreamingDataLoader(DataLoader[Any]):
                     "in_order", options["in_order"], "True: the state counts batches in their order"
                 )
         super().__init__(dataset, 1 if batch_size is None else batch_size, **options)
-        self.num_samples_yielded = 0
+        self.num_samples_yielded: int = 0
         self._options = options
         self._collate = cast("Callable[[list[Any]], Any]", self.collate_fn)
         self._workers: DataLoader[Any] | None = None

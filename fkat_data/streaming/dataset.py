@@ -12,6 +12,7 @@ import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
 from fkat_data import arguments
+from fkat_data.archives.member_decoding import DecoderName
 from fkat_data.errors import ConfigurationError, StaleIteratorError
 from fkat_data.sizes import count_of, size_bytes_of
 from fkat_data.streaming.audit import Coverage, SampleRecord, coverage_of, records_of
@@ -24,9 +25,9 @@ from fkat_data.streaming.epoch.weight_schedule import WeightSchedule
 from fkat_data.streaming.epoch.world import World
 from fkat_data.streaming.formats.open_shard import DECODED_LIMIT_BYTES
 from fkat_data.streaming.handed_out import HandedOut
-from fkat_data.streaming.order.batching import BATCHING_METHODS
-from fkat_data.streaming.order.epoch_order import SHUFFLES, OrderSettings
-from fkat_data.streaming.order.partition import PARTITIONS
+from fkat_data.streaming.order.batching import BATCHING_METHODS, BatchingMethod
+from fkat_data.streaming.order.epoch_order import SAMPLING_METHODS, SHUFFLES, OrderSettings, SamplingMethod, ShuffleName
+from fkat_data.streaming.order.partition import PARTITIONS, PartitionName
 from fkat_data.streaming.order.weights import StreamWeight
 from fkat_data.streaming.properties import DatasetProperties
 from fkat_data.streaming.reading.catalog import Catalog
@@ -127,16 +128,16 @@ class StreamingDataset(DatasetProperties, SampleAccess, IterableDataset[Any]):
         epoch_size: int | str | None = None,
         predownload: int | None = None,
         cache_limit: int | str | None = None,
-        sampling_method: str = "balanced",
+        sampling_method: SamplingMethod = "balanced",
         sampling_granularity: int = 1,
-        partition_algo: str = "relaxed",
+        partition_algo: PartitionName = "relaxed",
         num_canonical_nodes: int | None = None,
         batch_size: int | None = None,
         shuffle: bool = False,
-        shuffle_algo: str = "py1e",
+        shuffle_algo: ShuffleName = "py1e",
         shuffle_seed: int = 9176,
         shuffle_block_size: int | None = None,
-        batching_method: str = "random",
+        batching_method: BatchingMethod = "random",
         allow_unsafe_types: bool = False,
         replication: int | None = None,
         stream_name: str = "stream",
@@ -147,13 +148,15 @@ class StreamingDataset(DatasetProperties, SampleAccess, IterableDataset[Any]):
         weight_schedule: Sequence[Mapping[str, Any]] | None = None,
         storage_options: Mapping[str, Any] | None = None,
         columns: Sequence[str] | None = None,
-        decode: Mapping[str, str] | str | None = None,
+        decode: Mapping[str, DecoderName] | DecoderName | None = None,
         decoded_limit: int | str | None = None,
         world: World | None = None,
         transform: Callable[[Any], Any] | None = None,
     ) -> None:
-        self.predownload = None if predownload is None else arguments.integer("predownload", predownload, minimum=0)
-        self.cache_limit = size_bytes_of("cache_limit", cache_limit) if cache_limit else None
+        self.predownload: int | None = (
+            None if predownload is None else arguments.integer("predownload", predownload, minimum=0)
+        )
+        self.cache_limit: int | None = size_bytes_of("cache_limit", cache_limit) if cache_limit else None
         self._skips = SampleSkips(skip)
         self._transform = None if transform is None else arguments.function("transform", transform)
         settings = OrderSettings(
@@ -161,7 +164,7 @@ class StreamingDataset(DatasetProperties, SampleAccess, IterableDataset[Any]):
             shuffle=arguments.boolean("shuffle", shuffle),
             shuffle_algo=arguments.choice("shuffle_algo", shuffle_algo, SHUFFLES),
             shuffle_block_size=_number("shuffle_block_size", shuffle_block_size),
-            sampling_method=arguments.choice("sampling_method", sampling_method, ("balanced", "fixed")),
+            sampling_method=arguments.choice("sampling_method", sampling_method, SAMPLING_METHODS),
             sampling_granularity=arguments.integer("sampling_granularity", sampling_granularity, minimum=1),
             partition_algo=arguments.choice("partition_algo", partition_algo, PARTITIONS),
             batching_method=arguments.choice("batching_method", batching_method, BATCHING_METHODS),

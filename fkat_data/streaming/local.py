@@ -7,6 +7,7 @@ from typing import Any, Literal
 from torch.utils.data import Dataset
 
 from fkat_data import arguments
+from fkat_data.archives.member_decoding import DecoderName
 from fkat_data.location import resolved
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.open_shards import OpenShards
@@ -48,9 +49,9 @@ class LocalDataset(SampleAccess, Dataset[Any]):
         writable: bool = False,
         columns: Sequence[str] | None = None,
         transform: Callable[[Any], Any] | None = None,
-        decode: Mapping[str, str] | str | None = None,
+        decode: Mapping[str, DecoderName] | DecoderName | None = None,
     ) -> None:
-        self.local = resolved("local", local, "the path of a directory")
+        self.local: str = resolved("local", local, "the path of a directory")
         arguments.choice("arrays", arrays, ("numpy", "torch"))
         self._transform = None if transform is None else arguments.function("transform", transform)
         self.split = split

@@ -78,7 +78,7 @@ class Channel:
         self._descriptors: deque[int] = deque()
         self._outbox: deque[bytes] = deque()
         self._unsent = b""
-        self.is_waiting = False
+        self.is_waiting: bool = False
         """Whether ``wait`` waits, or was interrupted while it did: nothing had changed then."""
         self._is_mid_frame = False
         self._poll = select.poll()

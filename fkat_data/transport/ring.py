@@ -136,9 +136,9 @@ class _Ring:
         self._bell = io.FileIO(bell, "r+")
         self.bell: int = bell
         """The bell's descriptor."""
-        self.numbers = view[:_NUMBERS_BYTES].cast("q")
+        self.numbers: memoryview[int] = view[:_NUMBERS_BYTES].cast("q")
         """The numbers beside the messages."""
-        self.board = AllowanceBoard(self.numbers[_BOARD:])
+        self.board: AllowanceBoard = AllowanceBoard(self.numbers[_BOARD:])
         """Allowances, in the same memory."""
         self._messages = view[_NUMBERS_BYTES:]
         self._written: int = 0

@@ -137,7 +137,7 @@ class Segment:
         self.size_bytes = size_bytes
         # The array keeps the mapping: the memory goes back to the kernel when its last view is gone.
         self.array: Bytes = np.frombuffer(_mapped(descriptor, size_bytes, is_written=is_written), dtype=np.uint8)
-        self.view = memoryview(self.array)  # pyright: ignore[reportArgumentType]  # an array is a buffer from 3.12's typing on
+        self.view: memoryview[int] = memoryview(self.array)  # pyright: ignore[reportArgumentType]  # an array is a buffer from 3.12's typing on
         self.address: int = self.array.ctypes.data
 
 
@@ -287,7 +287,7 @@ class SegmentLeases:
         self._shared: set[int] = set()
         self._segments: dict[int, Segment] = {}
         self._leases: dict[int, Lease] = {}
-        self.mapped_bytes = 0
+        self.mapped_bytes: int = 0
         """Bytes of all mapped segments."""
 
     @property

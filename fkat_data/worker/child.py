@@ -103,7 +103,7 @@ class SpawnedChild:
 
     def __init__(self, process: Waitable) -> None:
         self._process = process
-        self.pid = process.pid
+        self.pid: int = process.pid
         """The process id."""
         # An object: it closes once, and when nothing holds it.
         self._end_file = end_of(process.pid)

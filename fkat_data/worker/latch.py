@@ -13,7 +13,7 @@ class Latch:
     """Is closed once, and stays closed."""
 
     def __init__(self) -> None:
-        self.is_closed = False
+        self.is_closed: bool = False
         """Whether ``close`` was called."""
         self._open = threading.Lock()
         self._open.acquire()

@@ -38,7 +38,7 @@ class WorkerMonitor:
         self._child = child
         self._stderr = stderr
         self._end = Latch()
-        self.is_listening = True
+        self.is_listening: bool = True
         """Whether the pipe is still open."""
         self._last: deque[bytes] = deque()
         self._last_bytes = 0

@@ -72,7 +72,7 @@ class OpenShard:
         self._first = task.first_microbatch if task.lost_microbatch is None else task.lost_microbatch
         self._producer = producer
         product = _made_by(producer.factory, task.shard)
-        self.kind = type(cast("object", product)).__qualname__
+        self.kind: str = type(cast("object", product)).__qualname__
         """The name of the class of what the factory returned."""
         self._production = self._begun(product, is_shared=is_shared)
 

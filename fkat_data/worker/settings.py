@@ -1,6 +1,6 @@
 """What a worker needs to start."""
 
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 
@@ -9,7 +9,7 @@ from fkat_data.types import Profiler
 __all__ = ["START_METHODS", "StartMethod", "WorkerSettings"]
 
 StartMethod: TypeAlias = Literal["template", "spawn"]
-START_METHODS: tuple[str, ...] = ("template", "spawn")
+START_METHODS: tuple[StartMethod, ...] = get_args(StartMethod)
 """How a worker process is started."""
 
 

@@ -52,7 +52,7 @@ class Shipment:
                 f"something that can be sent to a worker process, but: {reason} (or multiprocessing=False)",
             ) from error
         _check_file_size_limit(len(payload))
-        self.settings = anonymous_file()
+        self.settings: int = anonymous_file()
         """A descriptor of anonymous memory: the paths to import from and the arguments, then the settings proper."""
         self.folder: int | None = None
         """A descriptor of the working directory; None if this process may not search it."""

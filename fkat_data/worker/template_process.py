@@ -35,7 +35,7 @@ __all__ = [
 READY = b"\0"
 """What a template that was forked from the trainer sends when it can fork workers."""
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 # numpy's OpenBLAS has threads, which it stops at a fork and starts again when it needs them: the fork of a process that
 # is small yet is a fast one. No garbage is looked for while everything that is imported stays.
@@ -113,7 +113,7 @@ class TemplateProcess:
             self._control.close()
             self._lifeline.close()
             raise
-        self.pid = self._child.pid
+        self.pid: int = self._child.pid
         """The process id."""
 
     @property

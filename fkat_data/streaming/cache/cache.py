@@ -14,6 +14,7 @@ from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import CLAIMS
 from fkat_data.streaming.cache.claim import Claim
 from fkat_data.streaming.cache.locks import pauses
+from fkat_data.streaming.cache.mapped_files import MappedFiles
 from fkat_data.streaming.cache.paths import MAKING, parts_of
 
 __all__ = ["Cache"]
@@ -52,8 +53,8 @@ class Cache:
         self._directory = budget.directory(directory)
         self._budget = budget
         self._is_name_synced = arguments.boolean("is_name_synced", is_name_synced)
-        self.directory = self._directory.path
-        self.mapped_files = self._directory.mapped_files
+        self.directory: Path = self._directory.path
+        self.mapped_files: MappedFiles = self._directory.mapped_files
         self._directory.sweep(MAKING, CLAIMS)
 
     def get(

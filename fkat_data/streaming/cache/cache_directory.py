@@ -95,15 +95,15 @@ class CacheDirectory:
     def __init__(self, directory: Path, *, is_announced: bool = True) -> None:
         self.given = directory
         make_safe(directory)
-        self.path = directory_on_node(directory.absolute(), file_system_of(directory), platform.node())
+        self.path: Path = directory_on_node(directory.absolute(), file_system_of(directory), platform.node())
         if self.path != directory.absolute():
             self._use_folder_of_node(logging.WARNING if is_announced else logging.DEBUG)
         self._text = str(self.path)
-        self.resolved = str(self.path.resolve())
+        self.resolved: str = str(self.path.resolve())
         # Other users may put files into such a directory: only this user's count.
         self._is_open = bool(self.path.stat().st_mode & stat.S_IWOTH)
-        self.recency = Recency(self.path / BOOKKEEPING / "recency")
-        self.mapped_files = MappedFiles(self.path / BOOKKEEPING / "mapped")
+        self.recency: Recency = Recency(self.path / BOOKKEEPING / "recency")
+        self.mapped_files: MappedFiles = MappedFiles(self.path / BOOKKEEPING / "mapped")
         try:
             self.prepare()
         except OSError as error:

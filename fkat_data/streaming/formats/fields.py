@@ -25,9 +25,9 @@ class Fields:
     def __init__(self, file: str, path: str, content: object) -> None:
         if not isinstance(content, dict):
             raise ShardCorruptError.of_field(file, path or "the whole file", "a JSON object", content)
-        self.file = file
-        self.path = path
-        self.content = cast("dict[str, Any]", content)
+        self.file: str = file
+        self.path: str = path
+        self.content: dict[str, Any] = cast("dict[str, Any]", content)
 
     def wrong(self, name: str, expected: str, found: object) -> ShardCorruptError:
         """Return the error for an invalid field."""

@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 #: The suffixes of each format's files, in lower case.
-FILE_SUFFIXES = {
+FILE_SUFFIXES: dict[str, tuple[str, ...]] = {
     "parquet": (".parquet", ".parq", ".pq"),
     # Compressed ones are refused when they are described, with a message that says why.
     "tar": (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"),

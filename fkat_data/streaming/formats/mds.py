@@ -46,7 +46,7 @@ class MDSReader:
         is_copied: bool,
         register: MapRegister | None,
     ) -> None:
-        self.num_samples = entry.samples
+        self.num_samples: int = entry.samples
         self._path = directory / entry.raw_data.basename
         self._content = mapped(self._path, entry.raw_data, register)
         self._offsets = offsets_of(self._path, self._content, entry.samples, entry.raw_data.bytes)

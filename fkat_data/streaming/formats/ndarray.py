@@ -53,8 +53,9 @@ class NDArrayEncoding(Encoding):
             raise EncodingError("a dtype when a shape is given")
         if not 1 <= len(shape) <= _MAX_DIMENSIONS or min(shape) < 1:
             raise EncodingError(f"1 to {_MAX_DIMENSIONS} dimensions of at least 1, not {shape}")
-        self.dtype, self.shape = self._static_dtype, shape
-        self.size_bytes = math.prod(shape) * self._static_dtype.itemsize
+        self.dtype: np.dtype[Any] | None = self._static_dtype
+        self.shape: tuple[int, ...] = shape
+        self.size_bytes: int | None = math.prod(shape) * self._static_dtype.itemsize
 
     @classmethod
     def of_name(cls, parts: list[str]) -> "NDArrayEncoding":

@@ -41,8 +41,8 @@ class OpenColumn:
         is_copied: bool = False,
     ) -> None:
         encoding = encoding_of(column.encoding)
-        self.name = column.name
-        self.size_bytes = column.size_bytes
+        self.name: str = column.name
+        self.size_bytes: int | None = column.size_bytes
         self.decode: Callable[[memoryview], Any] = encoding.decode
         self._listed: Callable[[npt.NDArray[Any]], list[Any]] = list if column.encoding != "int" else np.ndarray.tolist
         self._windows: npt.NDArray[Any] | None = None

@@ -53,7 +53,7 @@ class ParquetReader:
         origin = entry.raw_data.origin
         if origin is None:
             raise TypeError("a shard of Parquet is a part of a file")
-        self.num_samples = entry.samples
+        self.num_samples: int = entry.samples
         self._name = entry.name
         self._group: int = entry.part
         self._names = [column.name for column in entry.columns]

@@ -24,8 +24,8 @@ _INT64 = struct.Struct("<q")
 class IntEncoding(Encoding):
     """A Python int in 8 bytes."""
 
-    size_bytes = 8
-    dtype = np.dtype("<i8")
+    size_bytes: int | None = 8
+    dtype: np.dtype[Any] | None = np.dtype("<i8")
 
     def encode(self, value: Any) -> bytes:
         """Return the bytes of an int. A bool counts as 0 or 1."""
@@ -47,8 +47,9 @@ class ScalarEncoding(Encoding):
     """
 
     def __init__(self, name: str) -> None:
-        self.dtype = self._dtype = np.dtype(name).newbyteorder("<")
-        self.size_bytes = self._dtype.itemsize
+        self._dtype = np.dtype(name).newbyteorder("<")
+        self.dtype: np.dtype[Any] | None = self._dtype
+        self.size_bytes: int | None = self._dtype.itemsize
 
     def encode(self, value: Any) -> bytes:
         """Return the bytes of a number. Round a float to the dtype's precision.

@@ -32,7 +32,7 @@ class SplitReader(ABC):
     def __init__(self, directory: Path, entry: ShardEntry, register: MapRegister | None = None) -> None:
         if entry.raw_meta is None:
             raise TypeError(f"a shard of format {entry.format!r} needs a file of offsets")
-        self.num_samples = entry.samples
+        self.num_samples: int = entry.samples
         self._names = [column.name for column in entry.columns if entry.chosen is None or column.name in entry.chosen]
         self._is_whole = entry.chosen is None
         self._path = directory / entry.raw_data.basename

@@ -51,7 +51,7 @@ class TarReader:
         origin = entry.raw_data.origin
         if origin is None:
             raise TypeError("a shard of a tar file is a part of a file")
-        self.num_samples = entry.samples
+        self.num_samples: int = entry.samples
         self._name = entry.name
         path = directory / entry.raw_data.basename
         self._content = mapped(path, FileInfo(origin.name, origin.size_bytes), register)

@@ -5,7 +5,7 @@ As in ``partition``, slot ``t`` is sample ``t % G`` of global batch ``t // G``, 
 
 from collections.abc import Sequence
 from logging import getLogger
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,15 @@ __all__ = [
     "BATCHING_METHODS",
     "BatchCounts",
     "Batching",
+    "BatchingMethod",
     "DevicePerStreamBatching",
     "PerStreamBatching",
     "RandomBatching",
     "StratifiedBatching",
 ]
 
-BATCHING_METHODS = ("random", "stratified", "device_stratified", "per_stream", "device_per_stream")
+BatchingMethod: TypeAlias = Literal["random", "stratified", "device_stratified", "per_stream", "device_per_stream"]
+BATCHING_METHODS: tuple[BatchingMethod, ...] = get_args(BatchingMethod)
 
 _Integers = npt.NDArray[np.int64]
 _logger = getLogger(__name__)
@@ -65,8 +67,8 @@ class RandomBatching:
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
-        self.num_batches = -(-partition.num_rank_samples // partition.grid.batch_size)
-        self.num_even_batches = self.num_batches
+        self.num_batches: int = -(-partition.num_rank_samples // partition.grid.batch_size)
+        self.num_even_batches: int = self.num_batches
         self.first_batch = 0
 
     def locate(self, slots: _Integers) -> tuple[_Integers, _Integers]:
@@ -83,8 +85,9 @@ class _WholeBatching:
 
     def __init__(self, grid: Grid, num_batches: int, sample_in_epoch: int) -> None:
         self._grid = grid
-        self.first_batch = sample_in_epoch // grid.global_batch_size
-        self.num_batches = self.num_even_batches = max(0, num_batches - self.first_batch)
+        self.first_batch: int = sample_in_epoch // grid.global_batch_size
+        self.num_batches: int = max(0, num_batches - self.first_batch)
+        self.num_even_batches: int = self.num_batches
         if sample_in_epoch % grid.global_batch_size:
             _logger.warning(
                 "sample_in_epoch = %d is not a multiple of the global batch size %d: resuming %d samples earlier",
@@ -231,7 +234,7 @@ class DevicePerStreamBatching(_WholeBatching):
         rows = len(streams) + ranks - len(streams) % ranks
         super().__init__(grid, rows * first.num_nodes // ranks, sample_in_epoch)
         # The reference ends with global batches that only some ranks have.
-        self.num_even_batches = max(0, len(streams) * first.num_nodes // ranks - self.first_batch)
+        self.num_even_batches: int = max(0, len(streams) * first.num_nodes // ranks - self.first_batch)
 
     def locate(self, slots: _Integers) -> tuple[_Integers, _Integers]:
         """Return each slot's stream and place in its order, -1 if it reads none: two int64 arrays like ``slots``."""

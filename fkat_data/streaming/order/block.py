@@ -46,7 +46,7 @@ class BlockShuffle:
     """
 
     def __init__(self, unit_sizes: _Integers, num_canonical_nodes: int, seed: int, epoch: int, block_size: int) -> None:
-        self.size = int(unit_sizes.sum())
+        self.size: int = int(unit_sizes.sum())
         self._place = (seed, epoch)
         self._bounds = canonical_bounds(self.size, num_canonical_nodes)
         self._lay_out(unit_sizes, seed, epoch)

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from fkat_data.streaming.order.batching import (
     Batching,
+    BatchingMethod,
     DevicePerStreamBatching,
     PerStreamBatching,
     RandomBatching,
@@ -17,15 +19,29 @@ from fkat_data.streaming.order.block import BlockShuffle
 from fkat_data.streaming.order.joined import phase_of
 from fkat_data.streaming.order.keeper import Keeper, kept_here
 from fkat_data.streaming.order.keyed_selection import KeyedSelection
-from fkat_data.streaming.order.partition import EvenPartition, Grid, Partition, partitioned
+from fkat_data.streaming.order.partition import EvenPartition, Grid, Partition, PartitionName, partitioned
 from fkat_data.streaming.order.plan import Plan
 from fkat_data.streaming.order.sampling import Selection, StreamSamples, selected
-from fkat_data.streaming.order.shuffle import REFERENCE_SHUFFLES, ReferenceShuffle, check_shuffle
+from fkat_data.streaming.order.shuffle import REFERENCE_SHUFFLES, ReferenceShuffle, ReferenceShuffleName, check_shuffle
 from fkat_data.streaming.order.weights import StreamShares
 
-__all__ = ["SHUFFLES", "EpochPlan", "EpochStart", "OrderSettings", "batching_of", "check_order", "plan_epoch"]
+__all__ = [
+    "SAMPLING_METHODS",
+    "SHUFFLES",
+    "EpochPlan",
+    "EpochStart",
+    "OrderSettings",
+    "SamplingMethod",
+    "ShuffleName",
+    "batching_of",
+    "check_order",
+    "plan_epoch",
+]
 
-SHUFFLES = ("block", *REFERENCE_SHUFFLES)
+ShuffleName: TypeAlias = Literal["block"] | ReferenceShuffleName
+SHUFFLES: tuple[ShuffleName, ...] = ("block", *REFERENCE_SHUFFLES)
+SamplingMethod: TypeAlias = Literal["balanced", "fixed"]
+SAMPLING_METHODS: tuple[SamplingMethod, ...] = get_args(SamplingMethod)
 
 _Integers = npt.NDArray[np.int64]
 _CHUNK = 1 << 18
@@ -51,12 +67,12 @@ class OrderSettings:
 
     shard_sizes: tuple[_Integers, ...]
     shuffle: bool = False
-    shuffle_algo: str = "py1e"
+    shuffle_algo: ShuffleName = "py1e"
     shuffle_block_size: int | None = None
-    sampling_method: str = "balanced"
+    sampling_method: SamplingMethod = "balanced"
     sampling_granularity: int = 1
-    partition_algo: str = "relaxed"
-    batching_method: str = "random"
+    partition_algo: PartitionName = "relaxed"
+    batching_method: BatchingMethod = "random"
 
     @property
     def depends_on_grid(self) -> bool:

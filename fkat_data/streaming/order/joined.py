@@ -35,9 +35,9 @@ class JoinedBatches:
     def __init__(self, phases: Sequence[BatchCounts]) -> None:
         self._phases = phases
         counts = [phase.num_even_batches for phase in phases]
-        self.firsts = np.cumsum([0, *counts[:-1]])
-        self.num_even_batches = sum(counts)
-        self.num_batches = sum(counts[:-1]) + phases[-1].num_batches
+        self.firsts: npt.NDArray[np.int64] = np.cumsum([0, *counts[:-1]])
+        self.num_even_batches: int = sum(counts)
+        self.num_batches: int = sum(counts[:-1]) + phases[-1].num_batches
 
     def num_rank_samples(self, num_batches: int) -> int:
         """Return how many samples each rank has read after ``num_batches`` global batches."""

@@ -39,8 +39,8 @@ class KeyedSelection:
             shard_firsts = stream.first_sample + np.cumsum(stream.shard_sizes) - stream.shard_sizes
             firsts.append(np.repeat(shard_firsts, per_shard))
             shards.append(np.repeat(stream.shard_sizes, per_shard))
-        self.unit_sizes = np.concatenate(sizes)
-        self.size = int(self.unit_sizes.sum())
+        self.unit_sizes: npt.NDArray[np.int64] = np.concatenate(sizes)
+        self.size: int = int(self.unit_sizes.sum())
         self._firsts = np.concatenate(firsts)
         self._shard_sizes = np.concatenate(shards)
         self._ends = np.cumsum(self.unit_sizes)

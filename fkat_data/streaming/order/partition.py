@@ -7,7 +7,7 @@ without an array of the whole epoch.
 
 from dataclasses import dataclass, replace
 from logging import getLogger
-from typing import Protocol, cast
+from typing import Literal, Protocol, TypeAlias, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,18 @@ import numpy.typing as npt
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.order.spans import canonical_bounds
 
-__all__ = ["PARTITIONS", "EvenPartition", "Grid", "Partition", "ReferencePartition", "partitioned"]
+__all__ = [
+    "PARTITIONS",
+    "EvenPartition",
+    "Grid",
+    "Partition",
+    "PartitionName",
+    "ReferencePartition",
+    "partitioned",
+]
 
-PARTITIONS = ("orig", "relaxed")
+PartitionName: TypeAlias = Literal["orig", "relaxed"]
+PARTITIONS: tuple[PartitionName, ...] = get_args(PartitionName)
 
 _Integers = npt.NDArray[np.int64]
 _logger = getLogger(__name__)
@@ -172,8 +181,8 @@ class ReferencePartition:
         width = self._columns + self._padding
         self._per_node = max(0, (rows * width - self._drop) // nodes)
         self._short = -self._per_node % grid.ranks_per_node
-        self.num_rank_samples = (self._per_node + self._short) // grid.ranks_per_node
-        self.num_samples = self.num_rank_samples * grid.num_ranks
+        self.num_rank_samples: int = (self._per_node + self._short) // grid.ranks_per_node
+        self.num_samples: int = self.num_rank_samples * grid.num_ranks
 
     def places(self, slots: _Integers) -> _Integers:
         """Return each slot's place, -1 if it reads none: same shape, int64."""
@@ -258,8 +267,8 @@ class EvenPartition:
         self._size = size
         self._drop = min(drop_first, size)
         self._rows = num_canonical_nodes
-        self.num_samples = size - self._drop
-        self.num_rank_samples = -(-self.num_samples // ranks)
+        self.num_samples: int = size - self._drop
+        self.num_rank_samples: int = -(-self.num_samples // ranks)
         bounds = canonical_bounds(size, num_canonical_nodes)
         self._starts = bounds[:-1]
         # All rows have the same number of columns, except that some have one more.

@@ -39,7 +39,7 @@ class Selection:
 
     def __init__(self, unit_sizes: _Integers, unit_firsts: _Integers, parts: dict[int, _Integers]) -> None:
         self.unit_sizes = unit_sizes
-        self.size = int(unit_sizes.sum())
+        self.size: int = int(unit_sizes.sum())
         self._firsts = unit_firsts
         self._ends = np.cumsum(unit_sizes)
         self._is_identity = not parts and bool(

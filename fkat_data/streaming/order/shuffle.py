@@ -9,7 +9,7 @@ import functools
 import hashlib
 import itertools
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from fkat_data.streaming.order.expand import chunks_of_py1e
 from fkat_data.streaming.order.keeper import Keeper, OrderPart, kept_here
 from fkat_data.streaming.order.spans import SpanLine, canonical_bounds, divided
 
-__all__ = ["REFERENCE_SHUFFLES", "ReferenceShuffle", "check_shuffle"]
+__all__ = ["REFERENCE_SHUFFLES", "ReferenceShuffle", "ReferenceShuffleName", "check_shuffle"]
 
 _Integers = npt.NDArray[np.int64]
 _T = TypeVar("_T")
@@ -29,7 +29,8 @@ _MOST_INT32 = 2**31 - 1
 #: Places to compute at a time: the arrays fit into the processor's cache.
 _TOGETHER = 1 << 16
 
-REFERENCE_SHUFFLES = ("naive", "py1b", "py1br", "py1e", "py1s", "py2s")
+ReferenceShuffleName: TypeAlias = Literal["naive", "py1b", "py1br", "py1e", "py1s", "py2s"]
+REFERENCE_SHUFFLES: tuple[ReferenceShuffleName, ...] = get_args(ReferenceShuffleName)
 
 
 class ReferenceShuffle:
@@ -64,7 +65,7 @@ class ReferenceShuffle:
         self._epoch = epoch
         self._block_size = block_size
         self._keeper = keeper
-        self.size = int(unit_sizes.sum())
+        self.size: int = int(unit_sizes.sum())
         # These two are computed as a whole.
         self._num_parts = 1 if algorithm in ("naive", "py2s") else num_canonical_nodes
         self._num_canonical_nodes = num_canonical_nodes

@@ -25,7 +25,7 @@ class Spanner:
     def __init__(self, shard_sizes: _Integers) -> None:
         self._ends = np.cumsum(shard_sizes)
         self.starts: _Integers = self._ends - shard_sizes
-        self.size = int(shard_sizes.sum())
+        self.size: int = int(shard_sizes.sum())
 
     def __getitem__(self, sample: SupportsIndex) -> tuple[int, int]:
         """Return a sample's shard and row.

@@ -43,7 +43,7 @@ class SpanLine:
         lengths = table[:, 1] - table[:, 0]
         self._ends = np.cumsum(lengths)
         self._offsets = table[:, 0] - (self._ends - lengths)
-        self.size = int(lengths.sum())
+        self.size: int = int(lengths.sum())
 
     def at(self, places: _Integers) -> _Integers:
         """Return the numbers at places from 0 to ``size - 1``: same shape, int64."""

@@ -101,7 +101,7 @@ class CachedSource:
         self._cache = Cache(directory, budget)
         self._is_writable = budget.directory(directory).is_writable
         self._dataset_version = DatasetVersion(directory)
-        self.directory = self._cache.directory
+        self.directory: Path = self._cache.directory
         self.map_register: MapRegister | None = self._cache.mapped_files
         self._index = DatasetIndex(store)
         self._is_listed = pattern is not None

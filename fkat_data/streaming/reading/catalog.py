@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.formats.entry import ShardEntry
 from fkat_data.streaming.formats.open_shard import check_safe
 from fkat_data.streaming.formats.tar_files import with_decoders
@@ -51,7 +52,9 @@ class Catalog:
     """
 
     def __init__(self, streams: Sequence[Stream], *, allow_unsafe_types: bool, cache_limit: int | None = None) -> None:
-        self.sources, self.cache_budget = sources_of(streams)
+        sources, cache_budget = sources_of(streams)
+        self.sources: list[ShardSource] = sources
+        self.cache_budget: CacheBudget | None = cache_budget
         self.entries: list[ShardEntry] = []
         per_stream: list[list[ShardEntry]] = []
         for stream, source in zip(streams, self.sources, strict=True):
@@ -70,8 +73,8 @@ class Catalog:
         self.shards_per_stream: _Integers = np.array(counts, np.int64)
         self.stream_per_shard: _Integers = np.repeat(np.arange(len(counts)), counts)
         self.samples_per_shard: _Integers = np.array([entry.samples for entry in self.entries], np.int64)
-        self.spanner = Spanner(self.samples_per_shard)
-        self.indices_bytes = sum(source.index_bytes for source in self.sources)
+        self.spanner: Spanner = Spanner(self.samples_per_shard)
+        self.indices_bytes: int = sum(source.index_bytes for source in self.sources)
         if self.cache_budget is not None and cache_limit is not None:
             self._check_limit(cache_limit)
             # Not before: the check of the limit needs the indices.

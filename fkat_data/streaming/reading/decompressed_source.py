@@ -108,7 +108,7 @@ class DecompressedSource:
         *,
         validate_hash: str | None,
     ) -> None:
-        self.directory = directory.absolute()
+        self.directory: Path = directory.absolute()
         self._found = found
         self._index = index
         self._given = folder

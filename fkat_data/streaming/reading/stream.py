@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fkat_data import arguments
-from fkat_data.archives.member_decoding import checked_decode
+from fkat_data.archives.member_decoding import DecoderName, checked_decode
 from fkat_data.errors import ConfigurationError
 from fkat_data.location import path_of, resolved
 from fkat_data.streaming.formats.files import is_same_place
@@ -81,7 +81,7 @@ class Stream:
         keep_zip: bool | None = None,
         storage_options: Mapping[str, Any] | None = None,
         columns: Sequence[str] | None = None,
-        decode: Mapping[str, str] | str | None = None,
+        decode: Mapping[str, DecoderName] | DecoderName | None = None,
     ) -> None:
         weights = {"proportion": proportion, "repeat": repeat, "choose": choose}
         given = {kind: value for kind, value in weights.items() if value is not None}
@@ -96,19 +96,19 @@ class Stream:
         if keep_zip is not None:
             arguments.boolean("keep_zip", keep_zip)
         # Absolute from now on, whatever directory is current later.
-        self.remote = None if remote is None else resolved("remote", remote)
-        self.local = None if local is None else resolved("local", local, _LOCAL)
+        self.remote: str | None = None if remote is None else resolved("remote", remote)
+        self.local: str | None = None if local is None else resolved("local", local, _LOCAL)
         self.split = split
         self.proportion = proportion
         self.repeat = repeat
         self.choose = choose
         self.download_retry = download_retry
         self.download_timeout = download_timeout
-        self.validate_hash = validate_hash or None
+        self.validate_hash: str | None = validate_hash or None
         self.keep_zip = keep_zip
         self.storage_options = storage_options
-        self.columns = None if columns is None else _names("columns", columns)
-        self.decode = checked_decode(decode)
+        self.columns: tuple[str, ...] | None = None if columns is None else _names("columns", columns)
+        self.decode: dict[str, str] | str | None = checked_decode(decode)
         # A remote that cannot be opened is an error here, before training starts.
         if remote is not None:
             open_store(remote, storage_options=storage_options, num_retries=0, timeout_s=1)

@@ -118,7 +118,7 @@ class _BucketBody:
     def __init__(self, loop: asyncio.AbstractEventLoop, response: dict[str, Any]) -> None:
         self._loop = loop
         self._stream: Any = response["Body"]
-        self.version = _version(response)
+        self.version: str = _version(response)
         self.start: int = 0
         self.size_bytes: int | None = response.get("ContentLength")
         if response["ResponseMetadata"]["HTTPStatusCode"] == 206:

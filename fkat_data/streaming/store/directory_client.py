@@ -89,9 +89,9 @@ class _FileBody:
         found = os.fstat(self._file.fileno())
         # Some mounts give one file another inode number at each look, and the parts of a file are read one by one.
         whole = version_of(found)
-        self.version = whole if stop is None else whole.partition("-")[2]
-        self.size_bytes = found.st_size
-        self.start = min(start, found.st_size)
+        self.version: str = whole if stop is None else whole.partition("-")[2]
+        self.size_bytes: int = found.st_size
+        self.start: int = min(start, found.st_size)
         self._file.seek(self.start)
         self._left = (found.st_size if stop is None else min(stop, found.st_size)) - self.start
 

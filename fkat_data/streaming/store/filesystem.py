@@ -91,9 +91,9 @@ class _PieceBody:
         if info.get("type") == "directory":
             raise IsADirectoryError(path)
         size_bytes = info.get("size")
-        self.size_bytes = None if size_bytes is None else int(size_bytes)
-        self.version = _version(info)
-        self.start = 0 if self.size_bytes is None else min(start, self.size_bytes)
+        self.size_bytes: int | None = None if size_bytes is None else int(size_bytes)
+        self.version: str = _version(info)
+        self.start: int = 0 if self.size_bytes is None else min(start, self.size_bytes)
         self._next = self.start
         self._end = self.size_bytes if end is None else end
         self._is_last = False

@@ -67,9 +67,9 @@ class HubOpener:
 
     def __init__(self, location: HubLocation, options: Mapping[str, Any]) -> None:
         self.location = location
-        self.options = dict(options)
+        self.options: dict[str, Any] = dict(options)
         #: The commit of the revision; "" until the hub was asked.
-        self.commit = location.revision if _COMMIT.fullmatch(location.revision) else ""
+        self.commit: str = location.revision if _COMMIT.fullmatch(location.revision) else ""
 
     def __call__(self) -> "HubClient":
         """Return a client for this process."""

@@ -34,7 +34,7 @@ class ChunkTransfer:
         self._headers = dict(headers)
         self._session: Any = None
         disabled = os.environ.get("HF_HUB_DISABLE_XET", "").upper() in _ON
-        self.is_usable = not disabled and find_spec("hf_xet") is not None
+        self.is_usable: bool = not disabled and find_spec("hf_xet") is not None
 
     def open(self, content_hash: str, access_url: str, size_bytes: int, version: str, timeout_s: float) -> Body:
         """Begin to read a file; see ``Client``.

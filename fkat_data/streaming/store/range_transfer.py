@@ -40,7 +40,7 @@ class RangeTransfer:
         self._target = target
         self._left = [(start, stop) for start, stop in ranges if start < stop]
         self._size_bytes = size_bytes
-        self.version = version
+        self.version: str = version
 
     def attempt(self, timeout_s: float) -> None:
         """Fetch the missing bytes; on return the target has all of them.

@@ -60,7 +60,7 @@ class Store:
         timeout_s: float,
         is_local: bool = False,
     ) -> None:
-        self.url = redaction.url(location).removesuffix("?***")
+        self.url: str = redaction.url(location).removesuffix("?***")
         self._make_client = make_client
         self._redaction = redaction
         self._num_retries = num_retries

@@ -55,7 +55,7 @@ class Destination:
         local, remote = local_and_remote("out", out)
         directory = None if remote is None else RemoteDirectory(remote, "out", storage_options)
         self._is_temporary = local is None
-        self.shown = str(local) if directory is None else directory.shown
+        self.shown: str = str(local) if directory is None else directory.shown
         self._written: list[Path] = []
         self._keep_local = directory is None or (keep_local and not self._is_temporary)
         self._is_own = local is not None and not Path(local).exists()
@@ -65,7 +65,7 @@ class Destination:
                 _clear_remote(directory, exist_ok=exist_ok)
             if local is not None:
                 _clear_local(Path(local), exist_ok=exist_ok)
-            self.local = Path(tempfile.mkdtemp(prefix="fkat-writer-") if local is None else local)
+            self.local: Path = Path(tempfile.mkdtemp(prefix="fkat-writer-") if local is None else local)
         except BaseException:
             self._lock.close()
             if self._is_own and local is not None:

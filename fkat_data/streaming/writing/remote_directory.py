@@ -44,7 +44,7 @@ class RemoteDirectory:
         options = given_options(storage_options)
         self._redaction = Redaction(url, options)
         self._argument = argument
-        self.shown = self._redaction.url(url).removesuffix("?***").rstrip("/")
+        self.shown: str = self._redaction.url(url).removesuffix("?***").rstrip("/")
         # Import fsspec here, because workers that only read should start quickly.
         core = import_module("fsspec.core")
         from fkat_data.streaming.store import schemes  # noqa: PLC0415 - it imports fsspec
@@ -69,7 +69,7 @@ class RemoteDirectory:
             raise ConfigurationError(argument, self.shown, f"a URL with a bucket, as {scheme}://bucket/directory")
         of_client: dict[str, Any] = options.get("client_kwargs") or {}
         endpoint = options.get("endpoint_url") or of_client.get("endpoint_url")
-        self.key = f"{scheme} {endpoint or ''} {self._root}" if path is None else str(path.resolve())
+        self.key: str = f"{scheme} {endpoint or ''} {self._root}" if path is None else str(path.resolve())
 
     def check(self) -> None:
         """Check that the bucket exists, if the URL has one. Nothing here creates a bucket.

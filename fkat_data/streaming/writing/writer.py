@@ -94,11 +94,11 @@ class ShardWriter(ABC):
         exist_ok: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.columns = _sorted_columns(columns)
-        self.compression = checked_compression(compression) if compression else None
-        self.hashes = _sorted_hashes(hashes)
-        self.size_limit = _size_limit(size_limit)
-        self.num_samples = 0
+        self.columns: dict[str, str] = _sorted_columns(columns)
+        self.compression: str | None = checked_compression(compression) if compression else None
+        self.hashes: list[str] = _sorted_hashes(hashes)
+        self.size_limit: int | None = _size_limit(size_limit)
+        self.num_samples: int = 0
         _check_installed(self.compression, self.hashes)
         described = {
             "version": _VERSION,

@@ -28,7 +28,7 @@ __all__ = [
 
 _INCOMPLETE = 1
 
-audit_app = typer.Typer()
+audit_app: typer.Typer = typer.Typer()
 
 # As text: a Path would turn the // of a URL into /.
 Config = Annotated[str, typer.Argument(help="A YAML file in a Hydra configuration folder.")]

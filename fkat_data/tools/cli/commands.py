@@ -27,7 +27,7 @@ __all__ = ["Mode", "app", "report_command", "start", "verify_resume_command"]
 _NOT_EXACT = 1
 _LEAST_GRACE_S = 2.0
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="fkat-data", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 app.add_typer(dataset_app)

@@ -14,14 +14,14 @@ from fkat_data.streaming.writing.merge import IndexLocation, merge_index
 from fkat_data.tools.cli.dataset_presentation import sample_progress, show_problems, show_samples, show_summary
 from fkat_data.tools.cli.presentation import exit_on_failure, say
 from fkat_data.tools.cli.stored_datasets import stored_datasets
-from fkat_data.tools.converting.convert import KINDS, convert
+from fkat_data.tools.converting.convert import KINDS, Kind, convert
 
 __all__ = ["convert_command", "dataset_app", "inspect_command", "merge_index_command", "verify_command"]
 
 _DAMAGED = 1
 _EXPECTED = "the directory of a dataset on this machine"
 
-dataset_app = typer.Typer()
+dataset_app: typer.Typer = typer.Typer()
 
 # As text: a Path would turn the // of a URL into /.
 Directory = Annotated[str, typer.Argument(help="A dataset, a folder of splits, or Parquet or tar files.")]
@@ -106,7 +106,7 @@ def convert_command(
             num_samples = convert(
                 sources,
                 out,
-                kind=kind,
+                kind=cast("Kind | None", kind),  # convert checks it
                 columns=_columns(column or []),
                 only=only or [],
                 nulls=cast("Literal['refuse', 'json']", nulls),

@@ -27,7 +27,7 @@ _WORDS = {
     Level.WRONG: "A run fails or loses much; see what is wrong.",
 }
 
-doctor_app = typer.Typer()
+doctor_app: typer.Typer = typer.Typer()
 
 
 @doctor_app.command("doctor")

@@ -23,7 +23,7 @@ from fkat_data.tools.simulation.simulate_dataset import advice_for, simulate_dat
 
 __all__ = ["simulate_app", "simulate_command"]
 
-simulate_app = typer.Typer()
+simulate_app: typer.Typer = typer.Typer()
 
 
 @simulate_app.command("simulate")

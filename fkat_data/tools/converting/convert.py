@@ -6,7 +6,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from glob import glob, has_magic
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, TypeAlias, Unpack, get_args
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, SampleError, ShardNotFoundError
@@ -22,7 +22,7 @@ from fkat_data.tools.converting.row_source import RowSource
 from fkat_data.tools.converting.tar_rows import TarSource
 from fkat_data.tools.converting.text_rows import JsonLinesSource, SeparatedSource
 
-__all__ = ["KINDS", "convert", "sources_of"]
+__all__ = ["KINDS", "Kind", "convert", "sources_of"]
 
 _SUFFIXES = {
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
@@ -34,7 +34,8 @@ _SUFFIXES = {
 }
 _COMPRESSED = (".gz", ".zst", ".zstd")
 #: The kinds of input.
-KINDS = ("jsonl", "csv", "tsv", "parquet", "arrow", "tar", "folder")
+Kind: TypeAlias = Literal["jsonl", "csv", "tsv", "parquet", "arrow", "tar", "folder"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 _PARTS_FOR_EACH_WORKER = 4
 _ROWS_BETWEEN_CALLS = 100
 
@@ -43,7 +44,7 @@ def convert(
     paths: Sequence[str | Path],
     out: IndexLocation,
     *,
-    kind: str | None = None,
+    kind: Kind | None = None,
     columns: Mapping[str, str] | None = None,
     only: Sequence[str] = (),
     nulls: Literal["refuse", "json"] = "refuse",
@@ -109,7 +110,7 @@ def convert(
         )
 
 
-def sources_of(path: str | Path, kind: str | None = None, num_workers: int = 1) -> list[RowSource]:
+def sources_of(path: str | Path, kind: Kind | None = None, num_workers: int = 1) -> list[RowSource]:
     """Return the sources to convert at a path.
 
     Args:

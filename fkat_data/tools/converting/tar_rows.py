@@ -1,8 +1,9 @@
 """Read tar files as webdataset writes them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from fkat_data.archives.member_decoding import DecoderName
 from fkat_data.datasets import TarDataset
 from fkat_data.tools.converting.row_source import RowSource
 
@@ -49,7 +50,7 @@ class TarSource(RowSource):
         """Yield the samples. A missing member of a ``json`` column is null."""
         present = TarDataset(self.name, decode="bytes").columns
         chosen = [name for name in columns if name in present]
-        decode = {
+        decode: dict[str, DecoderName | Callable[[bytes], Any]] = {
             name: _decoder_of(columns[name])
             for name in chosen
             # As JSON, a value is what its extension says.
@@ -65,7 +66,7 @@ def _rows(dataset: TarDataset) -> Iterator[dict[str, Any]]:
         yield from dataset.__getitems__(range(begin, min(begin + _ROWS_AT_ONCE, len(dataset))))
 
 
-def _decoder_of(encoding: str) -> str:
+def _decoder_of(encoding: str) -> DecoderName:
     """Return the decoder of what a writer takes; it takes bytes that the encoding can decode."""
     if encoding.startswith("ndarray"):
         return "npy"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fkat_data.loader.sharded import ShardedDataLoader
 from fkat_data.location import path_of
@@ -50,7 +50,7 @@ def _findings(made: Any, num_cores: int) -> Iterator[Finding]:
     dataset = made if isinstance(made, StreamingDataset) else getattr(made, "dataset", None)
     if isinstance(made, ShardedDataLoader):
         yield worker_finding(made.statistics().num_workers, num_cores)
-        yield from _of_shards(made)
+        yield from _of_shards(cast("ShardedDataLoader[Any]", made))
     elif isinstance(num_workers := getattr(made, "num_workers", None), int):
         yield worker_finding(num_workers, num_cores)
     yield _of_length(made)

@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from time import monotonic  # by name: an experiment may pin the module's function, but not the deadline's clock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -251,7 +251,7 @@ class RunRecorder:
         loader = self._make_loader(**setting.overrides())
         if not isinstance(loader, ShardedDataLoader):
             raise ConfigurationError("make_loader", loader, "a function that returns a ShardedDataLoader")
-        return loader
+        return cast("ShardedDataLoader[Any]", loader)
 
 
 def _endless(loader: ShardedDataLoader) -> Iterator[tuple[RecordedPlace, Microbatch]]:

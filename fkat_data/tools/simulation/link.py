@@ -18,7 +18,7 @@ class Link:
     """
 
     def __init__(self) -> None:
-        self.num_moving = 0
+        self.num_moving: int = 0
         self._at_s = 0.0
         self._rate = 0.0
         self._served = 0.0

@@ -25,7 +25,9 @@ class SimulatedCache:
         self._limit_bytes = limit_bytes
         self._kept: OrderedDict[int, int] = OrderedDict()
         self._kept_bytes = 0
-        self.used_bytes = self.most_bytes = self.num_evictions = 0
+        self.used_bytes: int = 0
+        self.most_bytes: int = 0
+        self.num_evictions: int = 0
         self.evicted: list[int] = []
 
     def __contains__(self, shard: int) -> bool:

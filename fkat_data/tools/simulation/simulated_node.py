@@ -65,9 +65,13 @@ class SimulatedNode:
     """
 
     def __init__(self, num_ranks: int, costs: Sequence[ShardCosts], setup: Setup) -> None:
-        self.link = Link()
-        self.cache = SimulatedCache(setup.cache_limit_bytes)
-        self.fetched_bytes = self.num_fetches = self.num_fetched_again = self.num_hits = self.num_shared = 0
+        self.link: Link = Link()
+        self.cache: SimulatedCache = SimulatedCache(setup.cache_limit_bytes)
+        self.fetched_bytes: int = 0
+        self.num_fetches: int = 0
+        self.num_fetched_again: int = 0
+        self.num_hits: int = 0
+        self.num_shared: int = 0
         self.fetched: set[int] = set()
         self._fetched_in_epoch: set[int] = set()
         self._ranks = [SimulatedRank(setup, self.cache) for _ in range(num_ranks)]

@@ -83,9 +83,9 @@ class SimulatedRank:
         self.unread: list[int] = []
         self._setup = setup
         self._readers = [SimulatedReader(setup, cache) for _ in range(max(1, setup.workers_per_rank))]
-        self.reader = self._readers[0]
+        self.reader: SimulatedReader = self._readers[0]
         self._cache = cache
-        self.is_opened_ahead = setup.workers_per_rank == 0
+        self.is_opened_ahead: bool = setup.workers_per_rank == 0
         self._wanted_s: dict[int, float] = {}
         self._weights: deque[int] = deque()
         self._queued_weight = self._num_yielded = 0
