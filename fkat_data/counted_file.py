@@ -99,7 +99,7 @@ def counted_files_of(dataset_generator: Any, shard: Any) -> list[CountedFile] | 
 def counts_of(files: Sequence[CountedFile]) -> list[int | None]:
     """Return the numbers of samples: those that are kept, and the others counted in threads and kept.
 
-    A file that cannot be counted has None: whoever opens it gets the error.
+    A file that cannot be counted has None: opening it raises the error.
     """
     kept = {folder: _load(folder) for folder in {file.folder for file in files}}
     counted: dict[str, dict[str, tuple[str, int]]] = {}

@@ -16,7 +16,7 @@ EXAMPLE = ROOT / "tests" / "typed_use.py"
 
 
 def pyright(*arguments: str | Path) -> dict[str, Any]:
-    """Return what pyright reports; the package is the one beside this script, wherever another one is installed."""
+    """Return what pyright reports; the package is the one beside this script, whichever is installed."""
     command = [sys.executable, "-m", "pyright", "--outputjson", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)

@@ -67,7 +67,7 @@ class EpochLength:
         # Of one epoch: by the place whose random stream has decided.
         self._drawn: dict[tuple[int, Piece | None, int], int] = {}
         self._reason = ""
-        self._told: dict[int, int] = {}
+        self._lengths: dict[int, int] = {}
 
     def of(self, epoch: int) -> int:
         """Return the microbatches of an epoch that this rank has from its ``first_step`` on.
@@ -82,14 +82,14 @@ class EpochLength:
         places = [self._place(epoch, index) for index in range(num_shards)]
         numbers = self._numbers(epoch, places)
         delivered_before = sum(place.piece.first_microbatch for place in places if place.piece is not None)
-        self._told[epoch] = self._plan.first_step(epoch) + sum(numbers) - delivered_before
-        return self._told[epoch]
+        self._lengths[epoch] = self._plan.first_step(epoch) + sum(numbers) - delivered_before
+        return self._lengths[epoch]
 
     def check_end(self, epoch: int, step: int) -> None:
         """Warn if a loop leaves an epoch early, at the length of another one: its caller reads the length only once."""
-        length = self._told.get(epoch, 0)
-        for other, told in self._told.items():
-            if other != epoch and told == step < length:
+        length = self._lengths.get(epoch, 0)
+        for other, other_length in self._lengths.items():
+            if other != epoch and other_length == step < length:
                 logger.warning(
                     "epoch %d was left after %d microbatches, the length of epoch %d, but it has %d: read len(loader) "
                     "in each epoch (Lightning: Trainer(reload_dataloaders_every_n_epochs=1))",

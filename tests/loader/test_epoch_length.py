@@ -39,7 +39,9 @@ from fkat_data.datasets import (
     TarDataset,
     TokenBudgetBatchSampler,
 )
+from fkat_data.mixing import DictDataLoader, RoundRobin
 from fkat_data.samplers import SequenceShardSampler
+from fkat_data.streaming import LocalDataset, MDSWriter
 
 SIZES = (0, 1, 7, 12, 3, 5)
 #: For torch refuses to draw from an empty dataset.
@@ -457,6 +459,39 @@ def test_counts_that_cannot_be_kept_are_no_error(tmp_path, cache):
     old(path)
     cache.write_text("a file")
     assert len(make([str(path)], DataLoaderFactory(JsonDataset))) == 3
+
+
+@pytest.mark.parametrize(("scheme", "is_kept"), [("local", True), ("memory", False)])
+def test_a_file_of_a_store_is_counted_again_when_its_version_changes(tmp_path, cache, scheme, is_kept):
+    """A store that names no version, such as fsspec's memory, has its files counted each time."""
+    import fsspec
+
+    uri = f"{scheme}://{tmp_path}/a.jsonl"
+    for size in (3, 4):
+        with fsspec.open(uri, "w") as file:
+            file.write("1\n" * size)
+        if is_kept:
+            os.utime(tmp_path / "a.jsonl", (1e9, 1e9 + size))
+        for _ in range(2):
+            assert len(make([uri], DataLoaderFactory(JsonDataset))) == size
+        assert cache.exists() == is_kept
+        if is_kept:
+            assert json.loads(kept_file(cache).read_text())["counts"]["json lines a.jsonl"][1] == size
+
+
+def test_shards_of_mds_are_opened(tmp_path):
+    for size in (3, 8):
+        with MDSWriter(out=str(tmp_path / str(size)), columns={"a": "int"}) as out:
+            for number in range(size):
+                out.write({"a": number})
+    factory = DataLoaderFactory(lambda shard: LocalDataset(local=shard), RandomSampler, batch_size=3)
+    assert check(make([str(tmp_path / "3"), str(tmp_path / "8")], factory)) == [4, 4, 4]
+
+
+def test_a_mixture_of_loaders_has_a_length():
+    loaders = {name: make(["5", "6"], DataLoaderFactory(Rows)) for name in "ab"}
+    mixture = DictDataLoader(loaders, RoundRobin(list("ab")), key=None)
+    assert len(mixture) == 22 == len([None for _ in mixture])
 
 
 def test_a_subclass_of_a_dataset_is_opened():
