@@ -63,10 +63,13 @@ def _of_length(made: Any) -> Finding:
         length = len(made)
     except TypeError as error:
         return Finding("epoch", Level.ADVICE, f"the number of microbatches is not known: {error}", _LENGTH)
+    except Exception as error:  # noqa: BLE001 - the user's: a run raises it, too
+        return Finding("epoch", Level.WRONG, f"a shard cannot be opened: {error}", _OPENING)
     unit = "samples" if isinstance(made, StreamingDataset) else "microbatches"
     return Finding("epoch", Level.OK, f"{length:,} {unit} on this rank")
 
 
+_OPENING = "Repair the shard or what opens it, or leave it out; on_shard_error='skip' leaves out a few."
 _LENGTH = "Give the factory its lengths if a framework asks for len(loader)."
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fkat_data import ShardedDataLoader
+from fkat_data import DataLoaderFactory, ShardedDataLoader
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from fkat_data.tools.doctor.configured import configured_findings, worker_finding
 from fkat_data.tools.doctor.finding import Level
@@ -52,6 +52,13 @@ def test_a_length_that_is_not_known_is_advice():
     found = examined(lambda: ShardedDataLoader(0, iter(["a"]), lambda shard: [shard], multiprocessing=False))
     assert found["epoch"].level is Level.ADVICE
     assert found["shards"].level is Level.OK
+
+
+def test_a_shard_that_cannot_be_opened_is_wrong():
+    opening = DataLoaderFactory(factory)
+    found = examined(lambda: ShardedDataLoader(0, ["train"], opening, multiprocessing=False))
+    assert found["epoch"].level is Level.WRONG
+    assert found["epoch"].found == "a shard cannot be opened: the doctor reads no data"
 
 
 def test_a_streaming_loader_is_described_with_its_cache(tmp_path):
