@@ -3,6 +3,7 @@
 Everything that most users need is here; datasets, streaming and the Hydra side are subpackages of their own.
 """
 
+from fkat_data.drop_in.data_loader import DataLoader
 from fkat_data.errors import (
     CacheFullError,
     ConfigurationError,
@@ -37,6 +38,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CacheFullError",
     "ConfigurationError",
+    "DataLoader",
     "DataLoaderFactory",
     "DistributedDataParallelShardSampler",
     "DownloadError",

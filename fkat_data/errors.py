@@ -7,7 +7,7 @@
       StateMismatchError (ValueError)       a saved state does not fit the object that loads it
       RankMismatchError (RuntimeError)      ranks that must agree disagree
       StaleIteratorError (RuntimeError)     a newer iterator or a loaded state replaced this iterator
-      WorkerError                           a worker failed, other than by an exception in user code
+      WorkerError (RuntimeError)            a worker failed, other than by an exception in user code
         WorkerDiedError                     its process died
         WorkerStalledError                  it sent nothing for too long
         ReplayMismatchError                 its replacement produced different data
@@ -128,7 +128,7 @@ class StaleIteratorError(FkatDataError, RuntimeError):
     """``next`` was called on an iterator that a newer one, a loaded state or ``close()`` has ended."""
 
 
-class WorkerError(FkatDataError):
+class WorkerError(FkatDataError, RuntimeError):
     """Base class of worker failures that no exception in user code explains."""
 
 

@@ -61,10 +61,11 @@ FLOORS = {
     "configuration": 5,
     "streaming": 5,
     "lightning": 6,
+    "drop_in": 6,
     "testing": 6,
-    "__init__": 6,
-    "tools": 7,
-    "__main__": 8,
+    "__init__": 7,
+    "tools": 8,
+    "__main__": 9,
 }
 #: They meet in the user's code only.
 STRANGERS = {"datasets", "mixing", "streaming", "loader", "configuration"}

@@ -16,9 +16,13 @@ __all__ = ["ElasticShardPlan", "elastic_shard_plan"]
 def elastic_shard_plan(sampler: Any) -> ShardPlan:
     """Return the plan of a sampler: an elastic one if the sampler can split its shards over any number of ranks.
 
+    A plan stays what it is.
+
     Raises:
         ConfigurationError: The sampler is not an iterable of shards, or its first epoch is empty.
     """
+    if isinstance(sampler, ShardPlan):
+        return sampler
     plan = shard_plan(sampler)
     is_elastic = isinstance(plan, PureShardPlan) and isinstance(sampler, ShardSampler)
     if is_elastic and isinstance(sampler, ResplittableSampler) and sampler.dp_size is not None:

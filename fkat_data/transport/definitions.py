@@ -6,6 +6,7 @@ is: the trainer's classes never change because of what workers do with their cop
 
 import enum
 import functools
+import hashlib
 import io
 import itertools
 import os
@@ -20,7 +21,14 @@ import cloudpickle
 
 from fkat_data.machine import call_in_forks
 
-__all__ = ["dump_shipment", "forget_definitions", "is_definition", "is_importable", "reduce_definition"]
+__all__ = [
+    "digest_of_shipment",
+    "dump_shipment",
+    "forget_definitions",
+    "is_definition",
+    "is_importable",
+    "reduce_definition",
+]
 
 _Cache = type(functools.lru_cache(lambda: None))
 _Property: Any = functools.cached_property
@@ -147,6 +155,31 @@ def dump_shipment(value: Any) -> tuple[bytes, list[Any]]:
     return stream.getvalue(), pickler.definitions
 
 
+def digest_of_shipment(value: Any) -> bytes:
+    """Return a digest of what ``dump_shipment`` would return; equal ones mean that nothing has changed.
+
+    Raises:
+        Exception: Whatever the pickling raises.
+    """
+    stream = _Digest()
+    _ShipmentPickler(stream, _receive, _DEFINITIONS).dump(value)
+    return stream.digest()
+
+
+class _Digest(io.RawIOBase):
+    """Keeps a digest of what is written, and nothing else."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.blake2b(digest_size=16)
+
+    def write(self, data: Any, /) -> int:
+        self._digest.update(data)
+        return memoryview(data).nbytes
+
+    def digest(self) -> bytes:
+        return self._digest.digest()
+
+
 def reduce_definition(definition: Any) -> Any:
     """Reduce a class or a function for a pickler of what the trainer gets; ``NotImplemented`` for one to import."""
     known = _registry.known(definition)
@@ -171,7 +204,7 @@ def _rebuild(key: bytes, make: Callable[..., Any], arguments: tuple[Any, ...]) -
 class _DefinitionPickler(cloudpickle.Pickler):
     """Pickles definitions by value, those of some kinds with their keys."""
 
-    def __init__(self, stream: io.BytesIO, build: Callable[..., Any], kinds: tuple[type, ...]) -> None:
+    def __init__(self, stream: io.BytesIO | io.RawIOBase, build: Callable[..., Any], kinds: tuple[type, ...]) -> None:
         super().__init__(stream, protocol=5)
         self._build = build
         self._kinds = kinds

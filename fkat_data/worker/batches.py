@@ -6,6 +6,7 @@ by a ``skip(count)`` of its own.
 """
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
@@ -16,10 +17,18 @@ from fkat_data.interruption import is_interruption
 from fkat_data.seeding import ShardStreams, enter_place, seed_global_generators
 from fkat_data.types import RandomAccess, Skippable
 from fkat_data.worker.fetch import direct_fetch, direct_iteration, gives_items_together
-from fkat_data.worker.index_batches import IndexBatch, draw_batches
+from fkat_data.worker.index_batches import IndexBatch, NumberedBatches, draw_batches
 from fkat_data.worker.items import ItemThreads
 
-__all__ = ["IndexedProduction", "Production", "SeededBatches", "begin", "is_map_style", "is_random_access"]
+__all__ = [
+    "IndexedProduction",
+    "NearestProduct",
+    "Production",
+    "SeededBatches",
+    "begin",
+    "is_map_style",
+    "is_random_access",
+]
 
 
 class Production(NamedTuple):
@@ -38,8 +47,76 @@ class Production(NamedTuple):
     num_microbatches: int | None
 
 
-class IndexedProduction:
-    """A shard whose microbatches are made one by one, by their indices, which must grow from call to call.
+class NearestProduct(ABC):
+    """What a factory may return: it goes on at a place of its own choice, which may lie before the wanted one."""
+
+    @abstractmethod
+    def begin_near(self, first_microbatch: int, collate: Callable[[Any], Any] | None) -> tuple[int, Iterator[Any]]:
+        """Return where it begins, at most at ``first_microbatch``, and the microbatches from there.
+
+        Args:
+            first_microbatch: The first that is wanted.
+            collate: Does what torch's ``default_collate`` does.
+        """
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield every microbatch."""
+        return self.begin_near(0, None)[1]
+
+
+class IndexedProduction(ABC):
+    """A shard whose microbatches are made one by one, by their indices, which must grow from call to call."""
+
+    @abstractmethod
+    def has(self, index: int) -> bool:
+        """Return whether the shard has this microbatch; one whose draw raises counts.
+
+        Raises:
+            ValueError: The index is below one that was asked for before.
+        """
+
+    @abstractmethod
+    def make(self, index: int) -> tuple[Any, bool] | None:
+        """Return a microbatch, made under its own random stream, and whether it is the last; None: there is none.
+
+        Raises:
+            Exception: The user's.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the drawing of indices, here instead of in a finaliser."""
+
+
+class _NumberedProduction(IndexedProduction):
+    """A shard whose microbatches are known by their indices alone.
+
+    Args:
+        make: Makes a microbatch, from its index.
+        count: Microbatches of the shard.
+        streams: The shard's random streams.
+    """
+
+    def __init__(self, make: Callable[[int], Any], count: int, streams: ShardStreams) -> None:
+        self._make = make
+        self._count = count
+        self._streams = streams
+
+    def has(self, index: int) -> bool:
+        return index < self._count
+
+    def make(self, index: int) -> tuple[Any, bool] | None:
+        if index >= self._count:
+            return None
+        self._streams.seed_microbatch(index)
+        return self._make(index), index == self._count - 1
+
+    def close(self) -> None:
+        pass
+
+
+class _DrawnProduction(IndexedProduction):
+    """A shard whose batches of indices are drawn in order.
 
     Args:
         make: Makes a microbatch, from what a draw says of it.
@@ -56,11 +133,6 @@ class IndexedProduction:
         self._is_over = False
 
     def has(self, index: int) -> bool:
-        """Return whether the shard has this microbatch; one whose draw raises counts.
-
-        Raises:
-            ValueError: The index is below one that was asked for before.
-        """
         while (
             not self._is_over and self._error is None and (self._drawn is None or self._drawn.microbatch_index < index)
         ):
@@ -77,17 +149,11 @@ class IndexedProduction:
         return self._error is not None or (self._drawn is not None and self._drawn.microbatch_index == index)
 
     def close(self) -> None:
-        """End the drawing of indices, here instead of in a finaliser."""
         close = getattr(self._draws, "close", None)
         if close is not None:
             close()
 
     def make(self, index: int) -> tuple[Any, bool] | None:
-        """Return a microbatch, made under its own random stream, and whether it is the last; None: there is none.
-
-        Raises:
-            Exception: The user's.
-        """
         if not self.has(index):
             return None
         drawn = self._drawn
@@ -119,6 +185,9 @@ def begin(
     Raises:
         ConfigurationError: ``num_microbatches`` of the product is no number of microbatches.
     """
+    if isinstance(product, NearestProduct):
+        first_index, microbatches = product.begin_near(first_microbatch, collate)
+        return Production(microbatches, first_index, None, None)
     is_stepped = _can_skip(product) and not is_shared
     if is_random_access(product) and not is_stepped:
         return _begin_random_access(cast("RandomAccess", product), streams)
@@ -153,8 +222,7 @@ def is_map_style(product: object) -> bool:
 
 def _begin_random_access(product: RandomAccess, streams: ShardStreams) -> IndexedProduction:
     count = arguments.integer("num_microbatches of the factory's product", product.num_microbatches, minimum=0)
-    draws = (IndexBatch(index, index, index == count - 1) for index in range(count))
-    return IndexedProduction(product.microbatch, draws, streams)
+    return _NumberedProduction(product.microbatch, count, streams)
 
 
 def _begin_map_style(
@@ -167,8 +235,10 @@ def _begin_map_style(
     attribute = "batch_sampler" if product.batch_sampler is not None else "sampler"
     sampler = getattr(product, attribute)
     fetch = direct_fetch(product, collate, threads)
+    if fetch is not None and isinstance(sampler, NumberedBatches):
+        return _NumberedProduction(lambda index: fetch(sampler.batch(index)), len(sampler), streams)
     if fetch is not None:
-        return IndexedProduction(fetch, draw_batches(sampler, streams), streams)
+        return _DrawnProduction(fetch, draw_batches(sampler, streams), streams)
     # The factory may return its product again: change a copy.
     loader = copy.copy(product)
     is_placed = loader.batch_sampler is not None and not gives_items_together(loader.dataset)

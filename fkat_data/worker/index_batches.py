@@ -1,12 +1,13 @@
 """A map-style DataLoader's batches of indices, drawn in order, each known to be the last or not."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from fkat_data.interruption import is_interruption
 from fkat_data.seeding import ShardStreams
 
-__all__ = ["IndexBatch", "draw_batches"]
+__all__ = ["IndexBatch", "NumberedBatches", "draw_batches"]
 
 _LARGEST_CHUNK = 64
 
@@ -23,6 +24,22 @@ class IndexBatch(NamedTuple):
     microbatch_index: int
     indices: Any
     is_last: bool
+
+
+class NumberedBatches(ABC):
+    """Batches of indices, any of which is known without those before it: a sampler, or a batch sampler."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of batches."""
+
+    @abstractmethod
+    def batch(self, index: int) -> Any:
+        """Return the batch at ``index``, or the single index where nothing is batched."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield every batch."""
+        return map(self.batch, range(len(self)))
 
 
 def draw_batches(sampler: Iterable[Any], streams: ShardStreams) -> Iterator[IndexBatch]:

@@ -19,6 +19,7 @@ from fkat_data.observe.stages import Page, StageClock
 from fkat_data.transport.channel import Channel
 from fkat_data.transport.segment import Segment
 from fkat_data.types import Shard
+from fkat_data.worker.current import enter_worker
 from fkat_data.worker.items import ItemThreads
 from fkat_data.worker.messages import PAGE_BYTES
 from fkat_data.worker.produce import Producer
@@ -47,6 +48,7 @@ def main(settings_file: mmap.mmap, worker_index: int, channel_descriptor: int, p
         page_descriptor: Where the worker reports its stages, see ``fkat_data.observe.stages``.
     """
     _pids.append(os.getpid())
+    enter_worker(worker_index)
     sock = socket.socket(fileno=channel_descriptor)
     os.register_at_fork(after_in_child=lambda: _leave_to_parent(sock))
     _keep_freed_memory()

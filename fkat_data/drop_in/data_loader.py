@@ -1,0 +1,393 @@
+"""``fkat_data.DataLoader``: torch's DataLoader by its arguments and behaviour, this library's loader by its engine."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, Self, cast
+
+import torch
+from torch.utils import data as torch_data
+from typing_extensions import TypeVar
+
+from fkat_data import arguments
+from fkat_data.drop_in.drawn_plan import DrawnPlan
+from fkat_data.drop_in.map_source import MapSource
+from fkat_data.drop_in.numbered_plan import NumberedPlan, is_numbered
+from fkat_data.drop_in.pinned import PinnedIterator, can_pin
+from fkat_data.drop_in.sample_order import EpochShuffle
+from fkat_data.drop_in.saved_state import VERSION, checked_loader_state
+from fkat_data.drop_in.source import Source
+from fkat_data.drop_in.stream_plan import StreamPlan
+from fkat_data.drop_in.stream_source import StreamSource, first_stream_state
+from fkat_data.drop_in.worker_side import EpochFactory
+from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.loader.sharded import ShardedDataLoader
+from fkat_data.observe.statistics import LoaderStatistics
+from fkat_data.plan.shard_plan import ShardPlan
+from fkat_data.transport.definitions import digest_of_shipment
+from fkat_data.transport.memory_limit import default_limit_bytes
+from fkat_data.types import Profiler
+from fkat_data.worker.template_process import StartMethod
+
+__all__ = ["DataLoader"]
+
+T_co = TypeVar("T_co", covariant=True, default=Any)
+
+
+class DataLoader(torch_data.DataLoader[Any], Generic[T_co]):
+    """torch's ``DataLoader`` with this library's workers, and a position that is exact: change the import, and go on.
+
+    Each ``for`` loop is an epoch; a newer iterator ends an older one. Workers start with the first iteration and stay
+    until ``close()``, or until the loader and its iterators are gone. On the CPU, microbatches of worker processes are
+    views of shared memory; they count against the memory limit while the caller keeps them. The microbatches are those
+    of torch's ``DataLoader``, bit for bit, except for what is drawn at random: ``docs/howto/dataloader.md`` says how
+    that differs, and why.
+
+    Args:
+        dataset: With indices, or iterable.
+        batch_size: Samples of a microbatch; None: the dataset's items are microbatches.
+        shuffle: Another order each epoch, which is computed where it is needed from the seed and the epoch.
+        sampler: Gives indices; iterated in this process, a few microbatches ahead.
+        batch_sampler: Gives lists of indices, likewise.
+        num_workers: Worker processes; 0: microbatches are made in this process when they are asked for.
+        collate_fn: Makes a microbatch of a list of samples, in the worker.
+        pin_memory: Copy microbatches to page-locked memory where there is a CUDA device. ``device`` makes it needless.
+        drop_last: Leave out a last microbatch that is smaller.
+        timeout: Seconds to wait for a worker before ``WorkerStalledError``; 0: as long as it takes.
+        worker_init_fn: Called with a worker's number, once in each worker.
+        multiprocessing_context: Checked as torch does; ``"spawn"`` is the ``start_method`` of that name, and any other
+            one the default.
+        generator: What the seed is drawn from; None: torch's global generator.
+        prefetch_factor: Microbatches that are made ahead, for each worker; None: as many as help.
+        persistent_workers: None: workers stay, and get the dataset again if it has changed since; an iterable dataset
+            begins each epoch as a copy of the caller's. True: workers keep their datasets, whatever changes here.
+            False: each iteration begins with new workers.
+        pin_memory_device: Has no effect.
+        in_order: Has no effect: microbatches always come in order.
+        seed: Decides on every random draw, and on the order with ``shuffle``. None: drawn when the first epoch begins;
+            a state has it, and a loader that loads the state takes it over.
+        device: Where microbatches are delivered; None: on the CPU.
+        dp_rank: This process's data-parallel rank: ranks that share it draw the same random numbers. None: the
+            ``rank`` of the sampler, 0 if it has none.
+        snapshot_every_n_steps: Microbatches between two states of an iterable dataset with ``state_dict`` and
+            ``load_state_dict``; those since the last one are made again after a resume. 0: none is taken within an epoch.
+        memory_limit_bytes: Shared memory of all workers; see ``ShardedDataLoader``, as for all that follows.
+        zero_copy: False delivers copies in memory of the caller's own.
+        max_worker_restarts: Dead workers that may be replaced in each epoch.
+        stall_warning_s: Seconds of waiting before the log shows what the worker does.
+        num_threads_per_worker: Items of a microbatch that a worker makes at once, in threads.
+        start_method: How worker processes are started.
+        profiler: Gets ``start(name)`` and ``stop(name)`` around each action.
+        trace: A file for the timeline of this run; with several streams, one for each.
+        replay: Deliver the first microbatch again and again.
+
+    Raises:
+        ValueError: torch refuses the arguments, or one of this library's own is invalid (``ConfigurationError``).
+        TypeError: torch refuses an argument's type.
+    """
+
+    sampler: Any
+    batch_sampler: Any
+    collate_fn: Any
+    generator: torch.Generator | None
+
+    def __init__(
+        self,
+        dataset: torch_data.Dataset[Any],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: torch_data.Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: torch_data.Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], T_co] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool | None = None,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        seed: int | None = None,
+        device: torch.device | str | None = None,
+        dp_rank: int | None = None,
+        snapshot_every_n_steps: int = 1,
+        memory_limit_bytes: int | None = None,
+        zero_copy: bool = True,
+        max_worker_restarts: int = 0,
+        stall_warning_s: float = 30.0,
+        num_threads_per_worker: int = 1,
+        start_method: StartMethod | None = None,
+        profiler: Profiler | None = None,
+        trace: str | os.PathLike[str] | None = None,
+        replay: bool = False,
+    ) -> None:
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            cast("Any", collate_fn),
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=bool(persistent_workers),
+            pin_memory_device=pin_memory_device,
+        )
+        self.prefetch_factor = prefetch_factor
+        self.in_order = in_order
+        self.seed = None if seed is None else arguments.integer("seed", seed)
+        self.device = device
+        self.dp_rank = dp_rank
+        self.snapshot_every_n_steps = arguments.integer("snapshot_every_n_steps", snapshot_every_n_steps, minimum=0)
+        self.memory_limit_bytes = memory_limit_bytes
+        self.zero_copy = zero_copy
+        self.max_worker_restarts = max_worker_restarts
+        self.stall_warning_s = stall_warning_s
+        self.num_threads_per_worker = num_threads_per_worker
+        self.start_method: StartMethod | None = start_method
+        self.profiler = profiler
+        self.trace = trace
+        self.replay = replay
+        self._is_iterable = isinstance(dataset, torch_data.IterableDataset)
+        self._keeps_workers = persistent_workers
+        self._source: Source | None = None
+        self._drawn_seed: int | None = None
+        # A state that the next iteration begins with.
+        self._loaded: dict[str, Any] | None = None
+        self._shipped: bytes | None = None
+        if shuffle and not self._is_iterable:
+            shuffled = EpochShuffle(cast("Any", dataset), generator)
+            # torch refuses to set them once they are set.
+            vars(self)["sampler"] = shuffled
+            if self.batch_sampler is not None:
+                vars(self)["batch_sampler"] = torch_data.BatchSampler(shuffled, cast("int", batch_size), drop_last)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next microbatch, from 0."""
+        if self._loaded is not None:
+            return self._loaded["epoch"]
+        return 0 if self._source is None else self._source.epoch
+
+    @property
+    def step(self) -> int:
+        """Microbatches of that epoch that were delivered before it."""
+        if self._loaded is not None:
+            return self._loaded["step"]
+        return 0 if self._source is None else self._source.step
+
+    def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]  # torch promises a class of its own
+        """Begin an epoch, or the rest of one after ``load_state_dict``; an older iterator ends.
+
+        Raises:
+            ConfigurationError: The dataset cannot be sent to a worker, or an argument of the engine's is invalid.
+            StateMismatchError: The loaded state does not fit.
+        """
+        if self._loaded is None:
+            self._draw_as_torch_does()
+        source = self._source
+        if source is None:
+            source = self._source = self._make_source()
+        elif self._must_ship_again():
+            source.close()
+        iterator = source.begin()
+        self._loaded = None
+        if self.pin_memory and self.device is None and can_pin():
+            return PinnedIterator(iterator, source.take_back)
+        return iterator
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this process's position: what was delivered, not what was prefetched.
+
+        Not collective. Plain values, as far as the states of the dataset's and the sampler's own are. The form is
+        described in ``fkat_data.drop_in.saved_state``.
+        """
+        if self._loaded is not None:
+            return dict(self._loaded)
+        position = self._first_position() if self._source is None else self._source.state()
+        return {"version": VERSION, "seed": self._known_seed(), **self._fingerprint(), **position}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go to a saved position: the next iteration begins at the first microbatch that was not delivered before it.
+
+        ``num_workers`` may be another one than where the state was saved. An iterable dataset keeps its number of
+        streams, and with it its order: that many workers make it. An iteration under way ends: its iterator raises
+        ``StaleIteratorError``.
+
+        Raises:
+            StateMismatchError: It is no state of such a loader; nothing has changed then.
+        """
+        loaded = checked_loader_state(state_dict, self._fingerprint(), self.seed)
+        if ("streams" in loaded) != self._is_iterable:
+            kinds = ("<of an iterable dataset>", "<of a dataset with indices>")
+            saved, present = kinds if "streams" in loaded else kinds[::-1]
+            raise StateMismatchError("streams", saved, present, "the state was saved with another kind of dataset")
+        self.close()
+        self._loaded, self._drawn_seed, self._source = loaded, loaded["seed"], None
+
+    def statistics(self) -> LoaderStatistics:
+        """Return what was done since the first iteration, or the newest loaded state; cheap enough for every step."""
+        return LoaderStatistics() if self._source is None else self._source.statistics()
+
+    def close(self) -> None:
+        """End the workers, within about a second; any number of calls. A new iteration starts them again."""
+        if self._source is not None:
+            self._source.close()
+
+    def teardown(self, *args: Any) -> None:
+        """Close the loader; the name that some trainers call."""
+        del args
+        self.close()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Close the loader; the name that some trainers call."""
+        del exception
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy begins with: the same arguments, and the same position."""
+        state = dict(vars(self))
+        if self._source is not None:
+            state.update(_source=None, _loaded=self.state_dict(), _shipped=None)
+        return state
+
+    def _fingerprint(self) -> dict[str, Any]:
+        return {"batch_size": self.batch_size, "drop_last": self.drop_last}
+
+    def _draw_as_torch_does(self) -> None:
+        """Move the generators as an iteration of torch's does, so that a program's other draws stay what they were."""
+        number = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+        if self._drawn_seed is None:
+            self._drawn_seed = number
+        if isinstance(self.sampler, EpochShuffle) and self.generator is None:
+            torch.empty((), dtype=torch.int64).random_()
+
+    def _known_seed(self) -> int:
+        if self.seed is not None:
+            return self.seed
+        if self._drawn_seed is None:
+            # The same that the first iteration would draw, without moving the generator.
+            generator = torch.default_generator if self.generator is None else self.generator
+            before = generator.get_state()
+            self._drawn_seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+            generator.set_state(before)
+        return self._drawn_seed
+
+    def _must_ship_again(self) -> bool:
+        """Return whether the workers are to be replaced by new ones, which get the dataset as it is now."""
+        if self._keeps_workers or not self.num_workers:
+            return False
+        before, self._shipped = self._shipped, self._shipment_digest()
+        return self._keeps_workers is False or self._shipped != before
+
+    def _shipment_digest(self) -> bytes | None:
+        if self._keeps_workers is not None or not self.num_workers:
+            return None
+        return digest_of_shipment((self.dataset, self.collate_fn, self.worker_init_fn))
+
+    def _make_source(self) -> Source:
+        source = self._stream_source() if self._is_iterable else self._map_source()
+        self._shipped = self._shipment_digest()
+        return source
+
+    def _first_position(self) -> dict[str, Any]:
+        """Return the position of a loader that was not iterated."""
+        if self._is_iterable:
+            return first_stream_state(self.num_workers, None if self.num_workers else self.dataset)
+        return {"epoch": 0, "step": 0, "sampler": self._map_plan().state_at(0, 0)}
+
+    def _map_plan(self) -> NumberedPlan | DrawnPlan:
+        if is_numbered(self.sampler, self.batch_sampler):
+            return NumberedPlan(self.sampler, self.batch_sampler, self._known_seed())
+        order = self.sampler if self.batch_sampler is None else self.batch_sampler
+        return DrawnPlan(order, self._known_seed(), self._known_dp_rank(), is_ahead=self.num_workers > 0)
+
+    def _map_source(self) -> Source:
+        plan = self._map_plan()
+        num_shard_prefetches = int(self.num_workers > 0 and isinstance(plan, DrawnPlan))
+        engine = self._engine(plan, self.num_workers, self.num_workers, 1, num_shard_prefetches)
+        return MapSource(engine, plan, self._known_seed(), self._known_dp_rank(), self._loaded)
+
+    def _stream_source(self) -> Source:
+        num_streams = self.num_workers if self._loaded is None else int(self._loaded["num_streams"])
+
+        def make_engine(plan: StreamPlan) -> ShardedDataLoader:
+            return self._engine(plan, num_streams, 1 if num_streams or self.num_workers else 0, max(1, num_streams), 0)
+
+        own_dataset = None if num_streams or self.num_workers else self.dataset
+        return StreamSource(make_engine, num_streams, self._known_dp_rank(), own_dataset, self._loaded)
+
+    def _engine(
+        self, plan: ShardPlan, num_told: int, num_workers: int, num_engines: int, num_shard_prefetches: int
+    ) -> ShardedDataLoader:
+        factory = EpochFactory(
+            self.dataset,
+            self.collate_fn,
+            self.worker_init_fn,
+            num_workers=num_told,
+            batch_size=self.batch_size,
+            drop_last=self.drop_last,
+            is_batched=self.batch_sampler is not None,
+            keeps_dataset=bool(self._keeps_workers) or not num_workers,
+            snapshot_every_n_steps=self.snapshot_every_n_steps,
+            seed=self._known_seed(),
+        )
+        limit_bytes = self.memory_limit_bytes
+        if num_engines > 1:
+            limit_bytes = max(1 << 20, (limit_bytes or default_limit_bytes()) // num_engines)
+        try:
+            return ShardedDataLoader(
+                self._known_seed(),
+                cast("Any", plan),
+                factory,
+                num_shard_prefetches,
+                -1 if self.prefetch_factor is None else self.prefetch_factor * max(1, num_workers),
+                self._known_dp_rank(),
+                self.profiler,
+                self.device,
+                num_workers > 0,
+                num_workers_per_shard=max(1, num_workers),
+                memory_limit_bytes=limit_bytes,
+                zero_copy=self.zero_copy,
+                max_worker_restarts=self.max_worker_restarts,
+                stall_warning_s=self.stall_warning_s,
+                stall_timeout_s=self.timeout or None,
+                start_method=self._start_method(),
+                trace=self.trace,
+                replay=self.replay,
+                num_threads_per_worker=self.num_threads_per_worker,
+            )
+        except ConfigurationError as error:
+            name = error.argument.removeprefix("dataloader_factory.")
+            expected = error.expected.replace("multiprocessing=False", "num_workers=0")
+            raise ConfigurationError(name, error.value, expected) from error.__cause__
+
+    def _start_method(self) -> StartMethod | None:
+        context = cast("Any", self.multiprocessing_context)
+        if self.start_method is None and context is not None and context.get_start_method() == "spawn":
+            return "spawn"
+        return self.start_method
+
+    def _known_dp_rank(self) -> int:
+        if self.dp_rank is not None:
+            return self.dp_rank
+        for sampler in (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
+            rank = getattr(sampler, "rank", None)
+            if type(rank) is int:
+                return rank
+        return 0

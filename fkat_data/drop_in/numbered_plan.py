@@ -1,0 +1,79 @@
+"""The plan of a loader whose order is arithmetic: an epoch is one shard, and workers compute its batches."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils.data import BatchSampler, SequentialSampler
+
+from fkat_data.drop_in.sample_order import EpochShuffle, SampleOrder
+from fkat_data.errors import StateMismatchError
+from fkat_data.plan.shard_plan import ShardPlan
+
+__all__ = ["NumberedPlan", "is_numbered"]
+
+
+def is_numbered(sampler: object, batch_sampler: object) -> bool:
+    """Return whether the samplers give samples in order, or in the arithmetic shuffle, in batches of one size."""
+    if batch_sampler is not None:
+        if type(batch_sampler) is not BatchSampler:
+            return False
+        sampler = batch_sampler.sampler
+    return type(sampler) in (SequentialSampler, EpochShuffle)
+
+
+class NumberedPlan(ShardPlan):
+    """Plans epochs of one shard each.
+
+    Args:
+        sampler: The samples' order; its length is read when an epoch begins.
+        batch_sampler: Groups them; None: microbatches are single samples.
+        seed: The loader's.
+    """
+
+    def __init__(self, sampler: Any, batch_sampler: Any, seed: int) -> None:
+        self._sampler = sampler if batch_sampler is None else batch_sampler.sampler
+        self._batch_size = None if batch_sampler is None else int(batch_sampler.batch_size)
+        self._drop_last = batch_sampler is not None and bool(batch_sampler.drop_last)
+        self._seed = seed
+        self._epoch = -1
+        self._order: SampleOrder | None = None
+        self._loaded: tuple[int, Mapping[str, Any]] | None = None
+        if isinstance(self._sampler, EpochShuffle):
+            self._sampler.seed = seed
+
+    def renew(self) -> None:
+        """Read the number of samples again when the next epoch begins."""
+        self._epoch = -1
+
+    def shard(self, epoch: int, index: int) -> Any:
+        """Return the epoch's order, or None for another shard than the first.
+
+        Raises:
+            StateMismatchError: The dataset has another length than when the state of this epoch was saved.
+        """
+        if epoch != self._epoch:
+            num_samples = len(self._sampler)
+            if self._loaded is not None and self._loaded[0] == epoch:
+                saved = self._loaded[1].get("num_samples", num_samples)
+                if saved != num_samples:
+                    raise StateMismatchError("num_samples", saved, num_samples, "the dataset has another length now")
+            shuffle: tuple[int, int] | None = None
+            if isinstance(self._sampler, EpochShuffle):
+                self._sampler.epoch, shuffle = epoch, (self._seed, epoch)
+            self._order = SampleOrder(num_samples, self._batch_size, drop_last=self._drop_last, shuffle=shuffle)
+            self._epoch = epoch
+        return self._order if index == 0 and self._order else None
+
+    def num_shards(self, epoch: int) -> int | None:
+        """Return None: nothing asks for it."""
+        del epoch
+
+    def load_sampler_state(self, epoch: int, state: dict[str, Any] | None) -> None:
+        """Compare the number of samples with the saved one when the epoch begins."""
+        self._loaded = None if state is None else (epoch, state)
+        self._epoch = -1
+
+    def state_at(self, epoch: int, step: int) -> dict[str, Any]:
+        """Return what the order of the rest of an epoch depends on."""
+        del epoch, step
+        return {"num_samples": len(self._sampler)}

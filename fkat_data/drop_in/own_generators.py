@@ -1,0 +1,58 @@
+"""Global random generators that one caller has to itself: what it draws neither sees nor moves those of the program."""
+
+import random
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from fkat_data.seeding import seed_global_generators
+
+__all__ = ["OwnGenerators"]
+
+
+class OwnGenerators:
+    """States of python's, numpy's and torch's global generators for one caller.
+
+    Args:
+        seed: What they begin with, from 0 to 2**64 - 1.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._states: tuple[Any, Any, Any] | None = None
+
+    @contextmanager
+    def installed(self) -> Generator[None]:
+        """Use these generators in the block, from where the block before has left them; then the program's again."""
+        before = _states()
+        if self._states is None:
+            seed_global_generators(self._seed)
+        else:
+            _install(self._states)
+        try:
+            yield
+        finally:
+            self._states = _states()
+            _install(before)
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what a function returns that draws from these generators.
+
+        Raises:
+            BaseException: Whatever the function raises.
+        """
+        with self.installed():
+            return function(*arguments)
+
+
+def _states() -> tuple[Any, Any, Any]:
+    return random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002 - the generator that users share
+
+
+def _install(states: tuple[Any, Any, Any]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002 - the generator that users share
+    torch.default_generator.set_state(states[2])

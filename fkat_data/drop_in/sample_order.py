@@ -1,0 +1,117 @@
+"""The orders that are arithmetic: the samples one after the other, and a shuffle that no list of numbers is made for."""
+
+from collections.abc import Iterator, Sized
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import RandomSampler
+
+from fkat_data.permutation import keys_of, permutation, permuted
+from fkat_data.worker.index_batches import NumberedBatches
+
+__all__ = ["EpochShuffle", "SampleOrder"]
+
+_PURPOSE = b"fkat DataLoader"
+# Up to here the order is drawn at once, in milliseconds, and every order is as likely as any other.
+_DRAWN_AT_ONCE = 1 << 16
+# A block of numbers costs little more than one of them.
+_BLOCK_SIZE = 1 << 13
+
+
+class SampleOrder(NumberedBatches):
+    """One epoch's batches of samples, each computed when it is asked for.
+
+    Args:
+        num_samples: Samples of the dataset.
+        batch_size: Samples of a batch; None: single indices, not batches.
+        drop_last: Whether a last batch that is smaller is left out.
+        shuffle: Seed and epoch that decide on the order; None: it is that of the dataset.
+    """
+
+    def __init__(
+        self, num_samples: int, batch_size: int | None, *, drop_last: bool, shuffle: tuple[int, int] | None
+    ) -> None:
+        self._num_samples = num_samples
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._shuffle = shuffle
+        self._block_index = -1
+        self._block: npt.NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        if self._batch_size is None:
+            return self._num_samples
+        whole, rest = divmod(self._num_samples, self._batch_size)
+        return whole + (rest > 0 and not self._drop_last)
+
+    def __repr__(self) -> str:
+        return f"<{self._num_samples} samples>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _order, (self._num_samples, self._batch_size, self._drop_last, self._shuffle)
+
+    def batch(self, index: int) -> Any:
+        """Return the indices of the batch at ``index``, or the single index there.
+
+        Raises:
+            IndexError: The epoch has no such batch.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"batch {index} of {len(self)}")
+        if self._batch_size is None:
+            return self._indices(index, index + 1)[0]
+        first = index * self._batch_size
+        return self._indices(first, min(first + self._batch_size, self._num_samples))
+
+    def _indices(self, first: int, end: int) -> list[int]:
+        if self._shuffle is None:
+            return list(range(first, end))
+        found: list[int] = []
+        while first < end:
+            block_index, offset = divmod(first, _BLOCK_SIZE)
+            stop = min(end - first + offset, _BLOCK_SIZE)
+            found += self._shuffled_block(block_index, self._shuffle)[offset:stop].tolist()
+            first += stop - offset
+        return found
+
+    def _shuffled_block(self, block_index: int, shuffle: tuple[int, int]) -> npt.NDArray[np.int64]:
+        if self._num_samples <= _DRAWN_AT_ONCE:
+            if self._block is None:
+                self._block = permutation(self._num_samples, _PURPOSE, *shuffle)
+            return self._block[block_index * _BLOCK_SIZE :]
+        if self._block is None or block_index != self._block_index:
+            first = block_index * _BLOCK_SIZE
+            places = np.arange(first, min(first + _BLOCK_SIZE, self._num_samples))
+            key = keys_of(np.zeros(1, dtype=np.int64), _PURPOSE, *shuffle)
+            sizes = np.full(len(places), self._num_samples)
+            self._block = permuted(places, sizes, np.repeat(key, len(places)))
+            self._block_index = block_index
+        return self._block
+
+
+def _order(num_samples: int, batch_size: int | None, drop_last: bool, shuffle: tuple[int, int] | None) -> SampleOrder:
+    return SampleOrder(num_samples, batch_size, drop_last=drop_last, shuffle=shuffle)
+
+
+class EpochShuffle(RandomSampler):
+    """A dataset's samples in an order that is a function of a seed and an epoch.
+
+    Args:
+        data_source: The dataset.
+        generator: What the loader's seed is drawn from; None: torch's global one.
+
+    Raises:
+        ValueError: The dataset is empty.
+    """
+
+    def __init__(self, data_source: Sized, generator: Any = None) -> None:
+        super().__init__(data_source, generator=generator)
+        self.seed = 0
+        """The loader's seed, once it is known."""
+        self.epoch = 0
+        """The epoch of the newest iteration."""
+
+    def __iter__(self) -> Iterator[int]:
+        order = SampleOrder(len(self), None, drop_last=False, shuffle=(self.seed, self.epoch))
+        return iter(order)

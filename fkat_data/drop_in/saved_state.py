@@ -1,0 +1,82 @@
+"""The saved form of a DataLoader's position, and the checks before it is loaded.
+
+::
+
+    {
+        "version": 1,
+        "seed": 67280421310721,
+        "epoch": 2,                    # from 0
+        "step": 13,                    # microbatches delivered in the epoch
+        "batch_size": 32,              # None: no batches of one size
+        "drop_last": False,
+        "sampler": {...},              # map-style datasets: what the order of the epoch depends on
+        "num_streams": 4,              # iterable datasets: their streams, with "epoch", "step" and "snapshot" each
+        "streams": [...],
+    }
+
+Plain values, as far as the states of the user's own samplers and datasets are.
+"""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from fkat_data.arguments import integer
+from fkat_data.errors import ConfigurationError, StateMismatchError
+
+__all__ = ["VERSION", "checked_loader_state"]
+
+VERSION = 1
+_NOT_A_STATE = "this is not a state of a fkat_data.DataLoader"
+
+
+def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
+    """Return a saved state, after a look at each field.
+
+    Args:
+        state_dict: The state.
+        present: What the loader that is to load it has in the fields that must be the same.
+        seed: The seed that the user has given to the loader; None: none.
+
+    Raises:
+        StateMismatchError: It is no such state, or one of another loader; the error names the first field.
+    """
+    if not isinstance(state_dict, Mapping):
+        raise StateMismatchError("state_dict", type(state_dict).__name__, "<a mapping>", _NOT_A_STATE)
+    state = dict(cast("Mapping[str, Any]", state_dict))
+    version = state.get("version", "<missing>")
+    if version != VERSION:
+        raise StateMismatchError(
+            "version", version, VERSION, "another version of fkat_data, or another loader, wrote it"
+        )
+    for field in ("seed", "epoch", "step"):
+        _check_count(state, field)
+    if seed is not None and state["seed"] != seed:
+        raise StateMismatchError("seed", state["seed"], seed, "pass the loader the seed that the state was saved with")
+    for field, value in present.items():
+        if state.get(field, "<missing>") != value:
+            hint = "the state was saved with another argument"
+            raise StateMismatchError(field, state.get(field, "<missing>"), value, hint)
+    if "sampler" not in state and "streams" not in state:
+        raise StateMismatchError("sampler", "<missing>", "<a state>", _NOT_A_STATE)
+    if "streams" in state:
+        _check_streams(state)
+    return state
+
+
+def _check_streams(state: Mapping[str, Any]) -> None:
+    _check_count(state, "num_streams")
+    streams: Any = state["streams"]
+    num_streams = max(1, state["num_streams"])
+    if not isinstance(streams, list) or len(cast("list[Any]", streams)) != num_streams:
+        raise StateMismatchError("streams", cast("object", streams), f"<{num_streams} streams>", _NOT_A_STATE)
+    for stream in cast("list[Mapping[str, Any]]", streams):
+        for field in ("epoch", "step"):
+            _check_count(stream, field)
+
+
+def _check_count(state: Mapping[str, Any], field: str) -> None:
+    try:
+        integer(field, state.get(field), minimum=None if field == "seed" else 0)
+    except ConfigurationError as error:
+        saved = state.get(field, "<missing>")
+        raise StateMismatchError(field, saved, f"<{error.expected}>", _NOT_A_STATE) from None

@@ -1,0 +1,42 @@
+"""What makes a DataLoader's microbatches: one face for map-style and iterable datasets."""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from fkat_data.observe.statistics import LoaderStatistics
+
+__all__ = ["Source"]
+
+
+class Source(Protocol):
+    """The engine, or the engines, behind a DataLoader."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next microbatch."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """Microbatches of that epoch that were delivered before it."""
+        ...
+
+    def begin(self) -> Iterator[Any]:
+        """Begin an epoch, or the rest of a loaded one."""
+        ...
+
+    def take_back(self) -> object:
+        """Count the last microbatch as not delivered: the next call delivers it again."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return the position as plain values."""
+        ...
+
+    def statistics(self) -> LoaderStatistics:
+        """Return what was done so far."""
+        ...
+
+    def close(self) -> None:
+        """End the workers."""
+        ...

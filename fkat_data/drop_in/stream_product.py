@@ -1,0 +1,128 @@
+"""A stream's microbatches, from the nearest place where its dataset can go on: the worker's side of ``stream``."""
+
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import IterableDataset
+
+from fkat_data.drop_in.stream import Snapshot, Stamped, Stream, StreamEnd
+from fkat_data.types import Stateful
+from fkat_data.worker.batches import NearestProduct
+from fkat_data.worker.fetch import direct_iteration
+
+__all__ = ["DatasetMemory", "StreamProduct"]
+
+
+class DatasetMemory:
+    """What a worker remembers of a dataset that stays from epoch to epoch."""
+
+    def __init__(self) -> None:
+        self.next_epoch: int | None = None
+        """The epoch that the dataset goes on with as it is; None: an epoch is under way, or was left."""
+        self.begun: bytes | None = None
+        """Its state when the newest epoch began, pickled; None: it has none."""
+
+
+class StreamProduct(NearestProduct):
+    """One epoch of a stream.
+
+    Args:
+        stream: The epoch, and where to go on.
+        make: Returns the dataset, and what is remembered of it; None: it is a copy for this epoch alone.
+        collate_fn: The user's, or torch's.
+        batch_size: Samples of a microbatch; None: the dataset's items are microbatches.
+        drop_last: Whether a smaller last microbatch is left out.
+        snapshot_every_n_steps: Microbatches between two states of the dataset; 0: none is taken within an epoch.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        make: Callable[[], tuple[Any, DatasetMemory | None]],
+        collate_fn: Callable[[Any], Any],
+        batch_size: int | None,
+        *,
+        drop_last: bool,
+        snapshot_every_n_steps: int,
+    ) -> None:
+        self._stream = stream
+        self._make = make
+        self._collate_fn = collate_fn
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._every = snapshot_every_n_steps
+
+    def begin_near(self, first_microbatch: int, collate: Callable[[Any], Any] | None) -> tuple[int, Iterator[Any]]:
+        """Return where the dataset begins, at most at ``first_microbatch``, and the microbatches from there.
+
+        Raises:
+            Exception: The user's.
+        """
+        dataset, memory = self._make()
+        snapshot = self._snapshot(first_microbatch, memory)
+        state = {} if snapshot is None else cast("dict[str, Any]", pickle.loads(snapshot.state))
+        first = 0 if snapshot is None else snapshot.step
+        if memory is not None:
+            memory.next_epoch = None
+        if state.get("dataset") is not None:
+            dataset.load_state_dict(state["dataset"])
+        watched = _Watched(dataset)
+        loader = TorchDataLoader(
+            watched, batch_size=self._batch_size, drop_last=self._drop_last, collate_fn=cast("Any", self._collate_fn)
+        )
+        microbatches = direct_iteration(loader, collate)
+        if state.get("iterator") is not None:
+            watched.iterator.load_state_dict(state["iterator"])
+        if not watched.has_state:
+            return first, microbatches
+        if memory is not None and not first:
+            memory.begun = watched.state()
+        return first, self._stamped(first, microbatches, watched, memory)
+
+    def _snapshot(self, first_microbatch: int, memory: DatasetMemory | None) -> Snapshot | None:
+        snapshot = self._stream.snapshot
+        if memory is not None and memory.next_epoch == self._stream.epoch:
+            return snapshot if snapshot is not None and 0 < snapshot.step <= first_microbatch else None
+        if snapshot is not None and snapshot.step <= first_microbatch:
+            return snapshot
+        return None if memory is None or memory.begun is None else Snapshot(0, memory.begun)
+
+    def _stamped(
+        self, first: int, microbatches: Iterator[Any], watched: "_Watched", memory: DatasetMemory | None
+    ) -> Iterator[Any]:
+        for index, microbatch in enumerate(microbatches, first + 1):
+            is_due = self._every and index % self._every == 0
+            yield Stamped(microbatch, watched.state()) if is_due else microbatch
+        if memory is not None:
+            memory.next_epoch = self._stream.epoch + 1
+            yield StreamEnd(watched.state(is_over=True))
+
+
+class _Watched(IterableDataset[Any]):
+    """A dataset whose iterator is known."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self.iterator: Any = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        self.iterator = iter(self._dataset)
+        return self.iterator
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the dataset or its iterator has torchdata's ``state_dict`` and ``load_state_dict``."""
+        return isinstance(self.iterator, Stateful) or isinstance(self._dataset, Stateful)
+
+    def state(self, *, is_over: bool = False) -> bytes:
+        """Return the pickled states of both; ``is_over``: for an epoch to come, with another iterator."""
+        is_apart = self.iterator is not self._dataset
+        has_iterator = isinstance(self.iterator, Stateful) and not (is_apart and is_over)
+        return pickle.dumps(
+            {
+                "dataset": self._dataset.state_dict() if is_apart and isinstance(self._dataset, Stateful) else None,
+                "iterator": self.iterator.state_dict() if has_iterator else None,
+            }
+        )

@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""Run torch's and torchdata's own tests of their loaders on fkat_data.DataLoader: `scripts/torch_suites.py FILE...`.
+
+A FILE is a copy of `test/stateful_dataloader/test_state_dict.py` or `test_dataloader.py` of github.com/meta-pytorch/data,
+or of `test/test_dataloader.py` of github.com/pytorch/pytorch. Nothing of them is in this repository. The names that they
+import, `torchdata.stateful_dataloader.StatefulDataLoader` and `torch.utils.data.DataLoader`, are those of fkat_data.
+
+Prints each test that does not pass, and the counts. `torch_suites.toml` names the tests that differ by decision, and
+those of internals, with the reason; a test in it that passes is named, too. The exit code is 1 if any other test fails.
+"""
+
+import importlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import tomllib
+import unittest
+from collections import Counter
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+LIMIT_S = 120
+SHIMS = {
+    "torchdata/__init__.py": "",
+    "torchdata/stateful_dataloader/__init__.py": """
+from fkat_data import DataLoader as StatefulDataLoader
+from fkat_data.types import Stateful
+""",
+    # Of two packages that these tests import, what they need.
+    "expecttest.py": "from unittest import TestCase as TestCase",
+    "parameterized.py": """
+import sys
+
+class parameterized:
+    @staticmethod
+    def expand(rows):
+        def decorate(function):
+            names = sys._getframe(1).f_locals
+            for number, row in enumerate(rows):
+                names[f"{function.__name__}_{number}"] = lambda self, row=tuple(row): function(self, *row)
+        return decorate
+""",
+}
+
+
+class TimedOutError(Exception):
+    pass
+
+
+class Outcomes(unittest.TestResult):
+    def __init__(self, known):
+        super().__init__()
+        self.known = known
+        self.counts = Counter()
+        self.unexpected = []
+
+    def startTest(self, test):  # noqa: N802 - unittest's name
+        super().startTest(test)
+        self.errors.clear()
+        self.failures.clear()
+        self.is_skipped = False
+        signal.alarm(LIMIT_S)
+
+    def addSkip(self, test, reason):  # noqa: N802 - unittest's name
+        super().addSkip(test, reason)
+        self.is_skipped = True
+
+    def stopTest(self, test):  # noqa: N802 - unittest's name
+        signal.alarm(0)
+        super().stopTest(test)
+        name = ".".join(test.id().split(".")[-2:])
+        kind, reason = next((found for pattern, *found in self.known if fnmatchcase(name, pattern)), ("", ""))
+        faults = [text for _, text in (*self.errors, *self.failures)]
+        if faults:
+            outcome = kind or "failed"
+            print(f"{outcome}: {name}: {reason or faults[0]}", flush=True)
+        else:
+            outcome = "skipped" if self.is_skipped else "passed"
+            if kind and not self.is_skipped:
+                print(f"passed, though listed: {name}", flush=True)
+        self.counts[outcome] += 1
+
+
+def on_alarm(number, frame):
+    raise TimedOutError(f"more than {LIMIT_S} s")
+
+
+def main(paths):
+    import cloudpickle
+    import torch.utils.data
+
+    import fkat_data
+
+    torch.utils.data.DataLoader = fkat_data.DataLoader
+    signal.signal(signal.SIGALRM, on_alarm)
+    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+    known = [(name, kind, reason) for kind, tests in table.items() for name, reason in tests.items()]
+    pattern = os.environ.get("TESTS", "*")
+    outcomes = Outcomes(known)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in SHIMS.items():
+            path = Path(folder, name)
+            path.parent.mkdir(exist_ok=True, parents=True)
+            path.write_text(text)
+        sys.path.insert(0, folder)
+        os.environ["PYTHONPATH"] = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
+        for number, path in enumerate(paths):
+            module_name = f"suite_{number}"
+            shutil.copy(path, Path(folder, f"{module_name}.py"))
+            module = importlib.import_module(module_name)
+            # Workers need not import the tests, and what those import.
+            cloudpickle.register_pickle_by_value(module)
+            for case in unittest.defaultTestLoader.loadTestsFromModule(module):
+                for test in case:
+                    if fnmatchcase(test.id(), f"*{pattern}*"):
+                        test.run(outcomes)
+    print(", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.counts.items())))
+    return int(outcomes.counts["failed"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
