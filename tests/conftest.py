@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 # Modules here can be imported by spawned workers, which search the trainer's sys.path.
-sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("loader", "lanes")]
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("loader", "lanes", "drop_in")]
 
 import leavings  # noqa: E402 - found by the path above
 from selection import EXAMPLES, LANES, LaneSelection  # noqa: E402 - found by the path above

@@ -9,10 +9,10 @@ from torch.utils import data as torch_data
 from typing_extensions import TypeVar
 
 from fkat_data import arguments
+from fkat_data.drop_in.changed_iterator import ChangedIterator, LengthWarning, can_pin, pinned
 from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.map_source import MapSource
 from fkat_data.drop_in.numbered_plan import NumberedPlan, is_numbered
-from fkat_data.drop_in.pinned import PinnedIterator, can_pin
 from fkat_data.drop_in.sample_order import EpochShuffle
 from fkat_data.drop_in.saved_state import VERSION, checked_loader_state
 from fkat_data.drop_in.source import Source
@@ -89,6 +89,7 @@ class DataLoader(torch_data.DataLoader[Any], Generic[T_co]):
     batch_sampler: Any
     collate_fn: Any
     generator: torch.Generator | None
+    _IterableDataset_len_called: int | None
 
     def __init__(
         self,
@@ -124,6 +125,10 @@ class DataLoader(torch_data.DataLoader[Any], Generic[T_co]):
         trace: str | os.PathLike[str] | None = None,
         replay: bool = False,
     ) -> None:
+        if isinstance(dataset, (torch_data.IterDataPipe, torch_data.MapDataPipe)):
+            raise ConfigurationError(
+                "dataset", dataset, "a dataset: DataPipes, which torch no longer develops, need torch's own workers"
+            )
         super().__init__(
             dataset,
             batch_size,
@@ -201,8 +206,11 @@ class DataLoader(torch_data.DataLoader[Any], Generic[T_co]):
             source.close()
         iterator = source.begin()
         self._loaded = None
+        if self._IterableDataset_len_called is not None:
+            warning = LengthWarning(self._IterableDataset_len_called, self.num_workers)
+            iterator = ChangedIterator(iterator, warning, source.take_back)
         if self.pin_memory and self.device is None and can_pin():
-            return PinnedIterator(iterator, source.take_back)
+            iterator = ChangedIterator(iterator, pinned, source.take_back)
         return iterator
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,0 +1,77 @@
+"""What is done to each microbatch in the caller's thread: it is copied to page-locked memory, or only counted."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import data as torch_data
+
+__all__ = ["ChangedIterator", "LengthWarning", "can_pin", "pinned"]
+
+_PIN: Any = getattr(getattr(getattr(torch_data, "_utils", None), "pin_memory", None), "pin_memory", None)
+
+
+class ChangedIterator(Iterator[Any]):
+    """Hands over what a function makes of each microbatch; one that it fails for is not delivered.
+
+    Args:
+        microbatches: One epoch.
+        change: The function.
+        take_back: Counts the last microbatch as not delivered.
+    """
+
+    def __init__(
+        self, microbatches: Iterator[Any], change: Callable[[Any], Any], take_back: Callable[[], object]
+    ) -> None:
+        self._microbatches = microbatches
+        self._change = change
+        self._take_back = take_back
+
+    def __next__(self) -> Any:
+        microbatch = next(self._microbatches)
+        try:
+            return self._change(microbatch)
+        except BaseException:
+            self._take_back()
+            raise
+
+
+class LengthWarning:
+    """Warns, as torch does, where an iterable dataset has more microbatches than its length says.
+
+    Args:
+        num_expected: The length that the caller was given.
+        num_workers: The loader's.
+    """
+
+    def __init__(self, num_expected: int, num_workers: int) -> None:
+        self._num_expected = num_expected
+        self._cause = (
+            " For multiprocessing data-loading, this could be caused by not properly configuring the IterableDataset "
+            "replica at each worker: without torch.utils.data.get_worker_info(), each yields the whole dataset."
+        )
+        if not num_workers:
+            self._cause = ""
+        self._num_seen = 0
+
+    def __call__(self, microbatch: Any) -> Any:
+        """Count a microbatch, and return it."""
+        self._num_seen += 1
+        if self._num_seen == self._num_expected + 1:
+            warnings.warn(
+                f"Length of IterableDataset was reported to be {self._num_expected} (when accessing len(dataloader)), "
+                f"but {self._num_seen} samples have been fetched.{self._cause}",
+                stacklevel=3,
+            )
+        return microbatch
+
+
+def can_pin() -> bool:
+    """Return whether this machine has a device that page-locked memory is of use for."""
+    return torch.cuda.is_available()
+
+
+def pinned(microbatch: Any) -> Any:
+    """Return a copy in page-locked memory, as torch's ``pin_memory`` makes it."""
+    return _PIN(microbatch)

@@ -1,0 +1,175 @@
+"""Datasets, samplers and functions that workers import."""
+
+import os
+import random
+import time
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
+
+
+class Point(NamedTuple):
+    x: torch.Tensor
+    y: int
+
+
+class Items(Dataset):
+    """Samples of one of many forms."""
+
+    def __init__(self, count, form):
+        self.count = count
+        self.form = form
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return FORMS[self.form](index)
+
+
+FORMS = {
+    "int": lambda index: index,
+    "float": lambda index: index / 3,
+    "bool": lambda index: index % 2 == 0,
+    "text": lambda index: f"sample {index}",
+    "bytes": lambda index: bytes([index % 256]),
+    "tensor": lambda index: torch.full((3, 2), index, dtype=torch.int16),
+    "bfloat16": lambda index: torch.full((2,), index, dtype=torch.bfloat16),
+    "array": lambda index: np.full((2, 2), index, dtype=np.float32),
+    "number": np.float16,
+    "empty": lambda index: torch.empty(0),
+    "dictionary": lambda index: {"a": torch.tensor(index), "b": [index, str(index)]},
+    "tuple": lambda index: (index, {"x": torch.ones(1) * index}),
+    "named": lambda index: Point(torch.tensor([index]), index),
+}
+
+
+class Drawing(Dataset):
+    """Samples with random draws from each of the global generators."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return index, random.random(), np.random.rand(), torch.rand(1)
+
+
+class Counting(IterableDataset):
+    """Numbers, of which each worker has its part, and draws."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __iter__(self):
+        info = get_worker_info()
+        number, total = (info.id, info.num_workers) if info else (0, 1)
+        for value in range(number, self.count, total):
+            yield value, torch.rand(1)
+
+
+class Remembering(Counting):
+    """Has a state of its own, and counts what it has made since it was loaded."""
+
+    def __init__(self, count):
+        super().__init__(count)
+        self.next = self.made = self.epoch = 0
+
+    def __iter__(self):
+        info = get_worker_info()
+        number, total = (info.id, info.num_workers) if info else (0, 1)
+        while number + self.next * total < self.count:
+            value = number + self.next * total
+            self.next += 1
+            self.made += 1
+            yield value, self.epoch, torch.rand(1)
+        self.next = 0
+        self.epoch += 1
+
+    def state_dict(self):
+        return {"next": self.next, "epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.next, self.epoch = state["next"], state["epoch"]
+
+
+class Growing(Dataset):
+    """Says how often this copy of it was asked, and what `mark` is."""
+
+    def __init__(self):
+        self.mark = 0
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return self.mark, os.getpid()
+
+
+class Told(Dataset):
+    """What a dataset is told of its worker."""
+
+    def __init__(self):
+        self.entered = []
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        info = get_worker_info()
+        return None if info is None else (info.id, info.num_workers, list(info.dataset.entered), info.dataset is self)
+
+
+class Slow(Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        time.sleep(60)
+
+
+class Lazy(Sampler):
+    """Draws each index when it is asked for, from the global generators."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __iter__(self):
+        for _ in range(self.count):
+            yield random.randrange(self.count)
+
+    def __len__(self):
+        return self.count
+
+
+class Forgetful(Sampler):
+    """An order that nothing says how to begin again."""
+
+    def __init__(self, count):
+        self.order = np.random.default_rng(5)
+        self.count = count
+
+    def __iter__(self):
+        return iter(self.order.permutation(self.count).tolist())
+
+    def __len__(self):
+        return self.count
+
+
+def enter(number):
+    get_worker_info().dataset.entered.append(number)
+
+
+def unchanged(samples):
+    return samples
+
+
+def refuse(number):
+    raise KeyError(f"worker {number} is refused")

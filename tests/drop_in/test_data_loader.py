@@ -1,0 +1,287 @@
+import copy
+import json
+import pickle
+import threading
+import warnings
+from itertools import pairwise
+
+import pytest
+import torch
+from drop_in_examples import (
+    FORMS,
+    Counting,
+    Drawing,
+    Growing,
+    Items,
+    Remembering,
+    Slow,
+    Told,
+    enter,
+    refuse,
+    unchanged,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from fkat_data import ConfigurationError, DataLoader, LoaderStatistics, StaleIteratorError, WorkerStalledError
+from fkat_data.testing import digest
+
+OPTIONS = st.one_of(
+    st.fixed_dictionaries({"batch_size": st.none()}),
+    st.fixed_dictionaries({"batch_size": st.integers(1, 9), "drop_last": st.booleans()}),
+    st.fixed_dictionaries({"batch_size": st.integers(1, 9), "sampler": st.lists(st.integers(0, 6), max_size=40)}),
+    st.fixed_dictionaries(
+        {"batch_sampler": st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5), max_size=40)}
+    ),
+)
+
+
+def digests(loader):
+    return [digest(microbatch) for microbatch in loader]
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with warnings.catch_warnings():  # this machine has fewer cores than torch wants for that many workers
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        yield
+
+
+def same(form, count, options, num_workers):
+    dataset = Items(count, form)
+    expected = TorchDataLoader(dataset, **options)
+    with DataLoader(dataset, num_workers=num_workers, **options) as loader:
+        assert digests(loader) == digests(expected)
+        assert len(loader) == len(expected)
+
+
+@given(form=st.sampled_from(sorted(FORMS)), count=st.integers(7, 40), options=OPTIONS)
+def test_the_same_bits_as_torch_in_process(form, count, options):
+    same(form, count, options, 0)
+
+
+def test_the_same_bits_as_torch_in_workers(processes):
+    @settings(max_examples=40)
+    @given(
+        form=st.sampled_from(sorted(FORMS)), count=st.integers(7, 40), options=OPTIONS, num_workers=st.integers(1, 2)
+    )
+    def check(form, count, options, num_workers):
+        same(form, count, options, num_workers)
+
+    with DataLoader(Items(1, "int"), num_workers=1) as loader:  # keeps the template process
+        list(loader)
+        check()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_an_iterable_dataset_comes_in_torchs_order(num_workers, processes):
+    for options in ({"batch_size": 3}, {"batch_size": 4, "drop_last": True}, {"batch_size": None}):
+        expected = [batch[0] for batch in TorchDataLoader(Counting(17), num_workers=num_workers, **options)]
+        with DataLoader(Counting(17), num_workers=num_workers, **options) as loader:
+            for _ in range(2):
+                assert digests(batch[0] for batch in loader) == digests(expected)
+
+
+def test_frameworks_find_torchs_class_and_attributes():
+    dataset = Items(10, "int")
+    loader = DataLoader(dataset, 3, shuffle=True)
+    expected = TorchDataLoader(dataset, 3, shuffle=True)
+    assert isinstance(loader, TorchDataLoader)
+    assert isinstance(loader.sampler, RandomSampler)
+    assert type(loader.batch_sampler) is BatchSampler
+    names = ("dataset", "batch_size", "num_workers", "collate_fn", "drop_last", "timeout", "generator", "pin_memory")
+    for name in (*names, "worker_init_fn", "multiprocessing_context", "persistent_workers"):
+        assert getattr(loader, name) == getattr(expected, name), name
+    assert isinstance(DataLoader(dataset).sampler, SequentialSampler)
+    with pytest.raises(ValueError, match="should not be set after DataLoader is initialized"):
+        loader.dataset = dataset
+    assert DataLoader[int] is not None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": -1},
+        {"timeout": -1},
+        {"prefetch_factor": 2},
+        {"persistent_workers": True},
+        {"batch_size": 0},
+        {"sampler": [0], "shuffle": True},
+        {"batch_sampler": [[0]], "batch_size": 2},
+        {"batch_size": None, "drop_last": True},
+        {"multiprocessing_context": "fork"},
+        {"num_workers": 1, "multiprocessing_context": "unknown"},
+    ],
+)
+def test_what_torch_refuses_is_refused_alike(options):
+    dataset = Items(10, "int")
+    with pytest.raises(ValueError) as expected:
+        TorchDataLoader(dataset, **options)
+    with pytest.raises(ValueError) as raised:
+        DataLoader(dataset, **options)
+    assert str(raised.value) == str(expected.value)
+
+
+def test_an_empty_dataset_cannot_be_shuffled():
+    with pytest.raises(ValueError, match="num_samples should be a positive integer"):
+        DataLoader(Items(0, "int"), shuffle=True)
+    assert list(DataLoader(Items(0, "int"))) == []
+    assert list(DataLoader(Items(5, "int"), sampler=[])) == []
+
+
+def test_data_pipes_are_refused():
+    class Pipe(torch.utils.data.IterDataPipe):
+        def __iter__(self):
+            return iter(range(3))
+
+    with pytest.raises(ConfigurationError, match="DataPipes"):
+        DataLoader(Pipe())
+
+
+def test_the_programs_own_draws_are_those_with_torch():
+    """A model that is made and trained beside an unshuffled loader has the same bits."""
+    found = []
+    for make in (TorchDataLoader, DataLoader):
+        torch.manual_seed(3)
+        loader = make(Drawing(6) if make is DataLoader else Items(6, "int"), 2)
+        draws = [torch.rand(1)]
+        for _ in range(3):
+            draws += [torch.rand(1) for _ in loader]
+        found.append(torch.cat(draws))
+    assert torch.equal(*found)
+
+
+def test_a_program_that_seeds_torch_gets_the_same_epochs_again():
+    def epochs(seed):
+        torch.manual_seed(seed)
+        loader = DataLoader(Drawing(20), 4, shuffle=True)
+        return [digests(loader) for _ in range(3)]
+
+    assert epochs(1) == epochs(1)
+    assert epochs(1) != epochs(2)
+    first, second, third = epochs(1)
+    assert first != second != third
+
+    def by_generator():
+        return digests(DataLoader(Drawing(20), 4, shuffle=True, generator=torch.Generator().manual_seed(4)))
+
+    assert by_generator() == by_generator()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_set_epoch_of_a_distributed_sampler_counts_when_an_epoch_begins(num_workers, processes):
+    dataset = Items(20, "int")
+    own, reference = (DistributedSampler(dataset, 2, 1) for _ in range(2))
+    with DataLoader(dataset, 3, sampler=own, num_workers=num_workers) as loader:
+        next(iter(loader))
+        for epoch in (3, 0, 7):
+            own.set_epoch(epoch)
+            reference.set_epoch(epoch)
+            iter(loader)  # an iteration that delivers nothing decides nothing
+            assert torch.cat(list(loader)).tolist() == list(reference)
+        own.set_epoch(1)
+        iter(loader)
+        own.set_epoch(2)
+        reference.set_epoch(2)
+        assert torch.cat(list(loader)).tolist() == list(reference)
+
+
+def test_a_worker_is_told_what_torch_tells_it(processes):
+    with DataLoader(Told(), 1, num_workers=2, worker_init_fn=enter, collate_fn=unchanged) as loader:
+        told = [sample for _ in range(3) for (sample,) in loader]
+    assert {sample[1:] for sample in map(_hashable, told)} <= {(2, (0,), True), (2, (1,), True)}
+    assert all(number == entered[0] for number, _, entered, _ in told)
+    assert list(DataLoader(Told(), None)) == [None] * 8
+
+
+def _hashable(sample):
+    number, total, entered, is_own = sample
+    return number, total, tuple(entered), is_own
+
+
+@pytest.mark.parametrize(("persistent_workers", "marks"), [(None, [0, 1, 1]), (True, [0, 0, 0]), (False, [0, 1, 1])])
+def test_when_a_changed_dataset_reaches_the_workers(persistent_workers, marks, processes):
+    dataset = Growing()
+    found, pids = [], []
+    with DataLoader(dataset, None, num_workers=1, persistent_workers=persistent_workers) as loader:
+        for mark in (0, 1, 1):
+            dataset.mark = mark
+            samples = list(loader)
+            found.append(samples[0][0])
+            pids.append(samples[0][1])
+    assert found == marks
+    has_new = [before != after for before, after in pairwise(pids)]
+    assert has_new == {None: [True, False], True: [False, False], False: [True, True]}[persistent_workers]
+
+
+@pytest.mark.parametrize(("persistent_workers", "epochs"), [(None, [0, 0]), (True, [0, 1]), (False, [0, 0])])
+def test_whether_an_iterable_dataset_stays_from_epoch_to_epoch(persistent_workers, epochs, processes):
+    with DataLoader(Remembering(4), None, num_workers=1, persistent_workers=persistent_workers) as loader:
+        assert [next(iter([*loader]))[1] for _ in epochs] == epochs
+
+
+def test_a_newer_iterator_ends_an_older_one(processes):
+    for dataset in (Items(9, "int"), Counting(9)):
+        with DataLoader(dataset, num_workers=1) as loader:
+            older = iter(loader)
+            next(older)
+            newer = iter(loader)
+            with pytest.raises(StaleIteratorError):
+                next(older)
+            assert len(list(newer)) == 9
+            assert loader.epoch == 2  # the first was left early
+            assert next(newer, None) is None
+
+
+def test_what_a_worker_raises_is_the_users_own(processes):
+    loader = DataLoader(Items(3, "int"), num_workers=1, worker_init_fn=refuse)
+    with loader, pytest.raises(KeyError, match="worker 0 is refused"):
+        next(iter(loader))
+
+
+def test_a_worker_that_takes_too_long_is_a_runtime_error(processes):
+    with DataLoader(Slow(), num_workers=1, timeout=0.2) as loader, pytest.raises(WorkerStalledError) as raised:
+        next(iter(loader))
+    assert isinstance(raised.value, RuntimeError)
+
+
+def test_what_cannot_be_sent_is_named_as_the_user_knows_it():
+    dataset = Items(3, "int")
+    dataset.lock = threading.Lock()
+    with pytest.raises(ConfigurationError, match=r"^dataset\.lock = .*or num_workers=0"):
+        iter(DataLoader(dataset, num_workers=1))
+
+
+def test_more_samples_than_an_iterable_dataset_says_is_a_warning():
+    class Short(IterableDataset):
+        def __iter__(self):
+            return iter(range(4))
+
+        def __len__(self):
+            return 3
+
+    loader = DataLoader(Short(), None)
+    assert list(loader) == [0, 1, 2, 3]
+    assert len(loader) == 3
+    with pytest.warns(UserWarning, match="reported to be 3"):
+        assert list(loader) == [0, 1, 2, 3]
+
+
+def test_a_copy_begins_where_the_loader_is():
+    loader = DataLoader(Drawing(12), 2, shuffle=True)
+    rest = iter(loader)
+    next(rest)
+    for copied in (copy.copy(loader), pickle.loads(pickle.dumps(loader))):
+        assert (copied.epoch, copied.step) == (0, 1)
+        assert len(list(copied)) == 5
+    assert len(list(rest)) == 5
+
+
+def test_a_loader_knows_what_it_has_done():
+    with DataLoader(Items(6, "int"), 2) as loader:
+        assert loader.statistics() == LoaderStatistics()
+        list(loader)
+        assert loader.statistics().delivered == 3
+    assert json.loads(json.dumps(loader.state_dict()))["epoch"] == 1

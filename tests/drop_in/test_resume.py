@@ -1,0 +1,195 @@
+"""Resume at each position, in a fresh loader with another number of workers."""
+
+import base64
+import json
+import logging
+import random
+
+import pytest
+import torch
+from drop_in_examples import Counting, Drawing, Forgetful, Items, Lazy, Remembering, unchanged
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, WeightedRandomSampler
+
+from fkat_data import DataLoader, StaleIteratorError, StateMismatchError
+from fkat_data.testing import digest
+
+ORDERS = {
+    "in order": dict,
+    "shuffled": lambda: {"shuffle": True},
+    "items": lambda: {"batch_size": None, "shuffle": True},
+    "torch's shuffle": lambda: {"sampler": RandomSampler(range(14))},
+    "with a generator": lambda: {"sampler": RandomSampler(range(14), generator=torch.Generator().manual_seed(5))},
+    "weighted": lambda: {"sampler": WeightedRandomSampler([1.0] * 14, 14)},
+    "distributed": lambda: {"sampler": DistributedSampler(range(14), 2, 1)},
+    "drawn one by one": lambda: {"sampler": Lazy(14)},
+    "batches": lambda: {"batch_size": 1, "batch_sampler": BatchSampler(Lazy(14), 3, drop_last=True)},
+}
+
+
+def loader_of(order, num_workers, **options):
+    return DataLoader(Drawing(14), **{"batch_size": 3, "num_workers": num_workers, **ORDERS[order](), **options})
+
+
+def recorded(loader, num_epochs=3):
+    """Return the digests of each epoch, and the state behind each microbatch as JSON."""
+    epochs, states = [], {(0, 0): json.dumps(loader.state_dict())}
+    for epoch in range(num_epochs):
+        epochs.append([])
+        for step, microbatch in enumerate(loader, 1):
+            epochs[-1].append(digest(microbatch))
+            states[epoch, step] = json.dumps(loader.state_dict())
+    return epochs, states
+
+
+def follows(make, epochs, states):
+    """Compare the rest of the run with what each state leads to."""
+    for (epoch, step), state in states.items():
+        with make() as loader:
+            loader.load_state_dict(json.loads(state))
+            wanted = [epochs[epoch][step:], *epochs[epoch + 1 :]]
+            for rest in filter(None, wanted):
+                assert [digest(microbatch) for microbatch in loader] == rest, (epoch, step)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_each_position_resumes_exactly_in_process(order):
+    torch.manual_seed(random.randrange(1000))
+    epochs, states = recorded(loader_of(order, 0))
+    assert epochs[0] != epochs[1]
+    follows(lambda: loader_of(order, 0), epochs, states)
+
+
+@pytest.mark.parametrize(("saved", "resumed"), [(2, 0), (0, 1), (1, 2)])
+def test_each_position_resumes_exactly_with_other_workers(saved, resumed, processes):
+    with loader_of("in order", 1) as keeps_the_template:
+        list(keeps_the_template)
+        for order in ("shuffled", "drawn one by one", "with a generator"):
+            with loader_of(order, saved) as loader:
+                epochs, states = recorded(loader, 2)
+            follows(lambda order=order: loader_of(order, resumed), epochs, states)
+
+
+@pytest.mark.parametrize("dataset", [Counting, Remembering])
+@pytest.mark.parametrize(("saved", "resumed"), [(0, 0), (3, 3), (2, 1), (2, 0), (0, 2)])
+def test_an_iterable_dataset_resumes_exactly(dataset, saved, resumed, processes):
+    def make(num_workers):
+        return DataLoader(dataset(17), 2, num_workers=num_workers, snapshot_every_n_steps=2)
+
+    with DataLoader(Items(1, "int"), num_workers=1) as keeps_the_template:
+        list(keeps_the_template)
+        with make(saved) as loader:
+            epochs, states = recorded(loader, 2)
+        follows(lambda: make(resumed), epochs, states)
+
+
+def test_a_dataset_with_a_state_makes_nothing_again(caplog):
+    dataset = Remembering(20)
+    loader = DataLoader(dataset, 2)
+    rest = iter(loader)
+    for _ in range(6):
+        next(rest)
+    state = loader.state_dict()
+    resumed = DataLoader(other := Remembering(20), 2)
+    resumed.load_state_dict(state)
+    assert len(list(resumed)) == 4
+    assert (dataset.made, other.made) == (12, 8)
+    assert not caplog.records
+
+
+def test_a_dataset_without_a_state_is_replayed_with_a_word_in_the_log(caplog):
+    loader = DataLoader(Counting(20), 2)
+    next(iter(loader))
+    resumed = DataLoader(Counting(20), 2)
+    with caplog.at_level(logging.WARNING):
+        resumed.load_state_dict(loader.state_dict())
+        assert len(list(resumed)) == 9
+    assert ["1 microbatches are made again" in record.getMessage() for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_resume_loads_nothing_that_was_delivered(num_workers, processes):
+    loader = DataLoader(Items(40, "int"), 4, shuffle=True, num_workers=num_workers, collate_fn=unchanged)
+    with loader:
+        rest = iter(loader)
+        for _ in range(6):
+            next(rest)
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+        assert len(list(loader)) == 4
+        # 4 for the rest, and what a worker that replaces none would make again: nothing
+        assert loader.statistics().produced == 4
+        with pytest.raises(StaleIteratorError):
+            next(rest)
+
+
+def test_a_resume_draws_nothing_from_the_programs_generators():
+    loader = DataLoader(Items(9, "int"), shuffle=True)
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+    before = torch.get_rng_state()
+    list(loader)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_order_that_cannot_be_repeated_is_an_error_instead_of_other_data():
+    loader = DataLoader(Items(9, "int"), sampler=Forgetful(9))
+    list(loader)
+    next(iter(loader))
+    resumed = DataLoader(Items(9, "int"), sampler=Forgetful(9))
+    resumed.load_state_dict(loader.state_dict())
+    with pytest.raises(StateMismatchError, match="gives other samples than when the state was saved"):
+        list(resumed)
+
+
+def test_a_sampler_of_another_epoch_is_an_error_instead_of_other_data():
+    samplers = [DistributedSampler(range(20), 2, 0) for _ in range(2)]
+    samplers[0].set_epoch(4)
+    loaders = [DataLoader(Items(20, "int"), sampler=sampler) for sampler in samplers]
+    next(iter(loaders[0]))
+    state = loaders[0].state_dict()
+    loaders[1].load_state_dict(state)
+    with pytest.raises(StateMismatchError, match=r"set_epoch\(\)"):
+        list(loaders[1])
+    samplers[1].set_epoch(4)
+    loaders[1].load_state_dict(state)
+    assert len(list(loaders[1])) == 9
+
+
+def test_what_does_not_fit_is_refused_by_name():
+    loader = DataLoader(Items(9, "int"), 2, seed=7)
+    state = loader.state_dict()
+    for other, field in (
+        ({**state, "version": 2}, "version"),
+        ({**state, "seed": 8}, "seed"),
+        ({**state, "batch_size": 3}, "batch_size"),
+        ({**state, "step": -1}, "step"),
+        ({**state, "epoch": "1"}, "epoch"),
+        ({}, "version"),
+        ([], "state_dict"),
+        ({name: value for name, value in state.items() if name != "sampler"}, "sampler"),
+        (DataLoader(Counting(9), 2, seed=7).state_dict(), "streams"),
+    ):
+        with pytest.raises(StateMismatchError) as raised:
+            loader.load_state_dict(other)
+        assert raised.value.field == field
+    longer = DataLoader(Items(10, "int"), 2, seed=7)
+    longer.load_state_dict(state)
+    with pytest.raises(StateMismatchError, match="num_samples"):
+        list(longer)
+
+
+def test_a_state_holds_the_seed_and_small_plain_values():
+    torch.manual_seed(11)
+    loader = DataLoader(Drawing(6), sampler=RandomSampler(range(6), generator=torch.Generator().manual_seed(5)))
+    next(iter(loader))
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert len(base64.b64decode(state["sampler"]["generators"][0])) == len(torch.Generator().get_state())
+    torch.manual_seed(12)
+    other = DataLoader(Drawing(6), sampler=RandomSampler(range(6), generator=torch.Generator().manual_seed(6)))
+    other.load_state_dict(state)
+    assert [digest(microbatch) for microbatch in other] == [digest(microbatch) for microbatch in list(other_run())[1:]]
+
+
+def other_run():
+    torch.manual_seed(11)
+    return DataLoader(Drawing(6), sampler=RandomSampler(range(6), generator=torch.Generator().manual_seed(5)))

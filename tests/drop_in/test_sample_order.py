@@ -1,0 +1,70 @@
+import pickle
+import time
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import Dataset
+
+from fkat_data import DataLoader
+from fkat_data.drop_in.sample_order import SampleOrder
+
+
+class Endless(Dataset):
+    def __len__(self):
+        return 10**9
+
+    def __getitem__(self, index):
+        return index
+
+
+@given(
+    count=st.one_of(st.integers(0, 300), st.integers(65_530, 65_540), st.integers(90_000, 90_010)),
+    batch_size=st.one_of(st.none(), st.integers(1, 20_000)),
+    drop_last=st.booleans(),
+    epoch=st.integers(0, 3),
+)
+def test_a_shuffled_epoch_has_each_sample_once(count, batch_size, drop_last, epoch):
+    order = SampleOrder(count, batch_size, drop_last=drop_last and batch_size is not None, shuffle=(5, epoch))
+    batches = list(pickle.loads(pickle.dumps(order)))
+    assert len(batches) == len(order)
+    indices = batches if batch_size is None else [index for batch in batches for index in batch]
+    assert all(type(index) is int for index in indices[:10])
+    assert len(set(indices)) == len(indices)
+    assert set(indices) <= set(range(count))
+    assert len(indices) == count or (drop_last and count - len(indices) < batch_size)
+    if batches:
+        assert order.batch(len(order) // 2) == batches[len(order) // 2]
+
+
+def test_epochs_and_seeds_have_orders_of_their_own():
+    orders = [
+        list(SampleOrder(100_000, None, drop_last=False, shuffle=shuffle)) for shuffle in ((1, 0), (1, 1), (2, 0))
+    ]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    assert orders[0] != sorted(orders[0])
+
+
+def test_a_billion_samples_are_shuffled_in_no_time_and_no_memory():
+    tracemalloc.start()
+    began_s = time.process_time()
+    loader = DataLoader(Endless(), 1000, shuffle=True, seed=3)
+    microbatches = iter(loader)
+    found = {index for _ in range(3) for index in next(microbatches).tolist()}
+    state = loader.state_dict()
+    assert len(loader) == 10**6
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(found) == 3000
+    assert max(found) > 10**8
+    assert peak_bytes < 20 << 20
+    assert time.process_time() - began_s < 5
+    state["step"] = 999_999
+    loader.load_state_dict(state)
+    assert len(list(loader)) == 1
+
+
+def test_a_batch_that_is_not_there_is_an_index_error():
+    with pytest.raises(IndexError):
+        SampleOrder(3, 2, drop_last=False, shuffle=None).batch(2)
