@@ -20,13 +20,22 @@ import unittest
 from collections import Counter
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import cloudpickle
+import torch.utils.data
+
+import fkat_data
 
 LIMIT_S = 60
 SHIMS = {
     "torchdata/__init__.py": "",
     "torchdata/stateful_dataloader/__init__.py": """
 from fkat_data import DataLoader as StatefulDataLoader
-from fkat_data.types import Stateful
+
+class Stateful:
+    pass
 """,
     # Of two packages that these tests import, what they need.
     "expecttest.py": "from unittest import TestCase as TestCase",
@@ -50,44 +59,42 @@ class TimedOutError(Exception):
 
 
 class Outcomes(unittest.TestResult):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.counts = Counter()
+        self.counts: Counter[str] = Counter()
+        self.outcome = ""
 
-    def startTest(self, test):  # noqa: N802 - unittest's name
+    def startTest(self, test: unittest.TestCase) -> None:  # noqa: N802 - unittest's name
         super().startTest(test)
         self.outcome = "passed"
         signal.alarm(LIMIT_S)
 
-    def stopTest(self, test):  # noqa: N802 - unittest's name
+    def stopTest(self, test: unittest.TestCase) -> None:  # noqa: N802 - unittest's name
         signal.alarm(0)
         super().stopTest(test)
         self.counts[self.outcome] += 1
 
-    def addSkip(self, test, reason):  # noqa: N802 - unittest's name
+    def addSkip(self, test: unittest.TestCase, reason: str) -> None:  # noqa: N802 - unittest's name
+        del test, reason
         self.outcome = "skipped"
 
-    def addFailure(self, test, err):  # noqa: N802 - unittest's name
+    def addFailure(self, test: unittest.TestCase, err: Any) -> None:  # noqa: N802 - unittest's name
         self.outcome = "failed"
         print(f"failed: {name_of(test)}: {err[1]!r:.500}", flush=True)
 
     addError = addFailure  # noqa: N815 - unittest's name
 
 
-def name_of(test):
+def name_of(test: unittest.TestCase) -> str:
     return ".".join(test.id().split(".")[-2:])
 
 
-def on_alarm(number, frame):
+def on_alarm(number: int, frame: FrameType | None) -> None:
+    del number, frame
     raise TimedOutError(f"more than {LIMIT_S} s")
 
 
 def main(paths: list[str]) -> int:
-    import cloudpickle
-    import torch.utils.data
-
-    import fkat_data
-
     torch.utils.data.DataLoader = fkat_data.DataLoader
     signal.signal(signal.SIGALRM, on_alarm)
     table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())

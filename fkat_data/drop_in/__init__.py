@@ -1,4 +1,1 @@
-"""torch's DataLoader, its arguments and behaviour, over this library's engine.
-
-Open to other packages: ``data_loader``.
-"""
+"""torch's DataLoader, its arguments and behaviour, over this library's loader; its public name is in ``fkat_data``."""

@@ -58,7 +58,7 @@ class LengthWarning:
     def __call__(self, microbatch: Any) -> Any:
         """Count a microbatch, and return it."""
         self._num_seen += 1
-        if self._num_seen == self._num_expected + 1:
+        if self._num_seen > self._num_expected:
             warnings.warn(
                 f"Length of IterableDataset was reported to be {self._num_expected} (when accessing len(dataloader)), "
                 f"but {self._num_seen} samples have been fetched.{self._cause}",

@@ -1,5 +1,6 @@
-"""``fkat_data.DataLoader``: torch's DataLoader by its arguments and behaviour, this library's loader by its engine."""
+"""``fkat_data.DataLoader``: torch's DataLoader by its arguments and behaviour, and a ``ShardedDataLoader`` is what makes it."""
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, Self, cast
@@ -13,13 +14,15 @@ from fkat_data.drop_in.changed_iterator import ChangedIterator, LengthWarning, c
 from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.map_source import MapSource
 from fkat_data.drop_in.numbered_plan import NumberedPlan, is_numbered
+from fkat_data.drop_in.own_terms import DataLoaderStatistics
 from fkat_data.drop_in.sample_order import EpochShuffle
 from fkat_data.drop_in.saved_state import VERSION, checked_loader_state
 from fkat_data.drop_in.source import Source
-from fkat_data.drop_in.stream_plan import StreamPlan
-from fkat_data.drop_in.stream_source import StreamSource, first_stream_state
+from fkat_data.drop_in.strand_plan import StrandPlan
+from fkat_data.drop_in.strand_source import StrandSource, first_strand_state
 from fkat_data.drop_in.worker_side import EpochFactory
 from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.interruption import is_interruption
 from fkat_data.loader.sharded import ShardedDataLoader
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.plan.shard_plan import ShardPlan
@@ -29,6 +32,8 @@ from fkat_data.types import Profiler
 from fkat_data.worker.template_process import StartMethod
 
 __all__ = ["DataLoader"]
+
+_logger = logging.getLogger(__name__)
 
 T_co = TypeVar("T_co", covariant=True, default=Any)
 
@@ -47,7 +52,7 @@ class DataLoader(torch_data.DataLoader[Any], Generic[T_co]):
         batch_size: Samples of a microbatch; None: the dataset's items are microbatches.
         shuffle: Another order each epoch, which is computed where it is needed from the seed and the epoch.
         sampler: Gives indices; iterated in this process, a few microbatches ahead.
-        batch_sampler: Gives lists of indices, likewise.
+        batch_sampler: Gives lists of indices,.
         num_workers: Worker processes; 0: microbatches are made in this process when they are asked for.
         collate_fn: Makes a microbatch of a list of samples, in the worker.
         pin_memory: Copy microbatches to page-locked memory where there is a CUDA device. ``device`` makes it needless.
@@ -77,7 +82,7 @@ class DataLoader(torch_data.DataLoader[Any], Generic[T_co]):
         num_threads_per_worker: Items of a microbatch that a worker makes at once, in threads.
         start_method: How worker processes are started.
         profiler: Gets ``start(name)`` and ``stop(name)`` around each action.
-        trace: A file for the timeline of this run; with several streams, one for each.
+        trace: A file for the timeline of this run; with several strands, one for each.
         replay: Deliver the first microbatch again and again.
 
     Raises:
@@ -194,7 +199,7 @@ class DataLoader(torch_data.DataLoader[Any], Generic[T_co]):
         """Begin an epoch, or the rest of one after ``load_state_dict``; an older iterator ends.
 
         Raises:
-            ConfigurationError: The dataset cannot be sent to a worker, or an argument of the engine's is invalid.
+            ConfigurationError: The dataset cannot be sent to a worker, or an argument that goes to ``ShardedDataLoader`` is invalid.
             StateMismatchError: The loaded state does not fit.
         """
         if self._loaded is None:
@@ -216,7 +221,7 @@ class DataLoader(torch_data.DataLoader[Any], Generic[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Return this process's position: what was delivered, not what was prefetched.
 
-        Not collective. Plain values, as far as the states of the dataset's and the sampler's own are. The form is
+        Not collective. Plain values, if the states of a dataset and a sampler of the user's are. The form is
         described in ``fkat_data.drop_in.saved_state``.
         """
         if self._loaded is not None:
@@ -228,23 +233,23 @@ class DataLoader(torch_data.DataLoader[Any], Generic[T_co]):
         """Go to a saved position: the next iteration begins at the first microbatch that was not delivered before it.
 
         ``num_workers`` may be another one than where the state was saved. An iterable dataset keeps its number of
-        streams, and with it its order: that many workers make it. An iteration under way ends: its iterator raises
+        strands, and with it its order: that many workers make it. An iteration under way ends: its iterator raises
         ``StaleIteratorError``.
 
         Raises:
             StateMismatchError: It is no state of such a loader; nothing has changed then.
         """
         loaded = checked_loader_state(state_dict, self._fingerprint(), self.seed)
-        if ("streams" in loaded) != self._is_iterable:
+        if ("strands" in loaded) != self._is_iterable:
             kinds = ("<of an iterable dataset>", "<of a dataset with indices>")
-            saved, present = kinds if "streams" in loaded else kinds[::-1]
-            raise StateMismatchError("streams", saved, present, "the state was saved with another kind of dataset")
+            saved, present = kinds if "strands" in loaded else kinds[::-1]
+            raise StateMismatchError("strands", saved, present, "the state was saved with another kind of dataset")
         self.close()
         self._loaded, self._drawn_seed, self._source = loaded, loaded["seed"], None
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done since the first iteration, or the newest loaded state; cheap enough for every step."""
-        return LoaderStatistics() if self._source is None else self._source.statistics()
+        return DataLoaderStatistics.of(None if self._source is None else self._source.statistics())
 
     def close(self) -> None:
         """End the workers, within about a second; any number of calls. A new iteration starts them again."""
@@ -300,8 +305,16 @@ class DataLoader(torch_data.DataLoader[Any], Generic[T_co]):
         """Return whether the workers are to be replaced by new ones, which get the dataset as it is now."""
         if self._keeps_workers or not self.num_workers:
             return False
-        before, self._shipped = self._shipped, self._shipment_digest()
-        return self._keeps_workers is False or self._shipped != before
+        if self._keeps_workers is False:
+            return True
+        try:
+            before, self._shipped = self._shipped, self._shipment_digest()
+        except Exception as error:
+            if is_interruption(error):
+                raise
+            _logger.warning("workers keep the dataset that they have, as it cannot be sent to them any more: %s", error)
+            return False
+        return self._shipped != before
 
     def _shipment_digest(self) -> bytes | None:
         if self._keeps_workers is not None or not self.num_workers:
@@ -309,14 +322,14 @@ class DataLoader(torch_data.DataLoader[Any], Generic[T_co]):
         return digest_of_shipment((self.dataset, self.collate_fn, self.worker_init_fn))
 
     def _make_source(self) -> Source:
-        source = self._stream_source() if self._is_iterable else self._map_source()
+        source = self._strand_source() if self._is_iterable else self._map_source()
         self._shipped = self._shipment_digest()
         return source
 
     def _first_position(self) -> dict[str, Any]:
         """Return the position of a loader that was not iterated."""
         if self._is_iterable:
-            return first_stream_state(self.num_workers, None if self.num_workers else self.dataset)
+            return first_strand_state(self.num_workers, None if self.num_workers else self.dataset)
         return {"epoch": 0, "step": 0, "sampler": self._map_plan().state_at(0, 0)}
 
     def _map_plan(self) -> NumberedPlan | DrawnPlan:
@@ -328,20 +341,20 @@ class DataLoader(torch_data.DataLoader[Any], Generic[T_co]):
     def _map_source(self) -> Source:
         plan = self._map_plan()
         num_shard_prefetches = int(self.num_workers > 0 and isinstance(plan, DrawnPlan))
-        engine = self._engine(plan, self.num_workers, self.num_workers, 1, num_shard_prefetches)
-        return MapSource(engine, plan, self._known_seed(), self._known_dp_rank(), self._loaded)
+        inner = self._inner(plan, self.num_workers, self.num_workers, 1, num_shard_prefetches)
+        return MapSource(inner, plan, self._known_seed(), self._known_dp_rank(), self._loaded)
 
-    def _stream_source(self) -> Source:
-        num_streams = self.num_workers if self._loaded is None else int(self._loaded["num_streams"])
+    def _strand_source(self) -> Source:
+        num_strands = self.num_workers if self._loaded is None else int(self._loaded["num_strands"])
 
-        def make_engine(plan: StreamPlan) -> ShardedDataLoader:
-            return self._engine(plan, num_streams, 1 if num_streams or self.num_workers else 0, max(1, num_streams), 0)
+        def make_inner(plan: StrandPlan) -> ShardedDataLoader:
+            return self._inner(plan, num_strands, 1 if num_strands or self.num_workers else 0, max(1, num_strands), 0)
 
-        own_dataset = None if num_streams or self.num_workers else self.dataset
-        return StreamSource(make_engine, num_streams, self._known_dp_rank(), own_dataset, self._loaded)
+        own_dataset = None if num_strands or self.num_workers else self.dataset
+        return StrandSource(make_inner, num_strands, self._known_dp_rank(), own_dataset, self._loaded)
 
-    def _engine(
-        self, plan: ShardPlan, num_told: int, num_workers: int, num_engines: int, num_shard_prefetches: int
+    def _inner(
+        self, plan: ShardPlan, num_told: int, num_workers: int, num_inner: int, num_shard_prefetches: int
     ) -> ShardedDataLoader:
         factory = EpochFactory(
             self.dataset,
@@ -351,13 +364,13 @@ class DataLoader(torch_data.DataLoader[Any], Generic[T_co]):
             batch_size=self.batch_size,
             drop_last=self.drop_last,
             is_batched=self.batch_sampler is not None,
-            keeps_dataset=bool(self._keeps_workers) or not num_workers,
+            keeps_dataset=bool(self._keeps_workers) or not num_told,
             snapshot_every_n_steps=self.snapshot_every_n_steps,
             seed=self._known_seed(),
         )
         limit_bytes = self.memory_limit_bytes
-        if num_engines > 1:
-            limit_bytes = max(1 << 20, (limit_bytes or default_limit_bytes()) // num_engines)
+        if num_inner > 1:
+            limit_bytes = max(1 << 20, (limit_bytes or default_limit_bytes()) // num_inner)
         try:
             return ShardedDataLoader(
                 self._known_seed(),

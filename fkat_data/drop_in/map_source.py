@@ -1,4 +1,4 @@
-"""Map-style datasets: one engine, whose workers make the microbatches of an epoch together."""
+"""Map-style datasets: one inner, whose workers make the microbatches of an epoch together."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,10 +15,10 @@ class MapSource:
     """Makes the microbatches of a map-style dataset.
 
     Args:
-        engine: The loader of the plan's shards.
+        inner: The loader of the plan's shards.
         plan: The order.
-        seed: The engine's.
-        dp_rank: The engine's.
+        seed: The inner loader's.
+        dp_rank: The inner loader's.
         state: Where to begin, as ``state`` returned it; None: at the first epoch's start.
 
     Raises:
@@ -27,50 +27,50 @@ class MapSource:
 
     def __init__(
         self,
-        engine: ShardedDataLoader,
+        inner: ShardedDataLoader,
         plan: NumberedPlan | DrawnPlan,
         seed: int,
         dp_rank: int,
         state: Mapping[str, Any] | None,
     ) -> None:
-        self._engine = engine
+        self._inner = inner
         self._plan = plan
         if state is not None:
             is_numbered = isinstance(plan, NumberedPlan)
             place = {"version": 1, "epoch": state["epoch"], "index": -1, "step": state["step"]}
             place["microbatch"] = state["step"] if is_numbered else 0
             fingerprint = {"seed": seed, "dp_rank": dp_rank}
-            engine.load_state_dict({**place, "fingerprint": fingerprint, "sampler": dict(state["sampler"])})
+            inner.load_state_dict({**place, "fingerprint": fingerprint, "sampler": dict(state["sampler"])})
 
     @property
     def epoch(self) -> int:
         """The epoch of the next microbatch."""
-        return self._engine.epoch
+        return self._inner.epoch
 
     @property
     def step(self) -> int:
         """Microbatches of that epoch that were delivered before it."""
-        return self._engine.step
+        return self._inner.step
 
     def begin(self) -> Iterator[Any]:
         """Begin an epoch, or the rest of a loaded one."""
         self._plan.renew()
-        return iter(self._engine)
+        return iter(self._inner)
 
     def take_back(self) -> bool:
         """Count the last microbatch as not delivered: the next call delivers it again."""
-        return self._engine.take_back()
+        return self._inner.take_back()
 
     def state(self) -> dict[str, Any]:
         """Return the position as plain values."""
-        place = self._engine.local_state_dict()
+        place = self._inner.local_state_dict()
         epoch, step = place["epoch"], place["step"]
         return {"epoch": epoch, "step": step, "sampler": self._plan.state_at(epoch, step)}
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done so far."""
-        return self._engine.statistics()
+        return self._inner.statistics()
 
     def close(self) -> None:
         """End the workers."""
-        self._engine.close()
+        self._inner.close()

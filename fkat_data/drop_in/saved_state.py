@@ -10,11 +10,11 @@
         "batch_size": 32,              # None: no batches of one size
         "drop_last": False,
         "sampler": {...},              # map-style datasets: what the order of the epoch depends on
-        "num_streams": 4,              # iterable datasets: their streams, with "epoch", "step" and "snapshot" each
-        "streams": [...],
+        "num_strands": 4,              # iterable datasets: their strands, with "epoch", "step" and "snapshot" each
+        "strands": [...],
     }
 
-Plain values, as far as the states of the user's own samplers and datasets are.
+Plain values, if the states of the user's own samplers and datasets are.
 """
 
 from collections.abc import Mapping
@@ -56,22 +56,22 @@ def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: i
         if state.get(field, "<missing>") != value:
             hint = "the state was saved with another argument"
             raise StateMismatchError(field, state.get(field, "<missing>"), value, hint)
-    if "sampler" not in state and "streams" not in state:
+    if "sampler" not in state and "strands" not in state:
         raise StateMismatchError("sampler", "<missing>", "<a state>", _NOT_A_STATE)
-    if "streams" in state:
-        _check_streams(state)
+    if "strands" in state:
+        _check_strands(state)
     return state
 
 
-def _check_streams(state: Mapping[str, Any]) -> None:
-    _check_count(state, "num_streams")
-    streams: Any = state["streams"]
-    num_streams = max(1, state["num_streams"])
-    if not isinstance(streams, list) or len(cast("list[Any]", streams)) != num_streams:
-        raise StateMismatchError("streams", cast("object", streams), f"<{num_streams} streams>", _NOT_A_STATE)
-    for stream in cast("list[Mapping[str, Any]]", streams):
+def _check_strands(state: Mapping[str, Any]) -> None:
+    _check_count(state, "num_strands")
+    strands: Any = state["strands"]
+    num_strands = max(1, state["num_strands"])
+    if not isinstance(strands, list) or len(cast("list[Any]", strands)) != num_strands:
+        raise StateMismatchError("strands", cast("object", strands), f"<{num_strands} strands>", _NOT_A_STATE)
+    for strand in cast("list[Mapping[str, Any]]", strands):
         for field in ("epoch", "step"):
-            _check_count(stream, field)
+            _check_count(strand, field)
 
 
 def _check_count(state: Mapping[str, Any], field: str) -> None:

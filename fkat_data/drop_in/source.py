@@ -9,7 +9,7 @@ __all__ = ["Source"]
 
 
 class Source(Protocol):
-    """The engine, or the engines, behind a DataLoader."""
+    """The loader, or the loaders, behind a DataLoader."""
 
     @property
     def epoch(self) -> int:

@@ -9,8 +9,8 @@ from torch.utils import data as torch_data
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from fkat_data.drop_in.own_generators import OwnGenerators
-from fkat_data.drop_in.stream import Stream
-from fkat_data.drop_in.stream_product import DatasetMemory, StreamProduct
+from fkat_data.drop_in.strand import Strand
+from fkat_data.drop_in.strand_product import DatasetMemory, StrandProduct
 from fkat_data.worker.current import current_worker
 from fkat_data.worker.index_batches import NumberedBatches
 
@@ -64,13 +64,13 @@ class EpochFactory:
         self._memory = DatasetMemory()
 
     def __call__(self, shard: Any) -> Any:
-        """Return the microbatches of an epoch: those of a ``NumberedBatches``, or of a ``Stream``.
+        """Return the microbatches of an epoch: those of a ``NumberedBatches``, or of a ``Strand``.
 
         Raises:
             Exception: What ``worker_init_fn`` raises.
         """
-        if isinstance(shard, Stream):
-            return self._stream(shard)
+        if isinstance(shard, Strand):
+            return self._strand(shard)
         batches = cast("NumberedBatches", shard)
         self._enter(current_worker(), self._num_workers)
         if self._is_batched:
@@ -79,21 +79,21 @@ class EpochFactory:
             )
         return TorchDataLoader(self.dataset, batch_size=None, sampler=batches, collate_fn=cast("Any", self.collate_fn))
 
-    def _stream(self, stream: Stream) -> StreamProduct:
+    def _strand(self, strand: Strand) -> StrandProduct:
         def make() -> tuple[Any, DatasetMemory | None]:
             if self._keeps_dataset:
-                self._enter(stream.number, stream.num_streams)
+                self._enter(strand.number, strand.num_strands)
                 return self.dataset, self._memory
             pristine, self._is_entered = self.dataset, False
             try:
                 self.dataset = copy.deepcopy(pristine)
-                self._enter(stream.number, stream.num_streams)
+                self._enter(strand.number, strand.num_strands)
                 return self.dataset, None
             finally:
                 self.dataset = pristine
 
-        return StreamProduct(
-            stream,
+        return StrandProduct(
+            strand,
             make,
             self.collate_fn,
             self._batch_size,

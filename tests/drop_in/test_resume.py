@@ -13,6 +13,9 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, We
 from fkat_data import DataLoader, StaleIteratorError, StateMismatchError
 from fkat_data.testing import digest
 
+# A machine may have fewer cores than torch wants for that many workers.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
 ORDERS = {
     "in order": dict,
     "shuffled": lambda: {"shuffle": True},
@@ -73,7 +76,7 @@ def test_each_position_resumes_exactly_with_other_workers(saved, resumed, proces
 @pytest.mark.parametrize(("saved", "resumed"), [(0, 0), (3, 3), (2, 1), (2, 0), (0, 2)])
 def test_an_iterable_dataset_resumes_exactly(dataset, saved, resumed, processes):
     def make(num_workers):
-        return DataLoader(dataset(17), 2, num_workers=num_workers, snapshot_every_n_steps=2)
+        return DataLoader(dataset(11), 2, num_workers=num_workers, snapshot_every_n_steps=2)
 
     with DataLoader(Items(1, "int"), num_workers=1) as keeps_the_template:
         list(keeps_the_template)
@@ -92,7 +95,7 @@ def test_a_dataset_with_a_state_makes_nothing_again(caplog):
     resumed = DataLoader(other := Remembering(20), 2)
     resumed.load_state_dict(state)
     assert len(list(resumed)) == 4
-    assert (dataset.made, other.made) == (12, 8)
+    assert (dataset.made, other.made) == (14, 8)  # one microbatch ahead, to know which is the last
     assert not caplog.records
 
 
@@ -167,7 +170,7 @@ def test_what_does_not_fit_is_refused_by_name():
         ({}, "version"),
         ([], "state_dict"),
         ({name: value for name, value in state.items() if name != "sampler"}, "sampler"),
-        (DataLoader(Counting(9), 2, seed=7).state_dict(), "streams"),
+        (DataLoader(Counting(9), 2, seed=7).state_dict(), "strands"),
     ):
         with pytest.raises(StateMismatchError) as raised:
             loader.load_state_dict(other)

@@ -1,12 +1,12 @@
-"""A stream: what one worker makes of an iterable dataset, and the states of the dataset that travel with it."""
+"""A strand: what one worker makes of an iterable dataset, and the states of the dataset that travel with it."""
 
 from typing import Any, NamedTuple
 
-__all__ = ["Snapshot", "Stamped", "Stream", "StreamEnd"]
+__all__ = ["Snapshot", "Stamped", "Strand", "StrandEnd"]
 
 
 class Snapshot(NamedTuple):
-    """An iterable dataset's own state at a place of its stream.
+    """An iterable dataset's own state at a place of its strand.
 
     Attributes:
         step: Microbatches of the epoch before it.
@@ -17,23 +17,23 @@ class Snapshot(NamedTuple):
     state: bytes
 
 
-class Stream(NamedTuple):
-    """One epoch of a stream, as a worker gets it.
+class Strand(NamedTuple):
+    """One epoch of a strand, as a worker gets it.
 
     Attributes:
         epoch: The epoch.
-        number: The stream's, from 0.
-        num_streams: Streams of the loader; 0: the only one belongs to no worker, as with ``num_workers=0``.
+        number: The strand's, from 0.
+        num_strands: Strands of the loader; 0: the only one belongs to no worker, as with ``num_workers=0``.
         snapshot: Where the dataset can go on; None: at its beginning.
     """
 
     epoch: int
     number: int
-    num_streams: int
+    num_strands: int
     snapshot: Snapshot | None
 
     def __repr__(self) -> str:
-        return f"<stream {self.number + 1} of {max(1, self.num_streams)}>"
+        return f"<strand {self.number + 1} of {max(1, self.num_strands)}>"
 
 
 class Stamped(NamedTuple):
@@ -48,8 +48,8 @@ class Stamped(NamedTuple):
     state: bytes
 
 
-class StreamEnd(NamedTuple):
-    """The end of a stream's epoch whose dataset stays as it is for the next one.
+class StrandEnd(NamedTuple):
+    """The end of a strand's epoch whose dataset stays as it is for the next one.
 
     Attributes:
         state: As in ``Snapshot``.

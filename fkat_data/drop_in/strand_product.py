@@ -1,4 +1,4 @@
-"""A stream's microbatches, from the nearest place where its dataset can go on: the worker's side of ``stream``."""
+"""A strand's microbatches, from the nearest place where its dataset can go on: the worker's side of ``strand``."""
 
 import pickle
 from collections.abc import Callable, Iterator
@@ -7,12 +7,12 @@ from typing import Any, cast
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
-from fkat_data.drop_in.stream import Snapshot, Stamped, Stream, StreamEnd
+from fkat_data.drop_in.strand import Snapshot, Stamped, Strand, StrandEnd
 from fkat_data.types import Stateful
 from fkat_data.worker.batches import NearestProduct
 from fkat_data.worker.fetch import direct_iteration
 
-__all__ = ["DatasetMemory", "StreamProduct"]
+__all__ = ["DatasetMemory", "StrandProduct"]
 
 
 class DatasetMemory:
@@ -25,11 +25,11 @@ class DatasetMemory:
         """Its state when the newest epoch began, pickled; None: it has none."""
 
 
-class StreamProduct(NearestProduct):
-    """One epoch of a stream.
+class StrandProduct(NearestProduct):
+    """One epoch of a strand.
 
     Args:
-        stream: The epoch, and where to go on.
+        strand: The epoch, and where to go on.
         make: Returns the dataset, and what is remembered of it; None: it is a copy for this epoch alone.
         collate_fn: The user's, or torch's.
         batch_size: Samples of a microbatch; None: the dataset's items are microbatches.
@@ -39,7 +39,7 @@ class StreamProduct(NearestProduct):
 
     def __init__(
         self,
-        stream: Stream,
+        strand: Strand,
         make: Callable[[], tuple[Any, DatasetMemory | None]],
         collate_fn: Callable[[Any], Any],
         batch_size: int | None,
@@ -47,7 +47,7 @@ class StreamProduct(NearestProduct):
         drop_last: bool,
         snapshot_every_n_steps: int,
     ) -> None:
-        self._stream = stream
+        self._strand = strand
         self._make = make
         self._collate_fn = collate_fn
         self._batch_size = batch_size
@@ -82,8 +82,8 @@ class StreamProduct(NearestProduct):
         return first, self._stamped(first, microbatches, watched, memory)
 
     def _snapshot(self, first_microbatch: int, memory: DatasetMemory | None) -> Snapshot | None:
-        snapshot = self._stream.snapshot
-        if memory is not None and memory.next_epoch == self._stream.epoch:
+        snapshot = self._strand.snapshot
+        if memory is not None and memory.next_epoch == self._strand.epoch:
             return snapshot if snapshot is not None and 0 < snapshot.step <= first_microbatch else None
         if snapshot is not None and snapshot.step <= first_microbatch:
             return snapshot
@@ -96,8 +96,8 @@ class StreamProduct(NearestProduct):
             is_due = self._every and index % self._every == 0
             yield Stamped(microbatch, watched.state()) if is_due else microbatch
         if memory is not None:
-            memory.next_epoch = self._stream.epoch + 1
-            yield StreamEnd(watched.state(is_over=True))
+            memory.next_epoch = self._strand.epoch + 1
+            yield StrandEnd(watched.state(is_over=True))
 
 
 class _Watched(IterableDataset[Any]):
