@@ -66,6 +66,8 @@ class StrandProduct(NearestProduct):
         first = 0 if snapshot is None else snapshot.step
         if memory is not None:
             memory.next_epoch = None
+        if state.get("is_over"):  # the iterator has ended within the last microbatch
+            return first, _end_of(state, dataset, memory)
         if state.get("dataset") is not None:
             dataset.load_state_dict(state["dataset"])
         watched = _Watched(dataset)
@@ -100,16 +102,28 @@ class StrandProduct(NearestProduct):
             yield StrandEnd(watched.state(is_over=True))
 
 
+def _end_of(state: dict[str, Any], dataset: Any, memory: DatasetMemory | None) -> Iterator[Any]:
+    if memory is not None:
+        is_own_iterator = isinstance(dataset, Stateful) and state["dataset"] is None
+        iterator = state["iterator"] if is_own_iterator else None
+        yield StrandEnd(pickle.dumps({"dataset": state["dataset"], "iterator": iterator}))
+
+
 class _Watched(IterableDataset[Any]):
     """A dataset whose iterator is known."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         self.iterator: Any = iter(())
+        self._is_over = False
 
     def __iter__(self) -> Iterator[Any]:
         self.iterator = iter(self._dataset)
-        return self.iterator
+        return self._samples()
+
+    def _samples(self) -> Iterator[Any]:
+        yield from self.iterator
+        self._is_over = True
 
     @property
     def has_state(self) -> bool:
@@ -124,5 +138,6 @@ class _Watched(IterableDataset[Any]):
             {
                 "dataset": self._dataset.state_dict() if is_apart and isinstance(self._dataset, Stateful) else None,
                 "iterator": self.iterator.state_dict() if has_iterator else None,
+                "is_over": self._is_over and not is_over,
             }
         )
