@@ -25,6 +25,7 @@ FLOORS = {
     "position": 0,
     "requirement": 0,
     "roll_call": 0,
+    "accelerated": 1,
     "archives": 1,
     "arguments": 1,
     "arrow_column": 1,
@@ -62,13 +63,14 @@ FLOORS = {
     "streaming": 5,
     "lightning": 6,
     "drop_in": 6,
+    "huggingface": 6,
     "testing": 6,
     "__init__": 7,
     "tools": 8,
     "__main__": 9,
 }
 #: They meet in the user's code only.
-STRANGERS = {"datasets", "mixing", "streaming", "loader", "configuration"}
+STRANGERS = {"datasets", "mixing", "streaming", "loader", "configuration", "huggingface"}
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 LONGEST_FILE_LINES = 500
 

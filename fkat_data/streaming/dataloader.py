@@ -2,7 +2,8 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from importlib import import_module
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ __all__ = ["StreamingDataLoader", "batches_together"]
 
 #: Batches of the plan: their indices, and their samples.
 _Group = tuple[list[int], list[PickedSamples]]
+_Made = TypeVar("_Made")
 
 #: Enough samples to make the visit of a shard worthwhile, and few enough bytes to spare memory.
 _READ_TOGETHER = 1024
@@ -37,6 +39,9 @@ class StreamingDataLoader(DataLoader[Any]):
 
     Where a subclass of ``StreamingDataset`` overrides ``__iter__``, it is iterated, in the workers if there are any. Its
     state is exact while it yields one sample for each that ``super().__iter__()`` hands to it.
+
+    ``accelerator.prepare`` leaves the batches as they are, moves them to its device, and saves and loads the state. See
+    ``fkat_data.huggingface`` for ``skip_first_batches``.
 
     Args:
         dataset: The dataset.
@@ -69,6 +74,8 @@ class StreamingDataLoader(DataLoader[Any]):
         self._sample_in_epoch: int | None = None
         self._after: ResumePoint | None = None
         self._is_in_step = True
+        self._is_prepared = False
+        self._is_last = False
         self._numbered: Iterator[Any] | None = None
         self._numbered_batches: RankBatches | None = None
         self._next_numbered = 0
@@ -79,6 +86,20 @@ class StreamingDataLoader(DataLoader[Any]):
     @property
     def _has_own_iter(self) -> bool:
         return isinstance(self.dataset, StreamingDataset) and has_own_iter(self.dataset)
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """What accelerate reads to find out whether the batches are this rank's already, and sets afterwards."""
+        return self.use_stateful_dataloader
+
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, is_prepared: bool) -> None:
+        self._is_prepared = is_prepared
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        """Whether the loader has a state of its own; accelerate then saves and loads it."""
+        return isinstance(self.dataset, StreamingDataset)
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch on this rank."""
@@ -95,6 +116,8 @@ class StreamingDataLoader(DataLoader[Any]):
         """
         if not isinstance(self.dataset, StreamingDataset):
             return super().__iter__()
+        if self._is_prepared:
+            return self._accelerated(self.dataset)
         return self._begin(self.dataset, 0)
 
     def skip(self, count: int) -> "_RestOfEpoch":
@@ -215,6 +238,12 @@ class StreamingDataLoader(DataLoader[Any]):
             self._is_in_step = True
             self._iteration += 1
 
+    def _accelerated(self, dataset: StreamingDataset) -> Iterator[Any]:
+        follow = import_module("fkat_data.accelerated")
+        may_be_over = dataset.next_point().sample_in_epoch > 0
+        batches = follow.rest_or_next(lambda: self._begin(dataset, 0), may_be_over=may_be_over)
+        return follow.accelerated(((batch, self._is_last) for batch in batches), follow.device_here())
+
     def _begin(self, dataset: StreamingDataset, first: int) -> Iterator[Any]:
         self._after, self._is_in_step = None, True
         if self._has_own_iter:
@@ -235,9 +264,10 @@ class StreamingDataLoader(DataLoader[Any]):
             made = self._made_by_torch(dataset, wanted)
         else:
             made = self._made_here(dataset, wanted)
-        for index, num_samples, batch in made:
+        for (index, num_samples, batch), is_last in self._with_end(made):
             if self._iteration != iteration:
                 raise StaleIteratorError("a later iter(), or a loaded state, has replaced this one")
+            self._is_last = is_last
             self.num_samples_yielded += num_samples
             self._sample_in_epoch = batches.sample_in_epoch_after(index)
             yield batch
@@ -251,7 +281,7 @@ class StreamingDataLoader(DataLoader[Any]):
                 self._workers = self._torch_loader(made)
             made = self._workers
         last: BatchEnd | None = None
-        for batch in made:
+        for batch, is_last in self._with_end(made):
             if isinstance(batch, FailedBatch):
                 raise batch.error
             if self._iteration != iteration:
@@ -263,8 +293,15 @@ class StreamingDataLoader(DataLoader[Any]):
                 last, self._after = end, end.after
             else:
                 self._is_in_step = False
+            self._is_last = is_last
             self.num_samples_yielded += batch.num_samples
             yield batch.made
+
+    def _with_end(self, made: Iterable[_Made]) -> Iterator[tuple[_Made, bool]]:
+        """Yield what was made, and whether it is the epoch's last, which only accelerate wants to know."""
+        if self._is_prepared:
+            return import_module("fkat_data.accelerated").with_end(made)
+        return ((item, False) for item in made)
 
     def _wanted(self, dataset: StreamingDataset, batches: RankBatches, first: int) -> Iterator[_Group]:
         for indices, chunk in batches.picks(first, has_places=dataset.has_user_code):

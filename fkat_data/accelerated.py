@@ -1,0 +1,92 @@
+"""One iteration as accelerate follows it: where it ends, and on which device its batches are needed.
+
+``Accelerator.accumulate`` and ``Accelerator.gather_for_metrics`` ask the iteration under way whether this batch is its
+last. Only modules that run under accelerate import this one.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar, cast
+
+import torch
+
+try:
+    from accelerate.data_loader import DataLoaderStateMixin
+    from accelerate.state import GradientState, PartialState
+    from accelerate.utils import send_to_device  # pyright: ignore[reportUnknownVariableType] - it has no annotations
+except ModuleNotFoundError as error:
+    if error.name != "accelerate":
+        raise
+    raise ImportError("fkat_data.huggingface needs accelerate: pip install 'accelerate>=1.15'") from None
+
+__all__ = ["accelerated", "device_here", "rest_or_next", "with_end"]
+
+_T = TypeVar("_T")
+_END: Any = object()
+
+
+def accelerated(
+    batches: Iterable[tuple[_T, bool]], device: torch.device | None, *, non_blocking: bool = False
+) -> Iterator[_T]:
+    """Yield batches while accelerate knows which of them is the last.
+
+    Args:
+        batches: Each batch, and whether it is the last one.
+        device: Where to move them; None: they stay where they are.
+        non_blocking: Whether the copies are asynchronous.
+    """
+    move = cast("Any", send_to_device)
+    iteration = _Iteration()
+    iteration.begin()
+    iteration.remainder = 0  # ``gather_for_metrics`` cuts nothing off: no sample was added to fill up a batch
+    try:
+        for batch, iteration.end_of_dataloader in batches:
+            yield batch if device is None else move(batch, device, non_blocking=non_blocking)
+    finally:
+        iteration.end()
+
+
+def with_end(items: Iterable[_T]) -> Iterator[tuple[_T, bool]]:
+    """Yield each item, and whether it is the last; takes the next one before.
+
+    Raises:
+        Exception: The items', after those before it.
+    """
+    iterator = iter(items)
+    item = next(iterator, _END)
+    while item is not _END:
+        try:
+            following = next(iterator, _END)
+        except Exception:
+            yield item, False
+            raise
+        yield item, following is _END
+        item = following
+
+
+def rest_or_next(begin: Callable[[], Iterable[_T]], *, may_be_over: bool) -> Iterator[_T]:
+    """Yield the rest of an epoch; of the next one, if a state was loaded that left nothing of it.
+
+    A loop that counts epochs for itself counts that one as over, and would take an empty rest for the next one.
+
+    Args:
+        begin: Begins an epoch, or the rest of one.
+        may_be_over: Whether the loaded place may be an epoch's end.
+    """
+    is_empty = True
+    for item in begin():
+        is_empty = False
+        yield item
+    if is_empty and may_be_over:
+        yield from begin()
+
+
+def device_here() -> torch.device:
+    """Return the device of this process's ``Accelerator``."""
+    return cast("Any", PartialState()).device
+
+
+class _Iteration(DataLoaderStateMixin):
+    """What accelerate asks."""
+
+    def __init__(self) -> None:
+        self.gradient_state = GradientState()

@@ -1,0 +1,7 @@
+"""Exact resume where accelerate, or the ``Trainer`` of transformers, drives the loop."""
+
+from fkat_data.huggingface.preparation import prepare
+from fkat_data.huggingface.saved_loaders import last_checkpoint
+from fkat_data.huggingface.trainer_mixin import ExactResumeMixin
+
+__all__ = ["ExactResumeMixin", "last_checkpoint", "prepare"]

@@ -1,0 +1,82 @@
+"""``accelerator.prepare`` for loaders of this library."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fkat_data.distributed import gather
+from fkat_data.huggingface.loader_face import LoaderFace, is_own_loader
+
+__all__ = ["face_for", "prepare"]
+
+_logger = logging.getLogger(__name__)
+
+
+def prepare(accelerator: Any, *objects: Any, device_placement: Sequence[bool | None] | None = None) -> Any:
+    """Prepare what ``accelerator.prepare`` does, and loaders of this library besides; return all in the same order.
+
+    A prepared loader delivers each rank's own part once, on the accelerator's device. ``accelerator.save_state()`` and
+    ``load_state()`` include its place, to the microbatch. ``accelerator.accumulate`` knows its last microbatch, and
+    ``accelerator.skip_first_batches`` loads nothing that was delivered before. It takes one microbatch ahead.
+
+    Every rank calls this.
+
+    Args:
+        accelerator: An ``accelerate.Accelerator``.
+        objects: Models, optimizers, schedulers, torch's DataLoaders, and loaders of this library.
+        device_placement: Whether to move each object; None: as the accelerator does.
+
+    Returns:
+        The prepared objects; a single one by itself.
+
+    Raises:
+        ConfigurationError: This machine cannot deliver to the accelerator's device.
+        Exception: Whatever ``accelerator.prepare`` raises.
+    """
+    placements = [None] * len(objects) if device_placement is None else list(device_placement)
+    own = {index: item for index, item in enumerate(objects) if is_own_loader(item)}
+    faces: dict[int, Any] = {}
+    for index, loader in own.items():
+        faces[index] = face_for(loader, accelerator, placements[index])
+        accelerator.register_for_checkpointing(faces[index])
+    others = [index for index in range(len(objects)) if index not in own]
+    if others:
+        # As a whole: an optimizer follows its model, a scheduler its optimizer.
+        given = None if device_placement is None else [placements[index] for index in others]
+        prepared = accelerator.prepare(*(objects[index] for index in others), device_placement=given)
+        faces |= zip(others, prepared if len(others) > 1 else (prepared,), strict=True)
+    results = tuple(faces[index] for index in range(len(objects)))
+    return results[0] if len(results) == 1 else results
+
+
+def face_for(loader: Any, accelerator: Any, is_placed: bool | None = None) -> LoaderFace:
+    """Return a loader's face for an accelerator. A collective: every rank must call it.
+
+    Args:
+        loader: A loader of this library.
+        accelerator: Says which device, and how many ranks there are.
+        is_placed: Whether microbatches go to its device; None: as the accelerator says.
+    """
+    device: torch.device = accelerator.device
+    if is_placed is None:
+        is_placed = accelerator.device_placement
+    if accelerator.num_processes > 1:
+        _warn_of_copies(loader)
+    # On the CPU, microbatches stay the views that they are.
+    placed = device if is_placed and device.type != "cpu" else None
+    return LoaderFace(loader, placed, non_blocking=accelerator.non_blocking)
+
+
+def _warn_of_copies(loader: Any) -> None:
+    """Log a warning if every rank has the same shards: nothing but the sampler deals them out."""
+    plan: Any = loader.local_state_dict().get("fingerprint") if hasattr(loader, "local_state_dict") else None
+    plans = gather(plan)
+    if plan is not None and all(other == plan for other in plans):
+        _logger.warning(
+            "each of the %d ranks will deliver the same samples: nothing deals out the shards. Wrap the sampler: "
+            "DistributedDataParallelShardSampler(sampler, accelerator.num_processes, accelerator.process_index). "
+            "Ignore this if all ranks share their data on purpose, as tensor-parallel ranks do",
+            len(plans),
+        )

@@ -1,0 +1,166 @@
+"""What makes the ``Trainer`` of transformers resume a loader of this library at its very next microbatch."""
+
+from typing import Any, cast
+
+from torch.utils.data import IterableDataset
+
+from fkat_data.distributed import gather
+from fkat_data.errors import ConfigurationError, RankMismatchError, StateMismatchError
+from fkat_data.huggingface.loader_face import LoaderFace, is_own_loader
+from fkat_data.huggingface.preparation import face_for
+from fkat_data.huggingface.saved_loaders import last_checkpoint, read_global_step, read_loaders, write_loaders
+
+__all__ = ["ExactResumeMixin"]
+
+
+class ExactResumeMixin:
+    """Lets a ``Trainer`` train on a loader of this library, and resume it exactly.
+
+    ::
+
+        class ExactTrainer(ExactResumeMixin, transformers.Trainer):
+            pass
+
+        trainer = ExactTrainer(model=model, args=args, train_dataset=loader)
+        trainer.train(resume_from_checkpoint=last_checkpoint(args.output_dir))
+
+    ``train_dataset`` and ``eval_dataset`` may be a ``ShardedDataLoader``, a ``StreamingDataLoader`` or any other loader
+    of this library, whose microbatches are what the model takes; anything else is treated as before. The loader batches
+    and shuffles: the Trainer's own arguments for that have no effect. Each rank makes the loader of its own part.
+
+    A checkpoint has the loaders' places. A resume begins with the next microbatch; what was delivered before is not
+    loaded again. The length of the loader must be the same then, and so must ``gradient_accumulation_steps``.
+    """
+
+    # The Trainer's.
+    accelerator: Any
+    args: Any
+    eval_dataset: Any
+    train_dataset: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._loader_faces: dict[str, LoaderFace] = {}
+        self._loader_states: dict[str, Any] = {}
+        self._resumed_checkpoint: str | None = None
+        super().__init__(*args, **kwargs)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train; ``resume_from_checkpoint=True`` takes the newest whole checkpoint in ``output_dir``.
+
+        Raises:
+            ConfigurationError: There is no whole checkpoint, or it does not have the loader's place.
+            StateMismatchError: The checkpoint belongs to another loader, or to other arguments of the Trainer.
+            RankMismatchError: Ranks have different numbers of microbatches.
+            Exception: Whatever the Trainer raises.
+        """
+        if is_own_loader(self.train_dataset) and resume_from_checkpoint:
+            if resume_from_checkpoint is True:
+                resume_from_checkpoint = last_checkpoint(self.args.output_dir or ".")
+            if resume_from_checkpoint is None:
+                raise ConfigurationError(
+                    "resume_from_checkpoint", True, f"a whole checkpoint in {self.args.output_dir}; there is none"
+                )
+            self._loader_states = read_loaders(resume_from_checkpoint)
+            self._resumed_checkpoint = resume_from_checkpoint
+        try:
+            return cast("Any", super()).train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            self._resumed_checkpoint = None
+
+    def get_train_dataloader(self) -> Any:
+        """Return the loader that is ``train_dataset``, as the Trainer takes it; else what the Trainer makes."""
+        loader = self.train_dataset
+        if not is_own_loader(loader):
+            _refuse_dataset("train_dataset", loader)
+            return cast("Any", super()).get_train_dataloader()
+        if self.args.auto_find_batch_size:
+            raise ConfigurationError("auto_find_batch_size", True, "False: the loader decides on the batch size")
+        if self._resumed_checkpoint is not None and self.args.ignore_data_skip:
+            raise ConfigurationError(
+                "ignore_data_skip", True, "False: the Trainer then counts from the loader's place, and loads nothing"
+            )
+        face = self._face("train", loader)
+        _check_lengths(face)
+        return face
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return a loader of this library as the Trainer takes it; else what the Trainer makes."""
+        name = eval_dataset if isinstance(eval_dataset, str) else ""
+        own = self.eval_dataset
+        loader = own[name] if name else own if eval_dataset is None else eval_dataset
+        if is_own_loader(loader):
+            return self._face(f"eval {name}".strip(), loader)
+        _refuse_dataset("eval_dataset", loader)
+        return cast("Any", super()).get_eval_dataloader(eval_dataset)
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Return a loader of this library as the Trainer takes it; else what the Trainer makes."""
+        if is_own_loader(test_dataset):
+            return self._face("test", test_dataset)
+        _refuse_dataset("test_dataset", test_dataset)
+        return cast("Any", super()).get_test_dataloader(test_dataset)
+
+    def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
+        """Return what the Trainer counts with, and let the loader stand in for the batches that it will step over."""
+        values: Any = cast("Any", super()).set_initial_training_values(args, dataloader)
+        if self._resumed_checkpoint is not None and isinstance(dataloader, LoaderFace):
+            num_updates = values[1]
+            global_step = read_global_step(self._resumed_checkpoint)
+            num_skipped = global_step % num_updates * args.gradient_accumulation_steps
+            # Without a length, the Trainer counts through all epochs.
+            if _length(dataloader) is not None and num_skipped != dataloader.step:
+                raise StateMismatchError(
+                    "step",
+                    dataloader.step,
+                    num_skipped,
+                    f"the loader goes on after {dataloader.step} microbatches of its epoch, and the Trainer after "
+                    f"{num_skipped}, which it computes from {global_step} steps of {args.gradient_accumulation_steps} "
+                    f"microbatches and {num_updates} steps an epoch: resume with the loader's length, the number of "
+                    "ranks and the gradient_accumulation_steps of the run that saved",
+                )
+            dataloader.stand_in_for(num_skipped)
+        return values
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model; into a checkpoint, the loaders' places too."""
+        cast("Any", super()).save_model(output_dir, _internal_call=_internal_call)
+        if _internal_call and output_dir is not None and self._loader_faces:
+            states = {role: face.state_dict() for role, face in self._loader_faces.items()}
+            if self.args.should_save:
+                num_ranks = None if self.args.save_on_each_node else self.args.world_size
+                write_loaders(output_dir, states, num_ranks)
+
+    def _face(self, role: str, loader: Any) -> LoaderFace:
+        face = self._loader_faces.get(role)
+        if face is None or face.loader is not loader:
+            face = self._loader_faces[role] = face_for(loader, self.accelerator)
+        if role in self._loader_states:
+            face.load_state_dict(self._loader_states.pop(role))
+        return face
+
+
+def _refuse_dataset(argument: str, value: Any) -> None:
+    """Raise for a StreamingDataset: a rank's part, of which accelerate would give each rank a part."""
+    if isinstance(value, IterableDataset) and callable(getattr(cast("Any", value), "begin_epoch", None)):
+        raise ConfigurationError(
+            argument,
+            "a StreamingDataset",
+            "StreamingDataLoader(dataset, batch_size=..., collate_fn=...): the Trainer would deal out each rank's part "
+            "once more, and lose the rest",
+        )
+
+
+def _length(loader: LoaderFace) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+def _check_lengths(loader: LoaderFace) -> None:
+    """Raise if ranks have different numbers of microbatches: at the epoch's end some would wait for the others."""
+    lengths = gather(_length(loader))
+    if len(set(lengths)) > 1:
+        raise RankMismatchError(
+            "len(loader)", ", ".join(f"{length} on rank {rank}" for rank, length in enumerate(lengths))
+        )

@@ -1,0 +1,113 @@
+"""Loaders under an ``Accelerator``: each checkpoint of two epochs resumes to the same data and weights."""
+
+import itertools
+from functools import partial
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderDispatcher
+from huggingface_examples import (
+    BATCH_SIZE,
+    NUM_TOKENS,
+    EndlessLookingRows,
+    OwnIteration,
+    Rows,
+    numbers,
+    sharded,
+    streaming,
+    write_streams,
+)
+
+from fkat_data.huggingface import prepare
+
+ACCUMULATED = 3
+NUM_EPOCHS = 2
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_streams(tmp_path / "streams")
+    return tmp_path / "streams"
+
+
+def by_accelerate(accelerator, *objects):
+    return accelerator.prepare(*objects)
+
+
+#: What makes the loader of a folder, and what prepares it.
+KINDS = {
+    "sharded": (lambda folder: sharded(), prepare),
+    "sharded, no length": (lambda folder: sharded(EndlessLookingRows), prepare),
+    "streaming": (streaming, prepare),
+    "streaming by accelerate": (streaming, by_accelerate),
+    "streaming, own iteration": (partial(streaming, kind=OwnIteration), prepare),
+    "streaming, own iteration, by accelerate": (partial(streaming, kind=OwnIteration), by_accelerate),
+}
+
+
+class Run:
+    """A training loop as accelerate's documentation writes it."""
+
+    def __init__(self, make_loader, prepared_by):
+        torch.manual_seed(0)
+        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
+        model = torch.nn.Sequential(torch.nn.Embedding(NUM_TOKENS, 2), torch.nn.Dropout(), torch.nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        self.model, self.optimizer, self.loader, self.schedule = prepared_by(
+            self.accelerator, model, optimizer, make_loader, schedule
+        )
+        self.records = []
+
+    def go_on(self, epochs, after_each=lambda epoch, step: None, first=None):
+        for epoch in epochs:
+            for step, microbatch in enumerate(self.loader if first is None else first):
+                with self.accelerator.accumulate(self.model):
+                    loss = self.model(microbatch["input_ids"]).square().mean()
+                    self.accelerator.backward(loss)
+                    self.optimizer.step()
+                    self.schedule.step()
+                    self.optimizer.zero_grad()
+                is_updated = self.accelerator.sync_gradients
+                weights = torch.nn.utils.parameters_to_vector(self.model.parameters()).tolist() if is_updated else None
+                self.records.append((epoch, numbers(microbatch), weights))
+                after_each(epoch, step)
+            first = None
+        return self.records
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_checkpoint_resumes_to_the_same_data_and_weights(kind, folder, tmp_path):
+    make, prepared_by = KINDS[kind]
+    run = Run(make(folder), prepared_by)
+    places = []
+
+    def save(epoch, step):
+        run.accelerator.save_state(tmp_path / f"{len(places)}")
+        places.append((epoch, step + 1, run.accelerator.sync_gradients))
+
+    expected = run.go_on(range(NUM_EPOCHS), save)
+    for epoch in range(NUM_EPOCHS):
+        delivered = [number for at, tokens, _ in expected if at == epoch for number in tokens[::3]]
+        assert sorted(delivered) == list(range(NUM_TOKENS))
+    num_batches = len(expected) // NUM_EPOCHS
+    # The last microbatch of an epoch ends an accumulation.
+    assert [updated for _, _, updated in places[:num_batches]] == [
+        (step + 1) % ACCUMULATED == 0 or step + 1 == num_batches for step in range(num_batches)
+    ]
+    for index, (epoch, step, is_updated) in enumerate(places):
+        resumed = Run(make(folder), prepared_by)
+        resumed.accelerator.load_state(tmp_path / f"{index}")
+        is_over = step == num_batches
+        first = None
+        if prepared_by is prepare and index % 2:
+            first = resumed.accelerator.skip_first_batches(resumed.loader, 0 if is_over else step)
+        Rows.loaded = 0
+        found = resumed.go_on(range(epoch + is_over, NUM_EPOCHS), first=first)
+        rest = expected[index + 1 :]
+        if kind == "sharded":
+            assert Rows.loaded == sum(len(tokens) // 3 for _, tokens, _ in rest)
+        # Gradients are in no checkpoint: where some were accumulated, only the data are the same.
+        assert [record[: 2 + is_updated] for record in found] == [record[: 2 + is_updated] for record in rest]
+        assert len(found) == len(rest)
