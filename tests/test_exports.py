@@ -32,7 +32,17 @@ print(torch.cuda.is_initialized(), torch.distributed.is_initialized())
     )
     modules, initialised = done.stdout.splitlines()
     assert "fkat_data" in modules.split()
-    assert not {"hydra", "omegaconf", "fsspec", "pyarrow", "pandas", "aiohttp", "yaml"} & set(modules.split())
+    assert not {
+        "hydra",
+        "omegaconf",
+        "fsspec",
+        "pyarrow",
+        "pandas",
+        "aiohttp",
+        "yaml",
+        "accelerate",
+        "transformers",
+    } & set(modules.split())
     assert initialised == "False False"
 
 

@@ -1,13 +1,15 @@
 """The iterations over a loader, one microbatch ahead of the loop, and the place that the loop has reached."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
+
+from torch.utils.data import DataLoader
 
 from fkat_data.accelerated import rest_or_next, with_end
-from fkat_data.distributed import gather
+from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.errors import FkatDataError, StateMismatchError
 
-__all__ = ["Course"]
+__all__ = ["Course", "samplers_of"]
 
 _VERSION = 1
 
@@ -31,18 +33,20 @@ class Course:
         self._has_local_states = callable(getattr(loader, "local_state_dict", None)) and callable(
             getattr(loader, "merge_state_dicts", None)
         )
+        self._is_same_on_all_ranks = getattr(loader, "use_stateful_dataloader", False)
 
     def microbatches(self) -> Iterator[tuple[Any, bool]]:
         """Begin an epoch, or the rest of one; yield each microbatch, and whether it is the last."""
-        self.step, may_be_over = self._loaded_step or 0, self._loaded_step == 0
-        self._loaded_step = None
+        may_be_over = self._loaded_step == 0
+        self._set_epoch()
+        self.step, self._loaded_step = self._loaded_step or 0, None
         for (microbatch, place), is_last in with_end(rest_or_next(self._placed, may_be_over=may_be_over)):
             # Last of all: if the look-ahead is interrupted, the loop does not have this microbatch.
             self._place, self.step = place, 0 if is_last else self.step + 1
             yield microbatch, is_last
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place after the last microbatch that the loop has received; collective if the loader's is.
+        """Return the place after the last microbatch that each rank's loop has received. A collective.
 
         Raises:
             FkatDataError: The loader has no state for this place.
@@ -50,8 +54,11 @@ class Course:
         place = self._reached() if self._place is None else self._place
         if isinstance(place, FkatDataError):
             raise place
-        state = self.loader.merge_state_dicts(gather(place)) if self._has_local_states else place
-        return {"version": _VERSION, "step": self.step, "loader": state}
+        if self._has_local_states:
+            place = self.loader.merge_state_dicts(gather(place))
+        elif not self._is_same_on_all_ranks:
+            return {"version": _VERSION, "step": self.step, "all_rank_loaders": gather(place)}
+        return {"version": _VERSION, "step": self.step, "loader": place}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to a saved place: the next iteration begins there.
@@ -59,12 +66,20 @@ class Course:
         Raises:
             StateMismatchError: It is no such state, or belongs to another plan.
         """
-        if not isinstance(state_dict, Mapping) or not {"version", "step", "loader"} <= set(state_dict):
+        if not isinstance(state_dict, Mapping) or not {"version", "step"} <= set(state_dict):
             raise StateMismatchError("loader", "<missing>", "<a state that fkat_data.huggingface saved>")
         if state_dict["version"] != _VERSION:
             hint = "another version of fkat_data wrote the state"
             raise StateMismatchError("version", state_dict["version"], _VERSION, hint)
-        self.loader.load_state_dict(state_dict["loader"])
+        if "all_rank_loaders" in state_dict:
+            rank, world_size = rank_and_world_size()
+            states = state_dict["all_rank_loaders"]
+            if len(states) != world_size:
+                hint = "resume this loader with the number of ranks that saved its state"
+                raise StateMismatchError("all_rank_loaders", f"<{len(states)} ranks>", f"<{world_size} ranks>", hint)
+            self.loader.load_state_dict(states[rank])
+        else:
+            self.loader.load_state_dict(state_dict["loader"])
         self.step = self._loaded_step = state_dict["step"]
         self._place = None
 
@@ -74,9 +89,25 @@ class Course:
         self._place = self._reached()
         return ((microbatch, self._reached()) for microbatch in iterator)
 
+    def _set_epoch(self) -> None:
+        """Set the samplers' epoch, as loops do for a ``DataLoader``: to the loader's own."""
+        for sampler in samplers_of(self.loader):
+            if callable(getattr(sampler, "set_epoch", None)):
+                is_left_early = self._loaded_step is None and self.loader.step > 0
+                sampler.set_epoch(self.loader.epoch + is_left_early)
+
     def _reached(self) -> Any:
         """Return the loader's own place; or why there is none, for a caller that asks."""
         try:
             return self.loader.local_state_dict() if self._has_local_states else self.loader.state_dict()
         except FkatDataError as error:
             return error
+
+
+def samplers_of(loader: Any) -> list[Any]:
+    """Return the samplers that a ``fkat_data.DataLoader`` was made with; of other loaders, nothing."""
+    if not isinstance(loader, DataLoader) or hasattr(loader, "use_stateful_dataloader"):
+        return []
+    batch_sampler = cast("Any", loader).batch_sampler
+    samplers = [cast("Any", loader).sampler, batch_sampler, getattr(batch_sampler, "sampler", None)]
+    return [sampler for sampler in samplers if sampler is not None]

@@ -34,7 +34,7 @@ class LoaderFace(DataLoader[Any]):
         if device is not None and callable(getattr(loader, "set_device", None)):
             loader.set_device(device)
             device = None
-        self._rest = _RestOfEpoch(self._course, device, non_blocking=non_blocking)
+        self._rest = _SkippableRest(self._course, device, non_blocking=non_blocking)
         # A generator of its own: an iteration that steps over batches draws no number from the trainer's.
         super().__init__(self._rest, batch_size=None, collate_fn=_unchanged, generator=torch.Generator())
 
@@ -78,7 +78,7 @@ class LoaderFace(DataLoader[Any]):
         self._rest.stand_in_for(self._course.step)
 
 
-class _RestOfEpoch(IterableDataset[Any]):
+class _SkippableRest(IterableDataset[Any]):
     """What accelerate's ``skip_first_batches`` iterates: an empty batch for each that it drops, then the loader's."""
 
     def __init__(self, course: Course, device: torch.device | None, *, non_blocking: bool) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from fkat_data.distributed import gather
+from fkat_data.errors import ConfigurationError
+from fkat_data.huggingface.course import samplers_of
 from fkat_data.huggingface.loader_face import LoaderFace, is_own_loader
 
 __all__ = ["face_for", "prepare"]
@@ -32,7 +34,8 @@ def prepare(accelerator: Any, *objects: Any, device_placement: Sequence[bool | N
         The prepared objects; a single one by itself.
 
     Raises:
-        ConfigurationError: This machine cannot deliver to the accelerator's device.
+        ConfigurationError: This machine cannot deliver to the accelerator's device; or a ``fkat_data.DataLoader`` would
+            deliver every sample on each of several ranks.
         Exception: Whatever ``accelerator.prepare`` raises.
     """
     placements = [None] * len(objects) if device_placement is None else list(device_placement)
@@ -63,17 +66,30 @@ def face_for(loader: Any, accelerator: Any, is_placed: bool | None = None) -> Lo
     if is_placed is None:
         is_placed = accelerator.device_placement
     if accelerator.num_processes > 1:
-        _warn_of_copies(loader)
+        _check_part(loader)
     # On the CPU, microbatches stay the views that they are.
     placed = device if is_placed and device.type != "cpu" else None
     return LoaderFace(loader, placed, non_blocking=accelerator.non_blocking)
 
 
-def _warn_of_copies(loader: Any) -> None:
-    """Log a warning if every rank has the same shards: nothing but the sampler deals them out."""
+def _check_part(loader: Any) -> None:
+    """Check that a loader gives each rank a part of its own: nothing but the sampler deals out the samples.
+
+    Raises:
+        ConfigurationError: It is a ``fkat_data.DataLoader``, and its samplers know of no ranks.
+    """
+    samplers = samplers_of(loader)
+    if samplers and not any(hasattr(sampler, "rank") or hasattr(sampler, "process_index") for sampler in samplers):
+        raise ConfigurationError(
+            "sampler",
+            samplers[0],
+            "torch.utils.data.DistributedSampler(dataset, num_replicas=accelerator.num_processes, "
+            "rank=accelerator.process_index): each rank would deliver every sample",
+        )
     plan: Any = loader.local_state_dict().get("fingerprint") if hasattr(loader, "local_state_dict") else None
-    plans = gather(plan)
-    if plan is not None and all(other == plan for other in plans):
+    own = (plan["dp_rank"], plan["shards"]) if plan and {"dp_rank", "shards"} <= set(plan) else None
+    plans = gather(own)
+    if own is not None and set(plans) == {own}:
         _logger.warning(
             "each of the %d ranks will deliver the same samples: nothing deals out the shards. Wrap the sampler: "
             "DistributedDataParallelShardSampler(sampler, accelerator.num_processes, accelerator.process_index). "

@@ -1,12 +1,12 @@
 """Loaders under an ``Accelerator``: each checkpoint of two epochs resumes to the same data and weights."""
 
-import itertools
+import importlib.util
+import sys
 from functools import partial
 
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.data_loader import DataLoaderDispatcher
 from huggingface_examples import (
     BATCH_SIZE,
     NUM_TOKENS,
@@ -19,6 +19,8 @@ from huggingface_examples import (
     write_streams,
 )
 
+import fkat_data.accelerated
+from fkat_data import StateMismatchError
 from fkat_data.huggingface import prepare
 
 ACCUMULATED = 3
@@ -111,3 +113,84 @@ def test_every_checkpoint_resumes_to_the_same_data_and_weights(kind, folder, tmp
         # Gradients are in no checkpoint: where some were accumulated, only the data are the same.
         assert [record[: 2 + is_updated] for record in found] == [record[: 2 + is_updated] for record in rest]
         assert len(found) == len(rest)
+
+
+def test_the_attributes_that_accelerate_reads_of_a_loader_that_it_leaves_alone(folder):
+    """`_is_accelerate_prepared` is private to accelerate: where it is renamed, this fails."""
+    accelerator = Accelerator(cpu=True)
+    own, others = streaming(folder), torch.utils.data.DataLoader(range(4))
+    assert accelerator.prepare(own) is own
+    assert accelerator.prepare(others) is not others
+    assert accelerator.prepare_data_loader(own) is own
+    face = prepare(accelerator, sharded())
+    assert accelerator.prepare(face) is face
+
+
+def test_gather_for_metrics_gives_every_sample(folder):
+    accelerator = Accelerator(cpu=True)
+    for loader in (prepare(accelerator, sharded()), accelerator.prepare(streaming(folder))):
+        gathered = [accelerator.gather_for_metrics(microbatch["input_ids"])[:, 0] for microbatch in loader]
+        assert sorted(torch.cat(gathered).tolist()) == list(range(NUM_TOKENS))
+
+
+def test_an_epoch_that_is_left_early_has_the_state_of_what_was_received(folder):
+    for make in (sharded, partial(streaming, folder)):
+        accelerator = Accelerator(cpu=True)
+        loader = prepare(accelerator, make())
+        for _ in loader:
+            if loader.step == 4:
+                break
+        assert not accelerator.gradient_state.in_dataloader
+        other = prepare(accelerator, make())
+        other.load_state_dict(loader.state_dict())
+        expected = [numbers(microbatch) for microbatch in make()]
+        assert [numbers(microbatch) for microbatch in other] == expected[4:]
+
+
+def test_an_error_comes_after_the_microbatches_before_it(monkeypatch):
+    loader = prepare(Accelerator(cpu=True), sharded())
+    made = Rows.__getitem__
+
+    def failing(self, index):
+        if Rows.loaded == 2 * BATCH_SIZE:
+            raise KeyError("the third microbatch")
+        return made(self, index)
+
+    Rows.loaded = 0
+    monkeypatch.setattr(Rows, "__getitem__", failing)
+    received = []
+    with pytest.raises(KeyError, match="the third microbatch"):
+        received.extend(loader)
+    monkeypatch.undo()
+    assert [numbers(microbatch) for microbatch in received] == [
+        numbers(microbatch) for _, microbatch in zip(range(loader.step), sharded(), strict=False)
+    ]
+
+
+def test_a_state_of_something_else_is_refused():
+    loader = prepare(Accelerator(cpu=True), sharded())
+    state = loader.state_dict()
+    for wrong in (None, {}, loader.loader.state_dict(), state | {"version": 2}):
+        with pytest.raises(StateMismatchError):
+            loader.load_state_dict(wrong)
+
+
+def test_torch_loaders_and_the_order_of_results_are_as_for_accelerate():
+    model = torch.nn.Linear(1, 1)
+    results = prepare(Accelerator(cpu=True), torch.utils.data.DataLoader(range(4)), model, sharded())
+    assert [type(result).__name__ for result in results] == ["DataLoaderShard", "Linear", "LoaderFace"]
+
+
+def test_a_missing_accelerate_is_one_clear_line(monkeypatch):
+    class Nowhere:
+        def find_spec(self, name, path, target=None):
+            if name.partition(".")[0] == "accelerate":
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "accelerate"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Nowhere(), *sys.meta_path])
+    specification = importlib.util.spec_from_file_location("without_accelerate", fkat_data.accelerated.__file__)
+    with pytest.raises(ImportError) as caught:
+        specification.loader.exec_module(importlib.util.module_from_spec(specification))
+    assert str(caught.value) == "fkat_data.huggingface needs accelerate: pip install 'accelerate>=1.15'"

@@ -1,7 +1,6 @@
 """The ``Trainer`` of transformers: a checkpoint at each step, and each resumes to the same data and weights."""
 
-import json
-from functools import partial
+import shutil
 
 import pytest
 import torch
@@ -17,21 +16,26 @@ class RecordingTrainer(ExactResumeMixin, transformers.Trainer):
 
     def __init__(self, *args, **kwargs):
         self.records = []
+        self.evaluated = []
         super().__init__(*args, **kwargs)
 
     def training_step(self, model, inputs, *args, **kwargs):
         self.records.append((self.state.global_step, numbers(inputs)))
         return super().training_step(model, inputs, *args, **kwargs)
 
+    def prediction_step(self, model, inputs, *args, **kwargs):
+        self.evaluated.append((self.state.global_step, numbers(inputs)))
+        return super().prediction_step(model, inputs, *args, **kwargs)
 
-def trainer(folder, loader, trainer_class=RecordingTrainer, eval_loader=None, **settings):
+
+def trainer(folder, loader, trainer_class=RecordingTrainer, eval_dataset=None, **settings):
     args = transformers.TrainingArguments(
         output_dir=str(folder),
         **{
             "gradient_accumulation_steps": 3,
             "learning_rate": 0.1,
             "logging_strategy": "no",
-            "num_train_epochs": 3,
+            "num_train_epochs": 2,
             "report_to": "none",
             "save_steps": 1,
             "save_strategy": "steps",
@@ -41,9 +45,11 @@ def trainer(folder, loader, trainer_class=RecordingTrainer, eval_loader=None, **
         }
         | settings,
     )
-    config = transformers.GPT2Config(vocab_size=NUM_TOKENS, n_positions=4, n_embd=4, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
+    config = transformers.GPT2Config(
+        vocab_size=NUM_TOKENS, n_positions=4, n_embd=4, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0
+    )
     model = transformers.GPT2LMHeadModel(config)
-    return trainer_class(model=model, args=args, train_dataset=loader, eval_dataset=eval_loader)
+    return trainer_class(model=model, args=args, train_dataset=loader, eval_dataset=eval_dataset)
 
 
 def weights(trained):
@@ -53,9 +59,9 @@ def weights(trained):
 #: What makes the loader of a folder, and the Trainer's arguments.
 KINDS = {
     "sharded": (lambda folder: sharded(), {}),
-    "sharded, steps": (lambda folder: sharded(), {"max_steps": 9}),
-    "sharded, no length": (lambda folder: sharded(EndlessLookingRows), {"max_steps": 9}),
-    "sharded, one microbatch a step": (lambda folder: sharded(), {"gradient_accumulation_steps": 1, "max_steps": 25}),
+    "sharded, steps": (lambda folder: sharded(), {"max_steps": 6, "gradient_accumulation_steps": 5}),
+    "sharded, no length": (lambda folder: sharded(EndlessLookingRows), {"max_steps": 6}),
+    "sharded, one microbatch a step": (lambda folder: sharded(), {"gradient_accumulation_steps": 1, "max_steps": 14}),
     "streaming": (streaming, {}),
 }
 
@@ -67,13 +73,11 @@ def test_every_checkpoint_resumes_to_the_same_data_and_weights(kind, tmp_path):
     run = trainer(tmp_path / "run", make(tmp_path / "streams"), **settings)
     run.train()
     num_steps = run.state.global_step
-    epochs = {}
-    for number in (number for _, tokens in run.records for number in tokens[::3]):
-        epochs[number] = epochs.get(number, 0) + 1
-    assert set(epochs) == set(range(NUM_TOKENS))
-    assert max(epochs.values()) - min(epochs.values()) <= 1
+    delivered = [number for _, tokens in run.records for number in tokens[::3]]
+    counts = [delivered.count(number) for number in range(NUM_TOKENS)]
+    assert max(counts) - min(counts) <= 1
     if "max_steps" not in settings:
-        assert set(epochs.values()) == {3}
+        assert set(counts) == {2}
     for step in range(1, num_steps):
         resumed = trainer(tmp_path / "resumed", make(tmp_path / "streams"), save_strategy="no", **settings)
         Rows.loaded = 0
@@ -81,3 +85,61 @@ def test_every_checkpoint_resumes_to_the_same_data_and_weights(kind, tmp_path):
         assert resumed.records == [record for record in run.records if record[0] >= step]
         assert weights(resumed) == weights(run)
         assert resumed.state.global_step == num_steps
+        if kind == "sharded":
+            assert Rows.loaded == sum(len(tokens) // 3 for _, tokens in resumed.records)
+
+
+def test_loaders_of_evaluations_go_on_with_their_epochs(tmp_path):
+    settings = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 3}
+    run = trainer(tmp_path / "run", sharded(), eval_dataset={"a": sharded(), "b": sharded()}, **settings)
+    run.train()
+    drawn = [[record for record in run.evaluated if record[0] == step] for step in (1, 2, 3)]
+    assert [len(records) for records in drawn] == [2 * 12] * 3
+    assert [tokens for _, tokens in drawn[0][:12]] == [tokens for _, tokens in drawn[0][12:]]  # a, then b
+    assert [tokens for _, tokens in drawn[0]] != [tokens for _, tokens in drawn[1]]
+    resumed = trainer(tmp_path / "other", sharded(), eval_dataset={"a": sharded(), "b": sharded()}, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
+    assert resumed.evaluated == drawn[1] + drawn[2]
+    assert len(resumed.predict(sharded()).predictions) == NUM_TOKENS
+
+
+def test_a_torn_checkpoint_is_passed_over_and_a_foreign_one_refused(tmp_path):
+    run = trainer(tmp_path, sharded(), max_steps=4)
+    run.train()
+    assert last_checkpoint(tmp_path / "none") is None
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
+    (tmp_path / "checkpoint-4" / "trainer_state.json").write_text('{"global_step": 4, "ep')
+    (tmp_path / "checkpoint-3" / "rng_state.pth").write_bytes(b"PK")
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
+    resumed = trainer(tmp_path, sharded(), max_steps=4, save_strategy="no")
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.records == [record for record in run.records if record[0] >= 2]
+    for step in (1, 2):
+        (tmp_path / f"checkpoint-{step}" / "fkat_data_loaders.pt").unlink()
+    with pytest.raises(ConfigurationError, match="does not say where the loader goes on"):
+        trainer(tmp_path, sharded(), max_steps=4).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    with pytest.raises(ConfigurationError, match="a whole checkpoint in"):
+        trainer(tmp_path, sharded(), max_steps=4).train(resume_from_checkpoint=True)
+
+
+def test_what_would_lose_data_is_refused(tmp_path):
+    run = trainer(tmp_path, sharded(), max_steps=2)
+    run.train()
+    with pytest.raises(StateMismatchError, match="gradient_accumulation_steps of the run that saved"):
+        trainer(tmp_path, sharded(), max_steps=4, gradient_accumulation_steps=2).train(resume_from_checkpoint=True)
+    with pytest.raises(ConfigurationError, match="ignore_data_skip"):
+        trainer(tmp_path, sharded(), max_steps=4, ignore_data_skip=True).train(resume_from_checkpoint=True)
+    with pytest.raises(ConfigurationError, match="auto_find_batch_size"):
+        trainer(tmp_path, sharded(), max_steps=4, auto_find_batch_size=True).train()
+    write_streams(tmp_path / "streams")
+    with pytest.raises(ConfigurationError, match=r"StreamingDataLoader\(dataset"):
+        trainer(tmp_path, streaming(tmp_path / "streams").dataset, max_steps=4).train()
+
+
+def test_other_datasets_are_the_trainers_own_affair(tmp_path):
+    run = trainer(tmp_path, Rows("0"), eval_dataset=Rows("5"), max_steps=2, eval_strategy="steps", eval_steps=1)
+    run.train()
+    shutil.rmtree(tmp_path / "checkpoint-2")
+    run.train(resume_from_checkpoint=True)
+    assert run.state.global_step == 2
+    assert not list(tmp_path.rglob("fkat_data_loaders.pt"))

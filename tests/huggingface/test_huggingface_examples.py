@@ -1,0 +1,72 @@
+"""Two ranks by torchrun, and the examples of the documentation."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "docs" / "examples"
+ENVIRONMENT = {
+    **os.environ,
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
+}
+
+
+def two_ranks(folder, *program):
+    """Run a program on two ranks; return what it has printed."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *program]
+    done = subprocess.run(
+        list(map(str, command)), cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=150, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, done.stderr
+
+
+def test_two_ranks_deliver_each_sample_once_and_resume_exactly(processes, tmp_path):
+    output, log = two_ranks(tmp_path, Path(__file__).with_name("two_ranks.py"), tmp_path)
+    assert output.endswith("all of it\n")
+    assert "each of the 2 ranks will deliver the same samples" in log
+
+
+def test_the_example_of_accelerate_uses_each_sample_once_an_epoch_however_often_it_is_stopped(processes, tmp_path):
+    program = EXAMPLES / "accelerate" / "train.py"
+    assert two_ranks(tmp_path, program, "stop_after=7")[0] == ""
+    stopped, _ = two_ranks(tmp_path, program)
+    whole, _ = two_ranks(tmp_path, program, "output_dir=whole")
+    assert stopped.startswith("samples used 2 times: 80 of 80\nweights ")
+    assert stopped == whole
+
+
+def test_the_example_of_the_trainer_is_killed_and_ends_with_the_weights_of_a_whole_run(processes, tmp_path):
+    program = [sys.executable, str(EXAMPLES / "huggingface" / "train.py")]
+
+    def run(*arguments):
+        done = subprocess.run(
+            [*program, *arguments],
+            cwd=tmp_path,
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.splitlines()[-1]
+
+    with subprocess.Popen(
+        program, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as job:
+        written = tmp_path / "outputs" / "huggingface" / "checkpoint-4" / "trainer_state.json"
+        deadline = time.monotonic() + 120
+        while not written.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        job.send_signal(signal.SIGKILL)
+    assert job.returncode == -signal.SIGKILL
+    resumed = run()
+    assert resumed.startswith("weights ")
+    assert resumed == run("output_dir=whole")

@@ -1,0 +1,76 @@
+"""A rank of two under torchrun: what accelerate and the Trainer deliver, and where each goes on."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator, PartialState
+from huggingface_examples import NUM_TOKENS, numbers, sharded, streaming, write_streams
+from test_trainer_mixin import trainer, weights
+
+from fkat_data import RankMismatchError
+from fkat_data.distributed import gather
+from fkat_data.huggingface import prepare
+
+
+def deliver_each_once(folder):
+    """Half of an epoch, a checkpoint, and the rest by another loader: for each loader, and each way to prepare it."""
+    ways = {
+        "sharded": (lambda: sharded(rank=rank, num_ranks=2), prepare),
+        "streaming": (lambda: streaming(folder / "streams"), prepare),
+        "streaming by accelerate": (lambda: streaming(folder / "streams"), Accelerator.prepare),
+    }
+    for name, (make, prepared_by) in ways.items():
+        accelerator = Accelerator(cpu=True)
+        loader = prepared_by(accelerator, make())
+        received = []
+        for microbatch in loader:
+            received += numbers(microbatch)[::3]
+            if len(received) >= NUM_TOKENS // 4:
+                break
+        accelerator.save_state(folder / name)
+        accelerator.wait_for_everyone()
+        accelerator = Accelerator(cpu=True)
+        loader = prepared_by(accelerator, make())
+        accelerator.load_state(folder / name)
+        for microbatch in loader:
+            received += numbers(microbatch)[::3]
+        everything = sorted(number for part in gather(received) for number in part)
+        assert everything == list(range(NUM_TOKENS)), (name, everything)
+
+
+def resume_the_trainer(folder):
+    settings = {"max_steps": 5, "gradient_accumulation_steps": 2}
+    run = trainer(folder / "run", sharded(rank=rank, num_ranks=2), **settings)
+    run.train()
+    expected = gather(run.records)
+    first_epoch = [number for records in expected for step, tokens in records if step < 3 for number in tokens[::3]]
+    assert sorted(first_epoch) == list(range(NUM_TOKENS)), first_epoch
+    for step in (1, 3, 4):
+        resumed = trainer(folder / "other", sharded(rank=rank, num_ranks=2), save_strategy="no", **settings)
+        resumed.train(resume_from_checkpoint=str(folder / "run" / f"checkpoint-{step}"))
+        assert resumed.records == [record for record in run.records if record[0] >= step]
+        assert weights(resumed) == weights(run)
+
+
+def refuse_other_lengths(folder):
+    uneven = sharded(rank=rank, num_ranks=2) if rank else sharded()
+    with pytest.raises(RankMismatchError, match="12 on rank 0, 6 on rank 1"):
+        trainer(folder / "uneven", uneven, max_steps=2).train()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    rank = PartialState(cpu=True).process_index
+    target = Path(sys.argv[1])
+    if rank == 0:
+        write_streams(target / "streams")
+    PartialState().wait_for_everyone()
+    deliver_each_once(target)
+    resume_the_trainer(target)
+    refuse_other_lengths(target)
+    prepare(Accelerator(cpu=True), sharded())  # logs that nothing deals out the shards
+    if rank == 0:
+        print("all of it")
+    PartialState().destroy_process_group()
