@@ -5,6 +5,7 @@ last. Only modules that run under accelerate import this one.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 from typing import Any, TypeVar, cast
 
 import torch
@@ -63,21 +64,33 @@ def with_end(items: Iterable[_T]) -> Iterator[tuple[_T, bool]]:
         item = following
 
 
-def rest_or_next(begin: Callable[[], Iterable[_T]], *, may_be_over: bool) -> Iterator[_T]:
+def rest_or_next(begin: Callable[[], Iterable[_T]], *, may_be_over: bool, num_workers: int) -> Iterator[_T]:
     """Yield the rest of an epoch; of the next one, if a state was loaded that left nothing of it.
 
-    A loop that counts epochs for itself counts that one as over, and would take an empty rest for the next one.
+    A loop that counts epochs for itself counts that one as over, and would take an empty rest for the next one. An
+    iteration draws no number from torch's generator when it begins: a resumed run begins one more.
 
     Args:
         begin: Begins an epoch, or the rest of one.
         may_be_over: Whether the loaded place may be an epoch's end.
+        num_workers: Workers of torch's, which start with the first item; 0: items are made here, and may draw.
     """
     is_empty = True
-    for item in begin():
+    for item in _begun(begin, num_workers):
         is_empty = False
         yield item
     if is_empty and may_be_over:
-        yield from begin()
+        yield from _begun(begin, num_workers)
+
+
+def _begun(begin: Callable[[], Iterable[_T]], num_workers: int) -> Iterator[_T]:
+    state = torch.get_rng_state()
+    try:
+        iterator = iter(begin())
+        first = list(islice(iterator, 1 if num_workers else 0))
+    finally:
+        torch.set_rng_state(state)
+    return chain(first, iterator)
 
 
 def device_here() -> torch.device:

@@ -40,7 +40,9 @@ class Course:
         may_be_over = self._loaded_step == 0
         self._set_epoch()
         self.step, self._loaded_step = self._loaded_step or 0, None
-        for (microbatch, place), is_last in with_end(rest_or_next(self._placed, may_be_over=may_be_over)):
+        num_workers = getattr(self.loader, "num_workers", 0)
+        placed = rest_or_next(self._placed, may_be_over=may_be_over, num_workers=num_workers)
+        for (microbatch, place), is_last in with_end(placed):
             # Last of all: if the look-ahead is interrupted, the loop does not have this microbatch.
             self._place, self.step = place, 0 if is_last else self.step + 1
             yield microbatch, is_last
@@ -106,7 +108,7 @@ class Course:
 
 def samplers_of(loader: Any) -> list[Any]:
     """Return the samplers that a ``fkat_data.DataLoader`` was made with; of other loaders, nothing."""
-    if not isinstance(loader, DataLoader) or hasattr(loader, "use_stateful_dataloader"):
+    if not isinstance(loader, DataLoader) or hasattr(cast("Any", loader), "use_stateful_dataloader"):
         return []
     batch_sampler = cast("Any", loader).batch_sampler
     samplers = [cast("Any", loader).sampler, batch_sampler, getattr(batch_sampler, "sampler", None)]

@@ -241,7 +241,9 @@ class StreamingDataLoader(DataLoader[Any]):
     def _accelerated(self, dataset: StreamingDataset) -> Iterator[Any]:
         follow = import_module("fkat_data.accelerated")
         may_be_over = dataset.next_point().sample_in_epoch > 0
-        batches = follow.rest_or_next(lambda: self._begin(dataset, 0), may_be_over=may_be_over)
+        batches = follow.rest_or_next(
+            lambda: self._begin(dataset, 0), may_be_over=may_be_over, num_workers=self.num_workers
+        )
         return follow.accelerated(((batch, self._is_last) for batch in batches), follow.device_here())
 
     def _begin(self, dataset: StreamingDataset, first: int) -> Iterator[Any]:
