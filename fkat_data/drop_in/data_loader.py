@@ -29,7 +29,7 @@ from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.transport.definitions import digest_of_shipment
 from fkat_data.transport.memory_limit import default_limit_bytes
 from fkat_data.types import Profiler
-from fkat_data.worker.template_process import StartMethod
+from fkat_data.worker.settings import StartMethod
 
 __all__ = ["DataLoader"]
 
