@@ -35,6 +35,7 @@ FLOORS = {
     "seeding": 1,
     "tree": 1,
     "distributed": 1,
+    "executor": 0,
     "iteration": 1,
     "location": 1,
     "machine": 1,

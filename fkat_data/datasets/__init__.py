@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fkat_data.datasets.buffer_sorted import BufferSortedDataset, DatasetImplementingSortKeyProtocol
     from fkat_data.datasets.chain import DatasetChain
+    from fkat_data.datasets.counting import count_parallel
     from fkat_data.datasets.dictionary import DictDataset
     from fkat_data.datasets.distributed_sharded import DistributedShardedDataset
     from fkat_data.datasets.json_lines import IterableJsonDataset, JsonDataset
@@ -43,6 +44,7 @@ __all__ = [
     "TarDataset",
     "TokenBudgetBatchSampler",
     "collate_packed",
+    "count_parallel",
     "pad_stack_1d",
 ]
 
@@ -69,6 +71,7 @@ _MODULES = {
     "TarDataset": "tar",
     "TokenBudgetBatchSampler": "token_budget",
     "collate_packed": "packed",
+    "count_parallel": "counting",
     "pad_stack_1d": "padding",
 }
 

@@ -54,12 +54,13 @@ def test_parquet_and_tar_are_read_as_they_are(run_here, tmp_path):
 
 
 def test_datasets_are_written_in_parallel_and_merged(run_here, tmp_path):
-    _, parallel, merge = examples("writing.md")
+    _, parallel, _ray, count, merge = examples("writing.md")
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text("one\ntwo\n")
         (tmp_path / "data" / name).mkdir(parents=True)
         (tmp_path / "data" / name / "index.json").write_text('{"shards": [], "version": 2}')
     run_here(parallel)
+    assert run_here(count + "print(lengths.tolist())") == "[1, 1, 1, 1]\n"
     run_here(merge.replace("s3://bucket/train", str(tmp_path / "data")))
     assert (tmp_path / "data" / "index.json").exists()
 

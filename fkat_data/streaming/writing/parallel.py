@@ -1,39 +1,18 @@
 """Writing a dataset in parallel, in many processes or on many machines."""
 
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import CancelledError
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from fkat_data.errors import ConfigurationError, SampleError
+from fkat_data.executor import AnyExecutor, results_of
 from fkat_data.streaming.writing.destination import cleared_for_parts
 from fkat_data.streaming.writing.merge import IndexLocation, merge_index
+from fkat_data.streaming.writing.part_folders import PartFolders
 from fkat_data.streaming.writing.writer import ShardWriter
 
-__all__ = ["AnyExecutor", "AnyFuture", "write_parallel"]
+__all__ = ["write_parallel"]
 
 _Item = TypeVar("_Item")
-
-_LONGEST_ITEM = 200
-
-
-class AnyFuture(Protocol):
-    """The result of a submitted call: ``concurrent.futures.Future``, or another library's future."""
-
-    def result(self) -> Any:
-        """Return what the call returned, or raise what it raised."""
-        ...
-
-    def cancel(self) -> Any:
-        """Cancel the call if it has not started."""
-        ...
-
-
-class AnyExecutor(Protocol):
-    """Any ``concurrent.futures.Executor``, including those of Dask, Ray and MPI."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any) -> AnyFuture:
-        """Schedule a call, and return its future."""
-        ...
 
 
 def write_parallel(
@@ -49,8 +28,11 @@ def write_parallel(
 ) -> int:
     """Write the samples of many items, each in its own call, and one index for all of them.
 
-    Item *i* becomes the directory ``out/00000i`` of shards. Samples follow the order of the items. The index is
-    written last, after all calls have succeeded.
+    Item *i* becomes the directory ``out/00000i`` of shards, in a store ``out/00000i.attempt-…``. Samples follow the order of
+    the items. The index is written last, after all calls have succeeded.
+
+    An executor may run a call again when a worker is lost, also beside a first attempt that is still alive. Each
+    attempt writes to a folder of its own. The attempt that the executor reports counts; the others are removed.
 
     Args:
         make_writer: Called as ``make_writer(out=…, keep_local=…, exist_ok=…)``, such as
@@ -59,7 +41,7 @@ def write_parallel(
         samples_of: Function from an item to its samples, such as the rows of a file.
         items: The items to write. All are consumed up front, so keep them small, such as file names.
         out: See ``ShardWriter``. Every worker must have access to a local directory.
-        executor: The executor of the calls.
+        executor: The executor of the calls: any object with a ``submit`` as of ``concurrent.futures.Executor``.
         keep_local: See ``ShardWriter``.
         exist_ok: Whether to replace an existing dataset. Its index is removed first, then its files and those of every
             earlier item, also if there were more.
@@ -70,7 +52,8 @@ def write_parallel(
 
     Raises:
         ConfigurationError: ``items`` is empty, ``out`` is invalid, or another writer is writing to it.
-        FileExistsError: ``out`` already has an index, or an item of an earlier run, and ``exist_ok`` is false.
+        FileExistsError: ``out`` already has an index, or an item of an earlier run, and ``exist_ok`` is false; or
+            another writer has written an index there meanwhile.
         Exception: A call failed. This is the error of the first one in the order of the items. Calls that have not
             started are cancelled.
     """
@@ -78,52 +61,44 @@ def write_parallel(
     settings: dict[str, Any] = {"keep_local": keep_local, "exist_ok": exist_ok}
     if storage_options is not None:
         settings["storage_options"] = storage_options
-    names: list[str] = []
-    shown: list[str] = []
-    futures: list[AnyFuture] = []
+    folders = PartFolders(local, remote, storage_options)
     with lock:
-        try:
-            for number, item in enumerate(items):
-                names.append(f"{number:06}")
-                shown.append(f"{item!r}"[:_LONGEST_ITEM])
-                item_out = _below(local, remote, names[-1])
-                futures.append(executor.submit(_write_item, make_writer, samples_of, item, item_out, settings))
-            for number, future in enumerate(futures):
-                _wait(future, f"{number} (from 0), {shown[number]}")
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            raise
-        if not names:
-            raise ConfigurationError("items", names, "at least one item")
-        parts = [_below(local, remote, name) for name in names]
-        return merge_index(parts, out, keep_local=keep_local, storage_options=storage_options)
-
-
-def _wait(future: AnyFuture, item: str) -> None:
-    try:
-        future.result()
-    except (Exception, CancelledError) as error:
-        error.add_note(f"while writing item {item}")
-        raise
-
-
-def _below(local: str | None, remote: str | None, name: str) -> IndexLocation:
-    sides = [f"{side.rstrip('/')}/{name}" for side in (local, remote) if side is not None]
-    return sides[0] if len(sides) == 1 else (sides[0], sides[1])
+        calls = (
+            (item, _write_item, (make_writer, samples_of, item, folders, number, settings))
+            for number, item in enumerate(items)
+        )
+        attempts = results_of(executor, calls, "writing")
+        if not attempts:
+            raise ConfigurationError("items", attempts, "at least one item")
+        if folders.is_whole():
+            raise FileExistsError(
+                f"another writer has written a dataset to {folders.shown!r} meanwhile: write it again"
+            )
+        names = [folders.settle(attempt) for attempt in attempts]
+        parts = [folders.location(name) for name in names]
+        num_samples = merge_index(parts, out, keep_local=keep_local, storage_options=storage_options)
+        folders.remove_others(names)
+        return num_samples
 
 
 def _write_item(
     make_writer: Callable[..., ShardWriter],
     samples_of: Callable[[_Item], Iterable[Mapping[str, Any]]],
     item: _Item,
-    out: IndexLocation,
+    folders: PartFolders,
+    number: int,
     settings: Mapping[str, Any],
-) -> None:
-    with make_writer(out=out, **settings) as writer:
+) -> str:
+    """Write an item into a folder of its own, and return the folder's name."""
+    name = folders.attempt(number)
+    with make_writer(out=folders.location(name), **settings) as writer:
         for sample in samples_of(item):
             try:
                 writer.write(sample)
             except SampleError as error:
                 error.add_note(f"sample {writer.num_samples} (from 0) of the item")
                 raise
+    if folders.is_whole():
+        # Another attempt was faster, and this one is alone with what it has written.
+        folders.remove(name)
+    return name

@@ -12,10 +12,12 @@ from fkat_data.streaming.formats.index import FORMATS, INDEX_NAME, parse_index
 from fkat_data.streaming.writing.local_directory import LocalDirectory
 from fkat_data.streaming.writing.remote_directory import RemoteDirectory
 
-__all__ = ["parts_in", "place_of", "remove_dataset", "remove_parts"]
+__all__ = ["is_attempt", "parts_in", "place_of", "remove_attempt", "remove_dataset", "remove_parts"]
 
-#: Folders of ``write_parallel``; no year and month, such as 202401, has such a name.
+#: Folders of ``write_parallel``'s items; no year and month, such as 202401, has such a name.
 _PART_NAME = re.compile(r"0\d{5}")
+#: Folders of its attempts to write an item.
+_ATTEMPT_NAME = re.compile(r"\d{6,}\.attempt-[0-9a-f]{8}")
 #: Names of files that a killed writer may have left behind.
 _LEFTOVER_NAME = re.compile(rf"shard\.\d{{5,}}\.({'|'.join(FORMATS)})(\.meta)?(\.(br|bz2|gz|snappy|zstd))?(\.tmp)?")
 
@@ -69,7 +71,12 @@ def remove_dataset(place: _Place, shown: str) -> None:
 
 def parts_in(place: _Place) -> list[str]:
     """Return the names of the folders that ``write_parallel`` has made, complete or not."""
-    return sorted(name for name in place.listed()[1] if _PART_NAME.fullmatch(name))
+    return sorted(name for name in place.listed()[1] if _PART_NAME.fullmatch(name) or is_attempt(name))
+
+
+def is_attempt(name: str) -> bool:
+    """Return whether a folder is of an attempt of ``write_parallel`` to write an item."""
+    return _ATTEMPT_NAME.fullmatch(name) is not None
 
 
 def remove_parts(place: _Place, shown: str) -> None:
@@ -84,8 +91,21 @@ def remove_parts(place: _Place, shown: str) -> None:
         Exception: A file cannot be removed. This is the file system's error.
     """
     for name in parts_in(place):
-        remove_dataset(place.below(name), f"{shown}/{name}")
-        place.remove([f"{name}/{INDEX_NAME}"])
+        if is_attempt(name):
+            remove_attempt(place, name)
+        else:
+            remove_dataset(place.below(name), f"{shown}/{name}")
+            place.remove([f"{name}/{INDEX_NAME}"])
+
+
+def remove_attempt(place: _Place, name: str) -> None:
+    """Remove the folder of an attempt to write a part. All files in it are the attempt's.
+
+    Raises:
+        Exception: A file cannot be removed. This is the file system's error.
+    """
+    files, _ = place.below(name).listed()
+    place.remove(f"{name}/{file}" for file in [*files, INDEX_NAME])
 
 
 def _is_index(content: bytes) -> bool:

@@ -97,6 +97,26 @@ def test_fewer_items_leave_no_part_of_the_dataset_before(bucket):
     assert merge_index("s3://bucket/parts") == 10
 
 
+def test_attempts_that_do_not_count_leave_nothing_in_a_bucket(bucket, tmp_path):
+    class Twice(ThreadPoolExecutor):
+        """Runs each call twice, and reports one of the two."""
+
+        def submit(self, fn, /, *args):
+            item = args[2]
+            futures = [super(Twice, self).submit(fn, *args) for _ in range(2)]
+            return futures[item[0] % 2]
+
+    with Twice(4) as executor:
+        items = [(3 * number, 3) for number in range(6)]
+        write_parallel(
+            partial(MDSWriter, columns=COLUMNS), good_samples_of, items, out="s3://bucket/twice", executor=executor
+        )
+    assert ids("s3://bucket/twice", tmp_path) == list(range(18))
+    folders = [key.split("/")[1] for key in keys(bucket)]
+    assert folders.pop() == "index.json"
+    assert [folder.partition(".")[0] for folder in folders] == [f"{number:06}" for number in range(6) for _ in "if"]
+
+
 ANOTHERS = b'{"shards": [], "version": 2}'
 
 
