@@ -17,9 +17,18 @@ if TYPE_CHECKING:
     from fkat_data.tools.converting.convert import convert
     from fkat_data.tools.resume_check.verify import ResumeReport, verify_resume
     from fkat_data.tools.simulation.quality import entropy_bits
+    from fkat_data.tools.simulation.resplit import simulate_resplit
     from fkat_data.tools.simulation.simulate_dataset import advice_for, simulate_dataset
 
-__all__ = ["ResumeReport", "advice_for", "convert", "entropy_bits", "simulate_dataset", "verify_resume"]
+__all__ = [
+    "ResumeReport",
+    "advice_for",
+    "convert",
+    "entropy_bits",
+    "simulate_dataset",
+    "simulate_resplit",
+    "verify_resume",
+]
 
 #: name -> the module below this package that defines it
 _MODULES = {
@@ -28,6 +37,7 @@ _MODULES = {
     "convert": "converting.convert",
     "entropy_bits": "simulation.quality",
     "simulate_dataset": "simulation.simulate_dataset",
+    "simulate_resplit": "simulation.resplit",
     "verify_resume": "resume_check.verify",
 }
 

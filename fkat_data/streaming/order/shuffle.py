@@ -25,6 +25,7 @@ _Integers = npt.NDArray[np.int64]
 _T = TypeVar("_T")
 
 _MOST_INT32 = 2**31 - 1
+_MOST_UINT16 = 2**16 - 1
 
 #: Places to compute at a time: the arrays fit into the processor's cache.
 _TOGETHER = 1 << 16
@@ -77,10 +78,15 @@ class ReferenceShuffle:
 
     def samples_at(self, places: _Integers) -> _Integers:
         """Return the number of the sample at each place: same shape, int64."""
+        if self._num_parts == 1 and len(places):
+            return self._part(0)[places].astype(np.int64)
         parts = np.searchsorted(self._bounds[1:], places, side="right")
+        # A stable sort of small numbers takes time in proportion to their number, however many parts there are.
+        order = np.argsort(parts.astype(np.uint16) if self._num_parts <= _MOST_UINT16 else parts, kind="stable")
+        edges = np.searchsorted(parts[order], np.arange(self._num_parts + 1))
         found = np.empty(len(places), np.int64)
-        for part in np.unique(parts).tolist():
-            where = np.flatnonzero(parts == part) if self._num_parts > 1 else slice(None)
+        for part in np.flatnonzero(np.diff(edges)).tolist():
+            where = order[edges[part] : edges[part + 1]]
             found[where] = self._part(part)[places[where] - self._bounds[part]]
         return found
 

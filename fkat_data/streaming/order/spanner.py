@@ -41,5 +41,9 @@ class Spanner:
 
     def locate(self, samples: _Integers) -> tuple[_Integers, _Integers]:
         """Return the shards and rows of samples, all of which must exist: two int64 arrays like ``samples``."""
-        shards = np.searchsorted(self._ends, samples, side="right")
+        shards = self.shards(samples)
         return shards, samples - self.starts[shards]
+
+    def shards(self, samples: _Integers) -> _Integers:
+        """Return the shards of samples, all of which must exist: an int64 array like ``samples``."""
+        return np.searchsorted(self._ends, samples, side="right")

@@ -17,8 +17,9 @@ from fkat_data.tools.cli.audit_commands import Config, Key, Nodes, Overrides, Ra
 from fkat_data.tools.cli.composition import target_of
 from fkat_data.tools.cli.presentation import exit_on_failure, say
 from fkat_data.tools.cli.simulation_page import simulation_page
-from fkat_data.tools.cli.simulation_presentation import show_simulation
+from fkat_data.tools.cli.simulation_presentation import show_resplit, show_simulation
 from fkat_data.tools.cli.synthetic_shards import write_synthetic_shards
+from fkat_data.tools.simulation.resplit import Resplit, simulate_resplit
 from fkat_data.tools.simulation.simulate_dataset import advice_for, simulate_dataset
 
 __all__ = ["simulate_app", "simulate_command"]
@@ -50,6 +51,9 @@ def simulate_command(
     samples_per_shard: Annotated[int, typer.Option(help="Samples in a synthetic shard.", min=1)] = 4096,
     shard_bytes: Annotated[str, typer.Option(help="Size of a synthetic shard.")] = "64mb",
     compressed_bytes: Annotated[str | None, typer.Option(help="Compressed size of a synthetic shard.")] = None,
+    resplit: Annotated[
+        str | None, typer.Option(help="STEP:NODES: from this step on, that many nodes finish epoch 0.")
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write an HTML page with plots to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
     key: Key = None,
@@ -72,31 +76,46 @@ def simulate_command(
         numbers: dict[str, Any] = {"cache_limit_bytes": _limit(dataset, cache_limit)}
         if predownload is not None:
             numbers["predownload"] = count_of("--predownload", predownload)
-        result = simulate_dataset(
-            dataset,
-            num_nodes=nodes,
-            ranks_per_node=ranks_per_node,
-            workers_per_rank=int(getattr(made, "num_workers", 0)) if workers is None else workers,
-            worker_start_s=worker_start,
-            step_s=step_time,
-            bandwidth_bytes_per_s=_rate("--bandwidth", bandwidth),
-            connection_bytes_per_s=_rate("--connection-bandwidth", connection_bandwidth),
-            store_bytes_per_s=_rate("--store-bandwidth", store_bandwidth),
-            decompress_bytes_per_s=_rate("--decompression", decompression),
-            latency_s=latency,
-            num_steps=steps,
-            num_epochs=epochs,
-            **numbers,
-        )
+        numbers |= {
+            "ranks_per_node": ranks_per_node,
+            "workers_per_rank": int(getattr(made, "num_workers", 0)) if workers is None else workers,
+            "worker_start_s": worker_start,
+            "step_s": step_time,
+            "bandwidth_bytes_per_s": _rate("--bandwidth", bandwidth),
+            "connection_bytes_per_s": _rate("--connection-bandwidth", connection_bandwidth),
+            "store_bytes_per_s": _rate("--store-bandwidth", store_bandwidth),
+            "decompress_bytes_per_s": _rate("--decompression", decompression),
+            "latency_s": latency,
+        }
+        found = None
+        if resplit is None:
+            result = simulate_dataset(dataset, num_nodes=nodes, num_steps=steps, num_epochs=epochs, **numbers)
+        else:
+            found = _resplit(dataset, resplit, nodes, (steps, epochs), numbers)
+            result = found.before
         words = advice_for(dataset, result)
         if html is not None:
             html.write_text(simulation_page(result, words, Path(config).name), encoding="utf-8")
     if as_json:
-        say(console, json.dumps(result.as_dict() | {"advice": words}, allow_nan=False))
+        split = {} if found is None else {"resplit": found.as_dict()}
+        say(console, json.dumps(result.as_dict() | split | {"advice": words}, allow_nan=False))
         return
     show_simulation(console, result, words)
+    if found is not None:
+        show_resplit(console, found)
     if html is not None:
         say(console, str(html))
+
+
+def _resplit(
+    dataset: StreamingDataset, given: str, num_nodes: int, duration: tuple[int | None, ...], numbers: dict[str, Any]
+) -> Resplit:
+    if any(number is not None for number in duration):
+        raise ConfigurationError("--resplit", given, "no --steps and no --epochs beside it: the epoch is simulated")
+    step, _, nodes_after = given.partition(":")
+    if not (step.isdecimal() and nodes_after.isdecimal()):
+        raise ConfigurationError("--resplit", given, "STEP:NODES, such as 1200:896")
+    return simulate_resplit(dataset, step=int(step), num_nodes_after=int(nodes_after), num_nodes=num_nodes, **numbers)
 
 
 def _check_dataset(config: str, overrides: Sequence[str], key: str | None) -> None:

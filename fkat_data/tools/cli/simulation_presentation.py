@@ -10,12 +10,21 @@ from rich.table import Table
 from fkat_data.tools.cli.presentation import say
 from fkat_data.tools.quantities import readable_bytes, readable_duration
 from fkat_data.tools.simulation.remedies import NEGLIGIBLE_SHARE
+from fkat_data.tools.simulation.resplit import Resplit
 from fkat_data.tools.simulation.result import Simulation
 
-__all__ = ["node_rows", "numbers", "show_simulation"]
+__all__ = ["node_rows", "numbers", "show_resplit", "show_simulation"]
 
 _NUM_PIECES = 8
 _MOST_NODES = 16
+_COMPARED = {
+    "time spent waiting",
+    "total time",
+    "time to the first batch",
+    "fetched by one node, at most",
+    "fetched by all nodes",
+    "on one node's disk, at most",
+}
 
 
 def show_simulation(console: Console, result: Simulation, advice: Sequence[str]) -> None:
@@ -35,6 +44,28 @@ def show_simulation(console: Console, result: Simulation, advice: Sequence[str])
     for number, text in enumerate(advice):
         style = "green" if number == 0 and result.later_share <= NEGLIGIBLE_SHARE else None
         say(console, f"- {text}", style)
+
+
+def show_resplit(console: Console, found: Resplit) -> None:
+    """Print an epoch that another number of nodes finishes: both parts side by side, and how often samples come."""
+    before, after, samples = found.before, found.after, found.samples
+    sides = (before, after)
+    table = Table("", "before", "after", title=f"re-split at step {found.step:,}")
+    table.add_row("nodes", *(f"{side.setup.num_nodes:,}" for side in sides))
+    table.add_row("steps", *(f"{side.num_steps:,}" for side in sides))
+    table.add_row("samples delivered", f"{samples.num_before:,}", f"{samples.num_after:,}")
+    for (what, value), (_, other) in zip(numbers(before), numbers(after), strict=True):
+        if what in _COMPARED:
+            table.add_row(what, value, other)
+    kept = sum(len(shards) for shards in before.cached[: after.setup.num_nodes])
+    table.add_row("shards in the caches of nodes that stay", "", f"{kept:,}")
+    console.print(table)
+    if samples.num_missing:
+        say(console, f"{samples.num_missing:,} samples of the epoch's {samples.num_due:,} are not delivered.", "red")
+    else:
+        say(console, f"All {samples.num_due:,} samples of the epoch are delivered.", "green")
+    if samples.num_repeated:
+        say(console, f"{samples.num_repeated:,} are delivered again, so that all ranks read the same number.")
 
 
 def numbers(result: Simulation) -> list[tuple[str, str]]:

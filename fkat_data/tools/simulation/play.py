@@ -1,7 +1,8 @@
 """Play a run: the nodes step together, and each step waits for the shards of all nodes."""
 
+import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,7 +63,13 @@ class Played:
     nodes: tuple[SimulatedNode, ...]
 
 
-def play(needs: Sequence[EpochNeeds], costs: Sequence[ShardCosts], setup: Setup, num_ranks: int) -> Played:
+def play(
+    needs: Sequence[EpochNeeds],
+    costs: Sequence[ShardCosts],
+    setup: Setup,
+    num_ranks: int,
+    cached: Sequence[Collection[int]] = (),
+) -> Played:
     """Play a run.
 
     Args:
@@ -70,22 +77,31 @@ def play(needs: Sequence[EpochNeeds], costs: Sequence[ShardCosts], setup: Setup,
         costs: The costs of each shard.
         setup: The run.
         num_ranks: The number of ranks in ``needs``, less than the run has if several ranks read the same.
+        cached: For each node from the first one on, the shards that it has when the run starts.
     """
-    return _Run(costs, setup, num_ranks).play(needs)
+    return _Run(costs, setup, num_ranks, cached).play(needs)
 
 
 class _Run:
-    def __init__(self, costs: Sequence[ShardCosts], setup: Setup, num_ranks: int) -> None:
+    def __init__(
+        self, costs: Sequence[ShardCosts], setup: Setup, num_ranks: int, cached: Sequence[Collection[int]]
+    ) -> None:
         self._setup = setup
         self._now_s = 0.0
-        self._nodes = [SimulatedNode(setup.ranks_per_node, costs, setup) for _ in range(setup.num_nodes)]
+        raw_bytes = [cost.raw_bytes for cost in costs]
+        self._nodes = [SimulatedNode(setup.ranks_per_node, costs, raw_bytes, setup) for _ in range(setup.num_nodes)]
+        for node, shards in zip(self._nodes, cached, strict=False):
+            node.add_cached(shards)
+        # The time of each node's next event, and a heap of (time, node) with all of them and with times that changed.
         self._next_s = [math.inf] * setup.num_nodes
+        self._queue: list[tuple[float, int]] = []
         # Ranks that read the same have consecutive numbers.
         alike = setup.num_ranks // num_ranks
         self._places = [
             [divmod(rank * alike + number, setup.ranks_per_node) for number in range(alike)]
             for rank in range(num_ranks)
         ]
+        self._num_waiting = 0
         self._snapshots: list[StepSnapshot] = []
         self._num_wanted: list[list[int]] = []
 
@@ -128,25 +144,36 @@ class _Run:
 
     def _read(self, index: int, part: StepGroup) -> None:
         for rank, places in enumerate(self._places):
+            shards = part.shards[rank].tolist()
             for node, place in places:
-                self._nodes[node].read(self._now_s, place, index, part.shards[rank].tolist())
+                self._nodes[node].read(self._now_s, place, index, shards)
+        self._num_waiting = sum(node.is_waiting for node in self._nodes)
         self._update_all_rates()
-        while any(node.is_waiting for node in self._nodes):
-            self._handle_event(min(self._next_s))
+        while self._num_waiting:
+            self._handle_event(self._next_event_s())
 
     def _advance(self, seconds: float) -> None:
         until_s = self._now_s + seconds
-        while (at_s := min(self._next_s)) <= until_s:
+        while (at_s := self._next_event_s()) <= until_s:
             self._handle_event(at_s)
         self._now_s = until_s
+
+    def _next_event_s(self) -> float:
+        queue = self._queue
+        while queue and self._next_s[queue[0][1]] != queue[0][0]:
+            heapq.heappop(queue)
+        return queue[0][0] if queue else math.inf
 
     def _handle_event(self, at_s: float) -> None:
         if math.isinf(at_s):
             raise RuntimeError("the simulated run waits for a shard that no rank fetches")
-        node = self._next_s.index(at_s)
+        node = heapq.heappop(self._queue)[1]
+        self._next_s[node] = math.nan  # this event is no longer to come
         # Time never goes back: the event's time was computed earlier, and rounded.
         self._now_s = max(self._now_s, at_s)
+        was_waiting = self._nodes[node].is_waiting
         self._nodes[node].handle_event(self._now_s)
+        self._num_waiting += self._nodes[node].is_waiting - was_waiting
         self._update_rates(node)
 
     def _update_all_rates(self) -> None:
@@ -161,7 +188,11 @@ class _Run:
         rates = fair_rates([self._nodes[index].link.num_moving for index in changed], *limits)
         for index, rate in zip(changed, rates, strict=True):
             self._nodes[index].link.set_rate(self._now_s, rate)
-            self._next_s[index] = self._nodes[index].next_s()
+            next_s = self._nodes[index].next_s()
+            if next_s != self._next_s[index]:
+                self._next_s[index] = next_s
+                if next_s < math.inf:
+                    heapq.heappush(self._queue, (next_s, index))
 
     def _record(self, step: int, num_steps: int) -> None:
         if not self._snapshots or step - self._snapshots[-1].step >= num_steps / _NUM_SNAPSHOTS:

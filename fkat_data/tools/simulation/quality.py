@@ -58,7 +58,7 @@ def quality_of(ids: _Integers, spanner: Spanner) -> Quality:
         spanner: Where the shards begin.
     """
     flat = ids[ids >= 0]
-    shards, _ = spanner.locate(flat)
+    shards = spanner.shards(flat)
     num_classes = max(1, min(_MOST_CLASSES, len(flat) // _LEAST_PER_CLASS))
     together = max(1, -(-spanner.size // num_classes))
     steps = np.broadcast_to(np.arange(len(ids))[:, None, None], ids.shape)[ids >= 0]

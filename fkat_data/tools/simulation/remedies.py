@@ -1,7 +1,7 @@
 """Find what would remove the waits, by playing the run again with one number changed."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from fkat_data.tools.simulation.costs import ShardCosts
@@ -22,7 +22,12 @@ _PRECISION = 1.05
 
 
 def remedies_of(
-    needs: Sequence[EpochNeeds], costs: Sequence[ShardCosts], setup: Setup, num_ranks: int, played: Played
+    needs: Sequence[EpochNeeds],
+    costs: Sequence[ShardCosts],
+    setup: Setup,
+    num_ranks: int,
+    played: Played,
+    cached: Sequence[Collection[int]] = (),
 ) -> Remedies:
     """Return what would remove the waits of a run.
 
@@ -32,18 +37,23 @@ def remedies_of(
         setup: The run.
         num_ranks: The number of ranks in ``needs``.
         played: The run, played with this setup.
+        cached: For each node from the first one on, the shards that it has when the run starts.
     """
     shortened = _shortened(needs)
-    cache_limit = _cache_limit(shortened, costs, setup, num_ranks) if _is_fetched_again(played) else None
+
+    def replay(setup: Setup) -> Played:
+        return play(shortened, costs, setup, num_ranks, cached)
+
+    cache_limit = _cache_limit(replay, setup) if _is_fetched_again(played) else None
     if cache_limit is not None:
         # First fix the cache: the bandwidth is not to blame for repeated fetches.
         setup = replace(setup, cache_limit_bytes=cache_limit)
-        played = play(shortened, costs, setup, num_ranks)
+        played = replay(setup)
     if _share(played, setup) <= NEGLIGIBLE_SHARE:
         return Remedies(cache_limit_bytes=cache_limit)
 
     def share(**changes: float) -> float:
-        return _share(play(shortened, costs, replace(setup, **changes), num_ranks), setup)
+        return _share(replay(replace(setup, **changes)), setup)
 
     unbounded = share(bandwidth_bytes_per_s=math.inf)
     bandwidth = None
@@ -76,13 +86,13 @@ def _least_predownload(share: Callable[..., float], setup: Setup) -> int | None:
     return None
 
 
-def _cache_limit(needs: Sequence[EpochNeeds], costs: Sequence[ShardCosts], setup: Setup, num_ranks: int) -> int | None:
-    unlimited = play(needs, costs, replace(setup, cache_limit_bytes=None), num_ranks)
+def _cache_limit(replay: Callable[[Setup], Played], setup: Setup) -> int:
+    unlimited = replay(replace(setup, cache_limit_bytes=None))
     low = setup.cache_limit_bytes or 1
     high = max(low, *(node.cache.most_bytes for node in unlimited.nodes))
 
     def is_enough(limit_bytes: int) -> bool:
-        return not _is_fetched_again(play(needs, costs, replace(setup, cache_limit_bytes=limit_bytes), num_ranks))
+        return not _is_fetched_again(replay(replace(setup, cache_limit_bytes=limit_bytes)))
 
     while high > low * _PRECISION:
         middle = int(math.sqrt(low * high))

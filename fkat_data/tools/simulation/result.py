@@ -72,6 +72,7 @@ class Simulation:
         num_warm_up_steps: The number of steps after which the run waits no more than later on.
         snapshots: The state of the nodes over time.
         nodes: The totals of each node.
+        cached: For each node, the shards in its cache at the end, the least recently used first.
         num_shards: The number of shards that any node fetched.
         whole_bytes: The size on disk of all shards that a node used, for the node where it is largest.
         quality: How well the order mixes.
@@ -85,6 +86,7 @@ class Simulation:
     num_warm_up_steps: int
     snapshots: tuple[StepSnapshot, ...]
     nodes: tuple[NodeTotals, ...]
+    cached: tuple[tuple[int, ...], ...]
     num_shards: int
     whole_bytes: int
     quality: Quality

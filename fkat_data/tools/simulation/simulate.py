@@ -1,13 +1,15 @@
 """Simulate a run, from the configuration's order to the result."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.epoch.epochs import Epochs
 from fkat_data.streaming.epoch.resume_point import ResumePoint
 from fkat_data.streaming.epoch.skips import SampleSkips
+from fkat_data.streaming.order.plan import Plan
 from fkat_data.streaming.order.spanner import Spanner
 from fkat_data.tools.simulation.costs import ShardCosts
 from fkat_data.tools.simulation.needs import needs_of
@@ -24,7 +26,15 @@ _NUM_MEASURED = 1 << 20
 
 
 def simulate(
-    epochs: Epochs, spanner: Spanner, costs: Sequence[ShardCosts], skips: SampleSkips, setup: Setup
+    epochs: Epochs,
+    spanner: Spanner,
+    costs: Sequence[ShardCosts],
+    skips: SampleSkips,
+    setup: Setup,
+    *,
+    start: ResumePoint | None = None,
+    cached: Sequence[Collection[int]] = (),
+    count: Callable[[npt.NDArray[np.int64]], None] | None = None,
 ) -> Simulation:
     """Return what a run would wait for, fetch and cache. It reads no clock, no files and no network.
 
@@ -34,6 +44,9 @@ def simulate(
         costs: The costs of each shard.
         skips: The samples and batches that are not delivered.
         setup: The run.
+        start: Where the run starts; None: at the start of epoch 0.
+        cached: For each node from the first one on, the shards that it has when the run starts.
+        count: Called with the ids of the delivered samples, part by part.
 
     Raises:
         ConfigurationError: The epochs cannot be planned, are empty, or have another world size; or a shard does not
@@ -48,10 +61,12 @@ def simulate(
     if setup.cache_limit_bytes is not None and setup.cache_limit_bytes < largest:
         expected = f"at least {largest} bytes, the size of the largest shard"
         raise ConfigurationError("cache_limit", setup.cache_limit_bytes, expected)
-    needs = needs_of(epochs, spanner, skips, setup)
+    start = epochs.settled(start or ResumePoint())
+    first_plan = epochs.plan(start)
+    needs = needs_of(epochs, spanner, skips, setup, start=start, first_plan=first_plan, count=count)
     if not sum(epoch.num_steps for epoch in needs):
         raise ConfigurationError("batch_size", epochs.batch_size, "an epoch with at least one global batch")
-    played = play(needs, costs, setup, num_ranks)
+    played = play(needs, costs, setup, num_ranks, cached)
     return Simulation(
         setup=setup,
         wait_s=played.wait_s,
@@ -60,14 +75,14 @@ def simulate(
         num_warm_up_steps=num_warm_up_steps(played.wait_s, setup.step_s),
         snapshots=played.snapshots,
         nodes=totals_of(played),
+        cached=tuple(tuple(node.cache) for node in played.nodes),
         num_shards=len(set[int]().union(*(node.fetched for node in played.nodes))),
         whole_bytes=max(sum(costs[shard].kept_bytes for shard in node.fetched) for node in played.nodes),
-        quality=_quality(epochs, spanner),
-        remedies=remedies_of(needs, costs, setup, num_ranks, played),
+        quality=_quality(first_plan, spanner),
+        remedies=remedies_of(needs, costs, setup, num_ranks, played, cached),
     )
 
 
-def _quality(epochs: Epochs, spanner: Spanner) -> Quality:
-    plan = epochs.plan(epochs.settled(ResumePoint()))
+def _quality(plan: Plan, spanner: Spanner) -> Quality:
     num_batches = max(1, min(plan.batching.num_even_batches, _NUM_MEASURED // plan.grid.global_batch_size))
     return quality_of(plan.global_batches(np.arange(num_batches)), spanner)

@@ -1,5 +1,6 @@
 """Simulate training on a dataset: take from the dataset what it knows, and the rest from the caller."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from fkat_data.errors import ConfigurationError
@@ -12,7 +13,7 @@ from fkat_data.tools.simulation.result import Simulation
 from fkat_data.tools.simulation.setup import Setup
 from fkat_data.tools.simulation.simulate import simulate
 
-__all__ = ["advice_for", "simulate_dataset"]
+__all__ = ["advice_for", "costs_in", "setup_of", "simulate_dataset"]
 
 
 def simulate_dataset(dataset: StreamingDataset, *, workers_per_rank: int = 0, **numbers: Any) -> Simulation:
@@ -28,20 +29,10 @@ def simulate_dataset(dataset: StreamingDataset, *, workers_per_rank: int = 0, **
         ConfigurationError: A number is invalid, the dataset has no ``batch_size``, or its ``world`` has a different
             number of ranks.
     """
-    batch_size = dataset.batch_size
-    if batch_size is None:
-        raise ConfigurationError("batch_size", None, "a number of samples: the order depends on it")
-    given: dict[str, Any] = {
-        "predownload": dataset.num_ahead,
-        "cache_limit_bytes": dataset.cache_limit,
-        "batches_together": 1 if workers_per_rank else batches_together(dataset, batch_size),
-        "batches_per_chunk": batches_in_chunk(batch_size),
-    }
-    given |= numbers
-    if given.get("num_steps") is None and given.get("num_epochs") is None:
-        given["num_epochs"] = 1
-    setup = Setup(workers_per_rank=workers_per_rank, **given)
-    return simulate(dataset.epochs, dataset.catalog.spanner, _costs(dataset), dataset.skips, setup)
+    if numbers.get("num_steps") is None and numbers.get("num_epochs") is None:
+        numbers["num_epochs"] = 1
+    setup = setup_of(dataset, workers_per_rank, numbers)
+    return simulate(dataset.epochs, dataset.catalog.spanner, costs_in(dataset), dataset.skips, setup)
 
 
 def advice_for(dataset: StreamingDataset, result: Simulation) -> list[str]:
@@ -52,7 +43,31 @@ def advice_for(dataset: StreamingDataset, result: Simulation) -> list[str]:
     return advice(result, shard_bytes, nodes)
 
 
-def _costs(dataset: StreamingDataset) -> list[ShardCosts]:
+def setup_of(dataset: StreamingDataset, workers_per_rank: int, numbers: Mapping[str, Any]) -> Setup:
+    """Return a run's setup from what a dataset knows and the caller's numbers.
+
+    Args:
+        dataset: The dataset.
+        workers_per_rank: The number of workers of each rank.
+        numbers: Arguments of ``Setup``.
+
+    Raises:
+        ConfigurationError: A number is invalid, or the dataset has no ``batch_size``.
+    """
+    batch_size = dataset.batch_size
+    if batch_size is None:
+        raise ConfigurationError("batch_size", None, "a number of samples: the order depends on it")
+    known: dict[str, Any] = {
+        "predownload": dataset.num_ahead,
+        "cache_limit_bytes": dataset.cache_limit,
+        "batches_together": 1 if workers_per_rank else batches_together(dataset, batch_size),
+        "batches_per_chunk": batches_in_chunk(batch_size),
+    }
+    return Setup(workers_per_rank=workers_per_rank, **known | dict(numbers))
+
+
+def costs_in(dataset: StreamingDataset) -> list[ShardCosts]:
+    """Return the costs of a dataset's shards."""
     catalog = dataset.catalog
     streams: list[int] = catalog.stream_per_shard.tolist()
     return costs_of(catalog.entries, [bool(dataset.streams[stream].keep_zip) for stream in streams])

@@ -1,6 +1,7 @@
 """A node's cache of shards on disk, which evicts the least recently used first."""
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
 __all__ = ["SimulatedCache"]
 
@@ -32,6 +33,10 @@ class SimulatedCache:
 
     def __contains__(self, shard: int) -> bool:
         return shard in self._kept
+
+    def __iter__(self) -> Iterator[int]:
+        """Return an iterator of the shards, the least recently used first."""
+        return iter(self._kept)
 
     def __len__(self) -> int:
         return len(self._kept)

@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -51,6 +51,7 @@ class SimulatedNode:
     Args:
         num_ranks: The number of its ranks.
         costs: The costs of each shard.
+        raw_bytes: The size of each shard after decompression, in bytes.
         setup: The run.
 
     Attributes:
@@ -64,7 +65,7 @@ class SimulatedNode:
         num_shared: Times that a rank waited for a shard that another rank was fetching.
     """
 
-    def __init__(self, num_ranks: int, costs: Sequence[ShardCosts], setup: Setup) -> None:
+    def __init__(self, num_ranks: int, costs: Sequence[ShardCosts], raw_bytes: Sequence[int], setup: Setup) -> None:
         self.link: Link = Link()
         self.cache: SimulatedCache = SimulatedCache(setup.cache_limit_bytes)
         self.fetched_bytes: int = 0
@@ -76,7 +77,7 @@ class SimulatedNode:
         self._fetched_in_epoch: set[int] = set()
         self._ranks = [SimulatedRank(setup, self.cache) for _ in range(num_ranks)]
         self._costs = costs
-        self._raw_bytes = [cost.raw_bytes for cost in costs]
+        self._raw_bytes = raw_bytes
         self._setup = setup
         self._fetches: dict[int, _Fetch] = {}
         # Events: (time, number in the order of scheduling, action).
@@ -87,6 +88,13 @@ class SimulatedNode:
     def is_waiting(self) -> bool:
         """Whether a rank waits for a shard of the part that it is reading."""
         return self._num_reading > 0
+
+    def add_cached(self, shards: Iterable[int]) -> None:
+        """Add shards that are in the cache before the run starts, the most recently used last."""
+        for shard in shards:
+            num_bytes = self._costs[shard].kept_bytes
+            self.cache.reserve(num_bytes)
+            self.cache.keep(shard, num_bytes, num_bytes)
 
     def begin_epoch(self) -> None:
         """Begin an epoch."""

@@ -106,6 +106,27 @@ def test_the_terminal_shows_numbers_time_nodes_and_advice(config):
         assert words in output
 
 
+def test_an_epoch_that_other_nodes_finish(config):
+    given = (config, *INVENTED, *LINE, "--nodes", 4, "--resplit", "60:3")
+    found = numbers(*given)
+    assert found["num_steps"] == 60
+    assert len(found["nodes"]) == 4
+    split = found["resplit"]
+    assert split["step"] == 60
+    assert len(split["after"]["nodes"]) == 3
+    assert split["samples"] == {
+        "num_before": 1200,
+        "num_after": split["after"]["num_steps"] * 15,
+        "num_due": 4000,
+        "num_missing": 0,
+        "num_repeated": split["after"]["num_steps"] * 15 - 2800,
+    }
+    code, output = run(*given)
+    assert code == 0, output
+    for words in ("re-split at step 60", "before", "after", "All 4,000 samples of the epoch are delivered."):
+        assert words in output
+
+
 class Checked(HTMLParser):
     """Every element is closed, and nothing is fetched from anywhere."""
 
@@ -158,6 +179,9 @@ def test_the_page_needs_nothing_else(config, tmp_path, options, num_plots):
         (("--bandwidth", "0"), "bandwidth_bytes_per_s"),
         (("--steps", 5, "--epochs", 2), "num_steps"),
         (("--cache-limit", "10kb"), "cache_limit"),
+        (("--resplit", "60"), "STEP:NODES"),
+        (("--resplit", "60:2", "--steps", 100), "--resplit"),
+        (("--resplit", "800:2"), "step"),
         (("--shard-bytes", "1kb"), "--shard-bytes"),
         (("dataset.shuffle_algo=best",), "shuffle_algo"),
         (("~dataset.batch_size",), "batch_size"),

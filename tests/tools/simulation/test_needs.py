@@ -106,6 +106,32 @@ def test_it_makes_no_difference_how_much_is_planned_at_once(monkeypatch, samples
         assert [shards.tolist() for shards in part.shards] == [shards.tolist() for shards in other.shards]
 
 
+@pytest.mark.parametrize("samples", [8, 16, 1 << 19])
+def test_a_part_that_is_planned_in_pieces_is_the_same(monkeypatch, samples):
+    epochs, spanner = epochs_of(2, 2, shuffle_algo="py1e"), Spanner(np.concatenate(SIZES))
+    setup = setup_of(2, 2, num_epochs=1, batches_together=8)
+    skips = SampleSkips([{"samples": list(range(40, 90))}])
+    counted = []
+    monkeypatch.setattr("fkat_data.tools.simulation.needs._CHUNK", samples)
+    (found,) = needs_of(epochs, spanner, skips, setup, count=lambda ids: counted.extend(ids.tolist()))
+    for rank in range(4):
+        expected = [part[2] for part in read_of(epochs, 0, rank, skips, 8)]
+        assert [part.shards[rank].tolist() for part in found.parts] == expected
+    assert not set(range(40, 90)) & set(counted)
+    assert set(range(spanner.size)) - set(range(40, 90)) == set(counted)
+
+
+def test_visits_are_the_same_where_keys_are_too_large_to_sort(monkeypatch):
+    epochs, spanner = epochs_of(2, 2), Spanner(np.concatenate(SIZES))
+    setup = setup_of(2, 2, num_epochs=1, batches_together=4)
+    (whole,) = needs_of(epochs, spanner, SampleSkips(None), setup)
+    monkeypatch.setattr("fkat_data.tools.simulation.needs._MOST_BITS", 1)
+    (found,) = needs_of(epochs, spanner, SampleSkips(None), setup)
+    for part, other in zip(found.parts, whole.parts, strict=True):
+        assert [shards.tolist() for shards in part.shards] == [shards.tolist() for shards in other.shards]
+        assert [shards.tolist() for shards in part.shards[1:3]] == [part.shards[rank].tolist() for rank in (1, 2)]
+
+
 def test_a_short_run_is_the_beginning_of_a_long_one():
     epochs, spanner = epochs_of(2, 2), Spanner(np.concatenate(SIZES))
     (whole,) = needs_of(epochs, spanner, SampleSkips(None), setup_of(2, 2, num_epochs=1, batches_together=2))

@@ -1,0 +1,113 @@
+"""Simulate an epoch that another number of nodes finishes, sample by sample."""
+
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fkat_data import arguments
+from fkat_data.errors import ConfigurationError
+from fkat_data.streaming.dataset import StreamingDataset
+from fkat_data.streaming.epoch.resume_point import ResumePoint
+from fkat_data.streaming.epoch.world import World
+from fkat_data.tools.simulation.result import Simulation
+from fkat_data.tools.simulation.simulate import simulate
+from fkat_data.tools.simulation.simulate_dataset import costs_in, setup_of
+
+__all__ = ["Resplit", "SampleCounts", "simulate_resplit"]
+
+
+@dataclass(frozen=True)
+class SampleCounts:
+    """How often an epoch with a re-split delivers its samples.
+
+    Attributes:
+        num_before: Samples delivered before the re-split.
+        num_after: Samples delivered after it.
+        num_due: Samples that the epoch has to deliver, those included that it repeats by weight.
+        num_missing: Samples that it delivers less often than due.
+        num_repeated: Deliveries beyond those due, such as those that fill up the last step.
+    """
+
+    num_before: int
+    num_after: int
+    num_due: int
+    num_missing: int
+    num_repeated: int
+
+
+@dataclass(frozen=True)
+class Resplit:
+    """An epoch that some nodes begin and others finish.
+
+    Attributes:
+        step: The step before which the number of nodes changes.
+        before: The run up to this step.
+        after: The rest of the epoch. Nodes that stay keep their caches, and others start with empty ones.
+        samples: How often the samples are delivered.
+    """
+
+    step: int
+    before: Simulation
+    after: Simulation
+    samples: SampleCounts
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the numbers as JSON values, without those of ``before``."""
+        return {"step": self.step, "after": self.after.as_dict(), "samples": asdict(self.samples)}
+
+
+def simulate_resplit(
+    dataset: StreamingDataset, *, step: int, num_nodes_after: int, workers_per_rank: int = 0, **numbers: Any
+) -> Resplit:
+    """Return what an epoch would wait for and fetch if another number of nodes finished it.
+
+    Args:
+        dataset: The dataset, with the ``world`` of the run's start.
+        step: The step of epoch 0 before which the number of nodes changes.
+        num_nodes_after: The number of nodes from then on.
+        workers_per_rank: The number of workers of each rank's ``StreamingDataLoader``.
+        **numbers: Arguments of ``Setup`` for the run's start, as for ``simulate_dataset``; without ``num_steps`` and
+            ``num_epochs``.
+
+    Raises:
+        ConfigurationError: A number is invalid, the epoch has no such step, the order does not allow this number of
+            nodes, or the dataset skips samples.
+    """
+    arguments.integer("num_nodes_after", num_nodes_after, minimum=1)
+    if dataset.skips:
+        raise ConfigurationError("skip", dataset.skips.plain(), "none, to simulate a re-split")
+    epochs = dataset.epochs
+    start = epochs.settled(ResumePoint())
+    batching = epochs.batching(start)
+    arguments.integer("step", step, minimum=1, maximum=batching.num_even_batches - 1)
+    setup = setup_of(dataset, workers_per_rank, {**numbers, "num_steps": step})
+    spanner, costs = dataset.catalog.spanner, costs_in(dataset)
+    counts = np.zeros(spanner.size, np.uint16)
+
+    def count(ids: npt.NDArray[np.int64]) -> None:
+        np.add.at(counts, ids, 1)
+
+    before = simulate(epochs, spanner, costs, dataset.skips, setup, start=start, count=count)
+    num_before = int(counts.sum())
+    others = replace(epochs, fixed_world=World(num_nodes_after, setup.ranks_per_node))
+    point = replace(start, sample_in_epoch=batching.num_rank_samples(step) * epochs.grid().num_ranks)
+    rest = replace(setup, num_nodes=num_nodes_after, num_steps=None, num_epochs=1)
+    after = simulate(others, spanner, costs, dataset.skips, rest, start=point, cached=before.cached, count=count)
+    return Resplit(step, before, after, _sample_counts(dataset, counts, num_before))
+
+
+def _sample_counts(dataset: StreamingDataset, counts: npt.NDArray[np.uint16], num_before: int) -> SampleCounts:
+    phases = dataset.epochs.phases(0)
+    edges = [*dataset.catalog.sample_offset_per_stream.tolist(), dataset.catalog.num_samples]
+    num_missing = 0
+    for stream, (start, stop) in enumerate(pairwise(edges)):
+        # Each phase delivers every sample once before it repeats one.
+        fewest = sum(phase.choose[stream] // max(1, stop - start) for phase in phases)
+        num_missing += int(np.maximum(fewest - counts[start:stop].astype(np.int64), 0).sum())
+    num_delivered, num_due = int(counts.sum()), sum(phase.epoch_size for phase in phases)
+    num_missing = max(num_missing, num_due - num_delivered)
+    num_repeated = num_delivered + num_missing - num_due
+    return SampleCounts(num_before, num_delivered - num_before, num_due, num_missing, num_repeated)
