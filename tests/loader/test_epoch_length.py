@@ -254,7 +254,7 @@ def test_it_says_so_without_opening_a_shard_of_files(folders, cache):
         {"dataset_generator": Stream, "batch_size": 4, "shard_sizes": int},
         {"dataset_generator": Stream, "batch_size": 4, "shard_sizes": {str(size): size for size in SIZES}},
     ],
-    ids=str,
+    ids=["rows", "sized stream", "batch sampler", "own loader", "sizes by function", "sizes by shard"],
 )
 def test_anything_with_a_length_is_opened_to_be_counted(options):
     state = torch.get_rng_state()
@@ -309,7 +309,7 @@ def test_a_group_of_shards_has_the_sizes_of_its_members():
     assert check(make([["1", "6"], "5", "6"], factory))[0] == 6
 
 
-@pytest.mark.parametrize("sizes", [{"a": -1}, {"a": "1"}, {"a": None}, lambda shard: -1, lambda shard: None], ids=str)
+@pytest.mark.parametrize("sizes", [{"a": -1}, {"a": "1"}, {"a": None}, lambda shard: -1, lambda shard: None])
 def test_a_size_is_a_number_of_samples(sizes):
     with pytest.raises(ConfigurationError, match="shard_sizes"):
         len(make(["a"], DataLoaderFactory(Rows, shard_sizes=sizes)))
