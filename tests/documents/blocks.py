@@ -1,0 +1,32 @@
+"""The blocks of code in a Markdown document."""
+
+import re
+from typing import NamedTuple
+
+_BLOCK = re.compile(
+    r"(?:^<!-- not run: (?P<reason>[^\n]*?) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
+)
+
+
+class Block(NamedTuple):
+    """One block.
+
+    Attributes:
+        language: What follows the fence.
+        text: The code.
+        line: The line of its fence, from 1.
+        reason: Why it is not run, from a comment above the block; None if it is.
+    """
+
+    language: str
+    text: str
+    line: int
+    reason: str | None
+
+
+def blocks_of(document):
+    """Return the blocks of a document's text that name a language."""
+    return [
+        Block(match["language"], match["text"], document.count("\n", 0, match.start("language")) + 1, match["reason"])
+        for match in _BLOCK.finditer(document)
+    ]

@@ -1,0 +1,38 @@
+import torch
+from stage import ShardedDataLoader
+from torch.utils.data import DataLoader
+
+import fkat_data
+from fkat_data.datasets import BufferSortedDataset, PaddingCollate
+
+
+class Lines(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.arange(1 + index % 7)
+
+    def sort_key(self, index):
+        return 1 + index % 7
+
+
+class Store:
+    def get(self, name):
+        return name
+
+
+def decoded(content):
+    return content
+
+
+def augmented(image, angle):
+    return (image, angle)
+
+
+lines = Lines()
+# after
+assert len(list(DataLoader(dataset, batch_size=32, collate_fn=PaddingCollate(0)))) == 2
+images = Images()
+images.store, images.names = Store(), ["a"]
+assert -10 <= images[0][1] <= 10

@@ -1,0 +1,4 @@
+import torch
+from stage import ShardedDataLoader, train
+
+loader = ShardedDataLoader(...)

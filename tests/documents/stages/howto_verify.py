@@ -1,0 +1,5 @@
+from stage import SHARDS, ShardedDataLoader, factory
+
+sampler = SHARDS
+# after
+assert ShardedDataLoader(7, sampler, factory, multiprocessing=False)

@@ -1,0 +1,82 @@
+"""Each block of Python and of shell in the documentation runs; one that cannot says why in a comment above it.
+
+A document's blocks run in their order, as one program in an empty folder. What the document takes for granted comes
+from a file of its name in ``stages``: the part before ``# after`` comes before the blocks, the rest after them. Blocks
+of shell run afterwards, in the same folder.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from blocks import Block, blocks_of
+from omegaconf import OmegaConf
+
+ROOT = Path(__file__).parents[2]
+STAGES = Path(__file__).parent / "stages"
+SHELLS = {"bash", "console", "sh", "shell"}
+DOCUMENTS = sorted(
+    str(path.relative_to(ROOT))
+    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    if "adr" not in path.parts and any(block.reason is None for block in blocks_of(path.read_text()))
+)
+#: Blocks that show what others do, or files that are none of ours.
+OTHER_LANGUAGES = {"json", "text", "mermaid"}
+
+
+def stage_of(document):
+    path = STAGES / f"{document.removeprefix('docs/').removesuffix('.md').replace('/', '_').lower()}.py"
+    before, _, after = (path.read_text() if path.exists() else "").partition("# after\n")
+    return before, after
+
+
+def test_blocks_are_found_with_their_lines_and_reasons():
+    text = "a\n```python\n1\n```\n\n<!-- not run: why -->\n```bash\nls\n```\n```\nplain\n```\n"
+    assert blocks_of(text) == [Block("python", "1\n", 2, None), Block("bash", "ls\n", 7, "why")]
+
+
+def test_every_block_has_a_language_that_is_known():
+    known = {"python", "yaml", *SHELLS, *OTHER_LANGUAGES}
+    found = {
+        f"{document}:{block.line}: {block.language}"
+        for document in DOCUMENTS
+        for block in blocks_of((ROOT / document).read_text())
+        if block.language not in known
+    }
+    assert not found
+
+
+def test_every_stage_has_its_document():
+    assert {path.stem for path in STAGES.glob("*.py")} <= {
+        document.removeprefix("docs/").removesuffix(".md").replace("/", "_").lower() for document in DOCUMENTS
+    } | {"stage"}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_the_blocks_of_a_document_run(document, run_script, tmp_path, monkeypatch):
+    blocks = [block for block in blocks_of((ROOT / document).read_text()) if block.reason is None]
+    for block in blocks:
+        if block.language == "yaml":
+            OmegaConf.create(block.text)
+    monkeypatch.syspath_prepend(str(STAGES))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of_the_user"))
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{STAGES}")
+    before, after = stage_of(document)
+    pythons = [f"# {document}:{block.line}\n{block.text}" for block in blocks if block.language == "python"]
+    if before or after or pythons:
+        run_script("\n".join([before, *pythons, after]), timeout=300)
+    for block in blocks:
+        if block.language in SHELLS:
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", block.text],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+            )
+            assert done.returncode == 0, f"{document}:{block.line}\n{done.stdout}{done.stderr}"
