@@ -117,7 +117,7 @@ def test_attempts_that_do_not_count_leave_nothing_in_a_bucket(bucket, tmp_path):
     assert [folder.partition(".")[0] for folder in folders] == [f"{number:06}" for number in range(6) for _ in "if"]
 
 
-ANOTHERS = b'{"shards": [], "version": 2}'
+FOREIGN_INDEX = b'{"shards": [], "version": 2}'
 
 
 def test_two_writers_of_one_url_exclude_each_other(bucket):
@@ -126,8 +126,8 @@ def test_two_writers_of_one_url_exclude_each_other(bucket):
         with pytest.raises(ConfigurationError, match="no other writer is writing"):
             MDSWriter(columns=COLUMNS, out="s3://bucket/train/", **options)
     first.write(SAMPLES[0])
-    bucket.put("train/index.json", ANOTHERS)
+    bucket.put("train/index.json", FOREIGN_INDEX)
     with pytest.raises(FileExistsError, match="another writer has written a dataset"):
         first.finish()
-    assert bucket.client().get_object(Bucket="bucket", Key="train/index.json")["Body"].read() == ANOTHERS
+    assert bucket.client().get_object(Bucket="bucket", Key="train/index.json")["Body"].read() == FOREIGN_INDEX
     MDSWriter(columns=COLUMNS, out="s3://bucket/train", exist_ok=True).abandon()
