@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import urllib3.util.connection  # noqa: F401 - its import tries an address, which no test of the fast lane may do
 from hypothesis import settings
 
 # Modules here can be imported by spawned workers, which search the trainer's sys.path.

@@ -180,7 +180,8 @@ def read(state: Mapping[str, Any]) -> list[RankState]:
         position = _position(
             columns["epochs"][rank], indices[rank], columns["microbatches"][rank], columns["steps"][rank]
         )
-        sampler, skipped = columns["samplers"][rank], _shard_indices(columns["skipped"][rank], "all_rank_skipped")
+        sampler = _sampler(columns["samplers"][rank], "all_rank_samplers")
+        skipped = _shard_indices(columns["skipped"][rank], "all_rank_skipped")
         dp_rank = _dp_rank(dp_ranks[rank])
         own = RankState(position, seed, dp_rank, nums_shards[rank], digests[rank], sampler)
         ranks.append(own._replace(dp_size=saved_dp_size, layers=layers, skipped=skipped))
@@ -201,7 +202,7 @@ def read_rank(state: Mapping[str, Any]) -> RankState:
     _check_version(state)
     fingerprint = _mapping(state.get("fingerprint", {}), "fingerprint")
     position = _position(state["epoch"], state["index"], state.get("microbatch", 0), state.get("step"))
-    sampler = state.get("sampler")
+    sampler = _sampler(state.get("sampler"), "sampler")
     return RankState(
         position,
         seed=fingerprint.get("seed"),
@@ -248,6 +249,10 @@ def _mapping(value: object, field: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise StateMismatchError(field, type(value).__name__, "<a mapping>", _NOT_A_STATE)
     return cast("Mapping[str, Any]", value)
+
+
+def _sampler(value: object, field: str) -> dict[str, Any] | None:
+    return None if value is None else dict(_mapping(value, field))
 
 
 def _items(state: Mapping[str, Any], field: str, length: int | None, default: object = None) -> list[Any]:

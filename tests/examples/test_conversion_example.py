@@ -19,7 +19,7 @@ from fkat_data.streaming import LocalDataset
 from fkat_data.streaming.writing.writer_lock import LOCK_NAME
 
 ROOT = Path(__file__).parents[2]
-NUM_FILES, NUM_LINES = 50, 200
+NUM_FILES, NUM_LINES = 50, 400
 
 
 @pytest.fixture

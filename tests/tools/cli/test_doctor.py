@@ -24,6 +24,20 @@ def test_the_machine_is_examined_as_text_and_as_json(tmp_path):
     assert {"subject", "level", "found", "change"} == set(found["machine"][0])
 
 
+def test_a_loader_and_its_worker_are_examined(tmp_path, processes):
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        "loader:\n  _target_: fkat_data.ShardedDataLoader\n  seed: 0\n  shard_sampler: [a, b]\n"
+        "  dataloader_factory: {_target_: fkat_data.DataLoaderFactory, batch_size: 2,\n"
+        "    dataset_generator: {_target_: builtins.list, _partial_: true}}\n"
+    )
+    code, output = run(config, "--json")
+    assert code in (0, 1), output
+    found = {finding["subject"]: finding["found"] for finding in json.loads(output)["configuration"]}
+    assert found["workers"].startswith("1 on ")
+    assert found["shards"] == "2 on this rank in an epoch"
+
+
 def test_a_configuration_that_fails_is_wrong(tmp_path):
     config = tmp_path / "run.yaml"
     config.write_text(
