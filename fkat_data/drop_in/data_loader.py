@@ -52,7 +52,7 @@ class DataLoader(torch_data.DataLoader[Any], Generic[T_co]):
         batch_size: Samples of a microbatch; None: the dataset's items are microbatches.
         shuffle: Another order each epoch, which is computed where it is needed from the seed and the epoch.
         sampler: Gives indices; iterated in this process, a few microbatches ahead.
-        batch_sampler: Gives lists of indices,.
+        batch_sampler: Gives lists of indices.
         num_workers: Worker processes; 0: microbatches are made in this process when they are asked for.
         collate_fn: Makes a microbatch of a list of samples, in the worker.
         pin_memory: Copy microbatches to page-locked memory where there is a CUDA device. ``device`` makes it needless.

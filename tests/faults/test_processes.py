@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 
+import leavings
 import psutil
 import pytest
 import torch
@@ -391,7 +392,7 @@ def test_a_constructor_that_fails_leaves_nothing_and_says_nothing_else(options, 
         ShardedDataLoader(**options)
     gc.collect()
     assert capfd.readouterr().err == ""
-    assert not psutil.Process().children()
+    assert not leavings.processes()
 
 
 @pytest.mark.usefixtures("processes")

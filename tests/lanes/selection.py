@@ -16,7 +16,7 @@ LANES = {
     "all": "everything that is not marked slow",
 }
 #: The share of its examples that a property is tested with: every run draws others.
-EXAMPLES = {"fast": 0.04, "default": 0.1, "all": 0.5}
+EXAMPLES = {"fast": 0.04, "default": 0.1, "all": 0.25}
 _FEWEST_EXAMPLES = 5
 
 

@@ -1,4 +1,4 @@
-import psutil
+import leavings
 import pytest
 import torch
 from loader_examples import MIXED, epoch, make, plain, same_state
@@ -18,7 +18,7 @@ def test_the_first_microbatch_comes_over_and_over(multiprocessing):
                 break
         assert loader.epoch == 0
         assert loader.statistics().delivered == 50
-        assert not psutil.Process().children()  # the machine is the caller's alone
+        assert not leavings.processes()  # the machine is the caller's alone
 
 
 @both_modes

@@ -8,8 +8,8 @@ import threading
 import time
 import weakref
 
+import leavings
 import numpy as np
-import psutil
 import pytest
 import torch
 from loader_examples import MIXED, bounded, epoch, make, mixed, plain
@@ -381,7 +381,7 @@ def test_a_loader_can_be_closed_any_number_of_times_and_iterated_again(multiproc
     with pytest.raises(StaleIteratorError):
         next(iterator)
     loader.state_dict()
-    assert psutil.Process().children() == []
+    assert not leavings.processes()
     assert epoch(loader) == whole[1]
     loader.close()
 
@@ -395,19 +395,19 @@ def test_leaving_the_context_ends_the_workers():
 
     with pytest.raises(ValueError, match="the trainer's"):
         train()
-    assert psutil.Process().children() == []
+    assert not leavings.processes()
 
 
 @pytest.mark.usefixtures("processes")
 def test_a_loader_that_is_dropped_ends_its_workers():
     loader = make(multiprocessing=True, num_shard_prefetches=2)
     next(iter(loader))
-    assert len(psutil.Process().children(recursive=True)) == 3  # the template and its workers
+    assert len(leavings.processes()) == 3  # the template and its workers
     reference = weakref.ref(loader)
     del loader
     gc.collect()
     assert reference() is None
-    assert psutil.Process().children() == []
+    assert not leavings.processes()
 
 
 @pytest.mark.usefixtures("processes")

@@ -71,6 +71,7 @@ def test_every_benchmark_is_run_by_a_test():
     assert {*short, *long.values[0], *OF_PRODUCTION} == names
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("processes")
 def test_the_benchmarks_of_production_run(tmp_path):
     command = [sys.executable, str(BENCH), "--scale", "0.001", "--repeats", "1", "--together", "--json", "report.json"]
