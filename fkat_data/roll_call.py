@@ -48,8 +48,8 @@ def roll_call(call: str, hint: str, warning_s: float) -> Generator[None]:
 
     timer = threading.Timer(warning_s, warn)
     timer.daemon = True
-    timer.start()
     try:
+        timer.start()
         yield
     except BaseException:
         _counted(store, rank, -1)
