@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fkat_data import arguments
 from fkat_data.errors import WorkerDiedError
 from fkat_data.loader.factory import DataLoaderFactory
-from fkat_data.loader.recovery import NOT_THE_SHARDS
+from fkat_data.loader.recovery import NOT_THE_SHARDS, Recovery
 from fkat_data.loader.worker_pool import WorkerPool, WorkerPoolSettings
 from fkat_data.observe.sink import EventSink
 from fkat_data.plan.elastic import Piece
@@ -52,17 +52,18 @@ class EpochLength:
         settings: The loader's workers; those that count are made like them.
         delivered: The numbers of microbatches of shards that were read to their end, by the shard's ``repr``. They
             count where the factory cannot say.
-        skips_shards: Whether a shard that raises is skipped: it then has no microbatches.
+        recovery: Says how long a worker may take for a shard, and whether a shard that raises is skipped: it then has
+            no microbatches.
     """
 
     def __init__(
-        self, plan: ShardPlan, settings: WorkerPoolSettings, delivered: Mapping[str, int], *, skips_shards: bool
+        self, plan: ShardPlan, settings: WorkerPoolSettings, delivered: Mapping[str, int], recovery: Recovery
     ) -> None:
         self._plan = plan
         self._settings = settings
         self._factory = settings.factory
         self._delivered = delivered
-        self._skips_shards = skips_shards
+        self._recovery = recovery
         self._counted: dict[str, int] = {}
         # Of one epoch: by the place whose random stream has decided.
         self._drawn: dict[tuple[int, Piece | None, int], int] = {}
@@ -176,13 +177,13 @@ class EpochLength:
         try:
             pool.start()
             workers = [pool.workers[index % len(pool.workers)] for index in range(len(places))]
+            tasks = [_task(number, epoch, place) for number, place in enumerate(places)]
             num_assigned = 0
             for number, place in enumerate(places):
                 while num_assigned < min(len(places), number + _NUM_AHEAD * len(pool.workers)):
-                    workers[num_assigned].assign(_task(num_assigned, epoch, places[num_assigned]), 1)
+                    workers[num_assigned].assign(tasks[num_assigned], 1)
                     num_assigned += 1
-                while (counted := self._receive(workers[number], epoch, place)) is None:
-                    logger.info("waiting for the number of microbatches of shard %r", place.shard)
+                counted = self._counted_by(workers[number], tasks[number], num_assigned - number)
                 if time.monotonic() - reported_s > _REPORT_S:
                     reported_s = time.monotonic()
                     logger.info("%d of %d shards are counted", number + 1, len(places))
@@ -190,20 +191,30 @@ class EpochLength:
         finally:
             pool.close()
 
-    def _receive(self, worker: Worker, epoch: int, place: _ShardPlace) -> ShardCount | None:
-        """Return what a worker has counted; None: it takes longer."""
+    def _counted_by(self, worker: Worker, task: Task, num_in_work: int) -> ShardCount:
+        """Wait for what a worker counts, as for a microbatch: with reports, and no longer than ``stall_timeout_s``."""
+        clock = self._recovery.wait_clock()
         try:
-            message = worker.receive(timeout_s=_REPORT_S)
+            while True:
+                message = worker.receive(timeout_s=clock.interval_s)
+                if isinstance(message, Item):
+                    return message.microbatch
+                if isinstance(message, Failure):
+                    return self._empty(task.shard, message.error)
+                if message is None:
+                    clock.advance(worker, task, 0, num_in_work)
         except WorkerGone as gone:
             raise WorkerDiedError(
-                gone.pid, gone.exit_code, place.shard, epoch, 0, gone.last_words, socket.gethostname()
+                gone.pid, gone.exit_code, task.shard, task.epoch, 0, gone.last_words, socket.gethostname()
             ) from None
-        if isinstance(message, Failure):
-            if not self._skips_shards or isinstance(message.error, NOT_THE_SHARDS):
-                raise message.error
-            logger.warning("shard %r cannot be opened and counts as empty: %s", place.shard, message.error)
-            return ShardCount(0, is_drawn=True, reason="")
-        return message.microbatch if isinstance(message, Item) else None
+        finally:
+            clock.end()
+
+    def _empty(self, shard: Shard, error: BaseException) -> ShardCount:
+        if not self._recovery.skips_shards or isinstance(error, NOT_THE_SHARDS):
+            raise error
+        logger.warning("shard %r cannot be opened and counts as empty: %s", shard, error)
+        return ShardCount(0, is_drawn=True, reason="")
 
 
 def _key(epoch: int, place: _ShardPlace) -> tuple[int, Piece | None, int]:

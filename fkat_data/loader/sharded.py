@@ -182,9 +182,7 @@ class ShardedDataLoader(Generic[Microbatch_co]):
         )
         self._observation = Observation(self._pool, self._prefetcher, self._sink, num_shard_prefetches, timeline)
         self._agreement = rank_agreement(replica_group, check_ranks_every, self._identity, self._plan)
-        self._length = EpochLength(
-            self._plan, settings, self._prefetcher.num_microbatches, skips_shards=recovery.skips_shards
-        )
+        self._length = EpochLength(self._plan, settings, self._prefetcher.num_microbatches, recovery)
         self._cursor = Cursor()
         delivery = Delivery(
             self._pool.start,
@@ -238,6 +236,8 @@ class ShardedDataLoader(Generic[Microbatch_co]):
 
         Raises:
             TypeError: The length is not known; the message says what to pass.
+            WorkerStalledError: Opening a shard takes ``stall_timeout_s``; until then, the log reports after
+                ``stall_warning_s``.
             Exception: A shard cannot be opened; with ``on_shard_error="skip"`` it has no microbatches.
         """
         return self._length.of(self.epoch)

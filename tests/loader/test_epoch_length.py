@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import tarfile
+import time
 from io import BytesIO
 from itertools import pairwise, product
 from pathlib import Path
@@ -26,6 +27,7 @@ from fkat_data import (
     ShardNotFoundError,
     ShuffledShardSampler,
     WorkerDiedError,
+    WorkerStalledError,
     item_generators,
 )
 from fkat_data.datasets import (
@@ -561,3 +563,22 @@ def test_workers_open_the_shards_and_end(processes):
         pytest.raises(WorkerDiedError, match="shard '9'"),
     ):
         len(loader)
+
+
+class SlowRows(Rows):
+    def __init__(self, shard):
+        super().__init__(shard)
+        time.sleep(60 if shard == "9" else 0)
+
+
+def test_a_shard_that_hangs_while_it_is_counted_is_reported_and_then_an_error(processes, caplog):
+    factory = DataLoaderFactory(SlowRows, batch_size=4)
+    options = {"stall_warning_s": 0.5, "stall_timeout_s": 1.5}
+    with (
+        ShardedDataLoader(0, ["3", "9"], factory, **options) as loader,
+        pytest.raises(WorkerStalledError, match=r"shard '9'(.|\n)*in __init__"),
+    ):
+        len(loader)
+    assert "shard '9'" in caplog.text
+    with ShardedDataLoader(0, ["3", "4"], DataLoaderFactory(SlowRows, batch_size=4), **options) as loader:
+        assert len(loader) == len(list(loader)) == 2
