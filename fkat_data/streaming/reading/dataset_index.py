@@ -94,7 +94,7 @@ class DatasetIndex:
             ShardCorruptError: The index is malformed, or the copies never agree.
             DownloadError: The store does not answer.
         """
-        earlier = ""
+        earlier: set[str] = set()
         for _ in range(_MOST_READS):
             # Not in a pool: a store that does not answer must not keep the process alive.
             second, reported = BackgroundCall(self._read), BackgroundCall(self.report)
@@ -102,10 +102,9 @@ class DatasetIndex:
             is_equal = content == second.result()[0]
             report = reported.result()
             # If another host reported it, a report from before these reads tells that the content is as old.
-            is_dated = earlier != "" and moment_of(report) == moment_of(earlier)
-            if is_equal and (report.startswith(name) or is_dated):
+            if is_equal and (report.startswith(name) or moment_of(report) in earlier):
                 return FoundIndex(content, parse_index(content, self.location), report)
-            earlier = report
+            earlier.add(moment_of(report))
         raise ShardCorruptError(self.location, f"{_MOST_READS} pairs of downloads differ")
 
     def read_in_place(self, directory: Path) -> FoundIndex:

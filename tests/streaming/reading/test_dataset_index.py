@@ -41,8 +41,8 @@ class Hosts(DirectoryClient):
         return int(version.rpartition(" ")[2]) + next(self._offsets)
 
 
-def index_of(directory, names=("one",), **options):
-    client = Hosts(Path(directory), names, **options)
+def index_of(directory, names=("one",), hosts=Hosts, **options):
+    client = hosts(Path(directory), names, **options)
     store = Store(
         str(directory), lambda: client, Redaction(str(directory), {}), num_retries=0, timeout_s=9, is_local=True
     )
@@ -89,6 +89,32 @@ def test_hashes_make_the_times_of_the_hosts_unimportant(tmp_path):
         versions.add(in_use(index).version)
         index.check(at_once=True)
     assert len(versions) == 1
+
+
+class Apart(DirectoryClient):
+    """Two hosts with times of their own: whichever is read, the other one reports."""
+
+    def __init__(self, directory, names):
+        super().__init__(directory)
+        self._reads = itertools.cycle("aabb")
+        self._reports = itertools.cycle("ba")
+
+    def open(self, *arguments):
+        body = super().open(*arguments)
+        body.version = self._named(next(self._reads), body.version)
+        return body
+
+    def version(self, name, timeout_s, *, is_timed=False):
+        found = super().version(name, timeout_s, is_timed=is_timed)
+        return self._named(next(self._reports), found)
+
+    def _named(self, host, version):
+        return f"{host} {int(version.rpartition(' ')[2]) + 10**9 * (host == 'b')}"
+
+
+def test_an_index_is_read_though_another_host_reports_its_time(tmp_path):
+    data = write(tmp_path / "data", 30, hashes=["sha256"])
+    assert in_use(index_of(data, hosts=Apart)).version
 
 
 def test_a_known_report_is_not_followed_by_a_look_at_the_bytes(data):
