@@ -2,13 +2,13 @@
 
 import contextlib
 import fcntl
+import io
 import os
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
 __all__ = ["LockFile", "pauses"]
 
@@ -17,10 +17,10 @@ _LONGEST_PAUSE_S = 0.05
 
 # Held during a fork: otherwise a child could inherit an open file that is not listed here yet, and its lock.
 _guard = threading.RLock()
-_descriptors: set[int] = set()
+_files: "weakref.WeakSet[LockFile]" = weakref.WeakSet()
 
 
-class LockFile:
+class LockFile(io.FileIO):
     """An open file, and the lock that this object may hold on it until it is closed.
 
     Two objects on the same file exclude each other, also within one process. A forked child does not keep the lock,
@@ -35,24 +35,46 @@ class LockFile:
         OSError: The file cannot be opened.
     """
 
+    # Closing it, also by "with" and by the garbage collector, is one call of C: no signal handler can raise an error in
+    # the middle and leave a lock for which its own process waits for ever.
+    __del__ = io.FileIO.close
+
+    _opened = (-1, 0, 0)
+    """The descriptor, and the device and inode of the file; none before it is open."""
+
     def __init__(self, path: Path, flags: int = os.O_RDWR | os.O_CREAT, mode: int = 0o600) -> None:
-        self._descriptor = -1
         self._path = path
         with _guard:
-            self._descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
-            _descriptors.add(self._descriptor)
+            _files.add(self)
+            super().__init__(
+                str(path),
+                "r" if flags & os.O_ACCMODE == os.O_RDONLY else "r+",
+                opener=lambda name, _: os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode),
+            )
+            status = os.fstat(self.fileno())
+            self._opened = (self.fileno(), status.st_dev, status.st_ino)
 
     @property
     def descriptor(self) -> int:
         """The open file's descriptor; -1 after ``close``."""
-        return self._descriptor
+        return -1 if self.closed else self.fileno()
+
+    @property
+    def inherited(self) -> int | None:
+        """What a forked child has to close: the descriptor, also where another thread was about to close it."""
+        descriptor, *file = self._opened
+        with contextlib.suppress(OSError):
+            status = os.fstat(descriptor)
+            # Closed before, the number may be another file's by now.
+            return descriptor if [status.st_dev, status.st_ino] == file else None
+        return None
 
     @property
     def is_there(self) -> bool:
         """Whether the path still leads to this file; a lock on a removed file excludes no process."""
         # The link count does not tell: NFS and FUSE rename an open file instead of removing it.
         try:
-            return os.path.samestat(os.fstat(self._descriptor), os.lstat(self._path))
+            return os.path.samestat(os.fstat(self.descriptor), os.lstat(self._path))
         except FileNotFoundError:
             return False
 
@@ -63,7 +85,7 @@ class LockFile:
         """
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
-            fcntl.flock(self._descriptor, kind | fcntl.LOCK_NB)
+            fcntl.flock(self.descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True
@@ -72,31 +94,12 @@ class LockFile:
         """Wait for the lock and take it; signal handlers run meanwhile."""
         if threading.current_thread() is not threading.main_thread():
             # They run in the main thread. A thread that asked again and again would take time from the others.
-            fcntl.flock(self._descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+            fcntl.flock(self.descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
             return
         for pause_s in pauses():
             if self.try_lock(shared=shared):
                 return
             time.sleep(pause_s)
-
-    def close(self) -> None:
-        """Close the file and release its lock."""
-        with _guard:
-            descriptor, self._descriptor = self._descriptor, -1
-            if descriptor >= 0:
-                _descriptors.discard(descriptor)
-                os.close(descriptor)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # An interrupt may come between a lock and the statement that would release it.
-        if not is_finalizing():
-            self.close()
 
 
 def pauses() -> Iterator[float]:
@@ -110,18 +113,19 @@ def pauses() -> Iterator[float]:
 def _release_in_child() -> None:
     # Closing is enough: the parent's descriptors keep its locks. /dev/null takes the numbers, since an object of a
     # thread that the child does not have may still write to them.
+    descriptors = [number for file in _files if (number := file.inherited) is not None]
     try:
-        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC) if _descriptors else -1
-        for descriptor in _descriptors:
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC) if descriptors else -1
+        for descriptor in descriptors:
             os.dup2(null, descriptor, inheritable=False)
         if null >= 0:
             os.close(null)
     except OSError:
-        for descriptor in _descriptors:
+        for descriptor in descriptors:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
     finally:
-        _descriptors.clear()
+        _files.clear()
         _guard.release()
 
 

@@ -1,13 +1,15 @@
 """A process whose every operation on files, while it uses a cache, fails once or is its last: a program.
 
 The interpreter reports each call into the operating system to a profile function that this program installs, before
-the call: what that raises is raised instead of it. Between two such calls nothing changes that another process sees.
+the call: what that raises is raised instead of it. What closes a file fails after the call, as a file is closed though
+that fails. Between two such calls nothing changes that another process sees.
 
 Its arguments: a folder, "all" or "first" (one of each kind of call in each line), then actions. It prints how many
 operations were tried, and ends with an error if what a fresh process finds afterwards is not right.
 """
 
 import errno
+import io
 import json
 import os
 import shutil
@@ -28,6 +30,7 @@ LIMIT_BYTES = 1000
 ENDS = {"kill": -9, "segv": -11, "exit0": 0}
 PACKAGE = str(Path(fkat_data.__file__).parent)
 MODULES = {"posix", "fcntl", "_io"}
+CLOSING = {"close", "__exit__"}
 #: They ask this process and not the operating system.
 WITHIN = {"_exit", "fspath", "getpid", "geteuid", "fileno", "register_at_fork"}
 
@@ -62,10 +65,15 @@ class Operations:
     def __init__(self, chosen, action, on_pass=lambda site: None):
         self.chosen, self.action, self.on_pass = chosen, action, on_pass
         self.count = -1
+        self.closing = None
 
     def __call__(self, frame, event, function):
+        if event == "c_return" and self.closing == function:
+            self.closing = None
+            act(self.action)
         if event == "c_call":
-            module = getattr(function, "__module__", None) or type(function.__self__).__module__
+            owner = type(getattr(function, "__self__", None))
+            module = "_io" if issubclass(owner, io.IOBase) else function.__module__ or owner.__module__
             if module not in MODULES or function.__name__ in WITHIN:
                 return
             name = function.__name__
@@ -82,7 +90,10 @@ class Operations:
         self.count += 1
         self.on_pass(f"{frame.f_code.co_filename.removeprefix(PACKAGE)}:{frame.f_lineno} {name}")
         if self.count == self.chosen:
-            act(self.action)
+            if name in CLOSING and self.action not in ENDS:
+                self.closing = function
+            else:
+                act(self.action)
 
 
 def act(action):

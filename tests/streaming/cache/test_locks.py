@@ -1,5 +1,7 @@
+import dis
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -171,3 +173,48 @@ def test_pauses_grow_to_a_bound():
     assert seen == sorted(seen)
     assert seen[0] <= 0.001
     assert 0.01 <= seen[-1] <= 0.05
+
+
+def test_an_error_of_a_signal_handler_at_any_place_keeps_no_lock(path):
+    def hold():
+        with LockFile(path) as lock:
+            assert lock.try_lock()
+
+    kept = []
+    for place in range(1000):
+        error = interrupted(hold, place)
+        if error is None:
+            break
+        kept.append(error)  # its traceback refers to every frame, as the last error of a notebook does
+        with LockFile(path) as other:
+            assert other.try_lock(), f"after an error at place {place}"
+    assert 10 < place < 999
+
+
+def interrupted(function, place):
+    """Return the error raised at that place of a function and what it calls; None if it has fewer.
+
+    Signal handlers run where a function begins, behind a call and where a loop begins again.
+    """
+    last, count = {}, 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            before = last.get(frame, "")
+            last[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            count += before.startswith(("RESUME", "CALL")) or "BACKWARD" in before
+            if count > place:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    try:
+        sys.settrace(trace)
+        function()
+    except KeyboardInterrupt as error:
+        return error
+    finally:
+        sys.settrace(None)
+    return None
