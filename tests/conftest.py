@@ -58,6 +58,14 @@ def shared_processes():
 
 
 @pytest.fixture
+def own_template(monkeypatch):
+    """Let the first worker of the test wait for its own template process, and not come from one that tests share."""
+    from fkat_data.worker import template_process
+
+    monkeypatch.setattr(template_process, "_registry", template_process._Registry())
+
+
+@pytest.fixture
 def nothing_left_behind():
     """Fail the test if a descriptor outlives it, or what `processes` looks at."""
     before = leavings.descriptors()

@@ -1,9 +1,12 @@
 """Which lane a test belongs to, by the fixtures it uses and by the table of promises."""
 
+import os
+
 import leavings
 import pytest
 from guard import Guard
 from hypothesis import settings
+from kept_template import KeptTemplate
 from promises import CLAIMS, FILES_ALONE, PROMISES
 
 __all__ = ["EXAMPLES", "LANES", "STARTS", "LaneSelection"]
@@ -32,6 +35,7 @@ class LaneSelection:
         self._lane = lane
         self.guard = Guard()
         self.problems = []
+        self._kept_template = KeptTemplate()
 
     def pytest_report_header(self):
         return f"lane: {self._lane} ({LANES[self._lane]})"
@@ -72,6 +76,8 @@ class LaneSelection:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
+        if starts(item) and "own_template" not in item.fixturenames:
+            self._kept_template.renew()
         self.guard.offences.clear()
         self.guard.servers = starts(item)
         self.guard.processes = "processes" in item.fixturenames
@@ -90,7 +96,13 @@ class LaneSelection:
             self.guard.processes = "processes" in item.fixturenames
 
     @pytest.hookimpl(wrapper=True)
+    def pytest_pyfunc_call(self):
+        _hide_name_of_test()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef):
+        _hide_name_of_test()
         if "shared_processes" not in fixturedef.argnames:
             return (yield)
         before = leavings.processes()
@@ -106,6 +118,9 @@ class LaneSelection:
             pytest.fail("\n".join(self.guard.offences), pytrace=False)
         return result
 
+    def pytest_sessionfinish(self):
+        self._kept_template.release()
+
 
 def starts(item):
     """Return whether a test may start a process or a server."""
@@ -119,6 +134,11 @@ def _add_what_its_parameters_need(item):
     needed = item.callspec.params.get("multiprocessing") is True or item.get_closest_marker("with_processes")
     if needed and "processes" not in item.fixturenames:
         item.fixturenames = ["processes", *item.fixturenames]
+
+
+def _hide_name_of_test():
+    """Let the environment be that of the test before: a template process serves loaders of its own environment alone."""
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
 
 
 def _reduce_examples(item, share):

@@ -16,15 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from fkat_data import MemoryLimitError, ShardedDataLoader, WorkerDiedError
 from fkat_data.errors import WorkerStalledError
 
-pytestmark = pytest.mark.usefixtures("template", "processes")
-
-
-@pytest.fixture(scope="module")
-def template(shared_processes):
-    """Keep one loader open: the others share the process that its worker was forked from."""
-    with ShardedDataLoader(0, ["0"], Factory([1])) as made:
-        assert len(list(made)) == 1  # its worker is there before the first test looks
-        yield
+pytestmark = pytest.mark.usefixtures("processes")
 
 
 class Drawn(Dataset):

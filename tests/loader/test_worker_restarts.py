@@ -53,7 +53,7 @@ def test_an_epoch_with_deaths_has_the_bits_of_one_without(kills, num_shards_ahea
         assert loader.statistics().delivered == len(expected)
 
 
-@pytest.mark.usefixtures("processes")
+@pytest.mark.usefixtures("own_template", "processes")
 def test_a_worker_killed_while_it_starts_is_replaced_too():
     with make(**RESTARTS) as loader:
         for _ in range(3):

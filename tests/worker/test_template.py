@@ -14,7 +14,7 @@ import torch
 from fkat_data import ShardedDataLoader, WorkerDiedError
 from fkat_data.worker import template_process
 
-pytestmark = pytest.mark.usefixtures("processes")
+pytestmark = pytest.mark.usefixtures("own_template", "processes")
 
 CLOSED_S = 2.0
 
@@ -49,11 +49,6 @@ def template_of(loader):
 
 def children():
     return {child.pid for child in psutil.Process().children()}
-
-
-@pytest.fixture(autouse=True)
-def _own_registry(monkeypatch):
-    monkeypatch.setattr(template_process, "_registry", template_process._Registry())
 
 
 def test_loaders_share_one_template_that_ends_with_the_last_of_them():

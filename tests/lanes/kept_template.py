@@ -1,0 +1,29 @@
+"""Keeps a template process between tests: their workers are forks of it, and no test waits for its imports again."""
+
+from leavings import SHARED
+
+__all__ = ["KeptTemplate"]
+
+
+class KeptTemplate:
+    """A lease of the template process that a loader would use now."""
+
+    def __init__(self):
+        self._lease = None
+
+    def renew(self):
+        """Keep the template that a loader would use now; one that has died or is of another environment ends."""
+        from fkat_data.worker.template_process import template_lease
+
+        lease = template_lease(None)
+        template = None if lease is None else lease.template()
+        self.release()
+        self._lease = lease
+        if template is not None:
+            SHARED.add(("process", template.pid))
+
+    def release(self):
+        """Keep none."""
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
