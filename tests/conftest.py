@@ -37,10 +37,16 @@ def pytest_configure(config):
     config.pluginmanager.register(LaneSelection(config.getoption("lane")), "lanes")
 
 
-def pytest_collection_finish():
-    # What is there now stays: no collection of garbage needs to look at it again.
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    # What is there after it stays: no collection of garbage needs to look at it, neither meanwhile nor later.
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture

@@ -74,6 +74,7 @@ def test_the_walk_finds_the_tree():
     assert {"train", "train_debug", "loader/debug", "sampler/data_parallel", "data/stdlib"} <= set(NAMES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.with_processes if name in WITH_WORKERS else ()) for name in NAMES],
@@ -94,6 +95,7 @@ def test_every_configuration_gives_microbatches_that_its_model_takes(data, name)
     optimizer.step()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", [name for name in NAMES if name.startswith("data/")] + ["loader/debug", "loader/mixture"]
 )

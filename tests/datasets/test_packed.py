@@ -162,6 +162,7 @@ def test_a_document_of_another_length_than_was_said_is_named():
         dataset[0]
 
 
+@pytest.mark.long
 def test_a_microbatch_is_collated_as_if_it_were_one_row():
     dataset = PackedDataset(Documents([1 + index * 7 % 13 for index in range(60)]), 16, 20, seed=1)
     loader = DataLoader(dataset, batch_size=3, collate_fn=collate_packed, drop_last=True)

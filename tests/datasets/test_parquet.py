@@ -390,6 +390,7 @@ def test_an_iterable_dataset_gives_the_rows_of_all_files_and_opens_one_at_a_time
         next(rows)
 
 
+@pytest.mark.long
 def test_an_iterable_dataset_decodes_so_many_rows_at_a_time(tmp_path):
     # One row group of 64 MiB decoded, of which 1 MiB is asked for at a time.
     num_rows = 64

@@ -54,6 +54,7 @@ def follows(make, epochs, states):
                 assert [digest(microbatch) for microbatch in loader] == rest, (epoch, step)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("order", ORDERS)
 def test_each_position_resumes_exactly_in_process(order):
     torch.manual_seed(random.randrange(1000))

@@ -79,6 +79,7 @@ def test_every_exception_from_every_place_arrives_from_a_worker_and_again_and_le
     assert sum(1 for _ in cases) >= 20 * len(PLACES)
 
 
+@pytest.mark.long
 def test_every_exception_from_every_place_arrives_in_process():
     cases = [f"{kind}/{place}" for kind in ZOO if kind not in OF_THE_CALLER for place in PLACES]
     with ShardedDataLoader(0, OneCaseAnEpoch(cases), load, multiprocessing=False) as loader:

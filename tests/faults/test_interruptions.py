@@ -44,6 +44,7 @@ def mixture():
     return DictDataLoader(loaders, RoundRobin(["sharded", "list"]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("share", [80, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_mixture_goes_on_where_it_was(share):
     interruptions = Interruptions(Preempted, share)

@@ -68,6 +68,7 @@ def test_a_line_is_found_by_what_it_says():
     assert (ROOT / file).read_text().splitlines()[int(number) - 1].startswith("def bind")
 
 
+@pytest.mark.long
 def test_no_line_of_the_package_lets_its_own_process_fail():
     """But for the lifeline of a worker, whose trainer is gone, and for the template process, forked early or not."""
     offenders = []

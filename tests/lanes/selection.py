@@ -1,6 +1,7 @@
 """Which lane a test belongs to, by the fixtures it uses and by the table of promises."""
 
 import os
+from pathlib import Path
 
 import leavings
 import pytest
@@ -14,13 +15,15 @@ __all__ = ["EXAMPLES", "LANES", "STARTS", "LaneSelection"]
 #: Fixtures that permit a test to start something.
 STARTS = frozenset({"processes", "shared_processes"})
 LANES = {
-    "fast": "no test that starts a process or a server",
+    "fast": "no test that starts a process or a server, and none that takes long",
     "default": "the fast lane, and the tests that hold the promises",
     "all": "everything that is not marked slow",
 }
 #: The share of its examples that a property is tested with: every run draws others.
 EXAMPLES = {"fast": 0.04, "default": 0.1, "all": 0.25}
 _FEWEST_EXAMPLES = 5
+#: Folders of tests whose imports alone take seconds: the fast lane enters one only where it is named.
+_FRAMEWORKS = frozenset({"huggingface", "lightning"})
 
 
 class LaneSelection:
@@ -40,6 +43,12 @@ class LaneSelection:
     def pytest_report_header(self):
         return f"lane: {self._lane} ({LANES[self._lane]})"
 
+    def pytest_ignore_collect(self, collection_path, config):
+        """Return True for a folder that the lane leaves out; None leaves it to others."""
+        if self._lane != "fast" or collection_path.name not in _FRAMEWORKS:
+            return None
+        return not any(collection_path.name in Path(argument).parts for argument in config.args) or None
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config, items):
         for item in items:
@@ -51,6 +60,8 @@ class LaneSelection:
         chosen = {item for item in items if not starts(item)}
         if self._lane == "default":
             chosen |= holding
+        else:
+            chosen = {item for item in chosen if not item.get_closest_marker("long")}
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = [item for item in items if item in chosen]
 

@@ -56,6 +56,7 @@ def uninterrupted(sampler, dp_size, number):
     return sorted(text for epoch, text in WHOLE[key] if epoch == number)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampler", [outside, inside, dropping])
 @given(worlds=st.lists(st.integers(1, 4), min_size=2, max_size=5), data=st.data())
 @settings(max_examples=15, deadline=None)

@@ -224,6 +224,7 @@ def sampler(shards, dp_size, dp_rank):
     return DistributedDataParallelShardSampler(inner, dp_size=dp_size, dp_rank=dp_rank, drop_last=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_each_epoch_of_each_rank_is_as_long_as_it_says(folders, suffix):
     for generator, options in product(FORMATS[suffix][1], batchings()):

@@ -26,6 +26,7 @@ def run(loader):
     return microbatches, states
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrap", [lambda sampler: sampler, ShuffledShardSampler], ids=["itself", "shuffled"])
 @pytest.mark.parametrize("sampler", FIXED + CHANGING)
 def test_a_subclass_of_either_form_resumes_exactly_from_every_position(sampler, wrap):

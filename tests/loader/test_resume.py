@@ -75,6 +75,7 @@ def test_epochs_draw_different_random_numbers(uninterrupted):
     assert len(set(draws)) == len(draws)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_shards_ahead", [0, 1, 3])
 @pytest.mark.parametrize("num_microbatches_ahead", [-1, 0, 2])
 def test_a_run_in_process_resumes_exactly_from_every_position(uninterrupted, num_shards_ahead, num_microbatches_ahead):
@@ -86,6 +87,7 @@ def test_a_run_in_process_resumes_exactly_from_every_position(uninterrupted, num
         assert following(loader, len(microbatches) - position) == microbatches[position:]
 
 
+@pytest.mark.long
 def test_a_second_and_a_third_resume_are_as_exact_as_the_first(uninterrupted):
     microbatches, states = uninterrupted
     for first in range(len(states)):

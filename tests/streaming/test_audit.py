@@ -155,6 +155,7 @@ def test_weights_change_within_an_epoch(two):
     assert found == list(itertools.chain(*epochs))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["random", "stratified", "per_stream"])
 @pytest.mark.parametrize("algorithm", ["block", "py1e", "py1b", "naive", None])
 def test_phases_of_an_epoch_are_the_same_in_other_worlds_and_after_every_resume(two, algorithm, method):

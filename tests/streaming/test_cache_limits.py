@@ -47,6 +47,7 @@ def named_bytes(local):
     return sum(path.stat().st_size for path in local.glob("*") if path.is_file())
 
 
+@pytest.mark.long
 def test_a_limit_bounds_the_disk_whatever_the_caller_keeps(large, tmp_path):
     shard_bytes = max(path.stat().st_size for path in large.glob("*.mds"))
     limit_bytes = 6 * shard_bytes

@@ -66,6 +66,7 @@ def test_any_world_reads_the_same_global_batches_from_any_place(two, grid, algor
     assert rest[: len(full)] == full
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_resume_goes_on_with_the_next_batch_wherever_it_was(data, algorithm):
     options = {"local": data, "batch_size": 4, "shuffle": True, "shuffle_algo": algorithm, "shuffle_block_size": 30}

@@ -57,6 +57,7 @@ def test_every_sample_is_that_of_mds_in_every_way_of_reading(both):
         assert mine["row"].untyped_storage().nbytes() == mine["row"].nbytes  # not a view of the row group
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_orders_resumes_and_worlds_are_those_of_mds(both, data):

@@ -48,6 +48,7 @@ def test_every_sample_is_that_of_mds_in_every_way_of_reading(both):
         assert same(mine, other)
 
 
+@pytest.mark.long
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_orders_resumes_and_worlds_are_those_of_mds(both, data):
@@ -98,6 +99,7 @@ def test_workers_of_a_torch_loader_read_the_same(both, processes, num_workers):
     assert numbers(StreamingDataLoader(StreamingDataset(**options), num_workers=num_workers)) == alone
 
 
+@pytest.mark.long
 def test_a_store_is_read_through_a_cache_of_whole_files(both, tmp_path):
     import fsspec
 

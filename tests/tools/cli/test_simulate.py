@@ -76,6 +76,7 @@ def test_the_workers_are_those_of_the_loader_unless_others_are_given(config, tmp
     assert numbers(config, *LINE, "--key", "loader", "--workers", 3)["setup"]["workers_per_rank"] == 3
 
 
+@pytest.mark.long
 def test_a_dataset_is_invented(config):
     found = numbers(config, *INVENTED, *LINE, "--ranks-per-node", 2, "--steps", 1000, "--latency", 0)
     assert found["num_steps"] == 1000
@@ -85,6 +86,7 @@ def test_a_dataset_is_invented(config):
     assert compressed["nodes"][0]["fetched_bytes"] == 40 * 100 * 1024
 
 
+@pytest.mark.long
 def test_what_the_configuration_says_can_be_said_otherwise(config):
     given = numbers(config, *INVENTED, *LINE, "+dataset.predownload=70", "+dataset.cache_limit=20mb")["setup"]
     assert (given["predownload"], given["cache_limit_bytes"]) == (70, 20 << 20)
@@ -106,6 +108,7 @@ def test_the_terminal_shows_numbers_time_nodes_and_advice(config):
         assert words in output
 
 
+@pytest.mark.long
 def test_an_epoch_that_other_nodes_finish(config):
     given = (config, *INVENTED, *LINE, "--nodes", 4, "--resplit", "60:3")
     found = numbers(*given)

@@ -84,6 +84,7 @@ FAULTY = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("factory", "mode", "cause"), FAULTY, ids=lambda value: getattr(value, "name", ""))
 def test_faulty_data_are_caught_and_the_cause_is_named(verify, factory, mode, cause):
     code, output = verify(loader_config(factory), "--mode", mode, "--microbatches", "10")

@@ -85,6 +85,7 @@ def test_names_of_shards_cannot_break_the_page(tmp_path):
     assert "&lt;b&gt;.json" in text
 
 
+@pytest.mark.long
 def test_a_long_run_is_drawn_with_few_elements(tmp_path):
     events = [
         {"name": "process_name", "ph": "M", "pid": 1, "tid": 1, "args": {"name": "trainer"}},

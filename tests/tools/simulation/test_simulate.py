@@ -191,6 +191,7 @@ def test_sizes_are_told_as_people_say_them():
     ]
 
 
+@pytest.mark.long
 def test_a_large_run_is_simulated_soon():
     sizes = np.full(24_415, 4096)
     epochs = epochs_of(8, 8, sizes=sizes, batch_size=32, shuffle_block_size=None)
