@@ -127,6 +127,7 @@ def test_where_one_tensor_finds_no_room_the_others_are_kept_until_they_were_read
     assert not mover._sources
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_every_tensor_is_handed_over():
     class Moved:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from blocks import Block, blocks_of
 from omegaconf import OmegaConf
+from prepared import PreparedInterpreter
 
 ROOT = Path(__file__).parents[2]
 STAGES = Path(__file__).parent / "stages"
@@ -54,21 +55,36 @@ def test_every_stage_has_its_document():
     } | {"stage"}
 
 
+@pytest.fixture(scope="module")
+def python(shared_processes):
+    """An interpreter that orders sets alike each time."""
+    path = f"{ROOT}{os.pathsep}{STAGES}"
+    interpreter = PreparedInterpreter("torch", "omegaconf", PYTHONHASHSEED="0", PYTHONPATH=path)
+    yield interpreter
+    interpreter.close()
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_the_blocks_of_a_document_run(document, run_script, tmp_path, monkeypatch):
+def test_the_blocks_of_a_document_run(document, python, processes, tmp_path, monkeypatch):
     blocks = [block for block in blocks_of((ROOT / document).read_text()) if block.reason is None]
     for block in blocks:
         if block.language == "yaml":
             OmegaConf.create(block.text)
-    monkeypatch.syspath_prepend(str(STAGES))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of_the_user"))
-    monkeypatch.setenv("PYTHONHASHSEED", "0")
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{STAGES}")
+    variables = {
+        "XDG_CACHE_HOME": str(tmp_path / "of_the_user"),
+        "PYTHONHASHSEED": "0",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{STAGES}",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     before, after = stage_of(document)
     pythons = [f"# {document}:{block.line}\n{block.text}" for block in blocks if block.language == "python"]
     if before or after or pythons:
-        run_script("\n".join([before, *pythons, after]), timeout=300)
+        program = tmp_path / "script.py"
+        program.write_text("\n".join([before, *pythons, after]))
+        done = python.run(program, folder=tmp_path, timeout=300, **variables)
+        assert done.returncode == 0, done.stdout + done.stderr
     for block in blocks:
         if block.language in SHELLS:
             done = subprocess.run(

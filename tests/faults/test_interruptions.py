@@ -1,11 +1,11 @@
 """What is raised in the caller's thread reaches the caller, once, and the loop goes on where it was."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from interruption_sweep import SIZES, WAYS, Interruptions, Preempted, known, uninterrupted
+from prepared import PreparedInterpreter
 
 from fkat_data import ShardedDataLoader
 from fkat_data.mixing import DictDataLoader, RoundRobin
@@ -18,17 +18,27 @@ CASES = [
 
 PROGRAM = """
 import sys
-sys.path.insert(0, sys.argv[1])
 import interruption_sweep
-interruption_sweep.main(*sys.argv[2:])
+interruption_sweep.main(*sys.argv[1:])
 """
+
+
+@pytest.fixture(scope="module")
+def python(shared_processes):
+    interpreter = PreparedInterpreter("psutil", "pytest", "torch")
+    yield interpreter
+    interpreter.close()
 
 
 @pytest.mark.parametrize("share", [200, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])])
 @pytest.mark.parametrize(("way", "factory", "error"), CASES)
-def test_after_an_interruption_at_any_instruction_the_loop_goes_on_where_it_was(way, factory, error, share, run_script):
+def test_after_an_interruption_at_any_instruction_the_loop_goes_on_where_it_was(
+    way, factory, error, share, python, processes, tmp_path
+):
     """In a process of its own: what is interrupted while it is made may leave a descriptor, and warns of it."""
-    done = run_script(PROGRAM, str(Path(__file__).parent), way, factory, error, str(share), timeout=7000)
+    (tmp_path / "script.py").write_text(PROGRAM)
+    done = python.run(tmp_path / "script.py", way, factory, error, share, folder=tmp_path, timeout=7000)
+    assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     if found is None:
         pytest.skip("torch has no place for a simulated device")

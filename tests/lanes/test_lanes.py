@@ -9,6 +9,8 @@ import leavings
 import pytest
 from selection import starts
 
+from fkat_data import ShardedDataLoader
+
 
 @pytest.fixture
 def refused(request):
@@ -47,6 +49,14 @@ def test_a_loader_with_workers_makes_a_test_one_with_processes(request, multipro
 @pytest.mark.parametrize("value", [0, pytest.param(1, marks=pytest.mark.with_processes)])
 def test_one_value_of_a_parameter_may_need_processes(request, value):
     assert starts(request.node) is bool(value)
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_loader_takes_its_workers_from_the_template_process_that_tests_share():
+    assert "PYTEST_CURRENT_TEST" not in os.environ
+    with ShardedDataLoader(0, ["a"], lambda _shard: [os.getppid()]) as loader:
+        (template,) = loader
+    assert ("process", template) in leavings.SHARED
 
 
 SHARED = """

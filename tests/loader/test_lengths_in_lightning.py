@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from fkat_data import DataLoaderFactory, ShardedDataLoader
 
 # It still calls what torch has deprecated, and warns of a machine without an accelerator.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 
 SIZES = (9, 4, 7)  # 3 + 1 + 2 microbatches of 4, the rest dropped: 2 + 1 + 1
 NUM_MICROBATCHES = 4

@@ -286,6 +286,7 @@ def test_the_local_state_asks_nothing_of_a_worker():
         assert loader.local_state_dict() == state
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_delivered", [0, 500])
 def test_the_state_of_eight_ranks_is_small(num_delivered):
     shards = [f"s3://bucket/a-rather-long-prefix/list-{index:05d}-3" for index in range(4096)]
@@ -317,6 +318,7 @@ class Counting(MapDataset):
         return super().__getitem__(index)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch_size", [4, None])
 def test_a_resume_deep_in_a_map_style_shard_loads_nothing_that_it_steps_over(batch_size):
     def factory(shard):
@@ -434,6 +436,7 @@ class Pure(ShardSampler):
         return [f"list-{epoch}{name}-2" for name in "abc"[: 1 + epoch]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampler", [Generating, KnowingEpochs, Remembering, Pure, lambda: tuple(MIXED)])
 @pytest.mark.parametrize("num_shards_ahead", [0, 3])
 def test_a_users_own_sampler_resumes_exactly_from_every_position(sampler, num_shards_ahead):
@@ -516,6 +519,7 @@ def test_an_endless_sampler_resumes_exactly():
         assert texts(resumed, 40 - position) == whole[position:]
 
 
+@pytest.mark.long
 def test_an_endless_sampler_is_not_kept_in_memory():
     loader = make(Endless())
     for count, _ in enumerate(loader):

@@ -216,6 +216,7 @@ shards = st.lists(
 ).filter(lambda shards: any(count for _, count in shards))
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(
     sources=st.lists(shards, min_size=2, max_size=2),

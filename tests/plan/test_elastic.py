@@ -1,5 +1,6 @@
 from itertools import product
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -112,6 +113,7 @@ def test_over_any_re_splits_each_microbatch_is_delivered_exactly_once(counts, wo
     check_ledger([item for item in ledger if item is not None], sizes)
 
 
+@pytest.mark.long
 def test_every_stop_of_a_small_run_and_every_second_one_is_exact():
     counts = [2, 0, 1]
     sizes = split_evenly(counts)

@@ -125,10 +125,10 @@ def test_a_report_counts_kills_and_measures_from_the_kill_or_from_when_the_train
 
 
 @pytest.mark.usefixtures("processes")
-def test_five_kills_lose_nothing_and_leave_nothing(tmp_path):
+def test_two_kills_lose_nothing_and_leave_nothing(tmp_path):
     path = [str(SCRIPTS), *(entry for entry in sys.path if entry)]
     done = subprocess.run(
-        [sys.executable, "-m", "fault_campaign", "--kills", "5", "--seed", "5", "--json", str(tmp_path / "report")],
+        [sys.executable, "-m", "fault_campaign", "--kills", "2", "--seed", "5", "--json", str(tmp_path / "report")],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
         capture_output=True,
         text=True,
@@ -136,7 +136,7 @@ def test_five_kills_lose_nothing_and_leave_nothing(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads((tmp_path / "report").read_text())
-    assert figures["kills"] >= 5
+    assert figures["kills"] >= 2
     assert not figures["failures"]
     assert sum(figures[name] for name in ("hangs", "lost", "repeated", "corrupt", "reordered", "leftovers")) == 0
 

@@ -1,3 +1,4 @@
+import functools
 import json
 import os
 import re
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from omegaconf import OmegaConf
+from prepared import PreparedInterpreter
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -89,17 +91,31 @@ def folder(shared_processes, tmp_path_factory):
     return folder
 
 
-def command(*arguments, output_dir, place=None, num_ranks=1):
-    launcher = [sys.executable]
-    if num_ranks > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
-    program = [SCRIPTS / "train.py"] if place is None else ["deadly.py", place, SCRIPTS]
-    return [str(part) for part in [*launcher, *program, *SETTINGS, f"output_dir={output_dir}", *arguments]]
+@pytest.fixture(scope="module")
+def python(shared_processes, folder):
+    """Runs a program in the folder."""
+    modules = ("hydra", "omegaconf", "torch.distributed", "torch.nn.parallel", "torch.optim", "tqdm")
+    interpreter = PreparedInterpreter("torch", *modules)
+    yield functools.partial(interpreter.run, folder=folder)
+    interpreter.close()
 
 
-def train(folder, *arguments, expected_code=0, **options):
+def program(*arguments, output_dir, place=None):
+    start = [SCRIPTS / "train.py"] if place is None else ["deadly.py", place, SCRIPTS]
+    return [str(part) for part in [*start, *SETTINGS, f"output_dir={output_dir}", *arguments]]
+
+
+def train(python, *arguments, expected_code=0, **options):
     """Run the training to its end, and return what it printed."""
-    done = subprocess.run(command(*arguments, **options), cwd=folder, capture_output=True, text=True, check=False)
+    done = python(*program(*arguments, **options))
+    assert done.returncode == expected_code, done.stderr
+    return done.stdout + done.stderr
+
+
+def train_on_two_ranks(folder, *arguments, expected_code=0, **options):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command += program(*arguments, **options)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == expected_code, done.stderr
     return done.stdout + done.stderr
 
@@ -122,8 +138,8 @@ def assert_equal_runs(folder, one, other):
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(shared_processes, folder):
-    return train(folder, output_dir="uninterrupted")
+def uninterrupted(shared_processes, python):
+    return train(python, output_dir="uninterrupted")
 
 
 @pytest.mark.usefixtures("processes")
@@ -142,7 +158,7 @@ def test_the_bar_shows_loss_speed_and_the_share_of_time_that_was_waited(uninterr
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_run_killed_at_the_worst_moments_loses_nothing(folder, uninterrupted):
+def test_a_run_killed_at_the_worst_moments_loses_nothing(folder, python, uninterrupted):
     # Each is resumed and killed again; worker and in-process mode take turns.
     for turn, place in enumerate(
         [
@@ -154,16 +170,16 @@ def test_a_run_killed_at_the_worst_moments_loses_nothing(folder, uninterrupted):
         ]
     ):
         mode = ("sharded", "debug")[turn % 2]
-        train(folder, "resume=true", f"loader={mode}", output_dir="killed", place=place, expected_code=-signal.SIGKILL)
-    assert "resuming after" in train(folder, "resume=true", output_dir="killed")
+        train(python, "resume=true", f"loader={mode}", output_dir="killed", place=place, expected_code=-signal.SIGKILL)
+    assert "resuming after" in train(python, "resume=true", output_dir="killed")
     assert_equal_runs(folder, "uninterrupted", "killed")
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_run_killed_from_outside_at_any_moment_loses_nothing(folder, uninterrupted):
+def test_a_run_killed_from_outside_at_any_moment_loses_nothing(folder, python, uninterrupted):
     for num_losses in (4, 17):
         process = subprocess.Popen(
-            command("resume=true", output_dir="outside"),
+            [sys.executable, *program("resume=true", output_dir="outside")],
             cwd=folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -173,13 +189,13 @@ def test_a_run_killed_from_outside_at_any_moment_loses_nothing(folder, uninterru
             time.sleep(0.001)
         process.kill()
         assert process.wait() == -signal.SIGKILL
-    train(folder, "resume=true", output_dir="outside")
+    train(python, "resume=true", output_dir="outside")
     assert_equal_runs(folder, "uninterrupted", "outside")
 
 
 @pytest.fixture(scope="module")
 def two_ranks(shared_processes, folder):
-    return train(folder, "loader=debug", output_dir="two_ranks", num_ranks=2)
+    return train_on_two_ranks(folder, "loader=debug", output_dir="two_ranks")
 
 
 def test_two_ranks_train(folder, two_ranks):
@@ -190,23 +206,23 @@ def test_two_ranks_train(folder, two_ranks):
 @pytest.mark.usefixtures("processes")
 def test_two_ranks_lose_nothing_either_when_one_of_them_is_killed(folder, two_ranks):
     place = "in a step of rank 0"
-    assert "Signal 9" in train(folder, output_dir="one_killed", place=place, num_ranks=2, expected_code=1)
+    assert "Signal 9" in train_on_two_ranks(folder, output_dir="one_killed", place=place, expected_code=1)
     assert len(losses(folder, "one_killed")) == 7
-    output = train(folder, "resume=true", "loader=debug", output_dir="one_killed", num_ranks=2)
+    output = train_on_two_ranks(folder, "resume=true", "loader=debug", output_dir="one_killed")
     assert "resuming after" in output
     assert_equal_runs(folder, "two_ranks", "one_killed")
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_new_run_takes_nothing_from_an_earlier_one(folder, uninterrupted):
+def test_a_new_run_takes_nothing_from_an_earlier_one(folder, python, uninterrupted):
     output_dir = "again"
-    train(folder, "loader=debug", "seed=2", output_dir=output_dir)
+    train(python, "loader=debug", "seed=2", output_dir=output_dir)
     assert losses(folder, output_dir) != losses(folder, "uninterrupted")
-    assert "discarded 1 checkpoints" in train(folder, "loader=debug", output_dir=output_dir)
+    assert "discarded 1 checkpoints" in train(python, "loader=debug", output_dir=output_dir)
     assert_equal_runs(folder, "uninterrupted", output_dir)
-    assert "nothing to do" in train(folder, "loader=debug", "resume=true", output_dir=output_dir)
+    assert "nothing to do" in train(python, "loader=debug", "resume=true", output_dir=output_dir)
     assert_equal_runs(folder, "uninterrupted", output_dir)
-    refused = train(folder, "loader=debug", "resume=true", "seed=2", "steps=31", output_dir=output_dir, expected_code=1)
+    refused = train(python, "loader=debug", "resume=true", "seed=2", "steps=31", output_dir=output_dir, expected_code=1)
     assert "seed" in refused
     assert "Traceback" not in refused
 
@@ -223,8 +239,8 @@ def test_a_new_run_takes_nothing_from_an_earlier_one(folder, uninterrupted):
         ),
     ],
 )
-def test_what_cannot_work_is_said_in_one_line(folder, arguments, message):
-    output = train(folder, *arguments, output_dir="refused", expected_code=1)
+def test_what_cannot_work_is_said_in_one_line(python, arguments, message):
+    output = train(python, *arguments, output_dir="refused", expected_code=1)
     assert message in output
     assert "Traceback" not in output
 

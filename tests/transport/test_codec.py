@@ -226,6 +226,7 @@ def test_tensors_that_are_more_than_memory_travel(name):
     assert getattr(back, "note", None) == getattr(tensor, "note", None)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("layout_", [torch.strided, torch.jagged])
 def test_a_nested_tensor_travels(layout_):

@@ -225,7 +225,7 @@ class LimitMachine(RuleBasedStateMachine):
             self.folder.cleanup()
 
 
-TestLimitMachine = LimitMachine.TestCase
+TestLimitMachine = pytest.mark.long(LimitMachine.TestCase)
 TestLimitMachine.settings = settings(
     max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -176,6 +176,7 @@ def test_the_page_needs_nothing_else(config, tmp_path, options, num_plots):
     assert "run.yaml" in "".join(parser.words)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "words"),
     [

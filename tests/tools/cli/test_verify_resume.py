@@ -94,6 +94,7 @@ def test_faulty_data_are_caught_and_the_cause_is_named(verify, factory, mode, ca
     assert " became " in output
 
 
+@pytest.mark.long
 def test_overrides_and_the_key_are_taken(verify):
     loader = loader_config(dataset_config("Exact"))
     code, output = verify(
