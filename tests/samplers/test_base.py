@@ -133,16 +133,6 @@ def test_resuming_anywhere_again_and_again_equals_no_stop(first, stops):
     assert taken == unstopped(first, 12)[: len(taken)]
 
 
-def test_resuming_at_every_position_of_three_epochs_equals_no_stop():
-    whole = unstopped(2, 4)
-    for stop in range(len(whole) - 5 + 1):
-        stopped = Growing(2)
-        assert take(stopped, stop) == whole[:stop]
-        resumed = Growing(2)
-        resumed.load_state_dict(stopped.state_dict())
-        assert take(resumed, len(whole) - stop) == whole[stop:]
-
-
 def test_a_state_can_be_loaded_into_a_sampler_that_is_midway():
     sampler = Growing(4)
     take(sampler, 7)
