@@ -1,7 +1,5 @@
 import copy
 import pickle
-import subprocess
-import sys
 from collections import OrderedDict
 from pathlib import Path
 
@@ -260,10 +258,3 @@ def test_what_are_no_shards_is_refused_by_its_position(shards, where):
     with pytest.raises(ConfigurationError) as raised:
         check_shards("shards", shards)
     assert str(raised.value).startswith(where)
-
-
-@pytest.mark.usefixtures("processes")
-def test_importing_the_samplers_imports_no_fsspec():
-    program = "import fkat_data, fkat_data.samplers, sys; print('fsspec' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
