@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("fkat_data", "scripts", "configs")
+FOLDERS = ("fkat_data", "scripts")
 
 #: pattern -> what to say instead
 BANISHED = {

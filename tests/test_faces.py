@@ -15,14 +15,14 @@ MATERIAL = sorted(
         ROOT / "README.md",
         ROOT / "CHANGELOG.md",
         *(ROOT / "docs").rglob("*.md"),
-        *(ROOT / "configs").rglob("*.yaml"),
+        *(PACKAGE / "configs").rglob("*.yaml"),
         *(ROOT / "scripts").glob("*.py"),
         *(ROOT / "scripts" / "demo_gpt").rglob("*.py"),
     ]
 )
 #: Packages without public names; what users need of them is in ``fkat_data``, ``fkat_data.tools`` and ``.streaming``.
 INTERNAL = {
-    *("fkat_data.archives", "fkat_data.drop_in"),
+    *("fkat_data.archives", "fkat_data.configs", "fkat_data.drop_in"),
     *("fkat_data.device", "fkat_data.loader", "fkat_data.plan", "fkat_data.transport", "fkat_data.worker"),
     *("fkat_data.streaming.epoch", "fkat_data.streaming.reading", "fkat_data.streaming.writing"),
     *("fkat_data.tools.cli", "fkat_data.tools.converting", "fkat_data.tools.report"),
@@ -43,7 +43,7 @@ def public_names():
     found = {}
     for name in packages():
         depth = name.count(".")
-        if depth < 2 or (depth == 2 and name.startswith("fkat_data.streaming.")):
+        if depth < 2 or (depth == 2 and name.startswith(("fkat_data.streaming.", "fkat_data.testing."))):
             names = getattr(importlib.import_module(name), "__all__", None)
             if names is not None:
                 found[name] = set(names)

@@ -12,6 +12,7 @@ FACES = (
     "fkat_data",
     "fkat_data.configuration",
     "fkat_data.datasets",
+    "fkat_data.extensions",
     "fkat_data.huggingface",
     "fkat_data.lightning",
     "fkat_data.mixing",
@@ -23,6 +24,7 @@ FACES = (
     "fkat_data.streaming.order",
     "fkat_data.streaming.store",
     "fkat_data.testing",
+    "fkat_data.testing.contracts",
     "fkat_data.tools",
     "fkat_data.torchtitan",
 )

@@ -1,10 +1,10 @@
-"""What an import of the package brings along: beside torch, next to nothing."""
+"""What an import of the package brings along: beside torch, next to nothing. One process answers for all packages."""
 
 import json
 
 PROGRAM = """
-import json, sys
-import torch
+import json, signal, sys
+import torch, torch.utils.data
 
 def brought(*names):
     before = set(sys.modules)
@@ -14,9 +14,23 @@ def brought(*names):
     tops = {name.partition(".")[0] for name in new} - set(sys.stdlib_module_names)
     return sorted(top for top in tops if "cython" not in top), sorted(name for name in new if name[:9] == "fkat_data")
 
+def handlers():
+    return [signal.getsignal(number) for number in signal.valid_signals()]
+
+before = handlers()
 package = brought("fkat_data")
-with_data = brought("fkat_data.datasets", "fkat_data.samplers", "fkat_data.mixing")
-print(json.dumps([*package, with_data[0], brought("fkat_data.streaming")[0]]))
+with_data = brought("fkat_data.datasets", "fkat_data.samplers", "fkat_data.mixing")[0]
+with_streaming = brought("fkat_data.streaming", "fkat_data.extensions", "fkat_data.testing.contracts")[0]
+import multiprocessing, threading
+is_quiet = [
+    handlers() == before,
+    multiprocessing.get_start_method(allow_none=True) is None,
+    threading.active_count() == 1,
+    not torch.cuda.is_initialized(),
+    not torch.distributed.is_initialized(),
+]
+import psutil
+print(json.dumps([*package, with_data, with_streaming, [*is_quiet, not psutil.Process().children()]]))
 """
 #: Modules for which worker processes are started, and a machine without them has no use.
 ONLY_FOR_WORKERS = {
@@ -24,12 +38,17 @@ ONLY_FOR_WORKERS = {
     *("fkat_data.worker.spawn", "fkat_data.worker.process", "fkat_data.worker.ship", "fkat_data.worker.serve"),
     *("fkat_data.worker.template_process", "fkat_data.worker.picks", "fkat_data.device.page_lock"),
 }
+UNWANTED = {
+    *("hydra", "omegaconf", "yaml", "rich", "typer", "click"),
+    *("fsspec", "aiohttp", "s3fs", "pandas", "pyarrow", "zstandard", "brotli", "cramjam", "xxhash", "PIL"),
+    *("accelerate", "transformers", "lightning", "pytest", "psutil"),
+}
 
 
-def test_an_import_brings_along_neither_the_configuration_nor_what_only_some_data_need(run_script):
-    package, own, with_data, with_streaming = json.loads(run_script(PROGRAM).stdout)
+def test_an_import_brings_along_and_starts_nothing_that_only_some_need(run_script):
+    package, own, with_data, with_streaming, is_quiet = json.loads(run_script(PROGRAM).stdout)
     assert set(package) <= {"fkat_data", "numpy", "cloudpickle"}
     assert not set(own) & ONLY_FOR_WORKERS
     assert set(with_data) <= {"fkat_data", "numpy"}
-    unwanted = {"hydra", "omegaconf", "fsspec", "pandas", "pyarrow", "aiohttp", "s3fs", "PIL", "rich", "typer"}
-    assert not set(with_streaming) & unwanted
+    assert not set(with_streaming) & UNWANTED
+    assert is_quiet == [True] * len(is_quiet)

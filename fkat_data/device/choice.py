@@ -1,5 +1,8 @@
 """Which mover takes microbatches to a device."""
 
+from collections.abc import Callable
+from typing import cast
+
 import torch
 
 from fkat_data.device.accelerator import AcceleratorMover
@@ -8,8 +11,28 @@ from fkat_data.device.host import HostMover, Mover
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import is_interruption
 from fkat_data.observe.sink import EventSink
+from fkat_data.registry import Registry
 
-__all__ = ["mover_for"]
+__all__ = ["mover_for", "register_mover"]
+
+_registered: Registry[Callable[[torch.device], Mover]] = Registry("mover", lambda kind: kind in ("cpu", "cuda", "meta"))
+
+
+def register_mover(name: str, make: Callable[[torch.device], Mover]) -> None:
+    """Let microbatches reach a kind of device by a mover of your own, in this process.
+
+    Args:
+        name: The type of the device, as torch names it: ``"hpu"``, or what ``rename_privateuse1_backend`` was given.
+        make: Makes the mover to a device of this type: a class, or a function.
+
+    Raises:
+        ConfigurationError: ``make`` is not callable, torch knows no such type, or it belongs to another mover.
+    """
+    try:
+        torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigurationError("name", cast("object", name), "a type of device that torch knows") from error
+    _registered.add(name, make)
 
 
 def mover_for(device: torch.device | str | None, sink: EventSink | None = None) -> Mover:
@@ -28,6 +51,9 @@ def mover_for(device: torch.device | str | None, sink: EventSink | None = None) 
         target = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ConfigurationError("device", device, f"a torch device, or null ({error})") from error
+    own = _registered.get(target.type)
+    if own is not None:
+        return own(target)
     if target.type == "cpu":
         return HostMover()
     if target.type == "cuda" and not torch.cuda.is_available():

@@ -18,6 +18,7 @@ from fkat_data.observe.profile import WorkerProfile
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, added_times, new_page
 from fkat_data.observe.timeline import Timeline
+from fkat_data.registry import Registrations
 from fkat_data.transport.memory_limit import default_limit_bytes
 from fkat_data.types import Profiler
 from fkat_data.worker.inline import InlineWorker
@@ -240,7 +241,9 @@ class WorkerPool:
 
     def _ship(self, starter: "WorkerStarter", limit_bytes: int) -> None:
         settings = self._settings
+        registrations = Registrations()
         shipped = WorkerSettings(
+            registrations=registrations,
             factory=settings.factory,
             seed=settings.seed,
             dp_rank=settings.dp_rank,
@@ -252,7 +255,12 @@ class WorkerPool:
             num_threads=settings.num_threads,
             group=current_group(),
         )
-        starter.ship(shipped, dataloader_factory=settings.factory, profiler=settings.profiler)
+        starter.ship(
+            shipped,
+            dataloader_factory=settings.factory,
+            profiler=settings.profiler,
+            registered=registrations.entries(),
+        )
 
 
 def _starter(settings: WorkerPoolSettings, sink: EventSink) -> "WorkerStarter":

@@ -26,7 +26,13 @@ from fkat_data.streaming.epoch.world import World
 from fkat_data.streaming.formats.open_shard import DECODED_LIMIT_BYTES
 from fkat_data.streaming.handed_out import HandedOut
 from fkat_data.streaming.order.batching import BATCHING_METHODS, BatchingMethod
-from fkat_data.streaming.order.epoch_order import SAMPLING_METHODS, SHUFFLES, OrderSettings, SamplingMethod, ShuffleName
+from fkat_data.streaming.order.epoch_order import (
+    SAMPLING_METHODS,
+    OrderSettings,
+    SamplingMethod,
+    ShuffleName,
+    shuffle_names,
+)
 from fkat_data.streaming.order.partition import PARTITIONS, PartitionName
 from fkat_data.streaming.order.weights import StreamWeight
 from fkat_data.streaming.properties import DatasetProperties
@@ -80,7 +86,7 @@ class StreamingDataset(DatasetProperties, SampleAccess, IterableDataset[Any]):
         batch_size: Samples of a rank's batch; the order depends on it.
         shuffle: Whether samples are shuffled.
         shuffle_algo: ``"block"`` (recommended), or the reference's ``"py1e"``, ``"py1br"``, ``"py1b"``, ``"py1s"``,
-            ``"py2s"`` and ``"naive"``, number for number.
+            ``"py2s"`` and ``"naive"``, number for number; or one that ``fkat_data.extensions.register_shuffle`` names.
         shuffle_seed: The seed of every random order.
         shuffle_block_size: The number of samples that a shard is spread over; None: 4 million divided by the canonical
             nodes, at least 262,144.
@@ -162,7 +168,7 @@ class StreamingDataset(DatasetProperties, SampleAccess, IterableDataset[Any]):
         settings = OrderSettings(
             (),
             shuffle=arguments.boolean("shuffle", shuffle),
-            shuffle_algo=arguments.choice("shuffle_algo", shuffle_algo, SHUFFLES),
+            shuffle_algo=arguments.choice("shuffle_algo", shuffle_algo, shuffle_names()),
             shuffle_block_size=_number("shuffle_block_size", shuffle_block_size),
             sampling_method=arguments.choice("sampling_method", sampling_method, SAMPLING_METHODS),
             sampling_granularity=arguments.integer("sampling_granularity", sampling_granularity, minimum=1),

@@ -16,6 +16,7 @@ from fkat_data.launch import adopt_group
 from fkat_data.observe.events import MAIN_THREAD, EventRecorder
 from fkat_data.observe.profile import WorkerProfile
 from fkat_data.observe.stages import Page, StageClock
+from fkat_data.registry import Registrations
 from fkat_data.transport.channel import Channel
 from fkat_data.transport.segment import Segment
 from fkat_data.types import Shard
@@ -82,7 +83,9 @@ def _settings(settings_file: mmap.mmap) -> WorkerSettings:
     try:
         return pickle.load(settings_file)
     except Exception as error:  # noqa: BLE001 - the trainer gets it with the first shard
-        return WorkerSettings(_Unloadable(error), 0, 0, 1, None, torch.get_default_dtype(), False, False)
+        return WorkerSettings(
+            Registrations(), _Unloadable(error), 0, 0, 1, None, torch.get_default_dtype(), False, False
+        )
 
 
 class _Unloadable:

@@ -4,6 +4,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 
+from fkat_data.registry import Registrations
 from fkat_data.types import Profiler
 
 __all__ = ["START_METHODS", "StartMethod", "WorkerSettings"]
@@ -17,6 +18,7 @@ class WorkerSettings(NamedTuple):
     """What a worker needs to start.
 
     Attributes:
+        registrations: What users have registered in the trainer. It is unpickled first.
         factory: Makes the iterable of a shard's microbatches.
         seed: The loader's seed.
         dp_rank: The loader's data-parallel rank.
@@ -29,6 +31,7 @@ class WorkerSettings(NamedTuple):
         group: The trainer's rank and number of ranks in torch.distributed; None without a process group.
     """
 
+    registrations: Registrations
     factory: Any
     seed: int
     dp_rank: int

@@ -15,10 +15,11 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+import fkat_data.configs
 from fkat_data.configuration import instantiate, register_resolvers
 
 REPOSITORY = Path(__file__).parents[2]
-CONFIGS = REPOSITORY / "configs"
+CONFIGS = Path(fkat_data.configs.__file__).parent
 NAMES = sorted(path.relative_to(CONFIGS).with_suffix("").as_posix() for path in CONFIGS.rglob("*.yaml"))
 
 SEQUENCE_LENGTH = 16
@@ -170,3 +171,12 @@ def test_views_of_shards_give_every_sample_to_one_rank(data, monkeypatch, world_
             seen.extend(tuple(microbatch["tokens"][0].tolist()) for microbatch in loader)
     assert len(set(seen)) == NUM_SHARDS * 40
     assert len(seen) - len(set(seen)) < world_size * NUM_SHARDS  # padded to equally many
+
+
+def test_a_users_configuration_takes_parts_of_the_package(data, tmp_path):
+    page = (REPOSITORY / "docs" / "howto" / "configure.md").read_text()
+    (tmp_path / "train.yaml").write_text(page.split("```yaml\n")[1].split("```")[0])
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        config = compose("train", ["loader=debug", f"data.uri={data}"])
+    with instantiate(config.loader) as loader:
+        assert next(iter(loader))["tokens"].shape == (16, SEQUENCE_LENGTH + 1)

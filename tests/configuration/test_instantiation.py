@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import pytest
 from omegaconf import OmegaConf
 
@@ -126,9 +123,3 @@ def test_an_error_of_the_target_is_itself_and_tells_the_place():
 def test_a_node_that_makes_its_own_parts_is_left_to_do_so():
     made = instantiate({"_target_": Holder, "_recursive_": False, "value": {"_target_": "fkat_data.Nothing"}})
     assert made.value == {"_target_": "fkat_data.Nothing"}
-
-
-@pytest.mark.usefixtures("processes")
-def test_importing_the_library_does_not_import_hydra():
-    program = "import sys, fkat_data; sys.exit(any(name in sys.modules for name in ('hydra', 'omegaconf', 'fsspec')))"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -15,11 +15,3 @@ def test_all_is_complete_and_the_documented_names_are_there():
         "TokenBudgetBatchSampler",
         "pad_stack_1d",
     } <= set(fkat_data.datasets.__all__)
-
-
-def test_importing_the_datasets_imports_no_library_of_files(run_script):
-    done = run_script(
-        "import sys, fkat_data.datasets\n"
-        "print(sorted({'pyarrow', 'pandas', 'fsspec', 'hydra'} & {name.split('.')[0] for name in sys.modules}))"
-    )
-    assert done.stdout == "[]\n"

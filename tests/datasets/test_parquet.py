@@ -446,12 +446,6 @@ except Exception as error:
     )
 
 
-@pytest.mark.usefixtures("processes")
-def test_importing_the_package_of_datasets_does_not_import_pyarrow():
-    program = "import sys, fkat_data.datasets; sys.exit(bool({'pyarrow', 'fsspec', 'zstandard'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
 def test_numbers_that_python_has_collate_to_the_tensors_that_they_were_read_from(tmp_path):
     columns = {
         "int64": np.arange(8),

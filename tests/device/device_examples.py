@@ -43,9 +43,10 @@ class LateEngine:
     def copy(self, value):
         if not isinstance(value, torch.Tensor):
             return value.to("cpu")
-        value = value.contiguous()
-        target = torch.full_like(value, 99)
-        self.issued_copies[-1].append((target, value.data_ptr(), value.nbytes))
+        dense = value.contiguous()
+        target = torch.full_like(dense, 99)
+        # The source is the mover's to keep; what was made here is not.
+        self.issued_copies[-1].append((target, dense.data_ptr(), dense.nbytes, None if dense is value else dense))
         return target
 
     def issued(self):
@@ -57,6 +58,6 @@ class LateEngine:
 
     def run_until(self, number):
         while self.num_done <= number:
-            for target, address, num_bytes in self.issued_copies[self.num_done]:
+            for target, address, num_bytes, _ in self.issued_copies[self.num_done]:
                 ctypes.memmove(target.data_ptr(), address, num_bytes)
             self.num_done += 1

@@ -188,5 +188,5 @@ def _imported(name):
 
 def _lacking(name):
     if os.environ.get("CI") or os.environ.get("FKAT_DATA_REQUIRE_SERVERS") == "1":
-        pytest.fail(f"{name} is not installed: run scripts/servers, and install the extra 'test'")
+        pytest.fail(f"{name} is not installed: run scripts/servers, and install the group 'test'")
     pytest.skip(f"{name} is not installed: scripts/servers installs it")

@@ -1,7 +1,5 @@
 import copy
 import pickle
-import subprocess
-import sys
 from collections import OrderedDict
 from pathlib import Path
 
@@ -133,16 +131,6 @@ def test_resuming_anywhere_again_and_again_equals_no_stop(first, stops):
     assert taken == unstopped(first, 12)[: len(taken)]
 
 
-def test_resuming_at_every_position_of_three_epochs_equals_no_stop():
-    whole = unstopped(2, 4)
-    for stop in range(len(whole) - 5 + 1):
-        stopped = Growing(2)
-        assert take(stopped, stop) == whole[:stop]
-        resumed = Growing(2)
-        resumed.load_state_dict(stopped.state_dict())
-        assert take(resumed, len(whole) - stop) == whole[stop:]
-
-
 def test_a_state_can_be_loaded_into_a_sampler_that_is_midway():
     sampler = Growing(4)
     take(sampler, 7)
@@ -270,10 +258,3 @@ def test_what_are_no_shards_is_refused_by_its_position(shards, where):
     with pytest.raises(ConfigurationError) as raised:
         check_shards("shards", shards)
     assert str(raised.value).startswith(where)
-
-
-@pytest.mark.usefixtures("processes")
-def test_importing_the_samplers_imports_no_fsspec():
-    program = "import fkat_data, fkat_data.samplers, sys; print('fsspec' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"

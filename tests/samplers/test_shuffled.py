@@ -98,19 +98,6 @@ def test_groups_of_uris_stay_together():
     assert sorted(ShuffledShardSampler([["a", "b"], ["c", "d"]]).shards(0)) == [["a", "b"], ["c", "d"]]
 
 
-@given(seed=SEEDS, count=st.integers(1, 12), stop=st.integers(0, 30))
-@settings(deadline=None)
-def test_resuming_at_every_position_equals_no_stop(seed, count, stop):
-    whole = [shard for epoch in range(4) for shard in ShuffledShardSampler(named(count), seed).shards(epoch)]
-    epoch, index = divmod(stop % (3 * count), count)
-    sampler = ShuffledShardSampler(named(count), seed)
-    sampler.load_state_dict({"version": 1, "epoch": epoch, "index": index})
-    rest = [*sampler, *sampler]
-    start = epoch * count + index
-    assert rest == (whole + ShuffledShardSampler(named(count), seed).shards(4))[start : start + len(rest)]
-    assert len(rest) == 2 * count - index
-
-
 def test_the_sampler_and_the_seed_can_be_read_and_not_set():
     inner = SequenceShardSampler(["a"])
     sampler = ShuffledShardSampler(inner, seed=3)

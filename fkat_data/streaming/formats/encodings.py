@@ -1,8 +1,11 @@
-"""All encodings, by name."""
+"""All encodings, by name: those of this package, and those that users register."""
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import cast
 
+from fkat_data.errors import ConfigurationError
+from fkat_data.registry import Registry
 from fkat_data.streaming.formats.encoding import Encoding, EncodingError
 from fkat_data.streaming.formats.images import (
     ImageFileEncoding,
@@ -21,7 +24,7 @@ from fkat_data.streaming.formats.text import (
     StringIntEncoding,
 )
 
-__all__ = ["ENCODINGS", "encoding_of"]
+__all__ = ["ENCODINGS", "encoding_of", "register_encoding"]
 
 _LONGEST_NAME = 1_000
 
@@ -45,18 +48,42 @@ ENCODINGS: dict[str, Callable[[], Encoding]] = {
     "json": JsonEncoding,
     "pkl": PickleEncoding,
 }
+_FAMILY = "ndarray"
+_registered: Registry[Callable[[], Encoding]] = Registry("encoding", lambda name: name in ENCODINGS or name == _FAMILY)
 
 
-@lru_cache(maxsize=1024)
+def register_encoding(name: str, make: Callable[[], Encoding]) -> None:
+    """Let columns of MDS shards have an encoding of your own, in this process and in all that it starts for its data.
+
+    Args:
+        name: Its name, in ``MDSWriter(columns=...)`` and in the index. A program that reads the dataset must register
+            it, too.
+        make: Makes the encoding: the class itself, or a function without arguments.
+
+    Raises:
+        ConfigurationError: ``make`` makes no encoding, or the name is malformed or taken.
+    """
+    if not callable(make) or not isinstance(cast("object", make()), Encoding):
+        raise ConfigurationError("make", make, "a subclass of Encoding, or a function that returns an Encoding")
+    _registered.add(name, make)
+
+
 def encoding_of(name: str) -> Encoding:
     """Return the encoding with a name.
 
     Raises:
         EncodingError: The name is unknown. The message lists the valid ones.
     """
+    make = _registered.get(name)
+    return _own_encoding(name) if make is None else make()
+
+
+@lru_cache(maxsize=1024)
+def _own_encoding(name: str) -> Encoding:
     family, *parts = name.split(":") if len(name) <= _LONGEST_NAME else [""]
-    if family == "ndarray":
+    if family == _FAMILY:
         return NDArrayEncoding.of_name(parts)
     if name not in ENCODINGS:
-        raise EncodingError(f"one of {', '.join(ENCODINGS)} or ndarray[:DTYPE[:D0,D1]]")
+        known = ", ".join((*ENCODINGS, *_registered.names))
+        raise EncodingError(f"one of {known} or ndarray[:DTYPE[:D0,D1]]; register_encoding adds your own")
     return ENCODINGS[name]()

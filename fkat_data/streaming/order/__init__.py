@@ -1,7 +1,7 @@
 """The order of an epoch's samples, as pure functions: they open no file and read no environment.
 
-Open to other packages: ``batching``, ``caveats``, ``epoch_order``, ``joined``, ``keeper``, ``partition``, ``plan``, ``spanner``,
-``weights``.
+Open to other packages: ``batching``, ``caveats``, ``epoch_order``, ``joined``, ``keeper``, ``own_shuffle``, ``partition``, ``plan``,
+``spanner``, ``weights``.
 """
 
 from fkat_data.streaming.order.block import BlockShuffle

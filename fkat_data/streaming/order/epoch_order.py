@@ -19,6 +19,7 @@ from fkat_data.streaming.order.block import BlockShuffle
 from fkat_data.streaming.order.joined import phase_of
 from fkat_data.streaming.order.keeper import Keeper, kept_here
 from fkat_data.streaming.order.keyed_selection import KeyedSelection
+from fkat_data.streaming.order.own_shuffle import OwnShuffle, OwnShuffleName, Shuffle, own_shuffle_names
 from fkat_data.streaming.order.partition import EvenPartition, Grid, Partition, PartitionName, partitioned
 from fkat_data.streaming.order.plan import Plan
 from fkat_data.streaming.order.sampling import Selection, StreamSamples, selected
@@ -36,9 +37,10 @@ __all__ = [
     "batching_of",
     "check_order",
     "plan_epoch",
+    "shuffle_names",
 ]
 
-ShuffleName: TypeAlias = Literal["block"] | ReferenceShuffleName
+ShuffleName: TypeAlias = Literal["block"] | ReferenceShuffleName | OwnShuffleName
 SHUFFLES: tuple[ShuffleName, ...] = ("block", *REFERENCE_SHUFFLES)
 SamplingMethod: TypeAlias = Literal["balanced", "fixed"]
 SAMPLING_METHODS: tuple[SamplingMethod, ...] = get_args(SamplingMethod)
@@ -56,7 +58,7 @@ class OrderSettings:
     Attributes:
         shard_sizes: For each stream, the number of samples in each shard: int64.
         shuffle: Whether to shuffle samples.
-        shuffle_algo: One of ``SHUFFLES``.
+        shuffle_algo: One of ``shuffle_names()``.
         shuffle_block_size: Number of places over which a shard is spread; None to derive it from the number of
             canonical nodes.
         sampling_method: ``balanced`` to take different samples in each epoch, or ``fixed`` for the same ones.
@@ -136,7 +138,7 @@ class EpochPlan(Plan):
         self,
         batching: Batching,
         selections: Sequence[Selection | KeyedSelection],
-        shuffles: Sequence[ReferenceShuffle | BlockShuffle | None],
+        shuffles: Sequence[Shuffle | None],
         grid: Grid,
         *,
         phase: int = 0,
@@ -172,6 +174,11 @@ class EpochPlan(Plan):
             part = slice(start, start + _CHUNK)
             streams[part], places[part] = self._locate(slots[part])
         return streams, places
+
+
+def shuffle_names() -> tuple[ShuffleName, ...]:
+    """Return what ``shuffle_algo`` may be: ``SHUFFLES``, and the names that are registered."""
+    return (*SHUFFLES, *own_shuffle_names())
 
 
 def plan_epoch(
@@ -280,11 +287,13 @@ def _shuffle(
     start: EpochStart,
     block_size: int,
     keeper: Keeper,
-) -> ReferenceShuffle | BlockShuffle:
-    sizes, nodes = selection.unit_sizes, start.num_canonical_nodes
+) -> Shuffle:
+    numbers = (selection.unit_sizes, start.num_canonical_nodes, start.seed, start.epoch, block_size)
     if settings.is_keyed:
-        return BlockShuffle(sizes, nodes, start.seed, start.epoch, block_size)
-    return ReferenceShuffle(settings.shuffle_algo, sizes, nodes, start.seed, start.epoch, block_size, keeper)
+        return BlockShuffle(*numbers)
+    if settings.shuffle_algo in REFERENCE_SHUFFLES:
+        return ReferenceShuffle(settings.shuffle_algo, *numbers, keeper)
+    return OwnShuffle(settings.shuffle_algo, *numbers)
 
 
 def _partition(

@@ -14,6 +14,7 @@ from torch.utils import data
 from fkat_data.errors import ShardCorruptError, ShardNotFoundError
 from fkat_data.interruption import is_interruption
 from fkat_data.observe.stages import reading
+from fkat_data.registry import Registrations
 from fkat_data.streaming.cache.locks import pauses
 from fkat_data.streaming.formats.decoded_groups import DecodedGroups
 from fkat_data.streaming.formats.memory_map import num_maps
@@ -324,14 +325,20 @@ class OpenShards:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {
-            "_readers": None,
-            "_touched_s": {},
-            "_read_ahead": None,
-            "_failed_shard": None,
-        }
+        # What reads them elsewhere knows the same encodings and shuffles.
+        return (
+            {"_registrations": Registrations()}
+            | self.__dict__
+            | {
+                "_readers": None,
+                "_touched_s": {},
+                "_read_ahead": None,
+                "_failed_shard": None,
+            }
+        )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        state = {name: value for name, value in state.items() if name != "_registrations"}
         self.__dict__ |= state | {"_readers": _kept_readers(state["_catalog"])}
 
 

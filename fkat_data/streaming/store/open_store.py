@@ -4,19 +4,39 @@ import importlib
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.location import path_of, resolved
+from fkat_data.registry import Registry
 from fkat_data.streaming.store.client import Client
 from fkat_data.streaming.store.directory_client import DirectoryClient
 from fkat_data.streaming.store.options import given_options
 from fkat_data.streaming.store.redaction import Redaction
 from fkat_data.streaming.store.store import Store
 
-__all__ = ["open_store"]
+__all__ = ["open_store", "register_store"]
+
+_registered: Registry[Callable[[str, dict[str, Any]], Client]] = Registry("store", lambda scheme: scheme == "file")
+
+
+def register_store(name: str, make: Callable[[str, dict[str, Any]], Client]) -> None:
+    """Let URLs of a scheme be read by a client of your own, in this process and in all that it starts for its data.
+
+    It comes before what fsspec has for the scheme. Writers use file systems of fsspec and no client.
+
+    Args:
+        name: The scheme, in lower case: ``"sqlite"`` for ``sqlite:///data.db``.
+        make: Makes the client, ``make(url, storage_options)``, in each process that reads: a class, or a function.
+
+    Raises:
+        ConfigurationError: ``make`` is not callable, or the name is malformed, not in lower case, or taken.
+    """
+    if isinstance(cast("object", name), str) and name != name.lower():
+        raise ConfigurationError("name", name, "a scheme in lower case")
+    _registered.add(name, make)
 
 
 def open_store(
@@ -57,8 +77,11 @@ def _client_of(location: str, options: dict[str, Any], redaction: Redaction) -> 
     scheme = urlsplit(location).scheme.lower()
     if "::" in location:
         scheme = location.partition("::")[0].partition("://")[0]
+    own = _registered.get(scheme)
+    if own is not None:
+        return partial(own, location, options)
     if scheme == "file":
         raise ConfigurationError("remote", redaction.url(location), "a file:// URL of this machine")
     # Imported here: it takes time, and local data do not need it.
     remote = importlib.import_module("fkat_data.streaming.store.remote")
-    return remote.remote_client(scheme, location, options, redaction)
+    return remote.remote_client(scheme, location, options, redaction, _registered.names)

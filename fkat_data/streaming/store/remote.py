@@ -1,6 +1,6 @@
 """Choose the client of a remote store. Imports fsspec, and is itself imported when a store needs it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,9 @@ __all__ = ["remote_client"]
 _HUB_OPTIONS = ("token", "endpoint", "revision")
 
 
-def remote_client(scheme: str, location: str, options: dict[str, Any], redaction: Redaction) -> Callable[[], Client]:
+def remote_client(
+    scheme: str, location: str, options: dict[str, Any], redaction: Redaction, registered: Sequence[str]
+) -> Callable[[], Client]:
     """Return a function that makes the client of a URL's store.
 
     Args:
@@ -27,11 +29,12 @@ def remote_client(scheme: str, location: str, options: dict[str, Any], redaction
         location: The URL.
         options: The options of fsspec's file system.
         redaction: Removes secrets from messages.
+        registered: The schemes that have a client of the user's, for messages.
 
     Raises:
         ConfigurationError: The scheme is unknown, its package is missing, or the URL has no bucket.
     """
-    check_scheme("remote", scheme, redaction.url(location))
+    check_scheme("remote", scheme, redaction.url(location), registered)
     if "::" not in location:
         if scheme in ("http", "https"):
             return partial(WebClient, location, options)

@@ -1,7 +1,7 @@
 """Check the scheme of a remote store, and find its endpoint. Imports fsspec."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -29,13 +29,14 @@ _REFERENCE_ENDPOINT = "S3_ENDPOINT_URL"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", _REFERENCE_ENDPOINT)
 
 
-def check_scheme(argument: str, scheme: str, shown: str) -> None:
+def check_scheme(argument: str, scheme: str, shown: str, registered: Sequence[str] = ()) -> None:
     """Check that fsspec knows a scheme and that its package is installed, without importing it.
 
     Args:
         argument: Name of the caller's argument, for messages.
         scheme: The URL's scheme.
         shown: The URL without secrets.
+        registered: The schemes that have a client of the user's, for messages.
 
     Raises:
         ConfigurationError: The scheme is unknown, or its package is missing.
@@ -43,7 +44,8 @@ def check_scheme(argument: str, scheme: str, shown: str) -> None:
     if scheme in fsspec.registry:  # loaded before, or registered by a package
         return
     if scheme not in known_implementations:
-        raise ConfigurationError(argument, shown, "a path, or a URL of a scheme that fsspec knows")
+        own = f" or register_store has registered ({', '.join(registered)})" if registered else ""
+        raise ConfigurationError(argument, shown, f"a path, or a URL of a scheme that fsspec knows{own}")
     # An import would take a third of a second here, in the constructor of a dataset.
     known = known_implementations[scheme]
     if find_spec(known["class"].partition(".")[0]) is None:

@@ -149,7 +149,7 @@ class Store:
 
         def look() -> list[ListedFile]:
             try:
-                return self._client().listing(prefix, self._timeout_s)
+                return self.client().listing(prefix, self._timeout_s)
             except TimeoutError as error:
                 raise TransferError(f"no answer within {self._timeout_s:g} s (timeout_s)") from error
 
@@ -168,7 +168,7 @@ class Store:
 
         def look() -> str:
             try:
-                return self._client().version(name, self._timeout_s, is_timed=is_timed)
+                return self.client().version(name, self._timeout_s, is_timed=is_timed)
             except TimeoutError as error:
                 raise TransferError(f"no answer within {self._timeout_s:g} s (timeout_s)") from error
 
@@ -204,7 +204,7 @@ class Store:
             nonlocal transfer
             if transfer is None:
                 transfer = Transfer(
-                    self._client(),
+                    self.client(),
                     name,
                     target,
                     size_bytes=None if info is None else info.bytes,
@@ -224,7 +224,7 @@ class Store:
             nonlocal transfer
             if transfer is None:
                 transfer = RangeTransfer(
-                    self._client(),
+                    self.client(),
                     origin.name,
                     target,
                     origin.ranges,
@@ -249,7 +249,8 @@ class Store:
             redaction=self._redaction,
         )
 
-    def _client(self) -> Client:
+    def client(self) -> Client:
+        """Return the client of this process, which is made by the first call. Raises what making it raises."""
         pid = os.getpid()
         client = self._clients.get(pid)
         if client is None:

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from fkat_data.errors import ConfigurationError, SampleError
 from fkat_data.executor import AnyExecutor, results_of
+from fkat_data.registry import Registrations
 from fkat_data.streaming.writing.destination import cleared_for_parts
 from fkat_data.streaming.writing.merge import IndexLocation, merge_index
 from fkat_data.streaming.writing.part_folders import PartFolders
@@ -64,7 +65,7 @@ def write_parallel(
     folders = PartFolders(local, remote, storage_options)
     with lock:
         calls = (
-            (item, _write_item, (make_writer, samples_of, item, folders, number, settings))
+            (item, _write_item, (Registrations(), make_writer, samples_of, item, folders, number, settings))
             for number, item in enumerate(items)
         )
         attempts = results_of(executor, calls, "writing")
@@ -82,6 +83,7 @@ def write_parallel(
 
 
 def _write_item(
+    registrations: Registrations,
     make_writer: Callable[..., ShardWriter],
     samples_of: Callable[[_Item], Iterable[Mapping[str, Any]]],
     item: _Item,
@@ -90,6 +92,7 @@ def _write_item(
     settings: Mapping[str, Any],
 ) -> str:
     """Write an item into a folder of its own, and return the folder's name."""
+    del registrations  # it has done its work when it was unpickled
     name = folders.attempt(number)
     with make_writer(out=folders.location(name), **settings) as writer:
         for sample in samples_of(item):

@@ -11,7 +11,6 @@ from fkat_data.tools.doctor.finding import Finding, Level
 __all__ = ["installed_findings", "judge_version"]
 
 _PACKAGE = "fkat_data"
-_OF_DEVELOPMENT = {"check", "demo", "docs", "plot", "test"}
 
 
 def installed_findings() -> list[Finding]:
@@ -22,7 +21,7 @@ def installed_findings() -> list[Finding]:
     except metadata.PackageNotFoundError:
         return [Finding(_PACKAGE, Level.ADVICE, "runs from a folder and is not installed", "pip install fkat_data")]
     found = [Finding(_PACKAGE, Level.OK, metadata.version(_PACKAGE)), _python(pythons)]
-    extras = {*(metadata.metadata(_PACKAGE).get_all("Provides-Extra") or [])} - _OF_DEVELOPMENT
+    extras = metadata.metadata(_PACKAGE).get_all("Provides-Extra") or []
     # The same package may be asked for by several extras.
     by_name: dict[str, Requirement] = {}
     for requirement in map(Requirement, needed):

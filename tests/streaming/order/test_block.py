@@ -22,16 +22,6 @@ def test_every_sample_stands_somewhere_once(sizes, nodes, epoch, block_size):
     assert sorted(order_of(sizes, nodes, epoch, block_size).tolist()) == list(range(sum(sizes)))
 
 
-@given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=9), places=st.data())
-@settings(deadline=None)
-def test_any_place_can_be_asked_for_alone(sizes, places):
-    whole = order_of(sizes, 2)
-    made = BlockShuffle(np.array(sizes, np.int64), 2, 7, 0, 50)
-    for place in places.draw(st.lists(st.integers(0, max(sum(sizes) - 1, 0)), max_size=5)):
-        if place < made.size:
-            assert made.samples_at(np.array([place])).tolist() == [whole[place]]
-
-
 def test_seed_and_epoch_change_the_order_and_nothing_else_does():
     sizes = [64] * 40
     first = order_of(sizes)

@@ -60,7 +60,7 @@ class LossyCluster:
 
     def submit(self, fn, /, *args):
         future = Future()
-        _, _, item, folders, number, _ = args
+        *_, item, folders, number, _ = args
         for attempt, kind in enumerate(self._plans[item]):
             if kind == "d":
                 self._leave_what_a_killed_one_leaves(folders, number)

@@ -188,11 +188,3 @@ def test_without_its_extra_the_program_says_what_to_install(run_script):
     done = run_script(text, check=False)
     assert done.returncode == 1
     assert done.stderr.strip() == "fkat-data needs typer: pip install 'fkat_data[cli]'"
-
-
-def test_importing_the_package_imports_nothing_of_the_program(run_script):
-    text = """
-import sys, fkat_data, fkat_data.testing
-print({"typer", "rich", "click", "hydra", "omegaconf"} & set(sys.modules))
-"""
-    assert run_script(text).stdout == "set()\n"

@@ -1,0 +1,13 @@
+"""Tests for stores, formats, shuffles, movers and stateful objects of your own: subclass a contract in your pytest suite.
+
+A contract is a plain class of tests. Give the subclass a name that begins with ``Test``, and override the methods that
+raise ``NotImplementedError``. The tests of this library hold its own implementations to the same contracts.
+"""
+
+from fkat_data.testing.contracts.format_contract import FormatContract
+from fkat_data.testing.contracts.mover_contract import MoverContract
+from fkat_data.testing.contracts.shuffle_contract import ShuffleContract
+from fkat_data.testing.contracts.state_contract import StateContract
+from fkat_data.testing.contracts.store_contract import StoreContract
+
+__all__ = ["FormatContract", "MoverContract", "ShuffleContract", "StateContract", "StoreContract"]

@@ -1,0 +1,49 @@
+"""Say what a contract expects: as ``assert`` does, with messages that need no pytest, and under ``python -O`` too."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fkat_data.testing.content_digest import first_difference
+
+__all__ = ["expect", "expect_error", "expect_same"]
+
+
+def expect(is_met: bool, message: str) -> None:
+    """Raise an ``AssertionError`` with a message unless what a contract expects is met."""
+    if not is_met:
+        raise AssertionError(message)
+
+
+def expect_same(found: Any, expected: Any, what: str) -> None:
+    """Expect two values to be equal in structure, types, dtypes, shapes and bytes.
+
+    Args:
+        found: The value.
+        expected: What it must be.
+        what: What the value is, for the message.
+
+    Raises:
+        AssertionError: They differ; the message has the first difference.
+    """
+    difference = first_difference(expected, found)
+    expect(difference is None, f"{what} differs from what is expected at {difference}")
+
+
+def expect_error(kinds: type[Exception] | tuple[type[Exception], ...], action: Callable[[], Any], what: str) -> None:
+    """Expect an action to raise an exception.
+
+    Args:
+        kinds: Its type.
+        action: The action.
+        what: What the action does, for the message.
+
+    Raises:
+        AssertionError: It returns.
+        Exception: It raises another exception.
+    """
+    try:
+        found = action()
+    except kinds:
+        return
+    names = kinds.__name__ if isinstance(kinds, type) else " or ".join(kind.__name__ for kind in kinds)
+    raise AssertionError(f"{what}: expected {names}, but it returned {found!r:.200}")

@@ -1,0 +1,144 @@
+"""The files of hosted CI say what exists: each command, path, option and version in them."""
+
+import os
+import re
+import runpy
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import fkat_data
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = {path.name: yaml.safe_load(path.read_text()) for path in (ROOT / ".github" / "workflows").glob("*.yml")}
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+JOBS = [(name, job) for name, workflow in sorted(WORKFLOWS.items()) for job in workflow["jobs"]]
+#: What every machine of the hosts has, and what the steps before have installed.
+PROGRAMS = {"apt-get", "git", "mike", "pip", "python", "sed", "sudo"}
+
+
+def steps_of(job):
+    return job.get("steps", [])
+
+
+def commands_of(job):
+    for step in steps_of(job):
+        yield from map(shlex.split, step["run"].split("&&") if "run" in step else [])
+
+
+@pytest.mark.parametrize(("workflow", "name"), JOBS)
+def test_each_command_of_a_job_exists(workflow, name):
+    job = WORKFLOWS[workflow]["jobs"][name]
+    assert "timeout-minutes" in job or "uses" in job
+    assert "uses" not in job or (ROOT / job["uses"]).is_file()
+    for step in steps_of(job):
+        assert ("run" in step) != ("uses" in step)
+        assert re.fullmatch(r"[\w./-]+@[\w./-]+", step.get("uses", "a@b"))
+    for program, *arguments in commands_of(job):
+        if program.startswith("scripts/"):
+            assert os.access(ROOT / program, os.X_OK), program
+            text = (ROOT / program).read_text()
+            options = [word for word in arguments if word.startswith("--")]
+            assert all(re.search(rf"{option}\b", text) for option in options), (program, options)
+            assert program != "scripts/site" or all(f"{word})" in text for word in arguments)
+        else:
+            assert Path(program).name in PROGRAMS, program
+        paths = [word for word in arguments if word.startswith(("tests/", "scripts/"))]
+        assert all((ROOT / path).exists() for path in paths), paths
+
+
+def test_what_a_workflow_refers_to_is_there():
+    for workflow in WORKFLOWS.values():
+        assert workflow["permissions"] == {"contents": "read"}
+        for job in workflow["jobs"].values():
+            needs = job.get("needs", [])
+            assert {needs} if isinstance(needs, str) else set(needs) <= set(workflow["jobs"])
+            included = job.get("strategy", {}).get("matrix", {}).get("include", [{}])
+            asked = set(re.findall(r"\$\{\{ matrix\.(\w+) \}\}", str(job)))
+            assert all(asked == set(row) for row in included)
+
+
+def test_every_lane_and_every_version_is_run():
+    jobs = WORKFLOWS["test.yml"]["jobs"]
+    lanes = [" ".join(command) for job in jobs.values() for command in commands_of(job)]
+    assert {"scripts/test --fast", "scripts/test", "scripts/test --all", "scripts/check", "scripts/site build"} <= set(
+        lanes
+    )
+    rows = jobs["default"]["strategy"]["matrix"]["include"]
+    classified = {name.rpartition(" ")[2] for name in PROJECT["project"]["classifiers"] if ":: 3." in name}
+    assert {row["python"] for row in rows} == classified
+    oldest = next(text for text in PROJECT["project"]["dependencies"] if text.startswith("torch")).removeprefix(
+        "torch>="
+    )
+    assert f"=={oldest}.*" in {row["torch"] for row in rows}
+    pinned = re.search(r"^torch==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[1]
+    assert f">={pinned}" in {row["torch"] for row in rows}
+    wheel = jobs["wheel"]["strategy"]["matrix"]["include"]
+    assert [(row["python"], row["torch"]) for row in wheel] == [
+        (min(classified, key=version), f"=={oldest}.*"),
+        (max(classified, key=version), f">={pinned}"),
+    ]
+
+
+def version(text):
+    return tuple(map(int, text.split(".")))
+
+
+def test_a_release_is_published_without_a_token_and_after_the_tests():
+    jobs = WORKFLOWS["release.yml"]["jobs"]
+    assert set(jobs["publish"]["needs"]) == {"test", "build"}
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    assert "secrets" not in str(jobs)
+    assert any(step.get("uses", "").startswith("pypa/gh-action-pypi-publish@") for step in jobs["publish"]["steps"])
+
+
+@pytest.mark.skipif(not (ROOT / "fkat_data").exists(), reason="the package was installed from a wheel")
+def test_the_version_is_the_same_everywhere():
+    check = runpy.run_path(str(ROOT / "scripts" / "version_check.py"))
+    assert set(check["versions"]().values()) == {fkat_data.__version__}
+    check["main"](f"v{fkat_data.__version__}")
+    with pytest.raises(SystemExit, match=r"the tag is v9, but fkat_data/__init__\.py has"):
+        check["main"]("v9")
+
+
+def test_what_only_work_on_the_library_needs_is_no_extra():
+    groups = PROJECT["dependency-groups"]
+    assert {"check", "demo", "docs", "test"} <= set(groups)
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert not set(groups) & set(extras)
+    named = {name for line in [*groups["test"], *groups["demo"]] if isinstance(line, str) for name in own_extras(line)}
+    assert named <= set(extras)
+
+
+def own_extras(requirement):
+    match = re.fullmatch(r"fkat_data\[([\w,]+)\]", requirement)
+    return match[1].split(",") if match else []
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_an_issue_form_is_one(path):
+    form = yaml.safe_load(path.read_text())
+    if path.stem == "config":
+        assert set(form) <= {"blank_issues_enabled", "contact_links"}
+        return
+    assert {"name", "description", "body"} <= set(form)
+    ids = [field["id"] for field in form["body"]]
+    assert len(ids) == len(set(ids))
+    for field in form["body"]:
+        assert field["type"] in {"checkboxes", "dropdown", "input", "textarea"}
+        assert field["attributes"]["label"]
+    assert any(field.get("validations", {}).get("required") for field in form["body"])
+
+
+def test_the_citation_is_whole():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors", "version", "license", "repository-code"} <= set(citation)
+    assert citation["license"] == PROJECT["project"]["license"]
+    assert citation["repository-code"] == PROJECT["project"]["urls"]["Source"]
+    assert [author["name"] for author in citation["authors"]] == [
+        author["name"] for author in PROJECT["project"]["authors"]
+    ]

@@ -1,0 +1,30 @@
+"""Our own shuffles keep the contract."""
+
+import pytest
+
+from fkat_data.errors import ConfigurationError
+from fkat_data.extensions import register_shuffle
+from fkat_data.streaming.order.block import BlockShuffle
+from fkat_data.streaming.order.shuffle import REFERENCE_SHUFFLES, ReferenceShuffle
+from fkat_data.testing.contracts import ShuffleContract
+
+
+class TestBlock(ShuffleContract):
+    def make(self, unit_sizes, num_canonical_nodes, seed, epoch, block_size):
+        return BlockShuffle(unit_sizes, num_canonical_nodes, seed, epoch, block_size)
+
+
+@pytest.mark.parametrize("algorithm", REFERENCE_SHUFFLES, scope="class")
+class TestReferences(ShuffleContract):
+    @pytest.fixture(autouse=True)
+    def _algorithm(self, algorithm):
+        self.algorithm = algorithm
+
+    def make(self, unit_sizes, num_canonical_nodes, seed, epoch, block_size):
+        return ReferenceShuffle(self.algorithm, unit_sizes, num_canonical_nodes, seed, epoch, block_size)
+
+
+@pytest.mark.parametrize("name", ["block", "py1e"])
+def test_a_name_of_ours_is_taken(name):
+    with pytest.raises(ConfigurationError, match="a name that no shuffle of this package has"):
+        register_shuffle(name, BlockShuffle)
