@@ -34,6 +34,8 @@ def drawing(report: str) -> str:
             parts.append(f'<rect class="{name}" x="{x:.1f}" y="{y - 11}" width="12" height="12" rx="2"/>')
             parts.append(f'<text class="what" x="{x + 18:.1f}" y="{y}">{meaning}</text>')
             x += 38 + 7 * len(meaning)
+            if x > _WIDTH * 0.7:
+                x, y = float(_MARGIN), y + 20
     y += 34
     for heading, (size, plot) in zip(
         _PLOTS, re.findall(r'<svg viewBox="0 0 \d+ (\d+)"(.*?)</svg>', report), strict=False

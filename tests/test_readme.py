@@ -1,4 +1,4 @@
-"""What the README shows runs as it stands, and its links lead somewhere, also from a package index."""
+"""The README stays short, and its links lead somewhere, also from a package index; tests/documents runs it."""
 
 import re
 import tomllib
@@ -9,18 +9,9 @@ README = (ROOT / "README.md").read_text()
 SOURCE = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Source"]
 
 
-def test_the_example_resumes_on_the_next_microbatch(run_script):
+def test_the_example_has_eight_lines():
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len([line for line in example.splitlines() if line]) == 8
-    # The rest of the epoch after the state was taken: its first batch is the resumed one.
-    going_on = (
-        "state = loader.state_dict()\nloader.load_state_dict(state)\nfirst = next(iter(loader))\nloader.load_state_dict"
-    )
-    lines = run_script(example.replace("loader.load_state_dict", going_on) + "print(first)\n").stdout.splitlines()
-    assert [line.split(" ")[0] for line in lines[:-2]] == ["1", "2", "3", "4", "5"]
-    assert lines[-1] == lines[-2]
-    numbers = [int(number) for line in lines[:-1] for number in re.findall(r"\d+", line.partition("[")[2])]
-    assert len(set(numbers)) == len(numbers) == 60
 
 
 def test_every_link_is_absolute_and_leads_to_a_file_of_the_repository():

@@ -1,3 +1,4 @@
+# in process
 import torch
 from stage import ShardedDataLoader
 from torch.utils.data import DataLoader
