@@ -1,4 +1,3 @@
-# in process
 import torch
 from stage import ShardedDataLoader
 from torch.utils.data import DataLoader
