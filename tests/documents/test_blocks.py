@@ -95,6 +95,7 @@ def test_the_blocks_of_a_document_run(document, run_script, tmp_path, monkeypatc
     monkeypatch.syspath_prepend(str(STAGES))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of_the_user"))
     monkeypatch.setenv("PYTHONHASHSEED", "0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # examples are small: threads would wait for each other
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{STAGES}")
     if program := program_of(document, tmp_path):
