@@ -8,5 +8,8 @@ def train(microbatch):
     pass
 
 
+loader = ShardedDataLoader(7, SHARDS, factory, multiprocessing=False)
+
+
 # after
 assert loader.statistics().delivered == 40
