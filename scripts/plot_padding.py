@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from dark_mode import add_dark_mode
 from demo_gpt.lines import edges_of_lines
 from prepare_data import read_text
 
@@ -89,6 +90,7 @@ def draw(found: dict[int, dict[str, Any]], output: Path) -> None:
     axes.legend(fontsize="small")
     output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(output, metadata={"Date": None} if output.suffix == ".svg" else None)
+    add_dark_mode(output)
 
 
 def main() -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from dark_mode import add_dark_mode
+
 TITLES = {
     "waiting": "items that wait 2 ms",
     "tar": "JPEGs, on {cpus} cores",
@@ -54,6 +56,7 @@ def draw(found: dict[str, dict[str, dict[int, float]]], cpus: int, output: Path)
     figure.get_axes()[0].set_ylabel("microbatches/s")
     output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(output, metadata={"Date": None} if output.suffix == ".svg" else None)
+    add_dark_mode(output)
 
 
 def main() -> None:

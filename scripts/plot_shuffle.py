@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from dark_mode import add_dark_mode
 
 from fkat_data.streaming.order import BlockShuffle, ReferenceShuffle
 from fkat_data.tools import entropy_bits
@@ -107,6 +108,7 @@ def draw(drawn: dict[str, tuple[_Integers, int]], output: Path) -> None:
     opened.legend(fontsize="small")
     output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(output, metadata={"Date": None} if output.suffix == ".svg" else None)
+    add_dark_mode(output)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ On the site, links to pages lead to those pages; a link to any other file of the
 
 import posixpath
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ _PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
 }
+#: The README's links are absolute, because package indices show it: below this, with the branch.
+_SOURCE = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Source"]
+_ABSOLUTE = re.compile(re.escape(_SOURCE) + r"/(?:blob|raw)/main/")
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:|#)([^)\s#]*)(#[^)\s]*)?\)")
 _FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 
@@ -49,6 +53,10 @@ def linked(text: str, file: str, source: str) -> str:
         file: The file that the links start from, in the repository.
         source: The page that they start from, on the site.
     """
+    above = posixpath.relpath(".", posixpath.dirname(file) or ".")
+    text = _ABSOLUTE.sub("" if above == "." else f"{above}/", text)
+    # A picture needs no page: it stands beside them.
+    text = re.sub(r"(!\[[^\]]*\]\()docs/", r"\1", text) if source == "index.md" else text
 
     def replace(match: re.Match[str]) -> str:
         label, target, anchor = match[1], match[2], match[3] or ""

@@ -137,6 +137,17 @@ def test_every_room_stands_on_a_floor():
     assert rooms == set(FLOORS), rooms ^ set(FLOORS)
 
 
+def test_the_picture_shows_each_package_on_its_floor():
+    picture = (ROOT.parent / "docs" / "images" / "architecture.svg").read_text()
+    drawn = {
+        name: int(floor)
+        for floor, group in re.findall(r'<g data-floor="(\d)">(.*?)</g>', picture, re.DOTALL)
+        for name in re.findall(r'<text class="m on"[^>]*>([\w.]+)<', group)
+    }
+    packages = {name: floor for name, floor in FLOORS.items() if floor and ROOT.joinpath(*name.split(".")).is_dir()}
+    assert drawn == packages
+
+
 def test_imports_go_down():
     offenders = [
         f"{path}: {own} (floor {FLOORS[own]}) imports {other} (floor {FLOORS[other]})"

@@ -2,7 +2,8 @@
 
 A document's blocks run in their order, as one program in an empty folder. What the document takes for granted comes
 from a file of its name in ``stages``: the part before ``# after`` comes before the blocks, the rest after them. Blocks
-of shell run afterwards, in the same folder.
+of shell run afterwards, in the same folder. A block below ``<!-- file: train.py -->`` is saved under that name, for the
+blocks of shell, and is not run by itself.
 """
 
 import os
@@ -23,6 +24,8 @@ DOCUMENTS = sorted(
     for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     if "adr" not in path.parts and any(block.reason is None for block in blocks_of(path.read_text()))
 )
+#: At the top of a stage: the blocks start no process and run in the test's own, which saves an import of torch.
+IN_PROCESS = "# in process\n"
 #: Blocks that show what others do, or files that are none of ours.
 OTHER_LANGUAGES = {"json", "text", "mermaid"}
 
@@ -35,7 +38,12 @@ def stage_of(document):
 
 def test_blocks_are_found_with_their_lines_and_reasons():
     text = "a\n```python\n1\n```\n\n<!-- not run: why -->\n```bash\nls\n```\n```\nplain\n```\n"
-    assert blocks_of(text) == [Block("python", "1\n", 2, None), Block("bash", "ls\n", 7, "why")]
+    text += "<!-- file: a.py -->\n```python\n2\n```\n"
+    assert blocks_of(text) == [
+        Block("python", "1\n", 2, None),
+        Block("bash", "ls\n", 7, "why"),
+        Block("python", "2\n", 14, None, "a.py"),
+    ]
 
 
 def test_every_block_has_a_language_that_is_known():
@@ -55,6 +63,34 @@ def test_every_stage_has_its_document():
     } | {"stage"}
 
 
+def runs_in_process(document):
+    return stage_of(document)[0].startswith(IN_PROCESS)
+
+
+def program_of(document, folder):
+    """Write the files that a document's blocks are, and return the rest as one program."""
+    before, after = stage_of(document)
+    parts = [before]
+    for block in blocks_of((ROOT / document).read_text()):
+        if block.reason is not None:
+            continue
+        if block.language == "yaml":
+            OmegaConf.create(block.text)
+        if block.file:
+            (folder / block.file).write_text(block.text)
+        elif block.language == "python":
+            parts.append(f"# {document}:{block.line}\n{block.text}")
+    return "\n".join([*parts, after]) if len(parts) > 1 or before or after else ""
+
+
+@pytest.mark.parametrize("document", [document for document in DOCUMENTS if runs_in_process(document)])
+def test_the_blocks_of_a_document_that_starts_no_process_run(document, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(STAGES))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of_the_user"))
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program_of(document, tmp_path), document, "exec"), {"__name__": "__main__"})
+
+
 @pytest.fixture(scope="module")
 def python(shared_processes):
     """An interpreter that orders sets alike each time."""
@@ -64,29 +100,24 @@ def python(shared_processes):
     interpreter.close()
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", [document for document in DOCUMENTS if not runs_in_process(document)])
 def test_the_blocks_of_a_document_run(document, python, processes, tmp_path, monkeypatch):
-    blocks = [block for block in blocks_of((ROOT / document).read_text()) if block.reason is None]
-    for block in blocks:
-        if block.language == "yaml":
-            OmegaConf.create(block.text)
     variables = {
         "XDG_CACHE_HOME": str(tmp_path / "of_the_user"),
         "PYTHONHASHSEED": "0",
+        "OMP_NUM_THREADS": "1",  # examples are small: threads would wait for each other
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT}{os.pathsep}{STAGES}",
     }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    before, after = stage_of(document)
-    pythons = [f"# {document}:{block.line}\n{block.text}" for block in blocks if block.language == "python"]
-    if before or after or pythons:
+    if text := program_of(document, tmp_path):
         program = tmp_path / "script.py"
-        program.write_text("\n".join([before, *pythons, after]))
+        program.write_text(text)
         done = python.run(program, folder=tmp_path, timeout=300, **variables)
         assert done.returncode == 0, done.stdout + done.stderr
-    for block in blocks:
-        if block.language in SHELLS:
+    for block in blocks_of((ROOT / document).read_text()):
+        if block.language in SHELLS and block.reason is None:
             done = subprocess.run(
                 ["bash", "-euo", "pipefail", "-c", block.text],
                 cwd=tmp_path,

@@ -14,7 +14,7 @@ from fkat_data import ShardedDataLoader
 pytestmark = pytest.mark.usefixtures("processes")
 
 ROOT = Path(fkat_data.__file__).parent
-README = ROOT.parent / "README.md"
+ARCHITECTURE = ROOT.parent / "docs" / "architecture.md"
 MOST_FILES, MOST_CALLS = 8, 40
 NUM_READY, NUM_COUNTED = 4, 200
 #: Segments are made, and announced in the socket, until as many are there as the worker may be ahead.
@@ -106,8 +106,8 @@ def test_a_warm_microbatch_takes_few_files_and_calls(form, factory):
     assert len({path for path, _ in worst}) <= MOST_FILES, worst
 
 
-def test_the_readme_names_the_files_of_the_path_in_their_order():
-    text = README.read_text()
+def test_the_documentation_names_the_files_of_the_path_in_their_order():
+    text = ARCHITECTURE.read_text()
     said = re.search(r"The way of a microbatch through the trainer is eight files long: (.+?)\.\n", text)[1]
     with ShardedDataLoader(0, ["tokens"], samples) as loader:
         # What comes beside a new segment takes the socket; everything else the ring.

@@ -16,6 +16,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import site_pages  # noqa: E402 - scripts/ is no package
 
+SOURCE = site_pages._SOURCE
+
 
 @pytest.mark.parametrize(
     ("text", "file", "source", "expected"),
@@ -25,6 +27,8 @@ import site_pages  # noqa: E402 - scripts/ is no package
         ("[a](../README.md#design)", "docs/benchmarks.md", "benchmarks.md", "[a](index.md#design)"),
         ("[a](../../CHANGELOG.md)", "docs/howto/resume.md", "howto/resume.md", "[a](../changelog.md)"),
         ("[a](order.md#one)", "docs/streaming/state.md", "streaming/state.md", "[a](order.md#one)"),
+        (f"[a]({SOURCE}/blob/main/docs/howto/resume.md#one)", "README.md", "index.md", "[a](howto/resume.md#one)"),
+        (f"![a]({SOURCE}/raw/main/docs/images/b.svg)", "README.md", "index.md", "![a](images/b.svg)"),
         ("[`b`](../../configs/data)", "docs/howto/files.md", "howto/files.md", "`b`"),
         ("[`b`](fkat_data/errors.py)", "README.md", "index.md", "`b`"),
         ("[a](https://example.org/x.md) [b](#c)", "README.md", "index.md", "[a](https://example.org/x.md) [b](#c)"),

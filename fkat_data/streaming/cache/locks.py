@@ -36,7 +36,7 @@ class LockFile(io.FileIO):
     """
 
     # Closing it, also by "with" and by the garbage collector, is one call of C: no signal handler can raise an error in
-    # the middle and leave a lock for which its own process waits for ever.
+    # the middle and leave a lock for which its own process waits forever.
     __del__ = io.FileIO.close
 
     _opened = (-1, 0, 0)

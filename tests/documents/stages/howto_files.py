@@ -1,3 +1,4 @@
+# in process
 import json
 import tarfile
 from pathlib import Path

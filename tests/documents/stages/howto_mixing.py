@@ -1,3 +1,4 @@
+# in process
 from stage import SHARDS, factory
 
 import fkat_data

@@ -1,3 +1,4 @@
+# in process
 from stage import SHARDS, ShardedDataLoader, factory
 
 sampler = SHARDS

@@ -1,3 +1,4 @@
+# in process
 import io
 import tarfile
 from pathlib import Path

@@ -1,0 +1,2 @@
+# after
+assert sorted(numbers) == list(range(1000))
