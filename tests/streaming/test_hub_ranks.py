@@ -15,7 +15,6 @@ from hub_server import be_the_hub, hub_server
 
 from fkat_data.distributed import gather
 from fkat_data.errors import RankMismatchError, StateMismatchError
-from fkat_data.job_store import first_value, known_value
 from fkat_data.streaming import StreamingDataLoader, StreamingDataset
 
 pytest.importorskip("huggingface_hub")
@@ -140,8 +139,3 @@ def test_a_state_names_the_commit_and_refuses_other_data(hub, tmp_path):
     for wrong in (3, ({},), (None, None)):
         with pytest.raises(StateMismatchError, match="commits"):
             moved.load_state_dict(state | {"commits": wrong})
-
-
-def test_a_single_process_shares_no_value():
-    assert first_value("key", "value") is None
-    assert known_value("key") is None

@@ -94,7 +94,7 @@ def check_saved(commits: Sequence[ReadCommit | None], state: Mapping[str, Any]) 
     found: object = state.get(_FIELD) or ()
     saved: list[Any] = [*cast("Sequence[Any]", found)] if isinstance(found, (list, tuple)) else [found]
     if saved and len(saved) != len(commits):
-        raise StateMismatchError(_FIELD, found, f"<one for each of {len(commits)} streams>")
+        raise StateMismatchError(_FIELD, state[_FIELD], f"<one for each of {len(commits)} streams>")
     for number, (then, own) in enumerate(zip(saved, commits, strict=False)):
         if then is None or own is None:
             continue
