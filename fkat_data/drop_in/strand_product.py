@@ -122,7 +122,13 @@ class _Watched(IterableDataset[Any]):
         return self._samples()
 
     def _samples(self) -> Iterator[Any]:
-        yield from self.iterator
+        # Neither `for` nor `yield from`: each calls iter() again, and a dataset that is its own iterator would begin anew.
+        while True:
+            try:
+                sample = next(self.iterator)
+            except StopIteration:
+                break
+            yield sample
         self._is_over = True
 
     @property

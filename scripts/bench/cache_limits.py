@@ -8,7 +8,7 @@ __all__ = ["run"]
 
 _FILES = (100, 10_000, 100_000)
 _SHARDS = 5_000
-#: By name: the limit in bytes of an epoch over shards of 153 bytes; None: no limit.
+#: By name: the limit of an epoch, as a share of its shards; None: no limit.
 _LIMITS: dict[str, float | None] = {"no limit": None, "holds all shards": 2.0, "holds 7 % of the shards": 0.07}
 
 

@@ -1,5 +1,6 @@
 """Run one trial of a cache with a limit."""
 
+import json
 import os
 import tempfile
 import time
@@ -18,7 +19,6 @@ from fkat_data.streaming.cache import Cache, CacheBudget
 __all__ = ["trial"]
 
 _FILE_BYTES = 100
-_SHARD_BYTES = 153
 _BATCH_SIZE = 8
 _HELD_LIMIT_BYTES = 1_050_000
 #: Where memory stands for the disk: what a cache's own work costs.
@@ -78,8 +78,9 @@ def _epoch(folder: Path, num_shards: int, share: float | None) -> dict[str, Any]
     with MDSWriter(out=str(folder / "data"), columns={"number": "int"}, size_limit=1) as writer:
         for number in range(num_shards):
             writer.write({"number": number})
-    index_bytes = (folder / "data" / "index.json").stat().st_size
-    limit = None if share is None else index_bytes + max(8, int(share * num_shards)) * _SHARD_BYTES
+    index = folder / "data" / "index.json"
+    shard_bytes = max(shard["raw_data"]["bytes"] for shard in json.loads(index.read_bytes())["shards"])
+    limit = None if share is None else index.stat().st_size + max(8, int(share * num_shards)) * shard_bytes
     dataset = StreamingDataset(
         remote=str(folder / "data"),
         local=str(folder / "cache"),
