@@ -122,7 +122,7 @@ class _Watched(IterableDataset[Any]):
         return self._samples()
 
     def _samples(self) -> Iterator[Any]:
-        # Neither `for` nor `yield from`: each calls iter() again, and a dataset that is its own iterator would begin anew.
+        # Neither `for` nor `yield from`: each calls iter() again, and a dataset that is its own iterator would begin again.
         while True:
             try:
                 sample = next(self.iterator)
