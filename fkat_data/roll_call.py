@@ -12,6 +12,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from fkat_data.job_store import job_store
+
 __all__ = ["named_ranks", "roll_call"]
 
 _log = logging.getLogger(__name__)
@@ -36,7 +38,7 @@ def roll_call(call: str, hint: str, warning_s: float) -> Generator[None]:
     if num_ranks == 1:
         yield
         return
-    store = _store()
+    store = job_store()
     number = _counted(store, rank, 1)
 
     def warn() -> None:
@@ -66,16 +68,10 @@ def named_ranks(ranks: Sequence[int]) -> str:
     return f"ranks {text}{f' and {len(ranks) - _MOST_NAMED} more' if len(ranks) > _MOST_NAMED else ''}"
 
 
-def _store() -> Any:
-    """Return the store of the default process group."""
-    # torch has no public name for it.
-    return dist.distributed_c10d._get_default_store()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-
-
 def _counted(store: Any, rank: int, amount: int) -> int | None:
     """Add to a rank's calls; None if the store cannot be reached, which must not end a call that does without it."""
     with suppress(RuntimeError):
-        return store.add(_COUNT.format(rank), amount)
+        return None if store is None else store.add(_COUNT.format(rank), amount)
     return None
 
 

@@ -118,11 +118,13 @@ def main(paths: list[str]) -> int:
             for case in unittest.defaultTestLoader.loadTestsFromModule(module):
                 for test in case:
                     name = name_of(test)
+                    if not fnmatchcase(name, f"*{pattern}*"):
+                        continue
                     kind = next((kind for listed, kind in known.items() if fnmatchcase(name, listed)), None)
-                    if kind is not None:
-                        outcomes.counts[kind] += 1
-                    elif fnmatchcase(name, f"*{pattern}*"):
+                    if kind is None:
                         test.run(outcomes)
+                    else:
+                        outcomes.counts[kind] += 1
     print(", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.counts.items())))
     return int(outcomes.counts["failed"] > 0)
 

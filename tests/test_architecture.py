@@ -22,6 +22,7 @@ FLOORS = {
     "needs_posix": 0,
     "types": 0,
     "interruption": 0,
+    "job_store": 0,
     "position": 0,
     "requirement": 0,
     "roll_call": 0,

@@ -4,7 +4,10 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-__all__ = ["counted_from_start", "is_map_style", "items_at"]
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["counted_from_start", "counted_from_starts", "is_map_style", "items_at"]
 
 
 def counted_from_start(index: int, length: int) -> int:
@@ -18,6 +21,30 @@ def counted_from_start(index: int, length: int) -> int:
     if not -length <= number < length:
         raise IndexError(f"index {number} is out of range for a dataset of {length} items")
     return number + length if number < 0 else number
+
+
+def counted_from_starts(indices: Sequence[int], length: int, noun: str) -> npt.NDArray[np.int64]:
+    """Return the non-negative indices for many, each of which may count from the end.
+
+    Args:
+        indices: The indices.
+        length: The number of items.
+        noun: What an item is, for messages.
+
+    Raises:
+        IndexError: An index is out of range.
+        TypeError: An index is not an integer.
+    """
+    numbers = np.asarray(indices) if len(indices) else np.empty(0, np.int64)
+    if numbers.dtype.kind not in "iu":
+        raise TypeError(f"{noun} indices must be integers, not {indices!r}")
+    # As unsigned numbers, negative ones are the largest: one comparison finds all that need a closer look.
+    if not np.count_nonzero(numbers.astype(np.int64, copy=False).view(np.uint64) >= length):
+        return numbers
+    outside = (numbers < -length) | (numbers >= length)
+    if outside.any():
+        raise IndexError(f"index {int(numbers[outside][0])} is out of range for a dataset of {length} {noun}s")
+    return np.where(numbers < 0, numbers + length, numbers)
 
 
 def is_map_style(dataset: object) -> bool:

@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from fkat_data import arguments
 from fkat_data.counted_file import CountedFile
+from fkat_data.datasets.item_index import counted_from_starts
 from fkat_data.datasets.line_index import LineIndex, lines_of
 from fkat_data.datasets.opening import locations_of
 from fkat_data.datasets.text_file import TextFile
@@ -21,7 +21,40 @@ __all__ = ["IterableJsonDataset", "JsonDataset"]
 _MAX_LINE_BYTES = 64 << 20
 
 
-class JsonDataset(Dataset[Any]):
+class _JsonFiles:
+    """One or more JSON Lines files."""
+
+    def __init__(
+        self, paths: str | Sequence[str], storage_options: Mapping[str, Any] | None, max_line_bytes: int
+    ) -> None:
+        super().__init__()
+        self.paths: list[str] = locations_of("paths", paths)
+        self.max_line_bytes: int = arguments.integer("max_line_bytes", max_line_bytes, minimum=1)
+        self._files = [TextFile(path, dict(storage_options or {})) for path in self.paths]
+
+    @classmethod
+    def counted_files(
+        cls,
+        paths: str | Sequence[str],
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        max_line_bytes: int = _MAX_LINE_BYTES,
+    ) -> list[CountedFile]:
+        """Return the files, to be counted without a dataset; takes the arguments of the constructor.
+
+        Raises:
+            ConfigurationError: ``paths`` is empty.
+        """
+        options = dict(storage_options or {})
+
+        def num_lines(path: str) -> int:
+            return LineIndex.of(path, TextFile(path, options).chunks(), max_line_bytes).num_lines
+
+        found = locations_of("paths", paths)
+        return [CountedFile(path, "json lines", options, partial(num_lines, path)) for path in found]
+
+
+class JsonDataset(_JsonFiles, Dataset[Any]):
     """The lines of one or more JSON Lines files, as a map-style dataset.
 
     The constructor reads every file once to index its lines. The index takes at most 8 MiB per file and is pickled
@@ -49,27 +82,10 @@ class JsonDataset(Dataset[Any]):
         storage_options: Mapping[str, Any] | None = None,
         max_line_bytes: int = _MAX_LINE_BYTES,
     ) -> None:
-        self.paths: list[str] = locations_of("paths", paths)
-        self.max_line_bytes: int = arguments.integer("max_line_bytes", max_line_bytes, minimum=1)
-        self._files = [TextFile(path, dict(storage_options or {})) for path in self.paths]
+        super().__init__(paths, storage_options, max_line_bytes)
         self._indices = [LineIndex.of(file.path, file.chunks(), self.max_line_bytes) for file in self._files]
         # _ends[f]: samples up to and including file f.
         self._ends = np.cumsum([index.num_lines for index in self._indices], dtype=np.int64)
-
-    @classmethod
-    def counted_files(
-        cls,
-        paths: str | Sequence[str],
-        *,
-        storage_options: Mapping[str, Any] | None = None,
-        max_line_bytes: int = _MAX_LINE_BYTES,
-    ) -> list[CountedFile]:
-        """Return the files, to be counted without a dataset; takes the arguments of the constructor.
-
-        Raises:
-            ConfigurationError: ``paths`` is empty.
-        """
-        return _counted(paths, storage_options, max_line_bytes)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -87,7 +103,7 @@ class JsonDataset(Dataset[Any]):
             IndexError: An index is out of range.
             ShardCorruptError: A line is not valid JSON.
         """
-        samples = self._sample_numbers(indices)
+        samples = counted_from_starts(indices, len(self), "sample")
         file_of_sample = np.searchsorted(self._ends, samples, side="right")
         found: list[Any] = [None] * len(samples)
         for file_number in cast("list[int]", np.unique(file_of_sample).tolist()):
@@ -97,16 +113,6 @@ class JsonDataset(Dataset[Any]):
             for position, line in zip(positions.tolist(), self._lines(file_number, lines), strict=True):
                 found[position] = line
         return found
-
-    def _sample_numbers(self, indices: Sequence[int]) -> npt.NDArray[np.int64]:
-        length = len(self)
-        samples = np.asarray(indices) if len(indices) else np.empty(0, np.int64)
-        if samples.dtype.kind not in "iu":
-            raise TypeError(f"sample indices must be integers, not {indices!r}")
-        outside = (samples < -length) | (samples >= length)
-        if outside.any():
-            raise IndexError(f"index {int(samples[outside][0])} is out of range for a dataset of {length} samples")
-        return np.where(samples < 0, samples + length, samples)
 
     def _lines(self, file_number: int, lines: list[int]) -> Iterator[Any]:
         file, index = self._files[file_number], self._indices[file_number]
@@ -123,7 +129,7 @@ class JsonDataset(Dataset[Any]):
             yield _parsed(file.path, line, offset, text)
 
 
-class IterableJsonDataset(IterableDataset[Any]):
+class IterableJsonDataset(_JsonFiles, IterableDataset[Any]):
     """The lines of one or more JSON Lines files in order, as an iterable dataset.
 
     The samples are those of ``JsonDataset``. It builds no index and writes no file, and holds about 1 MiB in memory.
@@ -152,25 +158,7 @@ class IterableJsonDataset(IterableDataset[Any]):
         storage_options: Mapping[str, Any] | None = None,
         max_line_bytes: int = _MAX_LINE_BYTES,
     ) -> None:
-        super().__init__()
-        self.paths: list[str] = locations_of("paths", paths)
-        self.max_line_bytes: int = arguments.integer("max_line_bytes", max_line_bytes, minimum=1)
-        self._files = [TextFile(path, dict(storage_options or {})) for path in self.paths]
-
-    @classmethod
-    def counted_files(
-        cls,
-        paths: str | Sequence[str],
-        *,
-        storage_options: Mapping[str, Any] | None = None,
-        max_line_bytes: int = _MAX_LINE_BYTES,
-    ) -> list[CountedFile]:
-        """Return the files, to be counted without a dataset; takes the arguments of the constructor.
-
-        Raises:
-            ConfigurationError: ``paths`` is empty.
-        """
-        return _counted(paths, storage_options, max_line_bytes)
+        super().__init__(paths, storage_options, max_line_bytes)
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
@@ -181,17 +169,6 @@ class IterableJsonDataset(IterableDataset[Any]):
                 if num_samples % num_workers == worker:
                     yield _parsed(file.path, line, offset, text)
                 num_samples += 1
-
-
-def _counted(
-    paths: str | Sequence[str], storage_options: Mapping[str, Any] | None, max_line_bytes: int
-) -> list[CountedFile]:
-    options = dict(storage_options or {})
-
-    def num_lines(path: str) -> int:
-        return LineIndex.of(path, TextFile(path, options).chunks(), max_line_bytes).num_lines
-
-    return [CountedFile(path, "json lines", options, partial(num_lines, path)) for path in locations_of("paths", paths)]
 
 
 def _parsed(path: str, line: int, offset: int, text: bytes) -> Any:

@@ -1,7 +1,5 @@
 """Read rows of Parquet files as tensors, by index or sequentially, one row group at a time."""
 
-import os
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -14,6 +12,8 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from fkat_data import arguments
 from fkat_data.arrow_column import ArrowColumn, rows_of
 from fkat_data.counted_file import CountedFile
+from fkat_data.datasets.item_index import counted_from_starts
+from fkat_data.datasets.last_used import LastUsed
 from fkat_data.datasets.opening import local_path, locations_of, names_of, open_uri
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.observe.stages import reading
@@ -29,7 +29,43 @@ _parquet = required("pyarrow.parquet", "parquet")
 _MAX_OPEN_FILES = 32
 
 
-class ParquetDataset(Dataset[dict[str, Any]]):
+class _ParquetFiles:
+    """One or more Parquet files, and what is read of them."""
+
+    def __init__(
+        self, paths: str | Sequence[str], columns: Sequence[str] | None, storage_options: Mapping[str, Any] | None
+    ) -> None:
+        super().__init__()
+        self.paths: list[str] = locations_of("paths", paths)
+        self.columns: list[str] | None = None if columns is None else names_of("columns", columns)
+        self.storage_options: dict[str, Any] = dict(storage_options or {})
+
+    @classmethod
+    def counted_files(
+        cls,
+        paths: str | Sequence[str],
+        columns: Sequence[str] | None = None,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> list[CountedFile]:
+        """Return the files, to be counted without a dataset; takes the arguments of the constructor.
+
+        Raises:
+            ConfigurationError: ``paths`` is empty.
+        """
+        del columns, options
+        opening = dict(storage_options or {})
+
+        def num_rows(path: str) -> int:
+            with _open(path, opening) as file:
+                return file.metadata.num_rows
+
+        found = locations_of("paths", paths)
+        return [CountedFile(path, "parquet", opening, partial(num_rows, path)) for path in found]
+
+
+class ParquetDataset(_ParquetFiles, Dataset[dict[str, Any]]):
     """Rows of one or more Parquet files, as a map-style dataset.
 
     The constructor reads only the footers of the files. A row group is decoded when one of its rows is requested, and
@@ -63,11 +99,10 @@ class ParquetDataset(Dataset[dict[str, Any]]):
         storage_options: Mapping[str, Any] | None = None,
         row_groups_kept: int = 4,
     ) -> None:
-        self.paths: list[str] = locations_of("paths", paths)
-        self.columns: list[str] | None = None if columns is None else names_of("columns", columns)
-        self.storage_options: dict[str, Any] = dict(storage_options or {})
+        super().__init__(paths, columns, storage_options)
         self.row_groups_kept: int = arguments.integer("row_groups_kept", row_groups_kept, minimum=1)
-        self._forget_files()
+        self._files: LastUsed[Any] = LastUsed(_MAX_OPEN_FILES)
+        self._decoded_groups: LastUsed[dict[str, ArrowColumn]] = LastUsed(self.row_groups_kept)
         self._groups: list[_RowGroup] = []
         types: dict[str, Any] = {}
         for file_index, path in enumerate(self.paths):
@@ -80,23 +115,6 @@ class ParquetDataset(Dataset[dict[str, Any]]):
             ]
         # _ends[g]: rows up to and including row group g.
         self._ends = np.cumsum([group.num_rows for group in self._groups], dtype=np.int64)
-
-    @classmethod
-    def counted_files(
-        cls,
-        paths: str | Sequence[str],
-        columns: Sequence[str] | None = None,
-        *,
-        storage_options: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> list[CountedFile]:
-        """Return the files, to be counted without a dataset; takes the arguments of the constructor.
-
-        Raises:
-            ConfigurationError: ``paths`` is empty.
-        """
-        del columns, options
-        return _counted(paths, storage_options)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -114,33 +132,8 @@ class ParquetDataset(Dataset[dict[str, Any]]):
             IndexError: An index is out of range.
             ShardCorruptError: A row group cannot be decoded.
         """
-        rows = self._row_numbers(indices)
+        rows = counted_from_starts(indices, len(self), "row")
         return rows_of(len(rows), self._parts(rows))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in _OF_THIS_PROCESS}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget_files()
-
-    def _forget_files(self) -> None:
-        self._opened: OrderedDict[int, Any] = OrderedDict()
-        self._cache: OrderedDict[int, dict[str, ArrowColumn]] = OrderedDict()
-        self._process_id = os.getpid()
-
-    def _row_numbers(self, indices: Sequence[int]) -> npt.NDArray[np.int64]:
-        length = len(self)
-        rows = np.asarray(indices) if len(indices) else np.empty(0, np.int64)
-        if rows.dtype.kind not in "iu":
-            raise TypeError(f"row indices must be integers, not {indices!r}")
-        # As unsigned numbers, negative ones are the largest: one comparison finds all that need a closer look.
-        if not np.count_nonzero(rows.astype(np.int64, copy=False).view(np.uint64) >= length):
-            return rows
-        outside = (rows < -length) | (rows >= length)
-        if outside.any():
-            raise IndexError(f"index {int(rows[outside][0])} is out of range for a dataset of {length} rows")
-        return np.where(rows < 0, rows + length, rows)
 
     def _parts(
         self, rows: npt.NDArray[np.int64]
@@ -159,39 +152,26 @@ class ParquetDataset(Dataset[dict[str, Any]]):
             yield positions, rows[positions] - first_row, self._decoded(group_index)
 
     def _file(self, file_index: int) -> Any:
-        if self._process_id != os.getpid():
-            # A forked child shares its parent's file offsets, so it opens its own files.
-            self._forget_files()
-        if file_index not in self._opened:
-            while len(self._opened) >= _MAX_OPEN_FILES:
-                self._opened.popitem(last=False)
-            self._opened[file_index] = _open(self.paths[file_index], self.storage_options)
-        self._opened.move_to_end(file_index)
-        return self._opened[file_index]
+        return self._files.get(file_index, partial(_open, self.paths[file_index], self.storage_options))
 
     def _decoded(self, group_index: int) -> dict[str, ArrowColumn]:
-        if self._process_id == os.getpid() and group_index in self._cache:
-            self._cache.move_to_end(group_index)
-            return self._cache[group_index]
-        group = self._groups[group_index]
-        file = self._file(group.file_index)  # first: it empties the cache in a forked child
+        return self._decoded_groups.get(group_index, partial(self._decode, self._groups[group_index]))
+
+    def _decode(self, group: "_RowGroup") -> dict[str, ArrowColumn]:
+        file, path = self._file(group.file_index), self.paths[group.file_index]
         names: list[str] = self.columns or file.schema_arrow.names
-        while len(self._cache) >= self.row_groups_kept:
-            self._cache.popitem(last=False)
         try:
             # One thread, because a worker shares the machine with the trainer.
-            with _reading(self.paths[group.file_index]):
+            with _reading(path):
                 table = file.read_row_group(group.index_in_file, columns=names, use_threads=False)
-            self._cache[group_index] = {name: ArrowColumn.of(table.column(name)) for name in names}
+            return {name: ArrowColumn.of(table.column(name)) for name in names}
         except (_arrow.ArrowException, OSError) as error:
             if not _is_corruption(error):
                 raise
-            path = self.paths[group.file_index]
             raise ShardCorruptError(path, f"row group {group.index_in_file}: {error}") from error
-        return self._cache[group_index]
 
 
-class IterableParquetDataset(IterableDataset[dict[str, Any]]):
+class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
     """Rows of one or more Parquet files in order, as an iterable dataset.
 
     The rows are those of ``ParquetDataset``. One file is open at a time, and memory holds the compressed columns of one
@@ -222,28 +202,8 @@ class IterableParquetDataset(IterableDataset[dict[str, Any]]):
         storage_options: Mapping[str, Any] | None = None,
         rows_at_once: int = 1024,
     ) -> None:
-        super().__init__()
-        self.paths: list[str] = locations_of("paths", paths)
-        self.columns: list[str] | None = None if columns is None else names_of("columns", columns)
-        self.storage_options: dict[str, Any] = dict(storage_options or {})
+        super().__init__(paths, columns, storage_options)
         self.rows_at_once: int = arguments.integer("rows_at_once", rows_at_once, minimum=1)
-
-    @classmethod
-    def counted_files(
-        cls,
-        paths: str | Sequence[str],
-        columns: Sequence[str] | None = None,
-        *,
-        storage_options: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> list[CountedFile]:
-        """Return the files, to be counted without a dataset; takes the arguments of the constructor.
-
-        Raises:
-            ConfigurationError: ``paths`` is empty.
-        """
-        del columns, options
-        return _counted(paths, storage_options)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
@@ -281,19 +241,6 @@ class _RowGroup(NamedTuple):
     file_index: int
     index_in_file: int
     num_rows: int
-
-
-_OF_THIS_PROCESS = {"_opened", "_cache", "_process_id"}
-
-
-def _counted(paths: str | Sequence[str], storage_options: Mapping[str, Any] | None) -> list[CountedFile]:
-    options = dict(storage_options or {})
-
-    def num_rows(path: str) -> int:
-        with _open(path, options) as file:
-            return file.metadata.num_rows
-
-    return [CountedFile(path, "parquet", options, partial(num_rows, path)) for path in locations_of("paths", paths)]
 
 
 def _check_columns(path: str, schema: Any, columns: list[str] | None, types: dict[str, Any], first_path: str) -> None:

@@ -1,7 +1,5 @@
 """Read samples of tar files, as webdataset writes them, by index."""
 
-import os
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
@@ -13,8 +11,9 @@ from fkat_data import arguments
 from fkat_data.archives.member_decoding import DECODERS, UNSAFE, DecoderName, checked_decode, decoder_names
 from fkat_data.archives.tar_samples import KEY, URL, TarIndex
 from fkat_data.counted_file import CountedFile
-from fkat_data.datasets.item_index import counted_from_start
-from fkat_data.datasets.opening import names_of
+from fkat_data.datasets.item_index import counted_from_starts
+from fkat_data.datasets.last_used import LastUsed
+from fkat_data.datasets.opening import locations_of, names_of
 from fkat_data.datasets.ranged_file import RangedFile
 from fkat_data.errors import ConfigurationError
 
@@ -62,9 +61,9 @@ class TarDataset(Dataset[dict[str, Any]]):
         allow_unsafe_types: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.paths: list[str] = names_of("paths", paths)
+        self.paths: list[str] = locations_of("paths", paths)
         self.storage_options: dict[str, Any] = dict(storage_options or {})
-        self._forget_files()
+        self._files: LastUsed[RangedFile] = LastUsed(_MAX_OPEN_FILES)
         self._indices = [self._index(number) for number in range(len(self.paths))]
         extensions = sorted({name for index in self._indices for name in index.columns})
         self.columns: list[str] = [KEY, *extensions] if columns is None else names_of("columns", columns)
@@ -93,9 +92,8 @@ class TarDataset(Dataset[dict[str, Any]]):
         """
         del columns, options
         opening = dict(storage_options or {})
-        return [
-            CountedFile(path, "tar", opening, partial(_num_samples, path, opening)) for path in names_of("paths", paths)
-        ]
+        found = locations_of("paths", paths)
+        return [CountedFile(path, "tar", opening, partial(_num_samples, path, opening)) for path in found]
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -113,7 +111,7 @@ class TarDataset(Dataset[dict[str, Any]]):
             IndexError: An index is out of range.
             ShardCorruptError: A member cannot be decoded, or a file was replaced by a shorter one.
         """
-        numbers = np.array([counted_from_start(index, len(self)) for index in indices], np.int64)
+        numbers = counted_from_starts(indices, len(self), "sample")
         file_of_sample = np.searchsorted(self._ends, numbers, side="right")
         found: list[Any] = [None] * len(numbers)
         for file_number in cast("list[int]", np.unique(file_of_sample).tolist()):
@@ -126,13 +124,6 @@ class TarDataset(Dataset[dict[str, Any]]):
                 found[position] = dict(zip(self.columns, sample, strict=True))
         return found
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_opened", "_process_id")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget_files()
-
     def _index(self, number: int) -> TarIndex:
         return _index_of(self.paths[number], self._file(number))
 
@@ -140,20 +131,8 @@ class TarDataset(Dataset[dict[str, Any]]):
         chosen = self._decoders.get(name, "bytes")
         return chosen if callable(chosen) else DECODERS[chosen]
 
-    def _forget_files(self) -> None:
-        self._opened: OrderedDict[int, RangedFile] = OrderedDict()
-        self._process_id = os.getpid()
-
     def _file(self, number: int) -> RangedFile:
-        if self._process_id != os.getpid():
-            # A forked child shares its parent's connections, so it opens its own.
-            self._forget_files()
-        if number not in self._opened:
-            while len(self._opened) >= _MAX_OPEN_FILES:
-                self._opened.popitem(last=False)
-            self._opened[number] = RangedFile(self.paths[number], self.storage_options)
-        self._opened.move_to_end(number)
-        return self._opened[number]
+        return self._files.get(number, partial(RangedFile, self.paths[number], self.storage_options))
 
 
 def _index_of(path: str, file: RangedFile) -> TarIndex:

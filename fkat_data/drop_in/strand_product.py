@@ -1,5 +1,6 @@
 """A strand's microbatches, from the nearest place where its dataset can go on: the worker's side of ``strand``."""
 
+import logging
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -8,11 +9,14 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
 from fkat_data.drop_in.strand import Snapshot, Stamped, Strand, StrandEnd
+from fkat_data.interruption import is_interruption
 from fkat_data.types import Stateful
 from fkat_data.worker.batches import NearestProduct
 from fkat_data.worker.fetch import direct_iteration
 
 __all__ = ["DatasetMemory", "StrandProduct"]
+
+_logger = logging.getLogger(__name__)
 
 
 class DatasetMemory:
@@ -69,7 +73,7 @@ class StrandProduct(NearestProduct):
         if state.get("is_over"):  # the iterator has ended within the last microbatch
             return first, _end_of(state, dataset, memory)
         if state.get("dataset") is not None:
-            dataset.load_state_dict(state["dataset"])
+            _load(dataset, state)
         watched = _Watched(dataset)
         loader = TorchDataLoader(
             watched, batch_size=self._batch_size, drop_last=self._drop_last, collate_fn=cast("Any", self._collate_fn)
@@ -102,11 +106,21 @@ class StrandProduct(NearestProduct):
             yield StrandEnd(watched.state(is_over=True))
 
 
+def _load(dataset: Any, state: dict[str, Any]) -> None:
+    try:
+        dataset.load_state_dict(state["dataset"])
+    except Exception as error:
+        # A dataset that is its own iterator may have nothing to load into before iter(), which then begins an epoch.
+        if not state.get("is_own_iterator") or is_interruption(error):
+            raise
+        _logger.warning("%s begins its epoch without a state: %r", type(dataset).__name__, error)
+
+
 def _end_of(state: dict[str, Any], dataset: Any, memory: DatasetMemory | None) -> Iterator[Any]:
     if memory is not None:
         is_own_iterator = isinstance(dataset, Stateful) and state["dataset"] is None
-        iterator = state["iterator"] if is_own_iterator else None
-        yield StrandEnd(pickle.dumps({"dataset": state["dataset"], "iterator": iterator}))
+        saved = state["iterator" if is_own_iterator else "dataset"]
+        yield StrandEnd(pickle.dumps({"dataset": saved, "iterator": None, "is_own_iterator": is_own_iterator}))
 
 
 class _Watched(IterableDataset[Any]):
@@ -122,7 +136,13 @@ class _Watched(IterableDataset[Any]):
         return self._samples()
 
     def _samples(self) -> Iterator[Any]:
-        yield from self.iterator
+        # Neither `for` nor `yield from`: each calls iter() again, and a dataset that is its own iterator would begin again.
+        while True:
+            try:
+                sample = next(self.iterator)
+            except StopIteration:
+                break
+            yield sample
         self._is_over = True
 
     @property
@@ -132,12 +152,14 @@ class _Watched(IterableDataset[Any]):
 
     def state(self, *, is_over: bool = False) -> bytes:
         """Return the pickled states of both; ``is_over``: for an epoch to come, with another iterator."""
-        is_apart = self.iterator is not self._dataset
-        has_iterator = isinstance(self.iterator, Stateful) and not (is_apart and is_over)
+        # A dataset that is its own iterator gets its state after iter(); for an epoch to come, before it, as it has then.
+        has_dataset = isinstance(self._dataset, Stateful) and (is_over or self.iterator is not self._dataset)
+        has_iterator = isinstance(self.iterator, Stateful) and not is_over
         return pickle.dumps(
             {
-                "dataset": self._dataset.state_dict() if is_apart and isinstance(self._dataset, Stateful) else None,
+                "dataset": self._dataset.state_dict() if has_dataset else None,
                 "iterator": self.iterator.state_dict() if has_iterator else None,
                 "is_over": self._is_over and not is_over,
+                "is_own_iterator": self.iterator is self._dataset,
             }
         )

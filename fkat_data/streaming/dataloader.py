@@ -18,6 +18,7 @@ from fkat_data.streaming.epoch.resume_point import ResumePoint
 from fkat_data.streaming.handed_out import BatchEnd
 from fkat_data.streaming.own_iteration import FailedBatch, IteratedBatches
 from fkat_data.streaming.reading.open_shards import own_array
+from fkat_data.streaming.reading.read_commit import check_merged
 
 __all__ = ["StreamingDataLoader", "batches_together"]
 
@@ -203,9 +204,11 @@ class StreamingDataLoader(DataLoader[Any]):
 
         Raises:
             StateMismatchError: There are none.
+            RankMismatchError: Ranks read different data: two commits of a dataset of the Hugging Face hub.
         """
         if not local_state_dicts:
             raise StateMismatchError("local_state_dicts", 0, "<one for each rank>")
+        check_merged(local_state_dicts)
         return local_state_dicts[0]
 
     def end_epoch(self) -> None:

@@ -38,6 +38,7 @@ from fkat_data.streaming.order.weights import StreamWeight
 from fkat_data.streaming.properties import DatasetProperties
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.open_shards import OpenShards
+from fkat_data.streaming.reading.read_commit import check_ranks, check_saved, saved_commits
 from fkat_data.streaming.reading.stream import Stream, given_streams
 from fkat_data.streaming.sample_access import SampleAccess
 
@@ -325,7 +326,12 @@ class StreamingDataset(DatasetProperties, SampleAccess, IterableDataset[Any]):
         return self._shards.follow(parts, ids_of, num_ahead=self.num_ahead, most_bytes=most_bytes, is_opened=is_opened)
 
     def begin_epoch(self) -> ResumePoint:
-        """Return the point where the next epoch of this process begins, with every setting filled in."""
+        """Return the point where the next epoch of this process begins, with every setting filled in.
+
+        Raises:
+            RankMismatchError: Another rank reads another commit of the Hugging Face hub, with other data.
+        """
+        check_ranks(self.catalog.commits)
         is_order_needed = self.epochs.world().num_ranks > 1
         return self.epochs.settled(self._resume_point.begin(iteration_here(), is_order_needed=is_order_needed))
 
@@ -389,16 +395,20 @@ class StreamingDataset(DatasetProperties, SampleAccess, IterableDataset[Any]):
 
     def state_at(self, point: ResumePoint) -> dict[str, Any]:
         """Return the state of which ``load_state_dict`` goes to a point."""
-        return {**self.epochs.state(self.epochs.settled(point)), "skip": tuple(self._skips.plain())}
+        commits = saved_commits(self.catalog.commits)
+        state = {**self.epochs.state(self.epochs.settled(point)), "skip": tuple(self._skips.plain())}
+        return {**state, "commits": commits} if commits else state
 
     def load_state_dict(self, obj: Mapping[str, Any]) -> None:
         """Continue with the next epoch where a state was taken, by this library or by the reference.
 
         Raises:
-            StateMismatchError: It is no such state, or another configuration wrote it.
+            StateMismatchError: It is no such state, or another configuration wrote it, or a dataset of the Hugging Face
+                hub has other data than at the commit that it was saved with.
             ConfigurationError: Its position does not fit this world.
         """
         point = self.epochs.resume_point(obj)
+        check_saved(self.catalog.commits, obj)
         skips = self._skips.also(SampleSkips(obj.get("skip")))
         skips.check(self.num_samples)
         self._skips = skips

@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import cache_limits
 import collate
 import costs
 import files
@@ -23,6 +24,7 @@ import formats
 import growth
 import jpeg
 import latency
+import order
 import overlap
 import remote
 import scaling
@@ -58,7 +60,9 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "formats": formats.run,
     "tracing": tracing.run,
     "streaming": streaming_bench.run,
+    "order": order.run,
     "remote": remote.run,
+    "cache": cache_limits.run,
     "peers": throughput.peers,
 }
 #: Trials of each contestant by default, where they take long.

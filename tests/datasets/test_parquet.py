@@ -147,7 +147,7 @@ def decodings(dataset, monkeypatch):
             seen.append(index)
             return file.read_row_group(index, **keywords)
 
-    monkeypatch.setitem(dataset._opened, 0, Recorder())
+    monkeypatch.setitem(dataset._files._kept, 0, Recorder())
     return seen
 
 
@@ -166,15 +166,16 @@ def test_no_more_row_groups_are_kept_than_asked_for(path, monkeypatch):
     for row in (0, 4, 0, 8, 0, 4):  # row groups 0 1 0 2 0 1: the one used least recently goes
         dataset[row]
     assert seen == [0, 1, 2, 1]
-    assert len(dataset._cache) == 2
+    assert len(dataset._decoded_groups._kept) == 2
 
 
 def test_copies_and_pickles_are_small_and_read_alike(path):
     dataset = ParquetDataset(path)
     dataset[0]
-    for twin in (copy.copy(dataset), copy.deepcopy(dataset), pickle.loads(pickle.dumps(dataset))):
-        assert not twin._opened
+    for twin in (copy.deepcopy(dataset), pickle.loads(pickle.dumps(dataset))):
+        assert not twin._files._kept
         assert twin[3]["text"] == "row 3"
+    assert copy.copy(dataset)[3]["text"] == "row 3"
     assert len(pickle.dumps(dataset)) < 2000
 
 
@@ -182,12 +183,12 @@ def test_copies_and_pickles_are_small_and_read_alike(path):
 def test_a_forked_process_opens_its_own_files(path):
     dataset = ParquetDataset(path, ["label"])
     dataset[0]
-    parents_files = list(dataset._opened.values())
+    parents_files = list(dataset._files._kept.values())
     child = os.fork()
     if child == 0:
         fine = False
         try:
-            fine = dataset[9]["label"] == 9 and list(dataset._opened.values()) != parents_files
+            fine = dataset[9]["label"] == 9 and list(dataset._files._kept.values()) != parents_files
         finally:  # an exception must not make a second pytest of the child
             os._exit(0 if fine else 1)
     assert os.waitpid(child, 0)[1] == 0
@@ -372,10 +373,10 @@ def test_no_more_files_are_open_than_a_few(tmp_path):
     for number, path in enumerate(paths):
         pq.write_table(pa.table({"number": [number, -number]}), path)
     dataset = ParquetDataset(paths)
-    assert len(dataset._opened) <= 32
+    assert len(dataset._files._kept) <= 32
     assert [row["number"] for row in dataset.__getitems__(range(0, 160, 2))] == list(range(80))
     assert dataset[1]["number"] == 0
-    assert len(dataset._opened) <= 32
+    assert len(dataset._files._kept) <= 32
 
 
 def test_an_iterable_dataset_gives_the_rows_of_all_files_and_opens_one_at_a_time(tmp_path, path):

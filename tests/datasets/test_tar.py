@@ -47,7 +47,16 @@ def test_samples_come_by_index_from_several_files(paths):
         dataset["a"]
     copy = pickle.loads(pickle.dumps(dataset))
     assert [sample["cls"] for sample in copy] == list(range(12))
-    assert "_opened" not in dataset.__getstate__()
+    assert not pickle.loads(pickle.dumps(dataset))._files._kept
+
+
+def test_a_relative_path_means_the_same_file_later(paths, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    dataset = TarDataset([Path(path).name for path in paths])
+    copy = pickle.dumps(dataset)
+    monkeypatch.chdir("/")
+    assert dataset.paths == paths
+    assert pickle.loads(copy)[11]["cls"] == 11
 
 
 def test_columns_and_decoders_are_chosen(paths, tmp_path):

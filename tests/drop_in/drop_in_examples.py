@@ -100,6 +100,27 @@ class Remembering(Counting):
         self.next, self.epoch = state["next"], state["epoch"]
 
 
+class Restarting(Counting):
+    """Its own iterator, which begins at the start whenever ``iter`` is called, and has a state."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        self.next, self.step = (info.id, info.num_workers) if info else (0, 1)
+        return self
+
+    def __next__(self):
+        if self.next >= self.count:
+            raise StopIteration
+        self.next += self.step
+        return self.next - self.step, torch.rand(1)
+
+    def state_dict(self):
+        return {"next": self.next}
+
+    def load_state_dict(self, state):
+        self.next = state["next"]
+
+
 class Growing(Dataset):
     """Says how often this copy of it was asked, and what `mark` is."""
 

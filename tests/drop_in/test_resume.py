@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from drop_in_examples import Counting, Drawing, Forgetful, Items, Lazy, Remembering, unchanged
+from drop_in_examples import Counting, Drawing, Forgetful, Items, Lazy, Remembering, Restarting, unchanged
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, WeightedRandomSampler
 
 from fkat_data import DataLoader, StaleIteratorError, StateMismatchError
@@ -71,8 +71,18 @@ def test_each_position_resumes_exactly_with_other_workers(saved, resumed, proces
         follows(lambda order=order: loader_of(order, resumed), epochs, states)
 
 
-@pytest.mark.parametrize("dataset", [Counting, Remembering])
-@pytest.mark.parametrize(("saved", "resumed"), [(0, 0), (3, 3), (2, 1), (2, 0), (0, 2)])
+@pytest.mark.parametrize(
+    ("dataset", "saved", "resumed"),
+    [
+        *(
+            (dataset, *numbers)
+            for numbers in [(0, 0), (3, 3), (2, 1), (2, 0), (0, 2)]
+            for dataset in (Counting, Remembering)
+        ),
+        (Restarting, 0, 0),
+        (Restarting, 2, 2),
+    ],
+)
 def test_an_iterable_dataset_resumes_exactly(dataset, saved, resumed, processes):
     def make(num_workers):
         return DataLoader(dataset(11), 2, num_workers=num_workers, snapshot_every_n_steps=2)

@@ -22,10 +22,11 @@ CONTESTANTS = {
     "formats": {"ours, MDS", "ours, Parquet"},
     "tracing": {"ours"},
     "streaming": {"ours", "ours, Parquet"},
+    "order": {"ours"},
 }
 #: Those of several workers and of several cores.
 OF_PRODUCTION = ("shared", "scaling", "jpeg")
-OTHERS = ["datasets", "state"]
+OTHERS = ["datasets", "state", "cache"]
 
 
 @pytest.mark.usefixtures("processes")
@@ -33,7 +34,9 @@ OTHERS = ["datasets", "state"]
     "benchmarks",
     [
         ["throughput", "collate", "costs", "files", "tracing", "datasets", "state"],
-        pytest.param(["latency", "start", "growth", "overlap", "formats", "streaming"], marks=pytest.mark.slow),
+        pytest.param(
+            ["latency", "start", "growth", "overlap", "formats", "streaming", "order", "cache"], marks=pytest.mark.slow
+        ),
     ],
     ids=["short", "long"],
 )

@@ -21,6 +21,7 @@ from fkat_data.streaming.formats.mapping import MapRegister
 from fkat_data.streaming.reading.dataset_index import DatasetIndex, FoundIndex, digest_of
 from fkat_data.streaming.reading.file_pattern import NO_DATASET, FilePattern
 from fkat_data.streaming.reading.generated_index import GeneratedIndex
+from fkat_data.streaming.reading.read_commit import ReadCommit
 from fkat_data.streaming.reading.shared_files import is_linked_to, shared_file
 from fkat_data.streaming.store.store import Store
 
@@ -75,6 +76,7 @@ class CachedSource:
     Attributes:
         directory: The directory of the files.
         map_register: Records which of them are mapped: those are not evicted.
+        read_commit: What ``read_index`` has read, if the store has commits; else None.
     """
 
     is_immediate = False
@@ -103,7 +105,9 @@ class CachedSource:
         self._dataset_version = DatasetVersion(directory)
         self.directory: Path = self._cache.directory
         self.map_register: MapRegister | None = self._cache.mapped_files
+        self.read_commit: ReadCommit | None = None
         self._index = DatasetIndex(store)
+        self._pattern = "" if pattern is None else pattern.text
         self._is_listed = pattern is not None
         self._generated = GeneratedIndex(
             store, pattern or FilePattern(""), columns, self.directory / BOOKKEEPING / "generated_index.json"
@@ -174,6 +178,7 @@ class CachedSource:
             return [*before, *filter(self.can_be_fetched, made.stale(self._dataset_version.names()))]
 
         self._dataset_version.adopt(made.version, names)
+        self._note_commit(made.version)
         self._evictable.add(self._given, names_of(entries), self.can_be_fetched)
         return entries
 
@@ -317,8 +322,15 @@ class CachedSource:
             return self._names_before([*names, *filter(is_part, self._dataset_version.names())])
 
         self._dataset_version.adopt(version, names_before, label=report)
+        self._note_commit(version)
         self._evictable.add(self._given, names, self.can_be_fetched)
         self._index.use(version, report)
+
+    def _note_commit(self, version: str) -> None:
+        revision, commit = self._store.revision
+        if commit:
+            location = f"{self.location}/{self._pattern}".rstrip("/")
+            self.read_commit = ReadCommit(location, revision, commit, version)
 
     def _names_before(self, names: list[str]) -> list[str]:
         """Return the names of the files of an earlier index and of the present one: none of them may stay."""

@@ -13,6 +13,7 @@ from fkat_data.streaming.formats.entry import ShardEntry
 from fkat_data.streaming.formats.open_shard import check_safe
 from fkat_data.streaming.formats.tar_files import with_decoders
 from fkat_data.streaming.order.spanner import Spanner
+from fkat_data.streaming.reading.read_commit import ReadCommit
 from fkat_data.streaming.reading.shard_source import ShardSource, check_apart, sources_of
 from fkat_data.streaming.reading.stream import Stream
 
@@ -79,6 +80,11 @@ class Catalog:
             self._check_limit(cache_limit)
             # Not before: the check of the limit needs the indices.
             self.cache_budget.limit_bytes = cache_limit
+
+    @property
+    def commits(self) -> list[ReadCommit | None]:
+        """What each stream is read of, if its store has commits; else None."""
+        return [source.read_commit for source in self.sources]
 
     @property
     def is_immediate(self) -> bool:

@@ -21,6 +21,7 @@ from fkat_data.streaming.formats.hashing import validate_file
 from fkat_data.streaming.formats.mapping import MapRegister
 from fkat_data.streaming.reading.cached_source import Evictable
 from fkat_data.streaming.reading.dataset_index import DatasetIndex, FoundIndex
+from fkat_data.streaming.reading.read_commit import ReadCommit
 from fkat_data.streaming.reading.stream import own_directory
 
 __all__ = ["DecompressedSource", "folder_of"]
@@ -92,10 +93,12 @@ class DecompressedSource:
     Attributes:
         directory: The directory.
         map_register: Records which decompressed files are mapped.
+        read_commit: None.
     """
 
     is_immediate = False
     index_bytes = 0
+    read_commit: ReadCommit | None = None
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ from fkat_data.streaming.reading.dataset_index import DatasetIndex
 from fkat_data.streaming.reading.decompressed_source import DecompressedSource, folder_of
 from fkat_data.streaming.reading.file_pattern import NO_DATASET, FilePattern
 from fkat_data.streaming.reading.generated_index import GeneratedIndex, kept_path
+from fkat_data.streaming.reading.read_commit import ReadCommit
 from fkat_data.streaming.reading.shared_files import shared_file
 from fkat_data.streaming.reading.stream import Stream
 from fkat_data.streaming.store.open_store import open_store
@@ -35,11 +36,13 @@ class ShardSource(Protocol):
         is_immediate: Whether shards need no fetching.
         directory: The directory of the index, and of the raw files of uncompressed shards.
         map_register: Records which files are mapped; None if no file is evicted.
+        read_commit: What the index was read of, if the store has commits; else None.
     """
 
     is_immediate: bool
     directory: Path
     map_register: MapRegister | None
+    read_commit: ReadCommit | None
 
     @property
     def index_bytes(self) -> int:
@@ -250,10 +253,12 @@ class DirectorySource:
     Attributes:
         directory: The directory.
         map_register: None.
+        read_commit: None.
     """
 
     is_immediate = True
     index_bytes = 0
+    read_commit: ReadCommit | None = None
 
     def __init__(
         self,

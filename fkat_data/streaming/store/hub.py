@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 from urllib.parse import quote, urljoin, urlsplit, urlunsplit
 
 from fkat_data.background import in_loop
+from fkat_data.job_store import RankValue, first_value, known_value
 from fkat_data.requirement import required
 from fkat_data.streaming.store.client import Body, ChangedError, ListedFile, StatusError, TransferError
 from fkat_data.streaming.store.hub_chunks import ChunkTransfer
@@ -70,6 +71,11 @@ class HubOpener:
         self.options: dict[str, Any] = dict(options)
         #: The commit of the revision; "" until the hub was asked.
         self.commit: str = location.revision if _COMMIT.fullmatch(location.revision) else ""
+
+    @property
+    def revision(self) -> tuple[str, str]:
+        """The revision, and its commit; see ``Store``."""
+        return self.location.revision_name, self.commit
 
     def __call__(self) -> "HubClient":
         """Return a client for this process."""
@@ -156,14 +162,24 @@ class HubClient:
     async def _commit(self) -> str:
         async with self._commit_lock:
             if not self._opener.commit:
-                revision = quote(self._location.revision, safe="")
-                found, _ = await self._json(f"{self._endpoint}{self._location.api_url}/revision/{revision}")
-                commit = str(cast("dict[str, Any]", found).get("sha", "")) if isinstance(found, dict) else ""
-                if not _COMMIT.fullmatch(commit):
-                    raise TransferError(f"the hub names no commit of the revision {self._location.revision!r}")
-                self._opener.commit = commit
-                _logger.info("%s@%s is commit %s", self._location.repository, self._location.revision, commit)
+                url = f"{self._endpoint}{self._location.api_url}/revision/{quote(self._location.revision, safe='')}"
+                # The ranks of a job read one commit: the one that any of them resolved first.
+                name = self._location.revision_name
+                agreed = known_value(name)
+                if agreed is None:
+                    commit = await self._resolved(url)
+                    agreed = first_value(name, commit) or RankValue(0, commit)
+                self._opener.commit = agreed.value
+                _logger.info("%s is commit %s", name, agreed.value)
             return self._opener.commit
+
+    async def _resolved(self, url: str) -> str:
+        """Return the commit that the revision is now."""
+        found, _ = await self._json(url)
+        commit = str(cast("dict[str, Any]", found).get("sha", "")) if isinstance(found, dict) else ""
+        if not _COMMIT.fullmatch(commit):
+            raise TransferError(f"the hub names no commit of the revision {self._location.revision!r}")
+        return commit
 
     async def _found(self, name: str, version: str) -> tuple[_HubFile, str]:
         """Return where a file is, at the commit of its version; and that commit."""

@@ -42,6 +42,11 @@ class HubLocation(NamedTuple):
         """The repository's page, below the endpoint."""
         return f"/{self.repository}" if self.kind == "models" else f"/{self.kind}/{self.repository}"
 
+    @property
+    def revision_name(self) -> str:
+        """What identifies the revision."""
+        return f"{self.kind}/{self.repository}@{self.revision}"
+
     def file_url(self, name: str, commit: str) -> str:
         """Return where a file of the directory is, below the endpoint."""
         return f"{self.page_url}/resolve/{commit}/{quote(self.path(name))}"

@@ -68,6 +68,11 @@ class Store:
         self.is_local = is_local
         self._clients: dict[int, Client] = {}
 
+    @property
+    def revision(self) -> tuple[str, str]:
+        """The name of the revision that is read, and its commit; "" if the store has none, or was not asked yet."""
+        return getattr(self._make_client, "revision", ("", ""))
+
     def download(self, name: str, target: BinaryIO, info: FileInfo | None, algorithm: str | None) -> None:
         """Write a file to ``target``, complete and as the index says.
 

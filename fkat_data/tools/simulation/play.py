@@ -183,16 +183,27 @@ class _Run:
     def _update_rates(self, node: int) -> None:
         """Share the bandwidth among the active transfers, after those of a node changed."""
         setup = self._setup
-        limits = setup.bandwidth_bytes_per_s, setup.connection_bytes_per_s, setup.store_bytes_per_s
-        changed = [node] if math.isinf(setup.store_bytes_per_s) else range(len(self._nodes))
-        rates = fair_rates([self._nodes[index].link.num_moving for index in changed], *limits)
-        for index, rate in zip(changed, rates, strict=True):
-            self._nodes[index].link.set_rate(self._now_s, rate)
-            next_s = self._nodes[index].next_s()
-            if next_s != self._next_s[index]:
-                self._next_s[index] = next_s
-                if next_s < math.inf:
-                    heapq.heappush(self._queue, (next_s, index))
+        bandwidth, connection, store = (
+            setup.bandwidth_bytes_per_s,
+            setup.connection_bytes_per_s,
+            setup.store_bytes_per_s,
+        )
+        if store == math.inf:
+            # One node's transfers do not depend on the others'.
+            count = self._nodes[node].link.num_moving
+            self._set_rate(node, min(bandwidth / count, connection) if count else 0.0)
+            return
+        rates = fair_rates([other.link.num_moving for other in self._nodes], bandwidth, connection, store)
+        for index, rate in enumerate(rates):
+            self._set_rate(index, rate)
+
+    def _set_rate(self, node: int, rate: float) -> None:
+        self._nodes[node].link.set_rate(self._now_s, rate)
+        next_s = self._nodes[node].next_s()
+        if next_s != self._next_s[node]:
+            self._next_s[node] = next_s
+            if next_s < math.inf:
+                heapq.heappush(self._queue, (next_s, node))
 
     def _record(self, step: int, num_steps: int) -> None:
         if not self._snapshots or step - self._snapshots[-1].step >= num_steps / _NUM_SNAPSHOTS:

@@ -45,7 +45,8 @@ class Resplit:
     Attributes:
         step: The step before which the number of nodes changes.
         before: The run up to this step.
-        after: The rest of the epoch. Nodes that stay keep their caches, and others start with empty ones.
+        after: The rest of the epoch, without remedies. Nodes that stay keep their caches, and others start with empty
+            ones.
         samples: How often the samples are delivered.
     """
 
@@ -56,7 +57,8 @@ class Resplit:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the numbers as JSON values, without those of ``before``."""
-        return {"step": self.step, "after": self.after.as_dict(), "samples": asdict(self.samples)}
+        after = {name: value for name, value in self.after.as_dict().items() if name != "remedies"}
+        return {"step": self.step, "after": after, "samples": asdict(self.samples)}
 
 
 def simulate_resplit(
@@ -88,14 +90,24 @@ def simulate_resplit(
     counts = np.zeros(spanner.size, np.uint16)
 
     def count(ids: npt.NDArray[np.int64]) -> None:
-        np.add.at(counts, ids, 1)
+        np.add.at(counts, ids, np.uint16(1))
 
     before = simulate(epochs, spanner, costs, dataset.skips, setup, start=start, count=count)
     num_before = int(counts.sum())
     others = replace(epochs, fixed_world=World(num_nodes_after, setup.ranks_per_node))
     point = replace(start, sample_in_epoch=batching.num_rank_samples(step) * epochs.grid().num_ranks)
     rest = replace(setup, num_nodes=num_nodes_after, num_steps=None, num_epochs=1)
-    after = simulate(others, spanner, costs, dataset.skips, rest, start=point, cached=before.cached, count=count)
+    after = simulate(
+        others,
+        spanner,
+        costs,
+        dataset.skips,
+        rest,
+        start=point,
+        cached=before.cached,
+        count=count,
+        has_remedies=False,
+    )
     return Resplit(step, before, after, _sample_counts(dataset, counts, num_before))
 
 

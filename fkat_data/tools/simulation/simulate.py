@@ -16,7 +16,7 @@ from fkat_data.tools.simulation.needs import needs_of
 from fkat_data.tools.simulation.play import play
 from fkat_data.tools.simulation.quality import Quality, quality_of
 from fkat_data.tools.simulation.remedies import remedies_of
-from fkat_data.tools.simulation.result import Simulation, num_warm_up_steps, totals_of
+from fkat_data.tools.simulation.result import Remedies, Simulation, num_warm_up_steps, totals_of
 from fkat_data.tools.simulation.setup import Setup
 
 __all__ = ["simulate"]
@@ -35,6 +35,7 @@ def simulate(
     start: ResumePoint | None = None,
     cached: Sequence[Collection[int]] = (),
     count: Callable[[npt.NDArray[np.int64]], None] | None = None,
+    has_remedies: bool = True,
 ) -> Simulation:
     """Return what a run would wait for, fetch and cache. It reads no clock, no files and no network.
 
@@ -47,6 +48,7 @@ def simulate(
         start: Where the run starts; None: at the start of epoch 0.
         cached: For each node from the first one on, the shards that it has when the run starts.
         count: Called with the ids of the delivered samples, part by part.
+        has_remedies: Whether to look for what would remove the waits, which plays the run again and again.
 
     Raises:
         ConfigurationError: The epochs cannot be planned, are empty, or have another world size; or a shard does not
@@ -79,7 +81,7 @@ def simulate(
         num_shards=len(set[int]().union(*(node.fetched for node in played.nodes))),
         whole_bytes=max(sum(costs[shard].kept_bytes for shard in node.fetched) for node in played.nodes),
         quality=_quality(first_plan, spanner),
-        remedies=remedies_of(needs, costs, setup, num_ranks, played, cached),
+        remedies=remedies_of(needs, costs, setup, num_ranks, played, cached) if has_remedies else Remedies(),
     )
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import struct
 import threading
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, quote, unquote, urlsplit
@@ -26,6 +27,7 @@ class Hub:
         self.branches = {}  # (name, revision) -> commit
         self.token = None
         self.faults = []  # (text in the URL, status, headers): each once
+        self.torn_after_bytes = None  # chunks behind this many bytes of a file are refused, after a moment
         self.requests = []  # (method, URL, Authorization, Range)
         self.page_size = 1000
         self.has_chunks = False
@@ -191,12 +193,23 @@ class _Handler(BaseHTTPRequestHandler):
         pieces = [content[start : start + 65536] for start in range(0, len(content), 65536)]
         xorb = b"".join(_chunk_header(piece) + piece for piece in pieces)
         if "/xorb/" in path:
+            start = int((_RANGE.fullmatch(self.headers.get("Range", "")) or [0, 0])[1])
+            if hub.torn_after_bytes is not None and start >= hub.torn_after_bytes:
+                time.sleep(0.3)
+                return self._send(404, b"")
             return self._content(xorb, {})
-        name, span = hash_of(content), {"start": 0, "end": len(pieces)}
-        url_range = {"start": 0, "end": len(xorb) - 1}
-        fetch = {"range": span, "url": f"{hub.cdn_url}/cas/xorb/{name}", "url_range": url_range}
-        term = {"hash": name, "unpacked_length": len(content), "range": span}
-        return self._json({"offset_into_first_range": 0, "terms": [term], "fetch_info": {name: [fetch]}})
+        name, edge = hash_of(content), len(pieces) if hub.torn_after_bytes is None else 1
+        terms, fetches = [], []
+        for start, end in ((0, edge), (edge, len(pieces))):
+            if start == end:
+                continue
+            sizes = [sum(len(piece) + 8 for piece in pieces[:index]) for index in (start, end)]
+            span = {"start": start, "end": end}
+            url_range = {"start": sizes[0], "end": sizes[1] - 1}
+            fetches.append({"range": span, "url": f"{hub.cdn_url}/cas/xorb/{name}", "url_range": url_range})
+            length = sum(map(len, pieces[start:end]))
+            terms.append({"hash": name, "unpacked_length": length, "range": span})
+        return self._json({"offset_into_first_range": 0, "terms": terms, "fetch_info": {name: fetches}})
 
     def _content(self, content, headers):
         found = _RANGE.fullmatch(self.headers.get("Range", ""))
