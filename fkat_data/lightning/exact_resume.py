@@ -1,6 +1,7 @@
 """The callback that resumes a Trainer at the microbatch after the last one that it has trained on."""
 
 import logging
+import math
 from typing import TYPE_CHECKING, Any, cast
 
 from fkat_data.errors import ConfigurationError, StateMismatchError
@@ -96,7 +97,8 @@ class ExactResume(Flavoured, Callback):
         is_trained = progress.current.processed == progress.current.ready
         mend_counts(
             checkpoint["loops"]["fit_loop"],
-            trainer.num_training_batches,
+            # Epochs may differ in length: the number of microbatches does not say that this one has ended.
+            math.inf,
             has_open_validation=is_validation_open(trainer),
         )
         checkpoint["callbacks"][self.state_key] = {
