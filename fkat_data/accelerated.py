@@ -5,6 +5,7 @@ last. Only modules that run under accelerate import this one.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain, islice
 from typing import Any, TypeVar, cast
 
@@ -19,31 +20,32 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError("fkat_data.huggingface needs accelerate: pip install 'accelerate>=1.15'") from None
 
-__all__ = ["accelerated", "device_here", "rest_or_next", "with_end"]
+__all__ = ["accelerated", "device_here", "mover_to", "rest_or_next", "with_end"]
 
 _T = TypeVar("_T")
 _END: Any = object()
 
 
-def accelerated(
-    batches: Iterable[tuple[_T, bool]], device: torch.device | None, *, non_blocking: bool = False
-) -> Iterator[_T]:
+def accelerated(batches: Iterable[tuple[_T, bool]], move: Callable[[Any], Any] | None = None) -> Iterator[_T]:
     """Yield batches while accelerate knows which of them is the last.
 
     Args:
         batches: Each batch, and whether it is the last one.
-        device: Where to move them; None: they stay where they are.
-        non_blocking: Whether the copies are asynchronous.
+        move: What moves each; None: they stay where they are.
     """
-    move = cast("Any", send_to_device)
     iteration = _Iteration()
     iteration.begin()
     iteration.remainder = 0  # ``gather_for_metrics`` cuts nothing off: no sample was added to fill up a batch
     try:
         for batch, iteration.end_of_dataloader in batches:
-            yield batch if device is None else move(batch, device, non_blocking=non_blocking)
+            yield batch if move is None else move(batch)
     finally:
         iteration.end()
+
+
+def mover_to(device: torch.device | None, *, non_blocking: bool = False) -> Callable[[Any], Any] | None:
+    """Return what moves a batch to a device as accelerate does; None: it stays where it is."""
+    return None if device is None else partial(cast("Any", send_to_device), device=device, non_blocking=non_blocking)
 
 
 def with_end(items: Iterable[_T]) -> Iterator[tuple[_T, bool]]:

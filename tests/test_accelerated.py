@@ -2,7 +2,7 @@ import pytest
 import torch
 from accelerate.state import GradientState
 
-from fkat_data.accelerated import accelerated, rest_or_next, with_end
+from fkat_data.accelerated import accelerated, mover_to, rest_or_next, with_end
 
 
 def test_each_item_comes_with_whether_it_is_the_last():
@@ -40,9 +40,9 @@ def test_an_empty_rest_is_followed_by_the_next_epoch_and_beginning_draws_nothing
 
 def test_accelerate_knows_the_last_batch_and_forgets_an_iteration_that_is_left():
     state = GradientState()
-    batches = accelerated(with_end("ab"), None)
+    batches = accelerated(with_end("ab"))
     assert [(batch, state.end_of_dataloader, state.remainder) for batch in batches] == [("a", False, 0), ("b", True, 0)]
-    batches = accelerated(with_end("ab"), torch.device("cpu"))
+    batches = accelerated(with_end("ab"), mover_to(torch.device("cpu")))
     next(batches)
     assert state.in_dataloader
     batches.close()
@@ -50,5 +50,5 @@ def test_accelerate_knows_the_last_batch_and_forgets_an_iteration_that_is_left()
 
 
 def test_batches_are_moved_to_the_device():
-    (batch,) = accelerated([({"x": torch.zeros(2)}, True)], torch.device("meta"))
+    (batch,) = accelerated([({"x": torch.zeros(2)}, True)], mover_to(torch.device("meta")))
     assert batch["x"].device.type == "meta"

@@ -2,21 +2,23 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Generic, Self, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, cast
 
 import torch
 from torch.utils import data as torch_data
-from typing_extensions import TypeVar
 
 from fkat_data import arguments
-from fkat_data.drop_in.changed_iterator import ChangedIterator, LengthWarning, can_pin, pinned
+from fkat_data.closing import Closing
+from fkat_data.distributed import rank_and_world_size
+from fkat_data.drop_in.changes import LengthWarning, can_pin, pinned
 from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.map_source import MapSource
 from fkat_data.drop_in.numbered_plan import NumberedPlan, is_numbered
 from fkat_data.drop_in.own_terms import DataLoaderStatistics
 from fkat_data.drop_in.sample_order import EpochShuffle
-from fkat_data.drop_in.saved_state import VERSION, checked_loader_state
+from fkat_data.drop_in.saved_state import VERSION, checked_loader_state, state_of_rank
 from fkat_data.drop_in.source import Source
 from fkat_data.drop_in.strand_plan import StrandPlan
 from fkat_data.drop_in.strand_source import StrandSource, first_strand_state
@@ -28,17 +30,15 @@ from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.transport.definitions import digest_of_shipment
 from fkat_data.transport.memory_limit import default_limit_bytes
-from fkat_data.types import Profiler
+from fkat_data.types import Microbatch_co, Profiler
 from fkat_data.worker.settings import StartMethod
 
 __all__ = ["DataLoader"]
 
 _logger = logging.getLogger(__name__)
 
-T_co = TypeVar("T_co", covariant=True, default=Any)
 
-
-class DataLoader(torch_data.DataLoader[Any], Generic[T_co]):
+class DataLoader(Closing, torch_data.DataLoader[Any], Generic[Microbatch_co]):
     """torch's ``DataLoader`` with this library's workers, and a position that is exact: change the import, and go on.
 
     Each ``for`` loop is an epoch; a newer iterator ends an older one. Workers start with the first iteration and stay
@@ -82,7 +82,8 @@ class DataLoader(torch_data.DataLoader[Any], Generic[T_co]):
         num_threads_per_worker: Items of a microbatch that a worker makes at once, in threads.
         start_method: How worker processes are started.
         profiler: Gets ``start(name)`` and ``stop(name)`` around each action.
-        trace: A file for the timeline of this run; with several strands, one for each.
+        trace: A file for the timeline of this run; with several workers of an iterable dataset, one for each:
+            ``run-strand2.json`` for ``run.json``.
         replay: Deliver the first microbatch again and again.
 
     Raises:
@@ -104,7 +105,7 @@ class DataLoader(torch_data.DataLoader[Any], Generic[T_co]):
         sampler: torch_data.Sampler[Any] | Iterable[Any] | None = None,
         batch_sampler: torch_data.Sampler[list[Any]] | Iterable[list[Any]] | None = None,
         num_workers: int = 0,
-        collate_fn: Callable[[list[Any]], T_co] | None = None,
+        collate_fn: Callable[[list[Any]], Microbatch_co] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
         timeout: float = 0,
@@ -195,7 +196,7 @@ class DataLoader(torch_data.DataLoader[Any], Generic[T_co]):
             return self._loaded["step"]
         return 0 if self._source is None else self._source.step
 
-    def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]  # torch promises a class of its own
+    def __iter__(self) -> Iterator[Microbatch_co]:  # type: ignore[override]  # torch promises a class of its own
         """Begin an epoch, or the rest of one after ``load_state_dict``; an older iterator ends.
 
         Raises:
@@ -207,15 +208,10 @@ class DataLoader(torch_data.DataLoader[Any], Generic[T_co]):
         source = self._source
         if source is None:
             source = self._source = self._make_source()
-        elif self._must_ship_again():
-            source.close()
-        iterator = source.begin()
+        else:
+            self._ship_again(source)
+        iterator = source.begin(self._change(source))
         self._loaded = None
-        if self._IterableDataset_len_called is not None:
-            warning = LengthWarning(self._IterableDataset_len_called, self.num_workers)
-            iterator = ChangedIterator(iterator, warning, source.take_back)
-        if self.pin_memory and self.device is None and can_pin():
-            iterator = ChangedIterator(iterator, pinned, source.take_back)
         return iterator
 
     def state_dict(self) -> dict[str, Any]:
@@ -229,17 +225,55 @@ class DataLoader(torch_data.DataLoader[Any], Generic[T_co]):
         position = self._first_position() if self._source is None else self._source.state()
         return {"version": VERSION, "seed": self._known_seed(), **self._fingerprint(), **position}
 
+    def local_state_dict(self) -> dict[str, Any]:
+        """Return what ``state_dict`` does, which is this process's position."""
+        return self.state_dict()
+
+    @staticmethod
+    def merge_state_dicts(local_state_dicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return one state for all ranks, from each rank's in their order; ``load_state_dict`` takes its rank's part.
+
+        Raises:
+            StateMismatchError: There are none.
+        """
+        if not local_state_dicts:
+            raise StateMismatchError("local_state_dicts", 0, "<one for each rank>")
+        states = [dict(state) for state in local_state_dicts]
+        return states[0] if len(states) == 1 else {"version": VERSION, "all_rank_states": states}
+
+    def end_epoch(self) -> None:
+        """Count the rest of the epoch as delivered: the next iteration begins the next epoch.
+
+        Where nothing of the epoch was delivered, nothing changes.
+        """
+        if not self.step:
+            return
+        if self._loaded is not None:
+            iter(self)  # samplers go on from this epoch
+        if self._source is not None:
+            self._source.end_epoch()
+
+    def take_back(self) -> bool:
+        """Count the last microbatch as not delivered, for a caller that has lost it: the next call delivers it again.
+
+        Returns:
+            False if the iteration has ended or begun again since, or nothing was delivered: nothing changes then.
+        """
+        return self._loaded is None and self._source is not None and self._source.take_back()
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to a saved position: the next iteration begins at the first microbatch that was not delivered before it.
 
         ``num_workers`` may be another one than where the state was saved. An iterable dataset keeps its number of
         strands, and with it its order: that many workers make it. An iteration under way ends: its iterator raises
-        ``StaleIteratorError``.
+        ``StaleIteratorError``. Of a state of several ranks, it uses this process's.
 
         Raises:
-            StateMismatchError: It is no state of such a loader; nothing has changed then.
+            StateMismatchError: It is no state of such a loader, or of another number of ranks; nothing has changed
+                then.
         """
-        loaded = checked_loader_state(state_dict, self._fingerprint(), self.seed)
+        own = state_of_rank(state_dict, *rank_and_world_size())
+        loaded = checked_loader_state(own, self._fingerprint(), self.seed)
         if ("strands" in loaded) != self._is_iterable:
             kinds = ("<of an iterable dataset>", "<of a dataset with indices>")
             saved, present = kinds if "strands" in loaded else kinds[::-1]
@@ -256,28 +290,21 @@ class DataLoader(torch_data.DataLoader[Any], Generic[T_co]):
         if self._source is not None:
             self._source.close()
 
-    def teardown(self, *args: Any) -> None:
-        """Close the loader; the name that some trainers call."""
-        del args
-        self.close()
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Close the loader; the name that some trainers call."""
-        del exception
-        self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy begins with: the same arguments, and the same position."""
         state = dict(vars(self))
         if self._source is not None:
             state.update(_source=None, _loaded=self.state_dict(), _shipped=None)
         return state
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """What ``accelerator.prepare`` reads before it makes a loader of its own of this one's parts."""
+        _logger.warning(
+            "accelerator.prepare replaces this loader by accelerate's own, without these workers and without an exact "
+            "state: use fkat_data.huggingface.prepare(accelerator, ...)"
+        )
+        return False
 
     def _fingerprint(self) -> dict[str, Any]:
         return {"batch_size": self.batch_size, "drop_last": self.drop_last}
@@ -295,26 +322,39 @@ class DataLoader(torch_data.DataLoader[Any], Generic[T_co]):
             return self.seed
         if self._drawn_seed is None:
             # The same that the first iteration would draw, without moving the generator.
-            generator = torch.default_generator if self.generator is None else self.generator
-            before = generator.get_state()
-            self._drawn_seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
-            generator.set_state(before)
+            generator = torch.Generator()
+            generator.set_state((self.generator or torch.default_generator).get_state())
+            self._drawn_seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
         return self._drawn_seed
 
-    def _must_ship_again(self) -> bool:
-        """Return whether the workers are to be replaced by new ones, which get the dataset as it is now."""
+    def _change(self, source: Source) -> Callable[[Any], Any] | None:
+        """Return what each microbatch goes through in this thread; None: nothing."""
+        change = None
+        if self._IterableDataset_len_called is not None:
+            change = LengthWarning(self._IterableDataset_len_called, self.num_workers, lambda: source.step)
+        if not (self.pin_memory and self.device is None and can_pin()):
+            return change
+        return pinned if change is None else lambda microbatch: pinned(change(microbatch))
+
+    def _ship_again(self, source: Source) -> None:
+        """Have new workers make the next epoch if they are to get the dataset as it is now."""
         if self._keeps_workers or not self.num_workers:
-            return False
-        if self._keeps_workers is False:
-            return True
-        try:
-            before, self._shipped = self._shipped, self._shipment_digest()
-        except Exception as error:
-            if is_interruption(error):
-                raise
-            _logger.warning("workers keep the dataset that they have, as it cannot be sent to them any more: %s", error)
-            return False
-        return self._shipped != before
+            return
+        shipped = None
+        if self._keeps_workers is None:
+            try:
+                shipped = self._shipment_digest()
+            except Exception as error:
+                if is_interruption(error):
+                    raise
+                _logger.warning(
+                    "workers keep the dataset that they have, as it cannot be sent to them any more: %s", error
+                )
+                return
+            if shipped == self._shipped:
+                return
+        source.close()
+        self._shipped = shipped
 
     def _shipment_digest(self) -> bytes | None:
         if self._keeps_workers is not None or not self.num_workers:
@@ -341,20 +381,31 @@ class DataLoader(torch_data.DataLoader[Any], Generic[T_co]):
     def _map_source(self) -> Source:
         plan = self._map_plan()
         num_shard_prefetches = int(self.num_workers > 0 and isinstance(plan, DrawnPlan))
-        inner = self._inner(plan, self.num_workers, self.num_workers, 1, num_shard_prefetches)
+        inner = self._inner(plan, self.num_workers, self.num_workers, 1, num_shard_prefetches, self.trace)
         return MapSource(inner, plan, self._known_seed(), self._known_dp_rank(), self._loaded)
 
     def _strand_source(self) -> Source:
         num_strands = self.num_workers if self._loaded is None else int(self._loaded["num_strands"])
 
         def make_inner(plan: StrandPlan) -> ShardedDataLoader:
-            return self._inner(plan, num_strands, 1 if num_strands or self.num_workers else 0, max(1, num_strands), 0)
+            num_workers = 1 if num_strands or self.num_workers else 0
+            trace = self.trace
+            if num_strands > 1 and isinstance(trace, (str, os.PathLike)):
+                path = Path(trace)
+                trace = path.with_name(f"{path.stem}-strand{plan.index}{path.suffix}")
+            return self._inner(plan, num_strands, num_workers, max(1, num_strands), 0, trace)
 
         own_dataset = None if num_strands or self.num_workers else self.dataset
         return StrandSource(make_inner, num_strands, self._known_dp_rank(), own_dataset, self._loaded)
 
     def _inner(
-        self, plan: ShardPlan, num_told: int, num_workers: int, num_inner: int, num_shard_prefetches: int
+        self,
+        plan: ShardPlan,
+        num_told: int,
+        num_workers: int,
+        num_inner: int,
+        num_shard_prefetches: int,
+        trace: str | os.PathLike[str] | None,
     ) -> ShardedDataLoader:
         factory = EpochFactory(
             self.dataset,
@@ -389,7 +440,7 @@ class DataLoader(torch_data.DataLoader[Any], Generic[T_co]):
                 stall_warning_s=self.stall_warning_s,
                 stall_timeout_s=self.timeout or None,
                 start_method=self._start_method(),
-                trace=self.trace,
+                trace=trace,
                 replay=self.replay,
                 num_threads_per_worker=self.num_threads_per_worker,
             )

@@ -87,26 +87,42 @@ class DrawnPlan(ShardPlan):
         self._epoch = -1
         # The samplers' states when the epoch began; None: the next one begins with what they are then.
         self._begun: dict[str, Any] | None = None
+        # The same after the newest batch.
+        self._drawn_to: dict[str, Any] | None = None
         self._generators = OwnGenerators(0)
         self._iterator: Iterator[Any] = iter(())
-        self._is_torn = self._is_over = False
+        self._is_torn = self._is_over = self._is_stale = False
         self._parts: dict[int, DrawnBatches] = {}
         self._num_parts = self._num_drawn = self._order = 0
         # The digest of all batches before a step, for the steps that a state may be asked for.
         self._orders: dict[int, int] = {0: 0}
+        # The same of an earlier iteration over the sampler in this epoch.
+        self._known: dict[int, int] = {}
 
-    def renew(self) -> None:
-        """Iterate the sampler again when the next epoch begins: its order is what it is by then."""
-        self._epoch, self._begun = -1, None
+    def renew(self, epoch: int, step: int) -> None:
+        """Iterate the sampler again when the next iteration begins: its order is what it is by then.
+
+        Args:
+            epoch: The epoch of the caller's place.
+            step: Microbatches of it that the caller has. With none, the iteration before has decided nothing: what it
+                drew from the samplers' generators is taken back.
+        """
+        is_undone = self._begun is not None and epoch == self._epoch and not step
+        if is_undone and (self._is_torn or self._states() == self._drawn_to):
+            self._is_torn = True
+            self._load(cast("dict[str, Any]", self._begun))
+        self._is_stale = True
 
     def shard(self, epoch: int, index: int) -> Any:
         """Return a part of the epoch, or None past its end.
 
         Raises:
             Exception: The sampler's.
-            StateMismatchError: The sampler gives another order than when the state of this epoch was saved.
+            StateMismatchError: The sampler gives another order than when the state of this epoch was saved, or than
+                when it was iterated before.
         """
-        if epoch != self._epoch or self._is_torn or (index < self._num_parts and index not in self._parts):
+        is_dropped = index < self._num_parts and index not in self._parts
+        if epoch != self._epoch or self._is_torn or self._is_stale or is_dropped:
             self._begin(epoch)
         while self._num_parts <= index and not self._is_over:
             self._draw_part()
@@ -124,12 +140,12 @@ class DrawnPlan(ShardPlan):
     def load_sampler_state(self, epoch: int, state: dict[str, Any] | None) -> None:
         """Begin this epoch with samplers as they were when the state's epoch began, and go on at its step."""
         self._loaded = None if state is None else (epoch, state)
-        self.renew()
+        self._epoch, self._begun = -1, None
 
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """Return what the order of the rest of an epoch depends on."""
         if epoch == self._epoch and self._begun is not None:
-            return {**self._begun, "step": step, "order": self._orders.get(step, 0)}
+            return {**self._begun, "step": step, "order": self._order_before(step)}
         if self._loaded is not None and self._loaded[0] == epoch:
             return dict(self._loaded[1])
         return {**self._states(), "step": 0, "order": 0}
@@ -138,11 +154,13 @@ class DrawnPlan(ShardPlan):
         loaded: Mapping[str, Any] = {}
         if self._loaded is not None and self._loaded[0] == epoch:
             loaded = self._loaded[1]
-        begun = self._begun if epoch == self._epoch else None
+        begun = self._begun if epoch == self._epoch and not self._is_stale else None
+        self._known = {} if begun is None else {**self._known, **self._orders}
         self._is_torn, self._is_over = True, False
         if begun is not None or "generators" in loaded:
             self._load(loaded if begun is None else begun)
         self._begun, self._epoch = self._states(), epoch
+        self._is_stale = False
         streams = ShardStreams.of(self._seed, 0, epoch, 0)
         self._generators = OwnGenerators(int.from_bytes(streams.key[:8], "little"))
         self._iterator = self._generators.call(iter, self._sampler)
@@ -151,14 +169,7 @@ class DrawnPlan(ShardPlan):
         self._num_parts = self._num_drawn = self._order = 0
         if "step" in loaded:
             self._skip(loaded["step"])
-            if self._order != loaded["order"]:
-                raise StateMismatchError(
-                    "order",
-                    loaded["order"],
-                    self._order,
-                    "the sampler gives other samples than when the state was saved: call its set_epoch() as then, or "
-                    "give it a generator, or state_dict() and load_state_dict()",
-                )
+            self._compare(loaded["order"], "when the state was saved")
             self._orders = {self._num_drawn: self._order}
         self._is_torn = False
 
@@ -179,6 +190,7 @@ class DrawnPlan(ShardPlan):
                 for step in range(old.first, len(old)):
                     self._orders.pop(step, None)
         self._is_over = len(batches) < self._part_size
+        self._drawn_to = self._states()
         self._is_torn = False
 
     def _draw(self, count: int) -> list[Any]:
@@ -190,8 +202,24 @@ class DrawnPlan(ShardPlan):
         for batch in drawn:
             self._order = _digest(batch, self._order)
             self._num_drawn += 1
+            self._compare(self._known.get(self._num_drawn, self._order), "when it was iterated before")
             self._orders[self._num_drawn] = self._order
         return drawn
+
+    def _order_before(self, step: int) -> int:
+        if self._loaded is not None and self._loaded[0] == self._epoch and self._loaded[1].get("step") == step:
+            return self._loaded[1]["order"]
+        return self._orders.get(step, self._known.get(step, 0))
+
+    def _compare(self, before: int, when: str) -> None:
+        if self._order != before:
+            raise StateMismatchError(
+                "order",
+                before,
+                self._order,
+                f"the sampler gives other samples than {when}: call its set_epoch() as then, or give it a generator, or "
+                "state_dict() and load_state_dict()",
+            )
 
     def _drawn(self, count: int) -> list[Any]:
         drawn: list[Any] = []

@@ -1,10 +1,11 @@
 """Map-style datasets: one inner, whose workers make the microbatches of an epoch together."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.numbered_plan import NumberedPlan
+from fkat_data.iteration import EpochIterator, Iterations
 from fkat_data.loader.sharded import ShardedDataLoader
 from fkat_data.observe.statistics import LoaderStatistics
 
@@ -35,6 +36,7 @@ class MapSource:
     ) -> None:
         self._inner = inner
         self._plan = plan
+        self._iterations = Iterations("loader")
         if state is not None:
             is_numbered = isinstance(plan, NumberedPlan)
             place = {"version": 1, "epoch": state["epoch"], "index": -1, "step": state["step"]}
@@ -52,10 +54,20 @@ class MapSource:
         """Microbatches of that epoch that were delivered before it."""
         return self._inner.step
 
-    def begin(self) -> Iterator[Any]:
+    def begin(self, change: Callable[[Any], Any] | None = None) -> Iterator[Any]:
         """Begin an epoch, or the rest of a loaded one."""
-        self._plan.renew()
-        return iter(self._inner)
+        self._iterations.begin()
+        self._plan.renew(self.epoch, self.step)
+        iterator = iter(self._inner)
+        if change is None:
+            return iterator
+        return EpochIterator(lambda: change(self._inner.take()), self._inner, self._iterations, self)
+
+    def end_epoch(self) -> None:
+        """Count the rest of the epoch as delivered; change nothing where nothing of it was delivered."""
+        if self.step:
+            self._iterations.begin()
+            self._inner.end_epoch()
 
     def take_back(self) -> bool:
         """Count the last microbatch as not delivered: the next call delivers it again."""
@@ -73,4 +85,5 @@ class MapSource:
 
     def close(self) -> None:
         """End the workers."""
+        self._iterations.begin()
         self._inner.close()

@@ -41,8 +41,9 @@ class NumberedPlan(ShardPlan):
         if isinstance(self._sampler, EpochShuffle):
             self._sampler.seed = seed
 
-    def renew(self) -> None:
-        """Read the number of samples again when the next epoch begins."""
+    def renew(self, epoch: int, step: int) -> None:
+        """Read the number of samples again when the next iteration begins."""
+        del epoch, step
         self._epoch = -1
 
     def shard(self, epoch: int, index: int) -> Any:

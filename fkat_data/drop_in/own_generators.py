@@ -28,14 +28,14 @@ class OwnGenerators:
     def installed(self) -> Generator[None]:
         """Use these generators in the block, from where the block before has left them; then the program's again."""
         before = _states()
-        if self._states is None:
-            seed_global_generators(self._seed)
-        else:
-            _install(self._states)
         try:
+            if self._states is None:
+                seed_global_generators(self._seed)
+            else:
+                _install(self._states)
             yield
-        finally:
             self._states = _states()
+        finally:
             _install(before)
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -10,9 +10,12 @@
         "batch_size": 32,              # None: no batches of one size
         "drop_last": False,
         "sampler": {...},              # map-style datasets: what the order of the epoch depends on
-        "num_strands": 4,              # iterable datasets: their strands, with "epoch", "step" and "snapshot" each
+        "num_strands": 4,              # iterable datasets: their strands, with "epoch", "step", "snapshot", and "delivered":
+                                       # how many of the loader's epoch, which the strand may have ended
         "strands": [...],
     }
+
+Several ranks together have ``{"version": 1, "all_rank_states": [...]}``, a state for each.
 
 Plain values, if the states of the user's own samplers and datasets are.
 """
@@ -23,10 +26,25 @@ from typing import Any, cast
 from fkat_data.arguments import integer
 from fkat_data.errors import ConfigurationError, StateMismatchError
 
-__all__ = ["VERSION", "checked_loader_state"]
+__all__ = ["VERSION", "checked_loader_state", "state_of_rank"]
 
 VERSION = 1
 _NOT_A_STATE = "this is not a state of a fkat_data.DataLoader"
+
+
+def state_of_rank(state_dict: Any, rank: int, world_size: int) -> Any:
+    """Return this rank's part of a state of several ranks; any other state as it is.
+
+    Raises:
+        StateMismatchError: It is of another number of ranks.
+    """
+    if not isinstance(state_dict, Mapping) or "all_rank_states" not in state_dict:
+        return cast("object", state_dict)
+    states = cast("Mapping[str, Any]", state_dict)["all_rank_states"]
+    if len(states) != world_size:
+        hint = "resume this loader with the number of ranks that saved its state"
+        raise StateMismatchError("all_rank_states", f"<{len(states)} ranks>", f"<{world_size} ranks>", hint)
+    return states[rank]
 
 
 def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: int | None) -> dict[str, Any]:

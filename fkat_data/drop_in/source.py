@@ -1,6 +1,6 @@
 """What makes a DataLoader's microbatches: one face for map-style and iterable datasets."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from fkat_data.observe.statistics import LoaderStatistics
@@ -21,11 +21,15 @@ class Source(Protocol):
         """Microbatches of that epoch that were delivered before it."""
         ...
 
-    def begin(self) -> Iterator[Any]:
-        """Begin an epoch, or the rest of a loaded one."""
+    def begin(self, change: Callable[[Any], Any] | None = None) -> Iterator[Any]:
+        """Begin an epoch, or the rest of a loaded one; deliver what ``change`` makes of each microbatch."""
         ...
 
-    def take_back(self) -> object:
+    def end_epoch(self) -> None:
+        """Count the rest of the epoch as delivered; change nothing where nothing of it was delivered."""
+        ...
+
+    def take_back(self) -> bool:
         """Count the last microbatch as not delivered: the next call delivers it again."""
         ...
 

@@ -8,7 +8,7 @@ import logging
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from fkat_data.drop_in.strand import Snapshot, Stamped, StrandEnd
 from fkat_data.drop_in.strand_plan import StrandPlan
@@ -32,7 +32,7 @@ def first_strand_state(num_strands: int, own_dataset: Any) -> dict[str, Any]:
         own_dataset: As for ``StrandSource``.
     """
     snapshot = _first_snapshot(own_dataset)
-    strands = [{"epoch": 0, "step": 0, "snapshot": snapshot} for _ in range(max(1, num_strands))]
+    strands = [{"epoch": 0, "step": 0, "delivered": 0, "snapshot": snapshot} for _ in range(max(1, num_strands))]
     return {"epoch": 0, "step": 0, "num_strands": num_strands, "strands": strands}
 
 
@@ -54,7 +54,29 @@ class _Runner:
     def __init__(self, plan: StrandPlan, inner: ShardedDataLoader, dp_rank: int) -> None:
         self.plan = plan
         self.inner = inner
+        # An epoch, and how many microbatches of it are delivered as soon as the loader is past it.
+        self._at_end = (0, 0)
         self._dp_rank = dp_rank
+
+    def take(self) -> Any:
+        """Return what comes at the loader's place, which does not move.
+
+        Raises:
+            StopIteration: The epoch has ended.
+        """
+        self.plan.forget_past(self.inner.epoch, self.inner.step)
+        return self.inner.take()
+
+    def expect_end(self, epoch: int, num_delivered: int) -> None:
+        """Note what is delivered of an epoch if its end comes next."""
+        self._at_end = epoch, num_delivered
+
+    def delivered(self, epoch: int) -> int:
+        """Return the microbatches of an epoch that were delivered."""
+        at, step = self.inner.epoch, self.inner.step
+        if at == epoch:
+            return step
+        return self._at_end[1] if at > epoch == self._at_end[0] else 0
 
     def go_to(self, epoch: int, step: int) -> None:
         """Go to a place of the strand."""
@@ -92,7 +114,12 @@ class StrandSource:
         self._own_dataset = own_dataset
         self._iterations = Iterations("loader")
         self._runners: list[_Runner] = []
-        self._is_loaded = state is not None
+        # The place of a loaded state: as long as nothing was delivered, an iteration begins there.
+        self._loaded: tuple[int, int] | None = None
+        # What the dataset of this process was when an epoch began: afterwards, it is ahead of the caller.
+        self._begun: tuple[int, dict[str, Any] | None] = (-1, None)
+        # An epoch that all strands leave: an interrupted call has left it to the next one.
+        self._left: int | None = None
         self._newest: _Turns | None = None
         try:
             for plan in plans:
@@ -106,43 +133,53 @@ class StrandSource:
     @property
     def epoch(self) -> int:
         """The epoch of the next microbatch."""
+        self._finish_leaving()
         return min(runner.inner.epoch for runner in self._runners)
 
     @property
     def step(self) -> int:
-        """Microbatches of that epoch that were delivered before it, those of strands that have ended left out."""
-        epoch = self.epoch
-        return sum(runner.inner.step for runner in self._runners if runner.inner.epoch == epoch)
+        """Microbatches of that epoch that were delivered before it."""
+        return self.delivered(self.epoch)
 
-    def begin(self) -> Iterator[Any]:
+    def delivered(self, epoch: int) -> int:
+        """Return the microbatches of an epoch that were delivered."""
+        return sum(runner.delivered(epoch) for runner in self._runners)
+
+    def begin(self, change: Callable[[Any], Any] | None = None) -> Iterator[Any]:
         """Begin an epoch, or the rest of a loaded one."""
         self._iterations.begin()
         epoch = self.epoch
         is_begun = any(runner.inner.epoch != epoch or runner.inner.step for runner in self._runners)
-        goes_on, self._is_loaded = is_begun and self._is_loaded, False
-        if is_begun and not goes_on:
-            for runner in self._runners:
-                runner.leave(epoch)
-        self._newest = _Turns(self, self._runners, self._iterations, goes_on=goes_on)
+        if is_begun and (epoch, self.step) != self._loaded:
+            self._leave(epoch)
+        self._begun = self.epoch, self._first_snapshot(self.epoch)
+        self._newest = _Turns(self, self._runners, self._iterations, change)
         return self._newest
 
-    def take_back(self) -> None:
+    def end_epoch(self) -> None:
+        """Count the rest of the epoch as delivered; change nothing where nothing of it was delivered."""
+        if self.step:
+            self._iterations.begin()
+            self._leave(self.epoch)
+
+    def take_back(self) -> bool:
         """Count the last microbatch as not delivered: the next call delivers it again."""
-        if self._newest is not None:
-            self._newest.take_back()
+        return self._newest is not None and self._newest.take_back()
 
     def state(self) -> dict[str, Any]:
         """Return the position as plain values."""
+        epoch = self.epoch
         strands: list[dict[str, Any]] = []
         for runner in self._runners:
             place = runner.inner.local_state_dict()
-            snapshot = runner.plan.snapshot(place["epoch"])
+            snapshot = runner.plan.snapshot(place["epoch"], place["step"])
             if snapshot is not None:
                 saved = {"step": snapshot.step, **pickle.loads(snapshot.state)}
             else:
-                saved = None if place["step"] else _first_snapshot(self._own_dataset)
-            strands.append({"epoch": place["epoch"], "step": place["step"], "snapshot": saved})
-        return {"epoch": self.epoch, "step": self.step, "num_strands": self._num_strands, "strands": strands}
+                saved = self._first_snapshot(place["epoch"])
+            strand = {"epoch": place["epoch"], "step": place["step"], "delivered": runner.delivered(epoch)}
+            strands.append({**strand, "snapshot": saved})
+        return {"epoch": epoch, "step": self.step, "num_strands": self._num_strands, "strands": strands}
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done so far, by all strands together."""
@@ -163,7 +200,9 @@ class StrandSource:
                 runner.plan.record(epoch, Snapshot(snapshot["step"], pickle.dumps(rest)))
             else:
                 num_again += step
+            runner.expect_end(state["epoch"], saved.get("delivered", 0))
             runner.go_to(epoch, step)
+        self._loaded = self.epoch, self.step
         if num_again:
             _logger.warning(
                 "%d microbatches are made again and dropped: no state of the dataset was saved, which takes its own "
@@ -171,77 +210,149 @@ class StrandSource:
                 num_again,
             )
 
+    def _first_snapshot(self, epoch: int) -> dict[str, Any] | None:
+        return self._begun[1] if self._begun[0] == epoch else _first_snapshot(self._own_dataset)
+
+    def _leave(self, epoch: int) -> None:
+        if self._begun[0] == epoch:  # the next epoch begins as this one did
+            self._begun = epoch + 1, self._begun[1]
+        self._left = epoch
+        self._finish_leaving()
+
+    def _finish_leaving(self) -> None:
+        epoch = self._left
+        if epoch is not None:
+            for runner in self._runners:
+                runner.leave(epoch)
+            self._left = None
+
 
 class _Turns(Iterator[Any]):
-    """One epoch of all strands."""
+    """One epoch of all strands.
 
-    def __init__(self, source: StrandSource, runners: list[_Runner], iterations: Iterations, *, goes_on: bool) -> None:
+    An inner loader's position moves with the last instruction of a call, and the rest follows from the positions. So
+    an interrupted call has delivered nothing.
+    """
+
+    def __init__(
+        self,
+        source: StrandSource,
+        runners: list[_Runner],
+        iterations: Iterations,
+        change: Callable[[Any], Any] | None,
+    ) -> None:
         self._source = source  # kept alive: its loaders end with it
         self._runners = runners
         self._iterations = iterations
+        self._change = change
         self._number = iterations.newest
-        # Where the dataset of the newest microbatch's strand could go on before it.
-        self._before: Snapshot | None = None
+        # The last microbatch's strand and its place before it, and the same of the one before that.
+        self._last: tuple[_Taken | None, _Taken | None] = (None, None)
         self._is_over = False
-        self._goes_on = goes_on
         self._begin()
 
     def __next__(self) -> Any:
         self._check()
-        while not self._is_over:
-            runner = self._turns[0]
-            if runner.inner.step != self._step or runner.inner.epoch != self._epoch:
-                self._turns.rotate(-1)
-                runner = self._turns[0]
-            self._step = runner.inner.step
-            self._before = runner.plan.snapshot(self._epoch)
+        while (runner := self._turn()) is not None:
+            epoch, step = self._began[0], self._step
             try:
-                taken = runner.inner.load_batch_sync()
+                taken = runner.take()
             except StopIteration:
-                self._end(runner)
+                if runner.inner.epoch == epoch:
+                    iter(runner.inner)  # which an interrupted call has not done
+                else:
+                    self._end(runner)
                 continue
             except StaleIteratorError:
                 self._check()
                 raise
-            try:
-                if isinstance(taken, StrandEnd):
-                    runner.plan.record(self._epoch + 1, Snapshot(0, taken.state))
-                    self._step = runner.inner.step
-                    continue
-                self._goes_on = False
-                if isinstance(taken, Stamped):
-                    runner.plan.record(self._epoch, Snapshot(self._step + 1, taken.state))
-                    return taken.microbatch
-                return taken  # noqa: TRY300 - what is raised here has to take it back
-            except BaseException:  # an interruption: the caller gets nothing, and it again with the next call
-                self.take_back()
-                raise
+            if isinstance(taken, StrandEnd):
+                runner.plan.record(epoch + 1, Snapshot(0, taken.state))
+                runner.expect_end(epoch, step)
+                self._last = None, None
+                runner.inner.hand_over(taken)
+                continue
+            return runner.inner.hand_over(self._prepared(taken, _Taken(runner, epoch, step)))
         raise StopIteration
 
-    def take_back(self) -> None:
-        """Count the last microbatch as not delivered."""
+    def _prepared(self, taken: Any, place: "_Taken") -> Any:
+        """Return what the caller gets, and note what holds as soon as it is delivered."""
+        microbatch = taken
+        if isinstance(taken, Stamped):
+            place.runner.plan.record(place.epoch, Snapshot(place.step + 1, taken.state))
+            microbatch = taken.microbatch
+        if self._change is not None:
+            microbatch = self._change(microbatch)
+        place.runner.expect_end(place.epoch, place.step + 1)
+        if place != self._last[1]:  # otherwise an interrupted call has taken it before
+            self._last = self._last[1], place
+        return microbatch
+
+    def _turn(self) -> _Runner | None:
+        """Return the strand whose turn it is; None: the epoch is over."""
+        if self._is_torn:
+            self._find_turns()
+        if self._is_over:
+            return None
         runner = self._turns[0]
-        if runner.inner.take_back():
-            runner.plan.record(self._epoch, self._before)
+        if runner.inner.step != self._step or runner.inner.epoch != self._began[0]:
+            self._is_torn = True
+            self._turns.rotate(-1)
+            runner = self._turns[0]
+            self._step = runner.inner.step
+            self._is_torn = False
+        return runner
+
+    def take_back(self) -> bool:
+        """Count the last microbatch as not delivered."""
+        before, newest = self._last
+        last = newest if newest is not None and newest.is_delivered else before
+        self._last = None, last
+        return last is not None and last.is_delivered and last.runner.inner.take_back()
 
     def _check(self) -> None:
         self._iterations.check(self._number)
 
     def _begin(self) -> None:
-        self._epoch = self._source.epoch
-        active = [runner for runner in self._runners if runner.inner.epoch == self._epoch]
-        self._turns = deque(sorted(active, key=lambda runner: runner.inner.step))
-        self._step = self._turns[0].inner.step
-        for runner in active:
-            iter(runner.inner)
+        self._is_torn = True
+        self._began = epoch, _ = self._source.epoch, self._source.step
+        for runner in self._runners:
+            if runner.inner.epoch == epoch:
+                iter(runner.inner)
+        self._find_turns()
 
-    def _end(self, runner: _Runner) -> None:
-        self._turns.remove(runner)
-        if self._turns:
+    def _find_turns(self) -> None:
+        """Find whose turn it is from the positions."""
+        self._is_torn = True
+        active = [runner for runner in self._runners if runner.inner.epoch == self._began[0]]
+        self._turns = deque(sorted(active, key=lambda runner: runner.inner.step))
+        if active:
             self._step = self._turns[0].inner.step
-        elif self._goes_on:
+        elif self._began[1] and self._source.delivered(self._began[0]) == self._began[1]:
             # Resumed where nothing was left: the caller gets the next epoch, not an empty one.
-            self._goes_on = False
             self._begin()
         else:
             self._is_over = True
+        self._is_torn = False
+
+    def _end(self, runner: _Runner) -> None:
+        self._is_torn = True
+        self._turns.remove(runner)
+        if self._turns:
+            self._step = self._turns[0].inner.step
+            self._is_torn = False
+        else:
+            self._find_turns()
+
+
+class _Taken(NamedTuple):
+    """A microbatch of a strand, and the place before it."""
+
+    runner: _Runner
+    epoch: int
+    step: int
+
+    @property
+    def is_delivered(self) -> bool:
+        """Whether the strand's place is past it."""
+        return (self.runner.inner.epoch, self.runner.inner.step) > (self.epoch, self.step)

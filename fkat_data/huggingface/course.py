@@ -1,6 +1,6 @@
 """The iterations over a loader, one microbatch ahead of the loop, and the place that the loop has reached."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from torch.utils.data import DataLoader
@@ -35,17 +35,18 @@ class Course:
         )
         self._is_same_on_all_ranks = getattr(loader, "use_stateful_dataloader", False)
 
-    def microbatches(self) -> Iterator[tuple[Any, bool]]:
-        """Begin an epoch, or the rest of one; yield each microbatch, and whether it is the last."""
+    def microbatches(self, move: Callable[[Any], Any] | None = None) -> Iterator[tuple[Any, bool]]:
+        """Begin an epoch, or the rest of one; yield each microbatch, moved, and whether it is the last."""
         may_be_over = self._loaded_step == 0
         self._set_epoch()
         self.step, self._loaded_step = self._loaded_step or 0, None
         num_workers = getattr(self.loader, "num_workers", 0)
         placed = rest_or_next(self._placed, may_be_over=may_be_over, num_workers=num_workers)
         for (microbatch, place), is_last in with_end(placed):
-            # Last of all: if the look-ahead is interrupted, the loop does not have this microbatch.
+            moved = microbatch if move is None else move(microbatch)
+            # Last of all: if something before is interrupted, the loop does not have this microbatch.
             self._place, self.step = place, 0 if is_last else self.step + 1
-            yield microbatch, is_last
+            yield moved, is_last
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the last microbatch that each rank's loop has received. A collective.

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from fkat_data.accelerated import accelerated
+from fkat_data.accelerated import accelerated, mover_to
 from fkat_data.huggingface.course import Course
 
 __all__ = ["LoaderFace", "is_own_loader"]
@@ -93,7 +93,8 @@ class _SkippableRest(IterableDataset[Any]):
     def microbatches(self) -> Iterator[Any]:
         """Begin an epoch, or the rest of one."""
         self._num_empty = 0
-        return accelerated(self._course.microbatches(), self._device, non_blocking=self._non_blocking)
+        move = mover_to(self._device, non_blocking=self._non_blocking)
+        return accelerated(self._course.microbatches(move))
 
     def __iter__(self) -> Iterator[Any]:
         for _ in range(self._num_empty):

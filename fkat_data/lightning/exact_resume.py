@@ -1,9 +1,11 @@
 """The callback that resumes a Trainer at the microbatch after the last one that it has trained on."""
 
 import logging
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING, Any, cast
 
 from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.lightning.epoch_limits import EpochLimits
 from fkat_data.lightning.feed import EvaluationFeed, TrainFeed, fed
 from fkat_data.lightning.feed_position import FeedPosition, FeedState, is_ours
 from fkat_data.lightning.framework import Flavoured, package_of
@@ -27,7 +29,8 @@ class ExactResume(Flavoured, Callback):
 
     A checkpoint counts as delivered what was trained on, however far Lightning had fetched; and resuming loads it in
     every case in which Lightning goes on in an epoch or begins one. Evaluations begin where the first one has begun.
-    Gradients that wait for an optimizer step are in the checkpoint.
+    Gradients that wait for an optimizer step are in the checkpoint. Each epoch has its own length: Lightning alone cuts
+    a longer one at the length of the first.
 
     The place of other loaders with a state is saved and loaded where Lightning would, and after
     ``estimated_stepping_batches`` in ``configure_optimizers`` as well.
@@ -94,7 +97,8 @@ class ExactResume(Flavoured, Callback):
         is_trained = progress.current.processed == progress.current.ready
         mend_counts(
             checkpoint["loops"]["fit_loop"],
-            trainer.num_training_batches,
+            # Epochs may differ in length: the number of microbatches does not say that this one has ended.
+            math.inf,
             has_open_validation=is_validation_open(trainer),
         )
         checkpoint["callbacks"][self.state_key] = {
@@ -126,6 +130,7 @@ class ExactResume(Flavoured, Callback):
         if not is_training:
             return fed(loaders, EvaluationFeed)
         feed: TrainFeed = fed(loaders, TrainFeed)
+        feed.epoch_limits = EpochLimits(trainer, lambda: len(cast("Any", feed)))
         progress = trainer.fit_loop.epoch_loop.batch_progress
         # Lightning's other fetcher, for training_step(dataloader_iter), keeps no batches.
         feed.position = FeedPosition(

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, cast
 
+from fkat_data.lightning.epoch_limits import EpochLimits
 from fkat_data.lightning.feed_position import FeedPosition, FeedState, is_ours
 from fkat_data.lightning.rounds import Rounds
 from fkat_data.types import ResumableLoader, Stateful
@@ -15,30 +16,35 @@ class TrainFeed:
     """Comes before ``CombinedLoader`` in the class of a Trainer's training loaders."""
 
     position: FeedPosition
+    epoch_limits: EpochLimits
     saved: FeedState | None = None
     flattened: list[Any]
+    limits: list[Any] | None
     _iterator: Any
     _mode: str
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch of Lightning's, or the rest of one."""
         ended = self.position.begin(self.flattened)
+        if self.limits is not None:
+            self.limits = self.epoch_limits.of(self.flattened, self.limits)
         cast("Any", super()).__iter__()
         is_in_rounds = self._mode != "sequential"  # which Lightning refuses by itself
         if is_in_rounds:
             self._iterator = Rounds(self._iterator, self._mode, self.flattened, ended)
         self.position.follow(self._iterator if is_in_rounds else None, ended)
+        self.epoch_limits.begin()
         return self  # pyright: ignore[reportReturnType] - CombinedLoader has __next__
 
     def __next__(self) -> Any:
         """Return a microbatch of every loader."""
-        succeed = self.position.fetch()
+        self.position.fetch()
         try:
             found = cast("Any", super()).__next__()
         except StopIteration:
             self.position.end()
             raise
-        succeed()
+        self.position.succeed()
         return found
 
     def __len__(self) -> int:

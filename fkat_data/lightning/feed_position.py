@@ -88,6 +88,7 @@ class FeedPosition:
     def end(self) -> None:
         """Let the next iteration begin another epoch: this one has nothing left, even if nothing was trained on."""
         self._restored = self._start = None
+        self._fetches.pop()  # the fetch that found the end
         self._has_ended = True
 
     def begin(self, loaders: Sequence[Any]) -> list[bool]:
@@ -126,15 +127,14 @@ class FeedPosition:
         self._epochs = [getattr(loader, "epoch", None) for loader in self._loaders]
         self._start = FeedState(self._states(), list(ended))
 
-    def fetch(self) -> Callable[[], None]:
-        """Note the place before a fetch; return what to call when it has succeeded."""
-        before = self._present()
+    def fetch(self) -> None:
+        """Note the place before a fetch: one that is interrupted may have moved the loaders."""
+        if not self._fetches or self._fetches[-1][0] != self._num_fetched:
+            self._fetches.append((self._num_fetched, self._present()))
 
-        def succeed() -> None:
-            self._fetches.append((self._num_fetched, before))
-            self._num_fetched += 1
-
-        return succeed
+    def succeed(self) -> None:
+        """Count the fetch."""
+        self._num_fetched += 1
 
     def state(self) -> FeedState:
         """Return this rank's state: all that was trained on is delivered, and nothing else."""

@@ -109,7 +109,7 @@ class Observation:
         done = now.since(self._before)
         if self._timeline is not None:
             self._timeline.record(f"epoch {epoch} ends", now, verdict=str(done.verdict))
-        if done.delivered:
+        if done.delivered and done.elapsed_s > 0:  # an interrupted call has not begun to measure
             logger.info(
                 "epoch %d: %d microbatches in %.1f s (%.4g a second, %.4g MiB/s); %s",
                 epoch,

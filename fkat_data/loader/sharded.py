@@ -7,11 +7,12 @@ delivery moves each to its device, and the cursor counts it. ``state_dict`` is t
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Self
+from typing import Any, Generic
 
 import torch
 
 from fkat_data import arguments
+from fkat_data.closing import Closing
 from fkat_data.device.choice import mover_for
 from fkat_data.device.placement import Placement
 from fkat_data.distributed import gather, rank_and_world_size
@@ -34,13 +35,13 @@ from fkat_data.observe.timeline import open_timeline
 from fkat_data.plan.elastic_plan import elastic_shard_plan
 from fkat_data.plan.state import RankState, merge, read_rank
 from fkat_data.position import Position
-from fkat_data.types import Microbatch_co, Profiler, Shard
+from fkat_data.types import Microbatch, Microbatch_co, Profiler, Shard
 from fkat_data.worker.settings import START_METHODS, StartMethod
 
 __all__ = ["ShardedDataLoader"]
 
 
-class ShardedDataLoader(Generic[Microbatch_co]):
+class ShardedDataLoader(Closing, Generic[Microbatch_co]):
     """Yields a rank's microbatches, shard by shard, made ahead in worker processes, resumable to the microbatch.
 
     Each ``for`` loop over the loader is one epoch. After an epoch that was left early, the next loop is the next
@@ -259,14 +260,31 @@ class ShardedDataLoader(Generic[Microbatch_co]):
             StaleIteratorError: Another thread, or a signal handler, closed the loader meanwhile.
         """
         self._begin_if_over()
+        return self._cursor.hand_over(self.take())
+
+    def take(self) -> Microbatch_co:
+        """Return the next microbatch of the iteration under way; it is not delivered until ``hand_over`` counts it.
+
+        Raises:
+            StopIteration: The epoch is over, or no iteration is under way.
+            StaleIteratorError: Another thread, or a signal handler, closed the loader meanwhile.
+        """
+        self._finish_loading()
         self._is_handed_out = True
         number = self._iterations.newest
         try:
-            microbatch = self._next()
+            return self._next()
         except Exception as error:
             if not is_interruption(error):
                 self._iterations.check(number)
             raise
+
+    def hand_over(self, microbatch: Microbatch) -> Microbatch:
+        """Count as delivered what ``take`` has returned, and return what the caller has made of it.
+
+        For a face that changes microbatches: where this is the last thing that its call does, an interrupted call has
+        delivered nothing.
+        """
         return self._cursor.hand_over(microbatch)
 
     def take_back(self) -> bool:
@@ -369,22 +387,6 @@ class ShardedDataLoader(Generic[Microbatch_co]):
         self._stop()
         self._observation.close(self._delivery.progress())
         self._pool.close()
-
-    def teardown(self, *args: Any) -> None:
-        """Close the loader; the name that some trainers call."""
-        del args
-        self.close()
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Close the loader; the name that some trainers call."""
-        del exception
-        self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __reduce__(self) -> str:
         raise TypeError(

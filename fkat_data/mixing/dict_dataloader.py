@@ -3,8 +3,9 @@
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self, cast
+from typing import Any, cast
 
+from fkat_data.closing import Closing
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.iteration import EpochIterator, Iterations
 from fkat_data.mixing.draw_schedule import OnExhausted, Schedule
@@ -20,7 +21,7 @@ _log = logging.getLogger(__name__)
 _STATE_VERSION = 1
 
 
-class DictDataLoader:
+class DictDataLoader(Closing):
     """Yields the microbatches of several loaders, as a strategy mixes them, each labelled with its source.
 
     Each ``for`` loop is one epoch of the mixture. Sources go on from one epoch into the next: what is left of a source
@@ -203,22 +204,6 @@ class DictDataLoader:
             close = getattr(source.loader, "close", None)
             if callable(close):
                 close()
-
-    def teardown(self, *args: Any) -> None:
-        """Close the sources; the name that some trainers call."""
-        del args
-        self.close()
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Close the sources; the name that some trainers call."""
-        del exception
-        self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _next(self) -> Microbatch:
         self._settle()

@@ -143,7 +143,10 @@ class MixedSource:
         merge = getattr(self.loader, "merge_state_dicts", None)
         states = [state_dict["state"] for state_dict in local_state_dicts]
         # A pass that has begun ahead of the mixture keeps the state that was loaded, which is that of all ranks.
-        is_whole = any("all_rank_indices" in state for state in states if isinstance(state, Mapping))
+        names = {"all_rank_indices", "all_rank_states"}
+        is_whole = any(
+            names.intersection(cast("Mapping[str, Any]", state)) for state in states if isinstance(state, Mapping)
+        )
         state = merge(states) if callable(merge) and not is_whole else states[0]
         return {**local_state_dicts[0], "state": state}
 

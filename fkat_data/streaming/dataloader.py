@@ -247,7 +247,7 @@ class StreamingDataLoader(DataLoader[Any]):
         batches = follow.rest_or_next(
             lambda: self._begin(dataset, 0), may_be_over=may_be_over, num_workers=self.num_workers
         )
-        return follow.accelerated(((batch, self._is_last) for batch in batches), follow.device_here())
+        return follow.accelerated(((batch, self._is_last) for batch in batches), follow.mover_to(follow.device_here()))
 
     def _begin(self, dataset: StreamingDataset, first: int) -> Iterator[Any]:
         self._after, self._is_in_step = None, True

@@ -203,3 +203,81 @@ def test_a_state_holds_the_seed_and_small_plain_values():
 def other_run():
     torch.manual_seed(11)
     return DataLoader(Drawing(6), sampler=RandomSampler(range(6), generator=torch.Generator().manual_seed(5)))
+
+
+def test_a_state_of_several_ranks_gives_each_rank_its_own():
+    samplers = [DistributedSampler(range(20), 2, rank) for rank in range(2)]
+    loaders = [DataLoader(Items(20, "int"), 2, sampler=sampler, seed=1) for sampler in samplers]
+    rests = [[microbatch.tolist() for microbatch in loader] for loader in loaders]
+    for loader in loaders:
+        next(iter(loader))
+    merged = DataLoader.merge_state_dicts([loader.local_state_dict() for loader in loaders])
+    for rank, state in enumerate(merged["all_rank_states"]):
+        loaders[rank].load_state_dict(state)
+        assert [microbatch.tolist() for microbatch in loaders[rank]] == rests[rank][1:]
+    with pytest.raises(StateMismatchError, match="2 ranks"):
+        loaders[0].load_state_dict(merged)
+    assert DataLoader.merge_state_dicts([state]) == state
+
+
+@pytest.mark.parametrize("dataset", [Drawing, Counting, Remembering])
+def test_the_end_of_an_epoch_may_be_counted_as_delivered(dataset):
+    loader, whole = DataLoader(dataset(12), 2, seed=1), DataLoader(dataset(12), 2, seed=1)
+    loader.end_epoch()
+    assert (loader.epoch, loader.step) == (0, 0)
+    rest = iter(loader)
+    next(rest)
+    state = loader.state_dict()
+    loader.end_epoch()
+    assert (loader.epoch, loader.step) == (1, 0)
+    with pytest.raises(StaleIteratorError):
+        next(rest)
+    list(whole)
+    assert [len(microbatch) for microbatch in loader] == [len(microbatch) for microbatch in whole]
+    loader.load_state_dict(state)
+    loader.end_epoch()
+    assert (loader.epoch, loader.step) == (1, 0)
+
+
+@pytest.mark.parametrize("dataset", [Drawing, Counting, Remembering])
+def test_a_microbatch_may_be_taken_back_once(dataset):
+    loader = DataLoader(dataset(12), 2, seed=1)
+    assert not loader.take_back()
+    rest = iter(loader)
+    microbatches = [digest(next(rest)) for _ in range(3)]
+    assert loader.take_back()
+    assert not loader.take_back()
+    assert loader.step == 2
+    assert digest(next(rest)) == microbatches[-1]
+
+
+def test_an_iteration_that_delivers_nothing_leaves_the_rest_of_a_loaded_epoch():
+    loader = DataLoader(Counting(12), 2, seed=1)
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+    iter(loader)
+    assert len(list(loader)) == 5
+
+
+def test_a_sampler_that_gives_another_order_after_an_interruption_is_an_error_instead_of_other_data():
+    class Interrupting(Forgetful):
+        is_armed = True
+
+        def __iter__(self):
+            for position, index in enumerate(super().__iter__()):
+                if position == 4 and self.is_armed:
+                    self.is_armed = False
+                    raise KeyboardInterrupt
+                yield index
+
+    rest = iter(DataLoader(Items(9, "int"), sampler=Interrupting(9)))
+    with pytest.raises(KeyboardInterrupt):
+        list(rest)
+    with pytest.raises(StateMismatchError, match="gives other samples than when it was iterated before"):
+        next(rest)
+
+
+def test_each_strand_writes_a_timeline_of_its_own(processes, tmp_path):
+    with DataLoader(Counting(6), num_workers=2, trace=tmp_path / "run.json") as loader:
+        list(loader)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run-strand0.json", "run-strand1.json"]

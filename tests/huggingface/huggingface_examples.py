@@ -2,7 +2,13 @@
 
 import torch
 
-from fkat_data import DataLoaderFactory, DistributedDataParallelShardSampler, ShardedDataLoader, ShuffledShardSampler
+from fkat_data import (
+    DataLoader,
+    DataLoaderFactory,
+    DistributedDataParallelShardSampler,
+    ShardedDataLoader,
+    ShuffledShardSampler,
+)
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 
 NUM_SHARDS, SHARD_SIZE, BATCH_SIZE = 4, 5, 2
@@ -59,6 +65,11 @@ def sharded(dataset=Rows, rank=0, num_ranks=1, **options):
     sampler = DistributedDataParallelShardSampler(shards, num_ranks, rank)
     factory = (CountedFactory if dataset is Rows else DataLoaderFactory)(dataset, batch_size=BATCH_SIZE)
     return ShardedDataLoader(3, sampler, factory, **{"multiprocessing": False} | options)
+
+
+def data_loader():
+    rows = torch.utils.data.ConcatDataset([Rows(str(shard * SHARD_SIZE)) for shard in range(NUM_SHARDS)])
+    return DataLoader(rows, BATCH_SIZE, shuffle=True, seed=3)
 
 
 def write_streams(folder):

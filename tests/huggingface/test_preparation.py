@@ -13,6 +13,7 @@ from huggingface_examples import (
     EndlessLookingRows,
     OwnIteration,
     Rows,
+    data_loader,
     numbers,
     sharded,
     streaming,
@@ -41,6 +42,7 @@ def by_accelerate(accelerator, *objects):
 KINDS = {
     "sharded": (lambda folder: sharded(), prepare),
     "sharded, no length": (lambda folder: sharded(EndlessLookingRows), prepare),
+    "DataLoader": (lambda folder: data_loader(), prepare),
     "streaming": (streaming, prepare),
     "streaming by accelerate": (streaming, by_accelerate),
     "streaming, own iteration": (partial(streaming, kind=OwnIteration), prepare),
@@ -124,6 +126,12 @@ def test_the_attributes_that_accelerate_reads_of_a_loader_that_it_leaves_alone(f
     assert accelerator.prepare_data_loader(own) is own
     face = prepare(accelerator, sharded())
     assert accelerator.prepare(face) is face
+
+
+def test_accelerate_alone_says_that_it_replaces_a_data_loader(caplog):
+    loader = Accelerator(cpu=True).prepare(data_loader())
+    assert "use fkat_data.huggingface.prepare" in caplog.text
+    assert sorted(number for microbatch in loader for number in numbers(microbatch)[::3]) == list(range(NUM_TOKENS))
 
 
 def test_gather_for_metrics_gives_every_sample(folder):

@@ -10,10 +10,11 @@ from lightning.pytorch.utilities import CombinedLoader
 from lightning_examples import KNOWN, Model, Saver, counted, known, plain, sweep, trainer_of, unknown, weights
 from loader_examples import make
 
+from fkat_data import DataLoader
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.lightning import ExactResume
 from fkat_data.mixing import DictDataLoader, RoundRobin
-from fkat_data.samplers import DistributedDataParallelShardSampler, SequenceShardSampler
+from fkat_data.samplers import DistributedDataParallelShardSampler, SequenceShardSampler, ShardSampler
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch")
@@ -367,3 +368,33 @@ def test_the_gradients_of_an_accumulation_are_in_the_checkpoint(tmp_path):
     trainer_of(saver, accumulate_grad_batches=2).fit(Model(), known())
     found = [torch.load(path)["callbacks"]["ExactResume"]["gradients"] for _, _, path in saver.places]
     assert [bool(gradients) for gradients in found] == [True, False, True, False, False] * 2
+
+
+def test_epochs_of_unequal_length_are_trained_on_to_their_ends_and_resume(tmp_path):
+    """One epoch has 2 microbatches, the next one 5, and the third 3."""
+    epochs = [["map-b-3"], ["map-a-5", "map-b-3"], ["map-a-5"]]
+
+    class Uneven(ShardSampler):
+        def shards(self, epoch):
+            return epochs[epoch % 3]
+
+    whole, _, differing = sweep(tmp_path, lambda: known(shards=Uneven()), max_epochs=3)
+    assert len(whole.seen) == 2 + 5 + 3
+    assert differing == {}
+
+
+class Pairs(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(torch.arange(14.0).reshape(7, 2))
+
+
+@pytest.mark.parametrize("kind", ["indices", "iterable"])
+def test_a_data_loader_resumes_at_every_step(tmp_path, kind, share_of_examples):
+    def loader():
+        if kind == "iterable":
+            return DataLoader(Pairs(), 2, seed=3)
+        return DataLoader(list(torch.arange(14.0).reshape(7, 2)), 2, shuffle=True, seed=3)
+
+    whole, _, differing = sweep(tmp_path, loader, share=share_of_examples)
+    assert len(whole.seen) == 8
+    assert differing == {}

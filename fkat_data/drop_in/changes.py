@@ -1,40 +1,15 @@
 """What is done to each microbatch in the caller's thread: it is copied to page-locked memory, or only counted."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils import data as torch_data
 
-__all__ = ["ChangedIterator", "LengthWarning", "can_pin", "pinned"]
+__all__ = ["LengthWarning", "can_pin", "pinned"]
 
 _PIN: Any = getattr(getattr(getattr(torch_data, "_utils", None), "pin_memory", None), "pin_memory", None)
-
-
-class ChangedIterator(Iterator[Any]):
-    """Hands over what a function makes of each microbatch; one that it fails for is not delivered.
-
-    Args:
-        microbatches: One epoch.
-        change: The function.
-        take_back: Counts the last microbatch as not delivered.
-    """
-
-    def __init__(
-        self, microbatches: Iterator[Any], change: Callable[[Any], Any], take_back: Callable[[], object]
-    ) -> None:
-        self._microbatches = microbatches
-        self._change = change
-        self._take_back = take_back
-
-    def __next__(self) -> Any:
-        microbatch = next(self._microbatches)
-        try:
-            return self._change(microbatch)
-        except BaseException:
-            self._take_back()
-            raise
 
 
 class LengthWarning:
@@ -43,25 +18,26 @@ class LengthWarning:
     Args:
         num_expected: The length that the caller was given.
         num_workers: The loader's.
+        step: Returns the microbatches of the epoch that were delivered before this one.
     """
 
-    def __init__(self, num_expected: int, num_workers: int) -> None:
+    def __init__(self, num_expected: int, num_workers: int, step: Callable[[], int]) -> None:
         self._num_expected = num_expected
+        self._step = step
         self._cause = (
             " For multiprocessing data-loading, this could be caused by not properly configuring the IterableDataset "
             "replica at each worker: without torch.utils.data.get_worker_info(), each yields the whole dataset."
         )
         if not num_workers:
             self._cause = ""
-        self._num_seen = 0
 
     def __call__(self, microbatch: Any) -> Any:
-        """Count a microbatch, and return it."""
-        self._num_seen += 1
-        if self._num_seen > self._num_expected:
+        """Warn if there is one microbatch too many; return it."""
+        num_seen = self._step() + 1
+        if num_seen > self._num_expected:
             warnings.warn(
                 f"Length of IterableDataset was reported to be {self._num_expected} (when accessing len(dataloader)), "
-                f"but {self._num_seen} samples have been fetched.{self._cause}",
+                f"but {num_seen} samples have been fetched.{self._cause}",
                 stacklevel=3,
             )
         return microbatch

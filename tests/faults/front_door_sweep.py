@@ -1,0 +1,129 @@
+"""Raise at any instruction of ``fkat_data.DataLoader``, and go on: beside a loader of the same arguments that nothing interrupts."""
+
+import functools
+import gc
+import json
+import sys
+
+import pytest
+import torch
+from drop_in_examples import Counting, Drawing, Lazy, Remembering
+from interruption_sweep import ERRORS, Interruptions, children, uninterrupted, wait_until
+from torch.utils.data import RandomSampler
+
+from fkat_data import DataLoader
+from fkat_data.testing import digest
+
+COUNT = 11
+
+
+def drawn():
+    sampler = RandomSampler(range(COUNT), generator=torch.Generator().manual_seed(5))
+    return DataLoader(Drawing(COUNT), 2, sampler=sampler, seed=7)
+
+
+def with_known_length(num_workers):
+    loader = DataLoader(Counting(COUNT), 2, num_workers=num_workers, seed=7)
+    len(loader)  # from then on, torch compares the number of microbatches with it
+    return loader
+
+
+#: What makes a loader, by name. With a number of workers above 0, a process of its own is swept.
+WAYS = {
+    "shuffled": lambda: DataLoader(Drawing(COUNT), 2, shuffle=True, seed=7),
+    "a sampler with a generator": drawn,
+    "a sampler that draws": lambda: DataLoader(Drawing(COUNT), 2, sampler=Lazy(COUNT), seed=7),
+    "iterable": lambda: with_known_length(0),
+    "iterable with a state": lambda: DataLoader(Remembering(COUNT), 2, seed=7, snapshot_every_n_steps=2),
+    "shuffled, two workers": lambda: DataLoader(Drawing(COUNT), 2, shuffle=True, seed=7, num_workers=2),
+    "iterable, three workers": lambda: with_known_length(3),
+    "iterable with a state, two workers": lambda: DataLoader(
+        Remembering(COUNT), 2, seed=7, num_workers=2, persistent_workers=True
+    ),
+}
+
+
+class Reference:
+    """The microbatches of each epoch, and the state before each, of a loader that nothing interrupts."""
+
+    def __init__(self, make):
+        self._make = make
+        self.loader = make()
+        self.microbatches, self.states = [], []
+
+    def epoch(self, number):
+        while len(self.microbatches) <= number:
+            states, microbatches = [self.loader.state_dict()], []
+            for microbatch in self.loader:
+                microbatches.append(digest(microbatch))
+                states.append(self.loader.state_dict())
+            self.microbatches.append(microbatches)
+            self.states.append(states)
+        return self.microbatches[number], self.states[number]
+
+    def leads_on(self, state, number, position):
+        """Return whether a state leads to the same data as the one of a position."""
+        expected, states = self.epoch(number)
+        if state == states[position]:
+            return True
+        with self._make() as loader:
+            loader.load_state_dict(state)
+            rest = expected[position:] or self.epoch(number + 1)[0]
+            found = [digest(microbatch) for microbatch in loader]
+            return found == rest
+
+
+def check_epoch(loader, reference, interruptions, epoch, resumes_at):
+    call = functools.partial(uninterrupted, interruptions)
+    expected, _ = reference.epoch(epoch)
+    position, state = 0, None
+
+    def check_position():
+        assert reference.leads_on(loader.state_dict(), epoch, position), interruptions.last_site
+
+    iterator = call(iter, loader)
+    while position < len(expected):
+        microbatch = call(functools.partial(next, iterator), check=check_position)
+        assert digest(microbatch) == expected[position], interruptions.last_site
+        position += 1
+        check_position()
+        if position == resumes_at:
+            state = call(loader.state_dict)
+        if state is not None and position == resumes_at + 2:
+            call(loader.load_state_dict, state)
+            position, state, resumes_at = resumes_at, None, -1
+            iterator = call(iter, loader, check=check_position)
+    with pytest.raises(StopIteration):
+        pytest.fail(f"{call(next, iterator)!r} after {interruptions.last_site}")
+    assert (loader.epoch, loader.step) == (epoch + 1, 0)
+
+
+def sweep(make, interruptions):
+    """Go through epochs until there is no instruction left at which nothing was raised."""
+    reference = Reference(make)
+    with reference.loader, interruptions:
+        loader = uninterrupted(interruptions, make)
+        epoch, num_before = 0, -1
+        while interruptions.num_raised > num_before:
+            num_before = interruptions.num_raised
+            check_epoch(loader, reference, interruptions, epoch, resumes_at=1 + epoch % 3)
+            epoch += 1
+            if epoch % 3 == 0:
+                uninterrupted(interruptions, loader.close)
+        uninterrupted(interruptions, loader.close)
+        loader.close()
+        del loader
+        gc.collect()
+    assert not interruptions.swallowed
+
+
+def main(way, error, share):
+    """Sweep in this process; print how often was raised, and which processes are left."""
+    interruptions = Interruptions(ERRORS[error], int(share))
+    sweep(WAYS[way], interruptions)
+    wait_until(lambda: not children())
+    print(json.dumps({"raised": interruptions.num_raised, "left": sorted(children())}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
