@@ -24,6 +24,7 @@ FLOORS = {
     "interruption": 0,
     "position": 0,
     "requirement": 0,
+    "quantities": 0,
     "roll_call": 0,
     "accelerated": 1,
     "archives": 1,

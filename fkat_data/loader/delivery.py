@@ -218,6 +218,9 @@ class Delivery:
         self._num_delivered += 1
         self._delivered_bytes += arrival.size_bytes
         self._delivered_at_s = time.perf_counter()
+        sink = self._sink
+        if sink.waited_s != sink.counted_s:
+            sink.waited_for_microbatch()
         after = self._cursor.advance(is_last_in_shard=arrival.is_last_in_shard, is_last_shard=arrival.is_last_shard)
         self._whole_at = after if is_ahead_whole else _NOWHERE
         return microbatch
