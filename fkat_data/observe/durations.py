@@ -81,6 +81,11 @@ class Durations:
         return self.num_zero + int(self._counts.sum())
 
     @property
+    def total_s(self) -> float:
+        """All of them together, in seconds, within ``RELATIVE_ERROR``."""
+        return float(self._counts @ _MIDDLES_S)
+
+    @property
     def p50_s(self) -> float:
         """The median, in seconds."""
         return self.quantiles_s(0.5)[0]
