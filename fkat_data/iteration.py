@@ -11,6 +11,7 @@ from typing import Protocol
 from fkat_data.errors import StaleIteratorError
 from fkat_data.interruption import is_interruption
 from fkat_data.position import START, Position
+from fkat_data.tracebacks import are_folded
 from fkat_data.types import Microbatch
 
 __all__ = ["Cursor", "EpochIterator", "HandOver", "Iterations"]
@@ -156,5 +157,6 @@ class EpochIterator(Iterator[Microbatch]):
             if not is_interruption(error):
                 self._iterations.check(self._number)  # another thread may have closed the loader while this one waited
             self._is_over = isinstance(error, StopIteration)
+            __tracebackhide__ = not self._is_over and are_folded()
             raise
         return self._cursor.hand_over(microbatch)

@@ -12,6 +12,7 @@ FACES = (
     "fkat_data",
     "fkat_data.configuration",
     "fkat_data.datasets",
+    "fkat_data.export",
     "fkat_data.extensions",
     "fkat_data.huggingface",
     "fkat_data.lightning",

@@ -19,6 +19,7 @@ from fkat_data.loader.agreement import RankAgreement
 from fkat_data.loader.prefetch import Arrival, Prefetcher, Raised, ShardEnd
 from fkat_data.observe.sink import EventSink
 from fkat_data.position import Position
+from fkat_data.tracebacks import are_folded
 from fkat_data.types import Microbatch
 
 __all__ = ["Delivery", "DeliveryProgress", "EpochWatch"]
@@ -185,6 +186,7 @@ class Delivery:
                 cursor.pass_shard(is_last_shard=taken[0].is_last_shard)
             else:
                 self._whole_at = position
+                __tracebackhide__ = are_folded()
                 raise taken[0].error
             self._whole_at = cursor.position
         raise StopIteration
@@ -218,6 +220,9 @@ class Delivery:
         self._num_delivered += 1
         self._delivered_bytes += arrival.size_bytes
         self._delivered_at_s = time.perf_counter()
+        sink = self._sink
+        if sink.waited_s != sink.counted_s:
+            sink.waited_for_microbatch()
         after = self._cursor.advance(is_last_in_shard=arrival.is_last_in_shard, is_last_shard=arrival.is_last_shard)
         self._whole_at = after if is_ahead_whole else _NOWHERE
         return microbatch

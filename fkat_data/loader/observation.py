@@ -87,6 +87,8 @@ class Observation:
             num_workers_per_shard=self._pool.group_size,
             num_shard_prefetches=self._num_shard_prefetches,
             num_cpus=self._num_cpus,
+            waiting=self._sink.waiting(progress.num_delivered),
+            making=times.making,
         )
 
     def epoch_began(self, epoch: int, progress: DeliveryProgress) -> None:

@@ -143,7 +143,7 @@ class Prefetcher:
     @property
     def num_arrived(self) -> int:
         """Microbatches that have arrived and were not handed out."""
-        return sum(isinstance(message, Item) for message in self._arrived) + sum(
+        return sum(isinstance(message, Item) for message in list(self._arrived)) + sum(
             group.num_early for group in self._groups
         )
 

@@ -84,7 +84,7 @@ class WaitClock:
             )
         logger.warning(
             "waiting for %.1f s for microbatch %d of shard %r (epoch %d, shard index %d), which worker %d %s; "
-            "%d shards are in work, no microbatch is ready. Its stack:\n%s",
+            "%d shards are in work, no microbatch is ready.%s Its stack:\n%s",
             self._waited_s,
             microbatch_index,
             task.shard,
@@ -93,9 +93,15 @@ class WaitClock:
             worker.pid,
             "is working on" if worker.has_begun(task.ticket) else "has not begun",
             num_in_work,
+            _earlier(worker),
             stack,
         )
         self._report_interval_s *= _GROWTH
+
+
+def _earlier(worker: Worker) -> str:
+    making = worker.times().making
+    return f" Of the {making.num:,} microbatches that it has made, {making}." if making.num else ""
 
 
 def activity_of(worker: Worker, task: Task) -> Activity:

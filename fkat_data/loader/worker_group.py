@@ -108,7 +108,10 @@ class WorkerGroup:
     @property
     def num_early(self) -> int:
         """Microbatches that have arrived before their turn."""
-        return sum(isinstance(message, Item) for early in self._early.values() for message in early.values())
+        # Lists are made in one step: another thread may ask while the trainer's thread changes them.
+        return sum(
+            isinstance(message, Item) for early in list(self._early.values()) for message in list(early.values())
+        )
 
     @property
     def num_ready(self) -> int:

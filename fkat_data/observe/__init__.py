@@ -1,10 +1,11 @@
 """What the loader shows of itself: counts, times, named ranges, a timeline, a report.
 
-Open to other packages: ``events``, ``profile``, ``progress``, ``sink``, ``stages``, ``statistics``, ``timeline``.
+Open to other packages: ``durations``, ``events``, ``profile``, ``progress``, ``sink``, ``stages``, ``statistics``, ``timeline``.
 """
 
+from fkat_data.observe.durations import Durations
 from fkat_data.observe.stages import reading
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.observe.verdict import Verdict
 
-__all__ = ["LoaderStatistics", "Verdict", "reading"]
+__all__ = ["Durations", "LoaderStatistics", "Verdict", "reading"]

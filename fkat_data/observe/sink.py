@@ -1,9 +1,11 @@
 """The one sink for what a loader's parts report: each part gets it when it is made, and knows no listener."""
 
 import logging
+from array import array
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+from fkat_data.observe.durations import NUM_BUCKETS, Durations, bucket_of
 from fkat_data.observe.events import COPY_THREAD, LONG_S, EventRecorder
 from fkat_data.observe.profile import TrainerProfile
 from fkat_data.observe.timeline import Timeline
@@ -38,7 +40,14 @@ class EventSink:
         """Those of them before the first microbatch of an iteration."""
         self.waited_behind_s: float = 0.0
         """Those of them in which later microbatches had arrived: a slow one held them up."""
+        self.counted_s: float = 0.0
+        """Those of ``waited_s`` that are counted for a microbatch that was delivered, or were for none."""
+        self._waits = array("d", bytes(8 * NUM_BUCKETS))
         self._has_said_alone = False
+
+    def waiting(self, num_delivered: int) -> Durations:
+        """Return how long the trainer waited for each of the microbatches that were delivered."""
+        return Durations.snapshot(self._waits, num_delivered)
 
     def range(self, name: str) -> AbstractContextManager[None]:
         """Return a context in which the named action runs: ``wait``, ``decode`` or ``move``."""
@@ -47,6 +56,13 @@ class EventSink:
     def iteration_began(self) -> None:
         """Record that an iteration begins."""
         self._is_before_first = True
+        self.counted_s = self.waited_s
+
+    def waited_for_microbatch(self) -> None:
+        """Count the waiting since the last microbatch for the one that is delivered now."""
+        # In this order: an interruption in between counts it for none, never for two.
+        before_s, self.counted_s = self.counted_s, self.waited_s
+        self._waits[bucket_of(self.counted_s - before_s)] += 1
 
     def first_delivered(self) -> None:
         """Record that the caller has the first microbatch of an iteration."""

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias
 
 from fkat_data.machine import call_in_forks
+from fkat_data.observe.durations import NUM_BUCKETS, Durations, bucket_of
 from fkat_data.observe.events import EventRecorder
 from fkat_data.observe.profile import WorkerProfile
 
@@ -35,14 +36,16 @@ __all__ = [
 Page: TypeAlias = "memoryview[float] | array[float]"
 """``NUM_SLOTS`` numbers, all 0 in the beginning."""
 
-STAGES = ("", "build", "produce", "replay", "store", "encode", "blocked", "idle")
-"""None; the factory works; a microbatch is made; one that was delivered before a resume is made again; the worker waits
+STAGES = ("", "build", "replay", "produce", "store", "encode", "blocked", "idle")
+"""None; the factory works; a microbatch that was delivered before a resume is made again; one is made; the worker waits
 for stored bytes; copies a microbatch, into shared memory if there is any; waits for memory or for its allowance; waits for a task."""
 
 _NUMBER = {name: number for number, name in enumerate(STAGES)}
-# After the seconds of each stage: microbatches made, the stage in work, what it is about, when it began.
-PRODUCED, _STAGE, _INDEX, _BEGAN_S = range(len(STAGES), len(STAGES) + 4)
-NUM_SLOTS = len(STAGES) + 4
+_PRODUCE, _STORE = _NUMBER["produce"], _NUMBER["store"]
+# After the seconds of each stage: microbatches made, the stage in work, what it is about, when it began; then how many
+# microbatches took how long.
+PRODUCED, _STAGE, _INDEX, _BEGAN_S, _FIRST_BUCKET = range(len(STAGES), len(STAGES) + 5)
+NUM_SLOTS = _FIRST_BUCKET + NUM_BUCKETS
 """Numbers of 8 bytes in a page."""
 
 # The stages that a profiler gets; the others would only cut these in pieces.
@@ -58,6 +61,7 @@ class StageTimes(NamedTuple):
         stage: The one in work.
         began_s: When it began, on the clock of ``time.perf_counter``.
         place: Its subject: a shard of the epoch, or a microbatch of the shard; -1: neither.
+        making: How long each microbatch took: its ``produce`` and its ``store``.
     """
 
     produced: int
@@ -65,6 +69,7 @@ class StageTimes(NamedTuple):
     stage: str
     began_s: float
     place: int
+    making: Durations
 
     def of(self, stage: str) -> float:
         """Return the seconds in a stage."""
@@ -92,6 +97,8 @@ class StageClock:
         self._stage = 0
         self._index = -1
         self._label = ""
+        # Seconds of ``produce`` and ``store`` before the microbatch that is being made.
+        self._before_s = 0.0
         self._began_s = slots[_BEGAN_S] = time.perf_counter()
 
     def mark(self, name: str, index: int = -1, label: str = "") -> None:
@@ -111,14 +118,20 @@ class StageClock:
         # The beginning before the sum: a reader between the two counts too little for an instant, not twice.
         self._began_s = slots[_BEGAN_S] = now_s
         slots[before] += now_s - began_s
+        if before < _PRODUCE:  # what an opening or a replay has read is no part of the next microbatch
+            self._before_s = slots[_PRODUCE] + slots[_STORE]
 
     def times(self) -> StageTimes:
         """Return what was measured so far."""
         return stage_times(self._slots, time.perf_counter())
 
     def count(self) -> None:
-        """Count a microbatch that was made."""
-        self._slots[PRODUCED] += 1
+        """Count a microbatch that was made, and how long that took; not in its ``produce`` or ``store``."""
+        slots = self._slots
+        now_s = slots[_PRODUCE] + slots[_STORE]
+        making_s, self._before_s = now_s - self._before_s, now_s
+        slots[_FIRST_BUCKET + bucket_of(making_s)] += 1
+        slots[PRODUCED] += 1
 
     def shift(self, name: str, seconds: float) -> None:
         """Count time of the stage in work for another one."""
@@ -235,7 +248,8 @@ def shift_to_store(seconds: float) -> None:
 def added_times(several: Sequence[StageTimes]) -> StageTimes:
     """Return the times of several workers together."""
     seconds = tuple(sum(times.seconds[number] for times in several) for number in range(len(STAGES)))
-    return StageTimes(sum(times.produced for times in several), seconds, "", 0.0, -1)
+    making = sum((times.making for times in several), Durations())
+    return StageTimes(sum(times.produced for times in several), seconds, "", 0.0, -1, making)
 
 
 def stage_times(slots: Page, now_s: float) -> StageTimes:
@@ -245,8 +259,9 @@ def stage_times(slots: Page, now_s: float) -> StageTimes:
         slots: The page.
         now_s: The time, on the clock of ``time.perf_counter``, which is one for all processes of a machine.
     """
-    numbers = list(slots)
+    numbers, making = list(slots[:_FIRST_BUCKET]), Durations.snapshot(slots[_FIRST_BUCKET:NUM_SLOTS])
     seconds = numbers[: len(STAGES)]
     stage = int(numbers[_STAGE])
     seconds[stage] += max(0.0, now_s - numbers[_BEGAN_S]) if numbers[_BEGAN_S] else 0.0
-    return StageTimes(int(numbers[PRODUCED]), tuple(seconds), STAGES[stage], numbers[_BEGAN_S], int(numbers[_INDEX]))
+    produced, place = int(numbers[PRODUCED]), int(numbers[_INDEX])
+    return StageTimes(produced, tuple(seconds), STAGES[stage], numbers[_BEGAN_S], place, making)

@@ -5,9 +5,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
+from fkat_data.observe.durations import Durations
 from fkat_data.observe.verdict import Verdict, judge
 
-__all__ = ["LoaderStatistics"]
+__all__ = ["DURATIONS", "QUANTILES", "LoaderStatistics"]
+
+DURATIONS = ("waiting", "making")
+"""What there are quantiles of."""
+
+QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+"""The quantiles of waiting and making that are among the flat numbers: the share that each stands for, by its name."""
 
 # Present states and the loader's arguments: no sums over time.
 _STATES = frozenset(
@@ -24,6 +31,8 @@ _STATES = frozenset(
 )
 # One for all loaders of a caller.
 _SHARED = frozenset({"elapsed_s", "num_workers_per_shard", "num_shard_prefetches", "num_cpus"})
+
+_NONE = Durations()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,8 @@ class LoaderStatistics:
         num_workers_per_shard: The loader's argument.
         num_shard_prefetches: The loader's argument.
         num_cpus: CPUs that this process may run on.
+        waiting: How long the caller waited for each microbatch: ``waiting.p99_s`` and others, within 2.2 %.
+        making: How long a worker made each microbatch, waiting for stored bytes included: ``making.p99_s`` and others.
     """
 
     delivered: int = 0
@@ -88,6 +99,8 @@ class LoaderStatistics:
     num_workers_per_shard: int = 1
     num_shard_prefetches: int = 0
     num_cpus: int = 1
+    waiting: Durations = _NONE
+    making: Durations = _NONE
 
     @property
     def waited_share(self) -> float:
@@ -105,16 +118,28 @@ class LoaderStatistics:
         return judge(self)
 
     def as_dict(self) -> dict[str, float]:
-        """Return the numbers by name, the two averages included, for a logger of metrics."""
+        """Return the numbers by name, averages and quantiles included, for a logger of metrics.
+
+        The quantiles are ``waiting_p50_s``, ``waiting_p95_s``, ``waiting_p99_s``, ``making_p50_s`` and so on.
+        """
         return {
             **{name: getattr(self, name) for name in _NAMES},
             "waited_share": self.waited_share,
             "produce_s_per_microbatch": self.produce_s_per_microbatch,
+            **{
+                f"{name}_{quantile}_s": value_s
+                for name in DURATIONS
+                for quantile, value_s in zip(
+                    QUANTILES, getattr(self, name).quantiles_s(*QUANTILES.values()), strict=True
+                )
+            },
         }
 
     def since(self, earlier: Self) -> Self:
         """Return what was done since an earlier snapshot; values that are no sums over time keep their present value."""
-        sums = {name: getattr(self, name) - getattr(earlier, name) for name in _NAMES if name not in _STATES}
+        sums = {
+            name: getattr(self, name) - getattr(earlier, name) for name in (*_NAMES, *DURATIONS) if name not in _STATES
+        }
         return dataclasses.replace(self, **sums)
 
     @classmethod
@@ -124,7 +149,9 @@ class LoaderStatistics:
         numbers: dict[str, Any] = {
             name: (max if name in _SHARED else sum)(getattr(one, name) for one in found) for name in _NAMES
         }
+        for name in DURATIONS:
+            numbers[name] = sum((getattr(one, name) for one in found), Durations())
         return cls(**numbers)
 
 
-_NAMES = tuple(field.name for field in dataclasses.fields(LoaderStatistics))
+_NAMES = tuple(field.name for field in dataclasses.fields(LoaderStatistics) if field.name not in DURATIONS)

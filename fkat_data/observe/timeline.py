@@ -13,7 +13,7 @@ from typing import Any
 from fkat_data.errors import ConfigurationError
 from fkat_data.location import machine_path
 from fkat_data.observe.events import MAIN_THREAD, EventRecorder, counter_event, instant_event, named_event
-from fkat_data.observe.statistics import LoaderStatistics
+from fkat_data.observe.statistics import DURATIONS, LoaderStatistics
 
 __all__ = ["HELD", "READY", "SECONDS", "TOTALS", "Timeline", "open_timeline"]
 
@@ -92,7 +92,9 @@ class Timeline:
         """Write all events collected so far, and the numbers of this moment under a name that Perfetto shows."""
         for recorder in self._recorders:
             self.write(recorder.take())
-        self.write(instant_event(name, time.perf_counter(), self._pid, {**more, **statistics.as_dict()}))
+        durations = {each: getattr(statistics, each).as_dict() for each in DURATIONS}
+        numbers = {**more, **statistics.as_dict(), **durations}
+        self.write(instant_event(name, time.perf_counter(), self._pid, numbers))
 
     def _end(self, reason: object) -> None:
         # A full disk is no reason to end a training run.

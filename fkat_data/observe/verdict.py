@@ -105,7 +105,9 @@ def _of_workers(statistics: "LoaderStatistics", waited: str) -> Verdict:
         advice = "set multiprocessing=True, so that a worker makes microbatches ahead"
     elif statistics.waited_behind_s / statistics.waited_s >= _BEHIND_SHARE:
         behind = _percent(statistics.waited_behind_s / statistics.waited_s)
-        doing = f"for {behind} of that, one slow microbatch held up others that were ready; {doing}"
+        doing = (
+            f"for {behind} of that, one slow microbatch held up others that were ready{_spread(statistics)}; {doing}"
+        )
         advice = (
             "make the slow ones cheaper, or look further ahead: raise num_microbatch_prefetches or memory_limit_bytes"
         )
@@ -142,6 +144,10 @@ def _more_of_them(statistics: "LoaderStatistics", busy_s: float, limit: str) -> 
         wanted = math.ceil(wanted / groups)
         advice = f"raise num_workers_per_shard from {statistics.num_workers_per_shard} to {wanted}"
     return f"{advice}, and {_CHEAPER[limit]}" if needed > most else advice
+
+
+def _spread(statistics: "LoaderStatistics") -> str:
+    return f" ({statistics.making})" if statistics.making.num else ""
 
 
 def _percent(share: float) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from fkat_data.errors import WorkerError
 from fkat_data.interruption import is_interruption
 from fkat_data.notes import add_note, notes_of
+from fkat_data.tracebacks import folded_text
 from fkat_data.transport.codec import dumps, loads
 
 __all__ = ["pack_failure", "reportable", "unpack_failure"]
@@ -22,7 +23,7 @@ def pack_failure(error: BaseException, place: str = "") -> bytes:
         place: A note about its place, for an exception that takes no notes itself.
     """
     try:
-        text = "".join(traceback.format_exception(error))
+        text = folded_text(error)
     except BaseException:  # noqa: BLE001 - whatever its own __str__ raises, the exception must be reported
         text = (
             f"{type(error).__name__} (its message cannot be shown)\n{''.join(traceback.format_tb(error.__traceback__))}"

@@ -16,6 +16,7 @@ from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, new_page
 from fkat_data.plan.task import Task
 from fkat_data.seeding import preserved_generators
+from fkat_data.tracebacks import fold
 from fkat_data.transport.codec import copied
 from fkat_data.transport.digest import digest_of
 from fkat_data.worker.collate import FreshCollate
@@ -160,6 +161,7 @@ class InlineWorker:
                     raise
                 # It comes in its place in the order.
                 self._end_task(task)
+                fold(error)
                 return Failure(task.ticket, error, self._next_index)
             finally:
                 self._clock.mark("")

@@ -6,7 +6,7 @@ import struct
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
-from fkat_data.observe.stages import StageTimes
+from fkat_data.observe.stages import NUM_SLOTS, StageTimes
 from fkat_data.plan.task import Task
 
 __all__ = [
@@ -80,8 +80,8 @@ TICKET = struct.Struct("<Q")
 FAILURE = struct.Struct("<QQ")
 # workers of the group, the worker's place among them; the table's descriptor comes along
 PICKS = struct.Struct("<II")
-# where a worker reports its stages (see fkat_data.observe.stages): the least that a system can map
-PAGE_BYTES = mmap.PAGESIZE
+# where a worker reports its stages (see fkat_data.observe.stages): whole pages of the system, mostly one
+PAGE_BYTES = -(-8 * NUM_SLOTS // mmap.PAGESIZE) * mmap.PAGESIZE
 # bytes needed, bytes held, limit in bytes, bytes that a control group leaves (-1: enough)
 MEMORY_SHORTAGE = struct.Struct("<QQQq")
 

@@ -96,3 +96,25 @@ def test_profiler_and_timeline_are_told():
     assert [kind for kind, _ in told] == ["start", "stop"] * 3
     names = [line.split('"')[3] for line in recorder.take().decode().splitlines()]
     assert names == ["build", "store", "build", "produce", "blocked"]
+
+
+def test_making_is_all_that_a_microbatch_takes_and_nothing_that_came_before_it():
+    """With what it reads; without what the opening and a replay read, and without the time in which it was blocked."""
+    page = new_page()
+    clock = StageClock(page)
+    expected_s = 0.0
+    with clock.installed():
+        for stage, index in (("build", 0), ("replay", 0), ("produce", 1)):
+            clock.mark(stage, index)
+            began_s = time.perf_counter()
+            with reading():
+                time.sleep(0.01)
+            with clock.within("blocked"):
+                time.sleep(0.03)
+            expected_s = time.perf_counter() - began_s - 0.03
+    clock.mark("encode", 1)
+    clock.count()
+    making = clock.times().making
+    assert making.num == 1
+    assert 0.009 <= making.p50_s <= 1.03 * expected_s
+    assert making == added_times([clock.times()]).making

@@ -45,6 +45,33 @@ def test_each_second_of_a_worker_counts_in_one_stage(multiprocessing):
     stages_s = [getattr(statistics, f"{name}_s") for name in ("store", "build", "produce", "replay", "encode")]
     assert sum(stages_s) <= elapsed_s
     assert statistics.queue_depth == 0
+    # What the opening has read is no part of the first one.
+    assert statistics.making.num == statistics.waiting.num == 3
+    assert 0.055 <= statistics.making.p50_s <= statistics.making.p99_s < 0.15
+    assert statistics.waiting.quantiles_s(0, 1) == sorted(statistics.waiting.quantiles_s(0, 1))
+    assert 0.25 <= statistics.waiting.p99_s <= elapsed_s
+
+
+@pytest.mark.usefixtures("processes")
+def test_what_is_ready_is_not_waited_for_and_one_hiccup_is_seen():
+    def factory(shard):
+        for index in range(200):
+            if index == 150:
+                time.sleep(0.3)
+            yield torch.full((4,), index)
+
+    with make(["a"], factory, multiprocessing=True, num_microbatch_prefetches=50) as loader:
+        for index, _ in enumerate(loader):
+            if index == 2:
+                before = loader.statistics()
+            time.sleep(0.001 if index < 140 else 0)
+        done = loader.statistics().since(before)
+    assert done.waiting.num == done.delivered == 197
+    assert done.waiting.num_zero > 100
+    assert done.waiting.p50_s == 0
+    assert 0.2 < done.waiting.quantiles_s(1)[0] < 1
+    assert 0.28 < done.making.quantiles_s(1)[0] < 1
+    assert done.making.p95_s < 0.1
 
 
 @pytest.mark.usefixtures("processes")
@@ -132,7 +159,11 @@ def test_the_numbers_are_flat_and_the_verdict_is_none_of_them():
     epoch(loader)
     numbers = loader.statistics().as_dict()
     assert all(type(number) in (int, float) for number in numbers.values())
-    assert set(LoaderStatistics.__dataclass_fields__) < set(numbers)
+    assert set(LoaderStatistics.__dataclass_fields__) - {"waiting", "making"} < set(numbers)
+    assert numbers["making_p99_s"] == loader.statistics().making.p99_s > 0
+    assert {f"{name}_{quantile}_s" for name in ("waiting", "making") for quantile in ("p50", "p95", "p99")} < set(
+        numbers
+    )
     assert numbers["waited_share"] == loader.statistics().waited_share
     assert "verdict" not in numbers
 

@@ -127,5 +127,8 @@ def report_command(
         written = file.with_suffix(".html") if output is None else output
         run = read_run(file)
         written.write_text(page(run, file.name), encoding="utf-8")
-    say(console, str(run.statistics.verdict))
+    statistics = run.statistics
+    say(console, str(statistics.verdict))
+    if statistics.delivered:
+        say(console, f"waiting for a microbatch: {statistics.waiting}; making one: {statistics.making}")
     say(console, str(written))

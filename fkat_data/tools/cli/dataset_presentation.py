@@ -10,10 +10,10 @@ from rich.progress import TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from fkat_data.quantities import readable_bytes
 from fkat_data.streaming.formats.summary import DatasetSummary
 from fkat_data.streaming.formats.verification import DatasetReport
 from fkat_data.tools.cli.presentation import progress_bar, say
-from fkat_data.tools.quantities import readable_bytes
 
 __all__ = ["sample_progress", "show_problems", "show_samples", "show_summary"]
 

@@ -7,8 +7,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from fkat_data.quantities import readable_bytes, readable_duration
 from fkat_data.tools.cli.presentation import say
-from fkat_data.tools.quantities import readable_bytes, readable_duration
 from fkat_data.tools.simulation.remedies import NEGLIGIBLE_SHARE
 from fkat_data.tools.simulation.resplit import Resplit
 from fkat_data.tools.simulation.result import Simulation

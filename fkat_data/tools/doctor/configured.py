@@ -6,10 +6,10 @@ from typing import Any, cast
 
 from fkat_data.loader.sharded import ShardedDataLoader
 from fkat_data.location import path_of
+from fkat_data.quantities import readable_bytes
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.tools.doctor.finding import Finding, Level
 from fkat_data.tools.doctor.storage import storage_findings
-from fkat_data.tools.quantities import readable_bytes
 
 __all__ = ["configured_findings", "worker_finding"]
 

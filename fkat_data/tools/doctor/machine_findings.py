@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from fkat_data.quantities import readable_bytes, readable_duration
 from fkat_data.tools.doctor.finding import Finding, Level
 from fkat_data.tools.doctor.machine_facts import MachineFacts
-from fkat_data.tools.quantities import readable_bytes, readable_duration
 from fkat_data.transport.memory_limit import default_limit_bytes
 
 __all__ = ["machine_findings"]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import psutil
 
+from fkat_data.quantities import readable_bytes
 from fkat_data.streaming.cache.system import file_system_of, is_node_local
 from fkat_data.tools.doctor.finding import Finding, Level
-from fkat_data.tools.quantities import readable_bytes
 
 __all__ = ["storage_findings"]
 

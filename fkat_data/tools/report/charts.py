@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from fkat_data.tools.quantities import readable_duration
+from fkat_data.quantities import readable_duration
 from fkat_data.tools.report.series import Distribution, columns
 from fkat_data.tools.report.traced_run import Sample, Span, Track
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from fkat_data.tools.quantities import readable_duration
+from fkat_data.quantities import readable_duration
 from fkat_data.tools.report.series import Distribution
 from fkat_data.tools.report.style import STYLE
 

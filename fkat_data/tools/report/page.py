@@ -2,7 +2,9 @@
 
 from html import escape
 
-from fkat_data.tools.quantities import readable_duration
+from fkat_data.observe.durations import Durations
+from fkat_data.observe.statistics import QUANTILES
+from fkat_data.quantities import readable_duration
 from fkat_data.tools.report.charts import histogram, lanes, stacked, stepped
 from fkat_data.tools.report.document import document, legend, quantiles, section, tiles, with_code
 from fkat_data.tools.report.series import distribution, durations_s, excerpt, shares
@@ -47,7 +49,7 @@ def page(run: TracedRun, name: str) -> str:
             "What each process did",
             _timeline(run),
             "Top: the whole run. Bottom: some microbatches from its middle. Hover over a span for details, or open "
-            "the timeline in ui.perfetto.dev.",
+            f'the timeline, {escape(name)}, at <a href="https://ui.perfetto.dev">ui.perfetto.dev</a>.',
         ),
         section("Numbers", _numbers(run), ""),
     ]
@@ -71,11 +73,16 @@ def _tiles(run: TracedRun) -> str:
         (f"{numbers.delivered:,}", "microbatches delivered"),
         (f"{per_s:,.4g}", "microbatches a second"),
         (f"{mib_per_s:,.4g}", "MiB a second"),
-        (readable_duration(numbers.produce_s_per_microbatch), "to make a microbatch, in a worker"),
+        (_quantiles(numbers.waiting), "waited for a microbatch: half of them up to this, 95 %, 99 %"),
+        (_quantiles(numbers.making), "to make one in a worker: half of them up to this, 95 %, 99 %"),
         (f"{numbers.waited_first_s:.2f} s", "waited for each epoch's first microbatch"),
         (str(numbers.num_workers), "workers" if numbers.num_workers else "workers: data made in process"),
     ]
     return tiles(found)
+
+
+def _quantiles(durations: Durations) -> str:
+    return " · ".join(map(readable_duration, durations.quantiles_s(*QUANTILES.values())))
 
 
 def _legend(run: TracedRun) -> str:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.observe.statistics import LoaderStatistics
+from fkat_data.observe.durations import Durations
+from fkat_data.observe.statistics import DURATIONS, LoaderStatistics
 from fkat_data.observe.timeline import HELD, READY, SECONDS
 
 __all__ = ["EpochMark", "Sample", "Span", "TracedRun", "Track", "read_run"]
 
-_FIELDS = {field.name for field in dataclasses.fields(LoaderStatistics)}
+_FIELDS = {field.name for field in dataclasses.fields(LoaderStatistics)}.difference(DURATIONS)
 
 
 class Span(NamedTuple):
@@ -189,4 +190,6 @@ def _samples(events: list[dict[str, Any]], name: str) -> list[Sample]:
 def _mark(event: dict[str, Any]) -> EpochMark:
     arguments = event.get("args", {})
     numbers = {name: value for name, value in arguments.items() if name in _FIELDS}
-    return EpochMark(event["name"], event["at_s"], LoaderStatistics(**numbers), str(arguments.get("verdict", "")))
+    durations: dict[str, Any] = {name: Durations.of(arguments[name]) for name in DURATIONS if name in arguments}
+    statistics = LoaderStatistics(**numbers, **durations)
+    return EpochMark(event["name"], event["at_s"], statistics, str(arguments.get("verdict", "")))

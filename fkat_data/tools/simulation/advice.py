@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from fkat_data.tools.quantities import readable_bytes
+from fkat_data.quantities import readable_bytes
 from fkat_data.tools.simulation.remedies import NEGLIGIBLE_SHARE
 from fkat_data.tools.simulation.result import Simulation
 

@@ -8,13 +8,13 @@ import pytest
 from slow_model import costs
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.quantities import readable_bytes
 from fkat_data.streaming.epoch.epochs import Epochs
 from fkat_data.streaming.epoch.skips import SampleSkips
 from fkat_data.streaming.epoch.world import World
 from fkat_data.streaming.order.epoch_order import OrderSettings
 from fkat_data.streaming.order.spanner import Spanner
 from fkat_data.streaming.order.weights import StreamWeight
-from fkat_data.tools.quantities import readable_bytes
 from fkat_data.tools.simulation.advice import advice
 from fkat_data.tools.simulation.costs import ShardCosts
 from fkat_data.tools.simulation.result import later_share, num_warm_up_steps

@@ -1,0 +1,64 @@
+"""Each small example runs, in process, in an empty folder; one of them, and the notebook, with worker processes."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+IN_PROCESS = ["loader.multiprocessing=false"]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def run(name, *overrides):
+        config = OmegaConf.merge(
+            OmegaConf.load(EXAMPLES / name / "train.yaml"), OmegaConf.from_dotlist(list(overrides))
+        )
+        return runpy.run_path(str(EXAMPLES / name / "train.py"))["main"](config)
+
+    return run
+
+
+def test_images_from_tar_files_are_learned(run):
+    assert run("images", *IN_PROCESS) > 0.2  # a tenth by chance
+
+
+def test_sorting_lines_by_length_saves_padding(run):
+    loss, padding = run("text", *IN_PROCESS)
+    assert 0 < loss < 0.9
+    assert padding < 0.15 < run("text", "buffer_size=16", *IN_PROCESS)[1]
+
+
+def test_notes_are_told_apart(run):
+    assert run("audio", *IN_PROCESS) > 0.8
+
+
+def test_pictures_get_their_captions(run):
+    assert run("multimodal", *IN_PROCESS) > 0.8
+
+
+def test_a_schedule_of_weights_goes_on_where_it_was(run):
+    whole = run("mixture", "state=whole.pt", *IN_PROCESS)
+    assert [max(drawn, key=drawn.get) for drawn in (whole[0], whole[2])] == ["prose", "code"]
+    first, rest = run("mixture", "microbatches=150", *IN_PROCESS), run("mixture", *IN_PROCESS)
+    assert [first[0], first[1] + rest[0], rest[1]] == whole
+
+
+@pytest.mark.usefixtures("processes")
+def test_the_notebook_runs_cell_by_cell(tmp_path, run_script):
+    cells = json.loads((EXAMPLES / "notebook" / "first_loader.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert len(code) == 5
+    done = run_script("\n".join(code))
+    assert "the trainer waited" in done.stdout
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*/*.py")), ids=lambda path: path.parent.name)
+def test_an_example_has_a_configuration_and_at_most_80_lines(path):
+    assert list(path.parent.glob("*.yaml"))
+    assert len(path.read_text().splitlines()) <= 80
