@@ -32,26 +32,25 @@ class _JsonFiles:
         self.max_line_bytes: int = arguments.integer("max_line_bytes", max_line_bytes, minimum=1)
         self._files = [TextFile(path, dict(storage_options or {})) for path in self.paths]
 
-    @classmethod
-    def counted_files(
-        cls,
-        paths: str | Sequence[str],
-        *,
-        storage_options: Mapping[str, Any] | None = None,
-        max_line_bytes: int = _MAX_LINE_BYTES,
-    ) -> list[CountedFile]:
-        """Return the files, to be counted without a dataset; takes the arguments of the constructor.
 
-        Raises:
-            ConfigurationError: ``paths`` is empty.
-        """
-        options = dict(storage_options or {})
+def _counted_files(
+    paths: str | Sequence[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    max_line_bytes: int = _MAX_LINE_BYTES,
+) -> list[CountedFile]:
+    """Return the files, to be counted without a dataset; takes the arguments of the constructor.
 
-        def num_lines(path: str) -> int:
-            return LineIndex.of(path, TextFile(path, options).chunks(), max_line_bytes).num_lines
+    Raises:
+        ConfigurationError: ``paths`` is empty.
+    """
+    options = dict(storage_options or {})
 
-        found = locations_of("paths", paths)
-        return [CountedFile(path, "json lines", options, partial(num_lines, path)) for path in found]
+    def num_lines(path: str) -> int:
+        return LineIndex.of(path, TextFile(path, options).chunks(), max_line_bytes).num_lines
+
+    found = locations_of("paths", paths)
+    return [CountedFile(path, "json lines", options, partial(num_lines, path)) for path in found]
 
 
 class JsonDataset(_JsonFiles, Dataset[Any]):
@@ -74,6 +73,8 @@ class JsonDataset(_JsonFiles, Dataset[Any]):
         ShardNotFoundError: A file does not exist.
         ShardCorruptError: Compressed data is damaged or truncated, or a line is too long.
     """
+
+    counted_files = staticmethod(_counted_files)  # in the class itself: a subclass may have other samples
 
     def __init__(
         self,
@@ -150,6 +151,8 @@ class IterableJsonDataset(_JsonFiles, IterableDataset[Any]):
         ShardCorruptError: During iteration, if compressed data is damaged or truncated, or a line is too long or not
             valid JSON.
     """
+
+    counted_files = staticmethod(_counted_files)  # in the class itself: a subclass may have other samples
 
     def __init__(
         self,

@@ -40,29 +40,28 @@ class _ParquetFiles:
         self.columns: list[str] | None = None if columns is None else names_of("columns", columns)
         self.storage_options: dict[str, Any] = dict(storage_options or {})
 
-    @classmethod
-    def counted_files(
-        cls,
-        paths: str | Sequence[str],
-        columns: Sequence[str] | None = None,
-        *,
-        storage_options: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> list[CountedFile]:
-        """Return the files, to be counted without a dataset; takes the arguments of the constructor.
 
-        Raises:
-            ConfigurationError: ``paths`` is empty.
-        """
-        del columns, options
-        opening = dict(storage_options or {})
+def _counted_files(
+    paths: str | Sequence[str],
+    columns: Sequence[str] | None = None,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> list[CountedFile]:
+    """Return the files, to be counted without a dataset; takes the arguments of the constructor.
 
-        def num_rows(path: str) -> int:
-            with _open(path, opening) as file:
-                return file.metadata.num_rows
+    Raises:
+        ConfigurationError: ``paths`` is empty.
+    """
+    del columns, options
+    opening = dict(storage_options or {})
 
-        found = locations_of("paths", paths)
-        return [CountedFile(path, "parquet", opening, partial(num_rows, path)) for path in found]
+    def num_rows(path: str) -> int:
+        with _open(path, opening) as file:
+            return file.metadata.num_rows
+
+    found = locations_of("paths", paths)
+    return [CountedFile(path, "parquet", opening, partial(num_rows, path)) for path in found]
 
 
 class ParquetDataset(_ParquetFiles, Dataset[dict[str, Any]]):
@@ -90,6 +89,8 @@ class ParquetDataset(_ParquetFiles, Dataset[dict[str, Any]]):
         ShardNotFoundError: A file does not exist.
         ShardCorruptError: A file is not a Parquet file, or its column types differ from those of the first file.
     """
+
+    counted_files = staticmethod(_counted_files)  # in the class itself: a subclass may have other samples
 
     def __init__(
         self,
@@ -193,6 +194,8 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
         ShardCorruptError: During iteration, if a file is not a Parquet file, a row group cannot be decoded, or the
             column types differ from those of the first file.
     """
+
+    counted_files = staticmethod(_counted_files)  # in the class itself: a subclass may have other samples
 
     def __init__(
         self,
