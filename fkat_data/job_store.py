@@ -80,4 +80,5 @@ def _remember_inherited() -> None:
         _inherited.append(store)
 
 
-os.register_at_fork(after_in_child=_remember_inherited)
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_remember_inherited)

@@ -3,8 +3,8 @@
 ``FKAT_DATA_FULL_TRACEBACK=1`` in the environment keeps all frames.
 """
 
+import functools
 import os
-import sysconfig
 import traceback
 from pathlib import Path
 
@@ -14,7 +14,6 @@ __all__ = ["are_folded", "fold", "folded_text"]
 
 # Between this library and a dataset may be torch's DataLoader.
 _OURS = tuple(f"{Path(file).parent}{os.sep}" for file in (__file__, torch.utils.data.__file__))
-_OTHERS = (*_OURS, "<frozen ", *(sysconfig.get_paths()[kind] + os.sep for kind in ("stdlib", "purelib", "platlib")))
 _HINT = "(the frames of fkat_data before these are left out; FKAT_DATA_FULL_TRACEBACK=1 shows them)"
 
 
@@ -30,7 +29,8 @@ def fold(error: BaseException) -> None:
         tracebacks.append(tracebacks[-1].tb_next)
     files = [each.tb_frame.f_code.co_filename for each in tracebacks if each is not None]
     if are_folded():
-        error.__traceback__ = tracebacks[_num_before(files)]
+        # Not an assignment: a user's class may refuse those.
+        BaseException.with_traceback(error, tracebacks[_num_before(files)])
 
 
 def folded_text(error: BaseException) -> str:
@@ -57,6 +57,14 @@ def _shorten(error: traceback.TracebackException) -> int:
 
 def _num_before(files: list[str]) -> int:
     """Return how many frames of this library's come before all others; 0 where no frame is the user's."""
-    if all(file.startswith(_OTHERS) for file in files):
+    if all(file.startswith(_others()) for file in files):
         return 0
     return next(index for index, file in enumerate(files) if not file.startswith(_OURS))
+
+
+@functools.cache
+def _others() -> tuple[str, ...]:
+    import sysconfig  # noqa: PLC0415 - takes milliseconds, and only errors need it
+
+    paths = sysconfig.get_paths()
+    return (*_OURS, "<frozen ", *(paths[kind] + os.sep for kind in ("stdlib", "purelib", "platlib")))

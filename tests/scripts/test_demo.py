@@ -16,6 +16,7 @@ case "$*" in
   --version) echo Python 3.11.0 ;;
   "-m pip --version") ;;
   "-m venv"*) mkdir -p .venv/bin && cp "$0" .venv/bin/python && echo venv >>asked ;;
+  "-m pip install"*"pip>="*) ;;
   "-m pip install"*) echo install >>asked && [[ ! -e no-network ]] ;;
   *) echo "$*" >>asked ;;
 esac

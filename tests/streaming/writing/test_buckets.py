@@ -102,7 +102,7 @@ def test_attempts_that_do_not_count_leave_nothing_in_a_bucket(bucket, tmp_path):
         """Runs each call twice, and reports one of the two."""
 
         def submit(self, fn, /, *args):
-            item = args[2]
+            item = args[3]
             futures = [super(Twice, self).submit(fn, *args) for _ in range(2)]
             return futures[item[0] % 2]
 
