@@ -219,6 +219,11 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         self._finish_loading()
         return self._delivery.step
 
+    @property
+    def memory_limit_bytes(self) -> int:
+        """Bytes of shared memory that the workers may take together: what was given, or the default."""
+        return self._pool.limit_bytes
+
     def __iter__(self) -> Iterator[Microbatch_co]:
         """Begin an epoch, or the rest of one after ``load_state_dict``; an older iterator ends."""
         self._finish_loading()
