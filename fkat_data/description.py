@@ -9,6 +9,8 @@ from html import escape
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, cast
 
+from fkat_data.interruption import is_interruption
+
 __all__ = ["LINE_CHARACTERS", "Described", "html_table", "one_line", "place_of"]
 
 LINE_CHARACTERS = 100
@@ -70,13 +72,14 @@ def place_of(location: object) -> str | None:
 
 
 def _shown(facts: Callable[[], Iterable[tuple[str, object]]]) -> Iterator[tuple[str, str]]:
-    """Yield the facts as texts, up to one that cannot be had: the object is half made, or a subclass has changed it."""
+    """Yield the facts as texts, up to the first that raises: the object is half made, or a subclass has changed it."""
     try:
         for name, value in facts():
             if value is not None:
                 yield name, _text(value)
-    except Exception:  # noqa: BLE001 - a repr must not raise, whatever a subclass has made of the attributes
-        return
+    except Exception as error:
+        if is_interruption(error):
+            raise
 
 
 def _text(value: object) -> str:
@@ -86,7 +89,7 @@ def _text(value: object) -> str:
         return repr(_cut(value))
     if isinstance(value, (bool, int, float)):
         return _cut(str(value))
-    # What an object of the user's says of itself may be long, slow, or a secret.
+    # The user's own repr may be long or slow, or may show a secret.
     return _cut(value.__name__ if isinstance(value, _CALLABLES) else type(value).__name__)
 
 

@@ -183,7 +183,7 @@ def test_the_statistics_print_as_a_table_with_the_verdict():
     )  # fmt: skip
     lines = str(statistics).splitlines()
     assert [line.split("  ")[0] for line in lines if line[0] != " "] == [
-        "delivered", "waited", "made", "workers", "their time", "shared memory", "faults", "verdict",
+        "delivered", "waited", "made", "workers", "time spent", "shared memory", "faults", "verdict",
     ]  # fmt: skip
     assert lines[0].endswith("1,200 microbatches, 3 MiB, 146.3 a second")
     assert max(map(len, lines)) <= LINE_CHARACTERS

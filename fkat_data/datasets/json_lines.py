@@ -95,7 +95,8 @@ class JsonDataset(_JsonFiles, Dataset[Any]):
 
     def _repr_facts(self) -> Iterator[tuple[str, object]]:
         yield from super()._repr_facts()
-        yield "num_samples", JsonDataset.__len__(self)  # a subclass may count
+        # The __len__ of a subclass may take long.
+        yield "num_samples", JsonDataset.__len__(self)
 
     def __len__(self) -> int:
         return int(self._ends[-1])

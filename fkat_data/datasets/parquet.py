@@ -124,7 +124,8 @@ class ParquetDataset(_ParquetFiles, Dataset[dict[str, Any]]):
 
     def _repr_facts(self) -> Iterator[tuple[str, object]]:
         yield from super()._repr_facts()
-        yield "num_samples", ParquetDataset.__len__(self)  # a subclass may count
+        # The __len__ of a subclass may take long.
+        yield "num_samples", ParquetDataset.__len__(self)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0

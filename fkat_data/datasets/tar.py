@@ -99,7 +99,8 @@ class TarDataset(Described, Dataset[dict[str, Any]]):
     def _repr_facts(self) -> Iterator[tuple[str, object]]:
         yield "first_file", place_of(self.paths[0])
         yield "num_files", len(self.paths)
-        yield "num_samples", TarDataset.__len__(self)  # a subclass may count
+        # The __len__ of a subclass may take long.
+        yield "num_samples", TarDataset.__len__(self)
 
     def __len__(self) -> int:
         return int(self._ends[-1])

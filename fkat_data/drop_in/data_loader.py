@@ -216,6 +216,7 @@ class DataLoader(Described, Closing, torch_data.DataLoader[Any], Generic[Microba
         return iterator
 
     def _repr_facts(self) -> Iterator[tuple[str, object]]:
+        # Attributes, unless an interrupted call has left the loading of a state to the next one.
         yield "epoch", self.epoch
         yield "step", self.step
         yield "batch_size", self.batch_size

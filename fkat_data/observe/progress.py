@@ -39,7 +39,7 @@ class WaitDisplay:
 
     Args:
         bar_type: tqdm's class; None: lines.
-        say: Takes the form and the values of a line; None: lines go to the log.
+        say: Called with the format of a line and its values; None: lines go to the log.
     """
 
     def __init__(self, bar_type: Any = None, say: Callable[..., None] | None = None) -> None:

@@ -17,13 +17,13 @@ _WORK = {
     "produce_s": "making microbatches",
     "replay_s": "making them again after a resume",
     "encode_s": "writing shared memory",
-    "blocked_s": "blocked by the limits",
+    "blocked_s": "held back by limits",
     "idle_s": "idle",
 }
 
 
 def rows_of_statistics(statistics: "LoaderStatistics") -> list[tuple[str, str]]:
-    """Return the rows that say something; what is 0 for want of a worker, a copy or a fault has none."""
+    """Return the rows; those about workers, copies and faults are left out where there were none."""
     elapsed_s = statistics.elapsed_s
     delivered = f"{statistics.delivered:,} microbatches"
     if statistics.delivered_bytes:
@@ -43,7 +43,7 @@ def rows_of_statistics(statistics: "LoaderStatistics") -> list[tuple[str, str]]:
     if total_s > 0:
         largest = sorted(spent.items(), key=lambda item: -item[1])
         shares = [f"{readable_share(value_s / total_s)} {doing}" for doing, value_s in largest if value_s > 0]
-        rows.append(("their time", ", ".join(shares)))
+        rows.append(("time spent", ", ".join(shares)))
     if statistics.num_segments:
         total, held = readable_bytes(statistics.segment_bytes), readable_bytes(statistics.held_bytes)
         rows.append(("shared memory", f"{total} in {statistics.num_segments} pieces, {held} in use"))
