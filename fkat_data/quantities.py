@@ -1,8 +1,8 @@
-"""Sizes and durations as people read them."""
+"""Sizes, durations and shares as people read them."""
 
 import math
 
-__all__ = ["readable_bytes", "readable_duration"]
+__all__ = ["readable_bytes", "readable_duration", "readable_share"]
 
 
 def readable_bytes(size: float) -> str:
@@ -25,3 +25,8 @@ def readable_duration(value_s: float) -> str:
         if value_s >= 0.9995 * factor:
             return f"{value_s / factor:.3g} {unit}"
     return f"{value_s / 1e-9:.3g} ns" if value_s else "0 s"
+
+
+def readable_share(share: float) -> str:
+    """Return a share from 0 to 1 in percent; with a decimal below a tenth."""
+    return f"{100 * share:.0f} %" if share >= 0.1 or share == 0 else f"{100 * share:.1f} %"

@@ -14,6 +14,7 @@ from fkat_data.datasets.item_index import counted_from_starts
 from fkat_data.datasets.line_index import LineIndex, lines_of
 from fkat_data.datasets.opening import locations_of
 from fkat_data.datasets.text_file import TextFile
+from fkat_data.description import Described, place_of
 from fkat_data.errors import ShardCorruptError
 
 __all__ = ["IterableJsonDataset", "JsonDataset"]
@@ -21,7 +22,7 @@ __all__ = ["IterableJsonDataset", "JsonDataset"]
 _MAX_LINE_BYTES = 64 << 20
 
 
-class _JsonFiles:
+class _JsonFiles(Described):
     """One or more JSON Lines files."""
 
     def __init__(
@@ -31,6 +32,10 @@ class _JsonFiles:
         self.paths: list[str] = locations_of("paths", paths)
         self.max_line_bytes: int = arguments.integer("max_line_bytes", max_line_bytes, minimum=1)
         self._files = [TextFile(path, dict(storage_options or {})) for path in self.paths]
+
+    def _repr_facts(self) -> Iterator[tuple[str, object]]:
+        yield "first_file", place_of(self.paths[0])
+        yield "num_files", len(self.paths)
 
 
 def _counted_files(
@@ -87,6 +92,11 @@ class JsonDataset(_JsonFiles, Dataset[Any]):
         self._indices = [LineIndex.of(file.path, file.chunks(), self.max_line_bytes) for file in self._files]
         # _ends[f]: samples up to and including file f.
         self._ends = np.cumsum([index.num_lines for index in self._indices], dtype=np.int64)
+
+    def _repr_facts(self) -> Iterator[tuple[str, object]]:
+        yield from super()._repr_facts()
+        # The __len__ of a subclass may take long.
+        yield "num_samples", JsonDataset.__len__(self)
 
     def __len__(self) -> int:
         return int(self._ends[-1])

@@ -15,6 +15,7 @@ from fkat_data.counted_file import CountedFile
 from fkat_data.datasets.item_index import counted_from_starts
 from fkat_data.datasets.last_used import LastUsed
 from fkat_data.datasets.opening import local_path, locations_of, names_of, open_uri
+from fkat_data.description import Described, place_of
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.observe.stages import reading
 from fkat_data.requirement import required
@@ -29,7 +30,7 @@ _parquet = required("pyarrow.parquet", "parquet")
 _MAX_OPEN_FILES = 32
 
 
-class _ParquetFiles:
+class _ParquetFiles(Described):
     """One or more Parquet files, and what is read of them."""
 
     def __init__(
@@ -39,6 +40,10 @@ class _ParquetFiles:
         self.paths: list[str] = locations_of("paths", paths)
         self.columns: list[str] | None = None if columns is None else names_of("columns", columns)
         self.storage_options: dict[str, Any] = dict(storage_options or {})
+
+    def _repr_facts(self) -> Iterator[tuple[str, object]]:
+        yield "first_file", place_of(self.paths[0])
+        yield "num_files", len(self.paths)
 
 
 def _counted_files(
@@ -116,6 +121,11 @@ class ParquetDataset(_ParquetFiles, Dataset[dict[str, Any]]):
             ]
         # _ends[g]: rows up to and including row group g.
         self._ends = np.cumsum([group.num_rows for group in self._groups], dtype=np.int64)
+
+    def _repr_facts(self) -> Iterator[tuple[str, object]]:
+        yield from super()._repr_facts()
+        # The __len__ of a subclass may take long.
+        yield "num_samples", ParquetDataset.__len__(self)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0

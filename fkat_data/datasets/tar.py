@@ -1,6 +1,6 @@
 """Read samples of tar files, as webdataset writes them, by index."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from fkat_data.datasets.item_index import counted_from_starts
 from fkat_data.datasets.last_used import LastUsed
 from fkat_data.datasets.opening import locations_of, names_of
 from fkat_data.datasets.ranged_file import RangedFile
+from fkat_data.description import Described, place_of
 from fkat_data.errors import ConfigurationError
 
 __all__ = ["TarDataset"]
@@ -22,7 +23,7 @@ __all__ = ["TarDataset"]
 _MAX_OPEN_FILES = 32
 
 
-class TarDataset(Dataset[dict[str, Any]]):
+class TarDataset(Described, Dataset[dict[str, Any]]):
     """The samples of one or more tar files, as a map-style dataset.
 
     The constructor reads the headers of every file once. The index takes 16 bytes for each member and about 100 for
@@ -94,6 +95,12 @@ class TarDataset(Dataset[dict[str, Any]]):
         opening = dict(storage_options or {})
         found = locations_of("paths", paths)
         return [CountedFile(path, "tar", opening, partial(_num_samples, path, opening)) for path in found]
+
+    def _repr_facts(self) -> Iterator[tuple[str, object]]:
+        yield "first_file", place_of(self.paths[0])
+        yield "num_files", len(self.paths)
+        # The __len__ of a subclass may take long.
+        yield "num_samples", TarDataset.__len__(self)
 
     def __len__(self) -> int:
         return int(self._ends[-1])

@@ -11,6 +11,7 @@ from torch.utils import data as torch_data
 
 from fkat_data import arguments
 from fkat_data.closing import Closing
+from fkat_data.description import Described
 from fkat_data.distributed import rank_and_world_size
 from fkat_data.drop_in.changes import LengthWarning, can_pin, pinned
 from fkat_data.drop_in.drawn_plan import DrawnPlan
@@ -38,7 +39,7 @@ __all__ = ["DataLoader"]
 _logger = logging.getLogger(__name__)
 
 
-class DataLoader(Closing, torch_data.DataLoader[Any], Generic[Microbatch_co]):
+class DataLoader(Described, Closing, torch_data.DataLoader[Any], Generic[Microbatch_co]):
     """torch's ``DataLoader`` with this library's workers, and a position that is exact: change the import, and go on.
 
     Each ``for`` loop is an epoch; a newer iterator ends an older one. Workers start with the first iteration and stay
@@ -213,6 +214,14 @@ class DataLoader(Closing, torch_data.DataLoader[Any], Generic[Microbatch_co]):
         iterator = source.begin(self._change(source))
         self._loaded = None
         return iterator
+
+    def _repr_facts(self) -> Iterator[tuple[str, object]]:
+        # Attributes, unless an interrupted call has left the loading of a state to the next one.
+        yield "epoch", self.epoch
+        yield "step", self.step
+        yield "batch_size", self.batch_size
+        yield "num_workers", self.num_workers
+        yield "dataset", self.dataset
 
     def state_dict(self) -> dict[str, Any]:
         """Return this process's position: what was delivered, not what was prefetched.

@@ -17,7 +17,7 @@ _TERMS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DataLoaderStatistics(LoaderStatistics):
     """The numbers of a ``fkat_data.DataLoader``."""
 

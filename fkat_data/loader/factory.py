@@ -1,6 +1,6 @@
 """The factory: a shard in, the DataLoader of its microbatches out."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, cast
 
@@ -8,13 +8,14 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from fkat_data import arguments
 from fkat_data.counted_file import counted_files_of, counts_of
+from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError
 from fkat_data.types import Microbatch_co, Shard
 
 __all__ = ["DataLoaderFactory"]
 
 
-class DataLoaderFactory(Generic[Microbatch_co]):
+class DataLoaderFactory(Described, Generic[Microbatch_co]):
     """Makes a DataLoader for each shard, in the worker that produces the shard.
 
     A generated batch sampler decides on the batches. Without one, batches of ``batch_size`` come from the sampler's
@@ -96,6 +97,13 @@ class DataLoaderFactory(Generic[Microbatch_co]):
         sizes = self._sizes(shards)
         lengths = {size: self._num_batches(size) for size in set(sizes) if size is not None}
         return [None if size is None else lengths[size] for size in sizes]
+
+    def _repr_facts(self) -> Iterator[tuple[str, object]]:
+        yield "dataset_generator", self.dataset_generator
+        yield "batch_size", None if self.batch_sampler_generator else self.batch_size
+        yield "sampler_generator", self.sampler_generator
+        yield "batch_sampler_generator", self.batch_sampler_generator
+        yield "dataloader_generator", self.dataloader_generator
 
     def _batching(self, dataset: Any) -> dict[str, Any]:
         """Return the arguments of a DataLoader that decide on its batches."""

@@ -13,6 +13,7 @@ import torch
 
 from fkat_data import arguments
 from fkat_data.closing import Closing
+from fkat_data.description import Described
 from fkat_data.device.choice import mover_for
 from fkat_data.device.placement import Placement
 from fkat_data.distributed import gather, rank_and_world_size
@@ -41,7 +42,7 @@ from fkat_data.worker.settings import START_METHODS, StartMethod
 __all__ = ["ShardedDataLoader"]
 
 
-class ShardedDataLoader(Closing, Generic[Microbatch_co]):
+class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
     """Yields a rank's microbatches, shard by shard, made ahead in worker processes, resumable to the microbatch.
 
     Each ``for`` loop over the loader is one epoch. After an epoch that was left early, the next loop is the next
@@ -218,6 +219,11 @@ class ShardedDataLoader(Closing, Generic[Microbatch_co]):
         self._finish_loading()
         return self._delivery.step
 
+    @property
+    def memory_limit_bytes(self) -> int:
+        """Bytes of shared memory that the workers may take together: what was given, or the default."""
+        return self._pool.limit_bytes
+
     def __iter__(self) -> Iterator[Microbatch_co]:
         """Begin an epoch, or the rest of one after ``load_state_dict``; an older iterator ends."""
         self._finish_loading()
@@ -246,6 +252,13 @@ class ShardedDataLoader(Closing, Generic[Microbatch_co]):
     def __bool__(self) -> bool:
         """Return True, even for a loader without microbatches."""
         return True
+
+    def _repr_facts(self) -> Iterator[tuple[str, object]]:
+        yield "epoch", self._cursor.position.epoch
+        yield "step", self._delivery.step
+        yield "num_workers", self._pool.num_processes
+        yield "seed", self._identity.seed
+        yield "dp_rank", self._identity.dp_rank
 
     def load_batch(self) -> None:
         """Start to move the next microbatch to the device, without waiting; begins an epoch if none is under way."""

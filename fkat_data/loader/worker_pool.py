@@ -117,6 +117,11 @@ class WorkerPool:
         return self._settings.num_workers if self._settings.is_multiprocessing else 0
 
     @property
+    def limit_bytes(self) -> int:
+        """Shared memory that the workers may take together."""
+        return self._limit_bytes
+
+    @property
     def group_size(self) -> int:
         """Workers that make a shard together."""
         return self._settings.group_size

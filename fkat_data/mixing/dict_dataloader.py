@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from fkat_data.closing import Closing
+from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.iteration import EpochIterator, Iterations
 from fkat_data.mixing.draw_schedule import OnExhausted, Schedule
@@ -21,7 +22,7 @@ _log = logging.getLogger(__name__)
 _STATE_VERSION = 1
 
 
-class DictDataLoader(Closing):
+class DictDataLoader(Described, Closing):
     """Yields the microbatches of several loaders, as a strategy mixes them, each labelled with its source.
 
     Each ``for`` loop is one epoch of the mixture. Sources go on from one epoch into the next: what is left of a source
@@ -108,6 +109,13 @@ class DictDataLoader(Closing):
         self._begun_epoch = self._schedule.epoch
         self._draft.end()
         return EpochIterator(self._next, self._draft, self._iterations, self)
+
+    def _repr_facts(self) -> Iterator[tuple[str, object]]:
+        yield "epoch", self._schedule.epoch
+        yield "step", sum(source.delivered for source in self._sources.values())
+        yield "strategy", self._schedule.strategy
+        yield "num_sources", len(self._sources)
+        yield "sources", ", ".join(self._sources)
 
     def __len__(self) -> int:
         """Return the microbatches in an epoch.

@@ -5,8 +5,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
+from fkat_data.description import html_table, one_line
 from fkat_data.observe.durations import Durations
+from fkat_data.observe.statistics_table import rows_of_statistics, text_table
 from fkat_data.observe.verdict import Verdict, judge
+from fkat_data.quantities import readable_duration, readable_share
 
 __all__ = ["DURATIONS", "QUANTILES", "LoaderStatistics"]
 
@@ -35,9 +38,9 @@ _SHARED = frozenset({"elapsed_s", "num_workers_per_shard", "num_shard_prefetches
 _NONE = Durations()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class LoaderStatistics:
-    """A snapshot of a loader's numbers since it was made.
+    """A snapshot of a loader's numbers since it was made; prints as a small table.
 
     Times of workers are sums over all of them: two workers that are busy for a second have spent two. Each second of
     a worker counts in one stage alone.
@@ -101,6 +104,21 @@ class LoaderStatistics:
     num_cpus: int = 1
     waiting: Durations = _NONE
     making: Durations = _NONE
+
+    def __repr__(self) -> str:
+        facts = [
+            ("delivered", f"{self.delivered}"),
+            ("elapsed", readable_duration(self.elapsed_s)),
+            ("waited", readable_share(self.waited_share)),
+            ("num_workers", f"{self.num_workers}"),
+        ]
+        return one_line(type(self).__name__, facts)
+
+    def __str__(self) -> str:
+        return text_table(rows_of_statistics(self))
+
+    def _repr_html_(self) -> str:
+        return html_table(type(self).__name__, rows_of_statistics(self))
 
     @property
     def waited_share(self) -> float:

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fkat_data.quantities import readable_share
+
 if TYPE_CHECKING:
     from fkat_data.observe.statistics import LoaderStatistics
 
@@ -66,11 +68,11 @@ def judge(statistics: "LoaderStatistics") -> Verdict:
     if not statistics.delivered or statistics.elapsed_s <= 0:
         return Verdict("none", 0.0, 0.0, "", "nothing was delivered yet")
     share = statistics.waited_share
-    waited = f"the trainer waited {_percent(share)} of the time"
+    waited = f"the trainer waited {readable_share(share)} of the time"
     copying = statistics.copied_s / statistics.elapsed_s
     if copying >= _COPYING_SHARE:
         advice = "send smaller dtypes and convert them on the device"
-        text = f"{waited}; copies to the device were under way for {_percent(copying)} of it: {advice}"
+        text = f"{waited}; copies to the device were under way for {readable_share(copying)} of it: {advice}"
         return Verdict("copy", share, copying, advice, text)
     if share < _NOTICED_SHARE:
         return Verdict("caller", share, 0.0, "", f"{waited}: the caller limits the speed, and the loader keeps up")
@@ -78,7 +80,7 @@ def judge(statistics: "LoaderStatistics") -> Verdict:
     steady = max(0.0, statistics.waited_s - statistics.waited_first_s) / steady_s if steady_s > 0 else 0.0
     if steady < _NOTICED_SHARE:
         advice = "nothing to change, if runs are longer than this; keep one loader for all epochs"
-        first = f"{statistics.waited_first_s:.1f} s for the first microbatch, and {_percent(steady)} afterwards"
+        first = f"{statistics.waited_first_s:.1f} s for the first microbatch, and {readable_share(steady)} afterwards"
         of_waited = statistics.waited_first_s / statistics.waited_s
         return Verdict("start", share, of_waited, advice, f"{waited}: {first}: {advice}")
     return _of_workers(statistics, waited)
@@ -99,12 +101,12 @@ def _of_workers(statistics: "LoaderStatistics", waited: str) -> Verdict:
         return Verdict("none", statistics.waited_share, 0.0, "", text)
     share = seconds[limit] / total_s
     who = "the worker" if statistics.num_workers < 2 else f"the {statistics.num_workers} workers"
-    doing = f"{who} spent {_percent(share)} of the time {_DOING[limit]}"
+    doing = f"{who} spent {readable_share(share)} of the time {_DOING[limit]}"
     if statistics.num_workers == 0:
-        doing = f"{_percent(share)} of what it waited for was {_DOING[limit]}"
+        doing = f"{readable_share(share)} of what it waited for was {_DOING[limit]}"
         advice = "set multiprocessing=True, so that a worker makes microbatches ahead"
     elif statistics.waited_behind_s / statistics.waited_s >= _BEHIND_SHARE:
-        behind = _percent(statistics.waited_behind_s / statistics.waited_s)
+        behind = readable_share(statistics.waited_behind_s / statistics.waited_s)
         doing = (
             f"for {behind} of that, one slow microbatch held up others that were ready{_spread(statistics)}; {doing}"
         )
@@ -113,7 +115,7 @@ def _of_workers(statistics: "LoaderStatistics", waited: str) -> Verdict:
         )
     elif busy_s / total_s < _BUSY_SHARE:
         advice = _let_them_run(statistics)
-        standing = _percent((statistics.blocked_s + statistics.idle_s) / total_s)
+        standing = readable_share((statistics.blocked_s + statistics.idle_s) / total_s)
         doing = f"{who} stood still for {standing} of it"
     else:
         advice = _more_of_them(statistics, busy_s, limit)
@@ -148,7 +150,3 @@ def _more_of_them(statistics: "LoaderStatistics", busy_s: float, limit: str) -> 
 
 def _spread(statistics: "LoaderStatistics") -> str:
     return f" ({statistics.making})" if statistics.making.num else ""
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.1 or share == 0 else f"{100 * share:.1f} %"

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any, Self, cast
 
 from fkat_data.arguments import integer
+from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 from fkat_data.types import Shard
 
@@ -16,7 +17,7 @@ _STATE_VERSION = 1
 _MAX_SHARDS = 10_000_000
 
 
-class ShardSampler:
+class ShardSampler(Described):
     """Base class of samplers that return an epoch's shards in order.
 
     A subclass implements ``shards``: a pure function of the sampler's arguments and the epoch, so that any process
@@ -50,6 +51,10 @@ class ShardSampler:
         raise NotImplementedError(
             f"{type(self).__qualname__} must implement shards(epoch) -> Sequence[Shard], or assign a list to self.shards"
         )
+
+    def _repr_facts(self) -> Iterator[tuple[str, object]]:
+        yield "epoch", self._epoch_and_index[0]
+        yield "index", self._epoch_and_index[1]
 
     def __len__(self) -> int:
         if has_own_iteration(self):

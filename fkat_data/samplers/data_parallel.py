@@ -1,7 +1,7 @@
 """Split the shards over data-parallel ranks, in contiguous blocks of nearly equal size."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
 from fkat_data.arguments import boolean, integer
@@ -100,6 +100,12 @@ class DistributedDataParallelShardSampler(ShardSampler):
         if last[0] != epoch:
             last = self._last = (epoch, self._part(epoch, self._sampler.shards(epoch)))
         return last[1]
+
+    def _repr_facts(self) -> Iterator[tuple[str, object]]:
+        yield "sampler", self._sampler
+        yield "dp_size", self._dp_size
+        yield "dp_rank", self._dp_rank
+        yield from super()._repr_facts()
 
     def _part(self, epoch: int, shards: Sequence[Shard]) -> Sequence[Shard]:
         each, rest = divmod(len(shards), self._dp_size)

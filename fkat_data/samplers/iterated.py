@@ -1,7 +1,7 @@
 """Samplers with an ``__iter__`` of their own, as functions of the epoch."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 from fkat_data.errors import ConfigurationError
@@ -64,6 +64,10 @@ class IteratedShardSampler(ShardSampler):
             self._shards = self._loop(sampler, self._epoch + 1)
             self._current, self._epoch = sampler, self._epoch + 1
         return self._shards
+
+    def _repr_facts(self) -> Iterator[tuple[str, object]]:
+        yield "sampler", self._begun
+        yield from super()._repr_facts()
 
     def _loop(self, sampler: ShardSampler, epoch: int) -> list[Shard]:
         with preserved_generators():

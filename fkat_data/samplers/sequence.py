@@ -1,10 +1,11 @@
 """Samplers over a fixed list of shards."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 from fkat_data.arguments import integer
+from fkat_data.description import place_of
 from fkat_data.errors import ConfigurationError
 from fkat_data.samplers.base import ShardSampler, check_shards, has_own_iteration, is_empty_list
 from fkat_data.samplers.iterated import IteratedShardSampler
@@ -29,6 +30,12 @@ class SequenceShardSampler(ShardSampler):
     def shards(self, epoch: int) -> Sequence[Shard]:  # noqa: ARG002  the same in each epoch
         """Return the given shards."""
         return self._shards
+
+    def _repr_facts(self) -> Iterator[tuple[str, object]]:
+        first = self._shards[0]
+        yield "num_shards", len(self._shards)
+        yield "first", place_of(first if isinstance(first, str) else first[0])
+        yield from super()._repr_facts()
 
 
 def as_shard_sampler(argument: str, sampler: object) -> ShardSampler:

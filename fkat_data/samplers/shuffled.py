@@ -1,6 +1,6 @@
 """Shuffle shards by a hash of seed and epoch: the same order on every rank, and no generator to save."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Self
 
@@ -73,6 +73,11 @@ class ShuffledShardSampler(ShardSampler):
             shards = self._sampler.shards(epoch)
             last = self._last = (epoch, [shards[index] for index in _order(self._seed, epoch, len(shards))])
         return last[1]
+
+    def _repr_facts(self) -> Iterator[tuple[str, object]]:
+        yield "sampler", self._sampler
+        yield "seed", self._seed
+        yield from super()._repr_facts()
 
 
 def _order(seed: int, epoch: int, count: int) -> list[int]:

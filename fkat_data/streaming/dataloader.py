@@ -11,6 +11,7 @@ from torch.utils import data
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from fkat_data.arguments import integer
+from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, FkatDataError, StaleIteratorError, StateMismatchError
 from fkat_data.streaming.dataset import StreamingDataset, has_own_iter
 from fkat_data.streaming.epoch.rank_batches import PickedSamples, RankBatches
@@ -31,7 +32,7 @@ _READ_TOGETHER = 1024
 _READ_TOGETHER_BYTES = 4 << 20
 
 
-class StreamingDataLoader(DataLoader[Any]):
+class StreamingDataLoader(Described, DataLoader[Any]):
     """Batches of a ``StreamingDataset``, with the trainer's position as state.
 
     The trainer's process plans the order; workers receive the numbers of the samples to read, and keep no position.
@@ -72,6 +73,8 @@ class StreamingDataLoader(DataLoader[Any]):
         self._workers: DataLoader[Any] | None = None
         self._tasks = _Tasks()
         self._iteration = 0
+        # Of the iteration under way.
+        self._epoch: int | None = None
         self._sample_in_epoch: int | None = None
         self._after: ResumePoint | None = None
         self._is_in_step = True
@@ -101,6 +104,13 @@ class StreamingDataLoader(DataLoader[Any]):
     def use_stateful_dataloader(self) -> bool:
         """Whether the loader has a state of its own; accelerate then saves and loads it."""
         return isinstance(self.dataset, StreamingDataset)
+
+    def _repr_facts(self) -> Iterator[tuple[str, object]]:
+        yield "epoch", self._epoch
+        yield "num_samples_yielded", self.num_samples_yielded
+        yield "batch_size", self.batch_size
+        yield "num_workers", self.num_workers
+        yield "dataset", self.dataset
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch on this rank."""
@@ -237,7 +247,7 @@ class StreamingDataLoader(DataLoader[Any]):
         """
         if isinstance(self.dataset, StreamingDataset):
             self.dataset.load_state_dict(obj)
-            self._sample_in_epoch = self._after = None
+            self._sample_in_epoch = self._after = self._epoch = None
             self._is_in_step = True
             self._iteration += 1
 
@@ -255,12 +265,14 @@ class StreamingDataLoader(DataLoader[Any]):
             self._iteration += 1
             self.num_samples_yielded = 0
             self._after = dataset.next_point()
+            self._epoch = self._after.epoch
             return self._iterated(dataset, self._iteration, self._after)
         point = dataset.begin_epoch()
         batches = dataset.rank_batches(point)
         self._iteration += 1
         self.num_samples_yielded = 0
         self._sample_in_epoch = point.sample_in_epoch
+        self._epoch = point.epoch
         return self._delivered(dataset, batches, first, self._iteration)
 
     def _delivered(self, dataset: StreamingDataset, batches: RankBatches, first: int, iteration: int) -> Iterator[Any]:

@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from fkat_data import arguments
 from fkat_data.archives.member_decoding import DecoderName
+from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, StaleIteratorError
 from fkat_data.sizes import count_of, size_bytes_of
 from fkat_data.streaming.audit import Coverage, SampleRecord, coverage_of, records_of
@@ -54,7 +55,7 @@ _READ_AHEAD_BYTES = 128 << 20
 _Part = TypeVar("_Part")
 
 
-class StreamingDataset(DatasetProperties, SampleAccess, IterableDataset[Any]):
+class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDataset[Any]):
     """Samples of one or more streams of shards, in an order that is the same for any number of ranks and workers.
 
     Each ``iter`` begins the next epoch, or continues one after ``load_state_dict``. The process group of
@@ -261,6 +262,13 @@ class StreamingDataset(DatasetProperties, SampleAccess, IterableDataset[Any]):
         if self.predownload is not None:
             return self.predownload
         return max(8 * (self.batch_size or 8), self.samples_in(_READ_AHEAD_BYTES))
+
+    def _repr_facts(self) -> Iterator[tuple[str, object]]:
+        yield "num_samples", self.catalog.num_samples
+        yield "num_shards", len(self.catalog.entries)
+        yield "num_streams", len(self.streams)
+        yield "batch_size", self.epochs.batch_size
+        yield "shuffle", self.epochs.settings.shuffle_algo if self.epochs.settings.shuffle else False
 
     def __len__(self) -> int:
         """Return the number of samples that a rank gets in a whole epoch."""

@@ -1,6 +1,6 @@
 """A map-style dataset of shards on this machine."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,6 +8,7 @@ from torch.utils.data import Dataset
 
 from fkat_data import arguments
 from fkat_data.archives.member_decoding import DecoderName
+from fkat_data.description import Described, place_of
 from fkat_data.location import resolved
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.open_shards import OpenShards
@@ -17,7 +18,7 @@ from fkat_data.streaming.sample_access import SampleAccess
 __all__ = ["LocalDataset"]
 
 
-class LocalDataset(SampleAccess, Dataset[Any]):
+class LocalDataset(Described, SampleAccess, Dataset[Any]):
     """A map-style dataset of the shards in a directory, to inspect them or to use with any sampler.
 
     Samples are dicts from column to value, in the order of writing. The dataset pickles without its open shards.
@@ -70,6 +71,12 @@ class LocalDataset(SampleAccess, Dataset[Any]):
     def size(self) -> int:
         """Number of samples."""
         return self._catalog.num_samples
+
+    def _repr_facts(self) -> Iterator[tuple[str, object]]:
+        yield "local", place_of(self.local)
+        yield "split", self.split
+        yield "num_samples", self._catalog.num_samples
+        yield "num_shards", len(self._catalog.entries)
 
     def __len__(self) -> int:
         """Return the number of samples."""

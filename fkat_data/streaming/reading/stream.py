@@ -3,13 +3,14 @@
 import math
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2s
 from pathlib import Path
 from typing import Any, cast
 
 from fkat_data import arguments
 from fkat_data.archives.member_decoding import DecoderName, checked_decode
+from fkat_data.description import Described, place_of
 from fkat_data.errors import ConfigurationError
 from fkat_data.location import path_of, resolved
 from fkat_data.streaming.formats.files import is_same_place
@@ -32,7 +33,7 @@ _DEFAULTS = {
 _LOCAL = "a directory of this machine, as a path or a file:// URL"
 
 
-class Stream:
+class Stream(Described):
     """The location of a dataset's shards, and its weight in an epoch.
 
     The ``StreamingDataset`` supplies the settings that are not given here. Several datasets may use one stream.
@@ -159,6 +160,14 @@ class Stream:
             return None if local is None or is_same_place(local, remote) else local
         pattern = self.file_pattern
         return local or own_directory(f"{self.remote_location}/{pattern.text}" if pattern else self.remote_location)
+
+    def _repr_facts(self) -> Iterator[tuple[str, object]]:
+        yield "remote", place_of(self.remote)
+        yield "local", place_of(self.local)
+        yield "split", self.split
+        yield "proportion", self.proportion
+        yield "repeat", self.repeat
+        yield "choose", self.choose
 
     def filled(self, **defaults: Any) -> "Stream":
         """Return a copy of this stream with its missing settings filled in.

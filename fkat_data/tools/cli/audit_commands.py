@@ -12,7 +12,7 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.audit import Coverage
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.tools.cli.composition import loader_maker
-from fkat_data.tools.cli.presentation import exit_on_failure, say
+from fkat_data.tools.cli.presentation import exit_on_failure, long_work, say
 
 __all__ = [
     "Config",
@@ -55,7 +55,7 @@ def explain_command(
     Exit code 0: shown. 2: the configuration does not work, or the run has no such batch.
     """
     console = Console()
-    with exit_on_failure(console, "cannot show the batch"):
+    with exit_on_failure(console, "cannot show the batch"), long_work(console, "finding the batch"):
         _, dataset = streaming_dataset(config, overrides or [], key, nodes, ranks_per_node)
         records = dataset.samples_of(step, epoch)
     where = f"epoch {records[0].epoch}, global batch {records[0].step}" if records else "no samples"
@@ -85,7 +85,7 @@ def coverage_command(
     yet. 2: the configuration does not work, so nothing was counted.
     """
     console = Console()
-    with exit_on_failure(console, "cannot count the samples"):
+    with exit_on_failure(console, "cannot count the samples"), long_work(console, "counting the samples"):
         _, dataset = streaming_dataset(config, overrides or [], key, nodes, ranks_per_node)
         found = dataset.coverage(epoch, steps)
     _show(console, found)

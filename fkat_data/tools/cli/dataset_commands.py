@@ -12,7 +12,7 @@ from fkat_data.streaming.formats.summary import first_samples, summary_of
 from fkat_data.streaming.formats.verification import verify_dataset
 from fkat_data.streaming.writing.merge import IndexLocation, merge_index
 from fkat_data.tools.cli.dataset_presentation import sample_progress, show_problems, show_samples, show_summary
-from fkat_data.tools.cli.presentation import exit_on_failure, say
+from fkat_data.tools.cli.presentation import exit_on_failure, long_work, say
 from fkat_data.tools.cli.stored_datasets import stored_datasets
 from fkat_data.tools.converting.convert import KINDS, Kind, convert
 
@@ -43,7 +43,9 @@ def inspect_command(
     """
     console = Console()
     with exit_on_failure(console, "cannot show the dataset"):
-        for path, entries in stored_datasets(machine_path("DIRECTORY", directory, _EXPECTED)):
+        with long_work(console, f"reading the index of {directory}"):
+            datasets = stored_datasets(machine_path("DIRECTORY", directory, _EXPECTED))
+        for path, entries in datasets:
             show_summary(console, path, summary_of(path, entries))
             found = first_samples(path, samples, allow_unsafe_types=allow_unsafe_types, entries=entries)
             show_samples(console, found)
@@ -64,7 +66,9 @@ def verify_command(
     console = Console()
     num_problems = 0
     with exit_on_failure(console, "nothing was verified"):
-        for path, entries in stored_datasets(machine_path("DIRECTORY", directory, _EXPECTED)):
+        with long_work(console, f"reading the index of {directory}"):
+            datasets = stored_datasets(machine_path("DIRECTORY", directory, _EXPECTED))
+        for path, entries in datasets:
             with sample_progress(console, f"verifying {path}") as progress:
                 report = verify_dataset(path, allow_unsafe_types=allow_unsafe_types, progress=progress, entries=entries)
             show_problems(console, path, report)
@@ -101,7 +105,9 @@ def convert_command(
     Exit code 0: written. 2: failed; no index was written.
     """
     console = Console()
-    with exit_on_failure(console, "nothing was converted"), sample_progress(console, f"writing {out}") as progress:
+    # Several processes do not say how far they are.
+    shown = sample_progress(console, f"writing {out}") if workers == 1 else long_work(console, f"writing {out}")
+    with exit_on_failure(console, "nothing was converted"), shown as progress:
         try:
             num_samples = convert(
                 sources,
@@ -111,7 +117,7 @@ def convert_command(
                 only=only or [],
                 nulls=cast("Literal['refuse', 'json']", nulls),
                 num_workers=workers,
-                progress=lambda count: progress(count, None),
+                progress=None if progress is None else lambda count: progress(count, None),
                 compression=compression,
                 hashes=hashes,
                 size_limit=size_limit,
@@ -136,7 +142,7 @@ def merge_index_command(
     """
     console = Console()
     *parts, out = places
-    with exit_on_failure(console, "nothing was merged"):
+    with exit_on_failure(console, "nothing was merged"), long_work(console, f"merging indices into {out}"):
         indices: Sequence[IndexLocation] = parts
         if indices:
             num_samples = merge_index(indices, out, natural_order=natural_order)

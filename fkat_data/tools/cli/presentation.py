@@ -1,16 +1,19 @@
 """What the terminal shows: lines of text, failures, progress and the result of ``verify-resume``."""
 
+import time
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from threading import Event, Thread
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from fkat_data.observe.progress import Activity, WaitDisplay
 from fkat_data.tools.resume_check.verify import ProgressCallback, ResumeReport
 
-__all__ = ["exit_on", "exit_on_failure", "progress_bar", "say", "show_report", "verification_progress"]
+__all__ = ["exit_on", "exit_on_failure", "long_work", "progress_bar", "say", "show_report", "verification_progress"]
 
 _NOT_DONE = 2
 
@@ -52,10 +55,49 @@ def exit_on_failure(console: Console, meaning: str) -> AbstractContextManager[No
     return exit_on(console, {Exception: meaning})
 
 
-def progress_bar(console: Console, count: str, *more: ProgressColumn) -> Progress:
-    """Return a progress bar, which shows nothing where the output is not a terminal."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn(count), TimeElapsedColumn())
-    return Progress(*columns, *more, console=console, transient=True, disable=not console.is_terminal)
+@contextmanager
+def progress_bar(console: Console, count: str, *more: ProgressColumn) -> Generator[Progress]:
+    """Show a progress bar during the context.
+
+    Where the output is no terminal, lines on stderr show the same after 10 s, 30 s, 70 s and so on.
+    """
+    counted = TextColumn(count)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), counted, TimeElapsedColumn())
+    bar = Progress(*columns, *more, console=console, transient=True, disable=not console.is_terminal)
+    over = Event()
+    lines = Thread(target=_show_lines, args=(bar, counted, over), name="progress", daemon=True)
+    with bar:
+        if bar.disable:
+            lines.start()
+        try:
+            yield bar
+        finally:
+            over.set()
+            if bar.disable:
+                lines.join()
+
+
+@contextmanager
+def long_work(console: Console, activity: str) -> Generator[None]:
+    """Show during the context what a command does, and for how long."""
+    with progress_bar(console, "") as bar:
+        bar.add_task(activity, total=None)
+        yield
+
+
+def _say_beside(form: str, *values: object) -> None:
+    typer.echo(form % values, err=True)
+
+
+def _show_lines(bar: Progress, counted: TextColumn, over: Event) -> None:
+    display = WaitDisplay(say=_say_beside)
+    began_s = time.monotonic()
+    while not over.wait(display.interval_s):
+        for task in bar.tasks:
+            count = counted.render(task).plain
+            display.show(
+                time.monotonic() - began_s, Activity(f"{task.description}: {count}" if count else task.description)
+            )
 
 
 @contextmanager

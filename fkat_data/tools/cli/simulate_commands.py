@@ -15,7 +15,7 @@ from fkat_data.sizes import count_of, size_bytes_of
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.tools.cli.audit_commands import Config, Key, Nodes, Overrides, Ranks, streaming_dataset
 from fkat_data.tools.cli.composition import target_of
-from fkat_data.tools.cli.presentation import exit_on_failure, say
+from fkat_data.tools.cli.presentation import exit_on_failure, long_work, say
 from fkat_data.tools.cli.simulation_page import simulation_page
 from fkat_data.tools.cli.simulation_presentation import show_resplit, show_simulation
 from fkat_data.tools.cli.synthetic_shards import write_synthetic_shards
@@ -66,7 +66,11 @@ def simulate_command(
     Exit code 0: simulated. 2: the configuration does not work.
     """
     console = Console()
-    with exit_on_failure(console, "nothing was simulated"), tempfile.TemporaryDirectory() as directory:
+    with (
+        exit_on_failure(console, "nothing was simulated"),
+        long_work(console, "simulating"),
+        tempfile.TemporaryDirectory() as directory,
+    ):
         replaced: dict[str, Any] = {}
         if shards is not None:
             _check_dataset(config, overrides or [], key)

@@ -10,8 +10,9 @@ from fkat_data.quantities import readable_bytes
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.tools.doctor.finding import Finding, Level
 from fkat_data.tools.doctor.storage import storage_findings
+from fkat_data.transport.memory_limit import available_bytes, default_limit_bytes
 
-__all__ = ["configured_findings", "worker_finding"]
+__all__ = ["configured_findings", "memory_finding", "worker_finding"]
 
 _WORKERS_A_CORE = 4
 _MOST_SHARDS = 100_000
@@ -46,13 +47,27 @@ def worker_finding(num_workers: int, num_cores: int) -> Finding:
     return Finding("workers", Level.OK, found if num_workers else "none; data are made in the trainer's process")
 
 
+def memory_finding(limit_bytes: int, free_bytes: int) -> Finding:
+    """Return what to say about the shared memory that a loader may take, with so much memory left on the machine."""
+    found = f"at most {readable_bytes(limit_bytes)} of shared memory; {readable_bytes(free_bytes)} can be taken"
+    if limit_bytes > free_bytes:
+        return Finding("memory", Level.WRONG, found, "Set memory_limit_bytes to less than half of that.")
+    if limit_bytes > free_bytes / 2:
+        return Finding("memory", Level.ADVICE, found, "Leave more to the trainer: lower memory_limit_bytes.")
+    return Finding("memory", Level.OK, found)
+
+
 def _findings(made: Any, num_cores: int) -> Iterator[Finding]:
     dataset = made if isinstance(made, StreamingDataset) else getattr(made, "dataset", None)
-    if isinstance(made, ShardedDataLoader):
-        yield worker_finding(made.statistics().num_workers, num_cores)
-        yield from _of_shards(cast("ShardedDataLoader[Any]", made))
-    elif isinstance(num_workers := getattr(made, "num_workers", None), int):
+    is_sharded = isinstance(made, ShardedDataLoader)
+    num_workers = made.statistics().num_workers if is_sharded else getattr(made, "num_workers", None)
+    if isinstance(num_workers, int):
         yield worker_finding(num_workers, num_cores)
+    limit_bytes = cast("int | None", getattr(made, "memory_limit_bytes", 0))
+    if num_workers and limit_bytes != 0:
+        yield memory_finding(limit_bytes or default_limit_bytes(), available_bytes())
+    if is_sharded:
+        yield from _of_shards(cast("ShardedDataLoader[Any]", made))
     yield _of_length(made)
     if isinstance(dataset, StreamingDataset):
         yield from _of_dataset(dataset)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
+from fkat_data.tools.doctor.control_groups import cpu_quota, num_free_processes, text_of
 from fkat_data.transport.memory_limit import available_bytes, group_bytes
 from fkat_data.transport.segment import SegmentPool
 
@@ -18,8 +19,6 @@ __all__ = ["Accelerator", "MachineFacts", "read_machine"]
 _CLOCK_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 _DRIVER = Path("/proc/driver/nvidia/version")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the kernel's, and only its size is read
-_OWN_GROUPS = Path("/proc/self/cgroup")
-_GROUPS = Path("/sys/fs/cgroup")
 _NUM_CLOCK_CALLS = 1000
 
 
@@ -43,6 +42,8 @@ class MachineFacts(NamedTuple):
         shared_memory_error: Why a segment of shared memory cannot be made; None if it can.
         shm_bytes: Room in ``/dev/shm``, which torch's own workers use.
         most_open_files: The limit on open files, and the limit up to which this process may raise it.
+        most_processes: The limit on the user's processes and threads; None where it does not bind, as for root.
+        group_free_processes: How many processes and threads the tightest control group still permits.
         most_file_bytes: The limit on the size of a file, which shared memory counts as.
         most_address_bytes: The limit on this process's address space.
         total_bytes: The machine's memory.
@@ -64,6 +65,8 @@ class MachineFacts(NamedTuple):
     shared_memory_error: str | None
     shm_bytes: int | None
     most_open_files: tuple[int, int] | None
+    most_processes: int | None
+    group_free_processes: int | None
     most_file_bytes: int | None
     most_address_bytes: int | None
     total_bytes: int
@@ -88,6 +91,8 @@ def read_machine() -> MachineFacts:
         shared_memory_error=_shared_memory_error(),
         shm_bytes=_free_bytes(_SHARED_MEMORY),
         most_open_files=_limits("RLIMIT_NOFILE"),
+        most_processes=_limit("RLIMIT_NPROC") if getattr(os, "geteuid", int)() else None,
+        group_free_processes=num_free_processes(),
         most_file_bytes=_limit("RLIMIT_FSIZE"),
         most_address_bytes=_limit("RLIMIT_AS"),
         total_bytes=psutil.virtual_memory().total,
@@ -95,10 +100,10 @@ def read_machine() -> MachineFacts:
         group_free_bytes=group_bytes(),
         num_cores=os.cpu_count() or 1,
         num_usable_cores=_num_usable_cores(),
-        cpu_quota=_cpu_quota(_GROUPS, _OWN_GROUPS),
+        cpu_quota=cpu_quota(),
         has_pidfds=_has_pidfds(),
         has_fixed_hash_seed=not sys.flags.hash_randomization or os.environ.get("PYTHONHASHSEED", "").isdigit(),
-        clock_source=_text(_CLOCK_SOURCE),
+        clock_source=text_of(_CLOCK_SOURCE),
         clock_call_s=_clock_call_s(),
         torch_cuda=torch.version.cuda,
         driver=_driver(),
@@ -144,33 +149,6 @@ def _num_usable_cores() -> int:
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
-def _cpu_quota(mounts: Path, own_groups: Path) -> float | None:
-    """Return the smallest quota of this process's control groups, in cores; for versions 1 and 2."""
-    quotas: list[float] = []
-    for line in (_text(own_groups) or "").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" and not controllers:
-            quotas += [_quota(_text(group / "cpu.max")) for group in _up(mounts, path)]
-        elif "cpu" in controllers.split(","):
-            for group in _up(mounts / "cpu", path):
-                texts = (_text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-                quotas.append(_quota(" ".join(text or "" for text in texts)))
-    return min((quota for quota in quotas if quota), default=None)
-
-
-def _up(mount: Path, path: str) -> list[Path]:
-    group = mount / path.lstrip("/")
-    return [group, *(parent for parent in group.parents if parent == mount or mount in parent.parents)]
-
-
-def _quota(text: str | None) -> float:
-    numbers = (text or "").split()
-    if len(numbers) != 2 or not all(number.isdigit() for number in numbers) or not int(numbers[1]):
-        return 0.0
-    return int(numbers[0]) / int(numbers[1])
-
-
 def _has_pidfds() -> bool:
     try:
         os.close(os.pidfd_open(os.getpid()))
@@ -187,7 +165,7 @@ def _clock_call_s() -> float:
 
 
 def _driver() -> str | None:
-    words = (_text(_DRIVER) or "").splitlines()[:1]
+    words = (text_of(_DRIVER) or "").splitlines()[:1]
     versions = [word for word in " ".join(words).split() if word.count(".") >= 1 and word.replace(".", "").isdigit()]
     return versions[0] if versions else None
 
@@ -204,10 +182,3 @@ def _locks_pages() -> bool:
         return bool(torch.empty(1 << 16, dtype=torch.uint8).pin_memory().is_pinned())
     except RuntimeError:
         return False
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return None

@@ -11,6 +11,8 @@ __all__ = ["machine_findings"]
 
 _FEW_FILES = 1024
 _FEWEST_FILES = 256
+_FEW_PROCESSES = 1024
+_FEWEST_PROCESSES = 64
 _LITTLE_MEMORY_BYTES = 512 << 20
 _SMALL_SHM_BYTES = 1 << 30
 _SLOW_CLOCK_S = 1e-6
@@ -55,12 +57,30 @@ def _limits(facts: MachineFacts) -> Iterator[Finding]:
         change = f"Run `ulimit -n {wanted}` before the program." if hard > soft else "Raise the hard limit (nofile)."
         found = f"at most {soft:,} for this process (it may raise that to {hard:,})" if hard > soft else f"{soft:,}"
         yield Finding("open files", level, found, "" if level is Level.OK else change)
+    yield from _processes(facts)
     if facts.most_file_bytes is not None:
         change = "Run `ulimit -f unlimited`: shared memory counts as a file, so a microbatch may not be larger."
         yield Finding("size of a file", Level.ADVICE, f"at most {readable_bytes(facts.most_file_bytes)}", change)
     if facts.most_address_bytes is not None:
         change = "Run `ulimit -v unlimited`: libraries and mapped files count, though they take no memory."
         yield Finding("address space", Level.ADVICE, f"at most {readable_bytes(facts.most_address_bytes)}", change)
+
+
+def _processes(facts: MachineFacts) -> Iterator[Finding]:
+    if facts.most_processes is not None:
+        found = f"at most {facts.most_processes:,} of this user, threads included"
+        change = "Run `ulimit -u 65536` before the program, or raise the hard limit (nproc): each worker has threads."
+        level = _level_of_processes(facts.most_processes)
+        yield Finding("processes", level, found, "" if level is Level.OK else change)
+    if facts.group_free_processes is not None:
+        found = f"a control group permits {facts.group_free_processes:,} more, threads included"
+        change = "Raise the limit (docker run --pids-limit, pids.max), or use fewer workers: each has threads."
+        level = _level_of_processes(facts.group_free_processes)
+        yield Finding("processes of the group", level, found, "" if level is Level.OK else change)
+
+
+def _level_of_processes(count: int) -> Level:
+    return Level.OK if count >= _FEW_PROCESSES else Level.ADVICE if count >= _FEWEST_PROCESSES else Level.WRONG
 
 
 def _memory(facts: MachineFacts) -> Iterator[Finding]:

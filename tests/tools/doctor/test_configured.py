@@ -2,9 +2,9 @@
 
 import pytest
 
-from fkat_data import DataLoaderFactory, ShardedDataLoader
+from fkat_data import DataLoader, DataLoaderFactory, ShardedDataLoader
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
-from fkat_data.tools.doctor.configured import configured_findings, worker_finding
+from fkat_data.tools.doctor.configured import configured_findings, memory_finding, worker_finding
 from fkat_data.tools.doctor.finding import Level
 
 
@@ -89,3 +89,19 @@ def test_an_error_of_the_configuration_is_one_line():
 @pytest.mark.parametrize(("num_workers", "level"), [(0, Level.OK), (8, Level.OK), (9, Level.ADVICE)])
 def test_many_workers_on_few_cores_are_advice(num_workers, level):
     assert worker_finding(num_workers, 2).level is level
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "level"), [(1 << 30, Level.OK), (3 << 30, Level.ADVICE), (5 << 30, Level.WRONG)]
+)
+def test_a_memory_limit_that_the_machine_cannot_meet_is_named(limit_bytes, level):
+    finding = memory_finding(limit_bytes, 4 << 30)
+    assert finding.level is level
+    assert "4 GiB" in finding.found
+    assert bool(finding.change) == (level is not Level.OK)
+
+
+def test_the_memory_of_a_loader_without_shards_is_named_too():
+    found = examined(lambda: DataLoader([1, 2], num_workers=1, memory_limit_bytes=1 << 50))
+    assert found["memory"].level is Level.WRONG
+    assert found["memory"].found.startswith("at most 1.02e+03 TiB")
