@@ -90,7 +90,8 @@ def counted(loader):
         calls = calls_of(step)
         names = {name for _, name in calls}
         if (
-            not names & {"SegmentLeases.add", "SegmentLeases.remove", "LookAhead.deliver"}
+            not names
+            & {"SegmentLeases.add", "SegmentLeases.remove", "LookAhead.deliver", "EventSink.waited_for_microbatch"}
             and "ProcessWorker._wait" not in names
         ):
             found.append(calls)
