@@ -1,9 +1,9 @@
 """Read JSON Lines files, by index or sequentially: one JSON value per line; plain, gzip or zstd."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
@@ -79,7 +79,8 @@ class JsonDataset(_JsonFiles, Dataset[Any]):
         ShardCorruptError: Compressed data is damaged or truncated, or a line is too long.
     """
 
-    counted_files = staticmethod(_counted_files)  # in the class itself: a subclass may have other samples
+    # In the class itself: a subclass may have other samples.
+    counted_files: ClassVar[Callable[..., list[CountedFile]]] = staticmethod(_counted_files)
 
     def __init__(
         self,
@@ -162,7 +163,8 @@ class IterableJsonDataset(_JsonFiles, IterableDataset[Any]):
             valid JSON.
     """
 
-    counted_files = staticmethod(_counted_files)  # in the class itself: a subclass may have other samples
+    # In the class itself: a subclass may have other samples.
+    counted_files: ClassVar[Callable[..., list[CountedFile]]] = staticmethod(_counted_files)
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
 """Read rows of Parquet files as tensors, by index or sequentially, one row group at a time."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -95,7 +95,8 @@ class ParquetDataset(_ParquetFiles, Dataset[dict[str, Any]]):
         ShardCorruptError: A file is not a Parquet file, or its column types differ from those of the first file.
     """
 
-    counted_files = staticmethod(_counted_files)  # in the class itself: a subclass may have other samples
+    # In the class itself: a subclass may have other samples.
+    counted_files: ClassVar[Callable[..., list[CountedFile]]] = staticmethod(_counted_files)
 
     def __init__(
         self,
@@ -205,7 +206,8 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
             column types differ from those of the first file.
     """
 
-    counted_files = staticmethod(_counted_files)  # in the class itself: a subclass may have other samples
+    # In the class itself: a subclass may have other samples.
+    counted_files: ClassVar[Callable[..., list[CountedFile]]] = staticmethod(_counted_files)
 
     def __init__(
         self,

@@ -7,8 +7,9 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Self
 
 __all__ = ["LockFile", "pauses"]
 
@@ -37,7 +38,7 @@ class LockFile(io.FileIO):
 
     # Closing it, also by "with" and by the garbage collector, is one call of C: no signal handler can raise an error in
     # the middle and leave a lock for which its own process waits forever.
-    __del__ = io.FileIO.close
+    __del__: Callable[[Self], None] = io.FileIO.close
 
     _opened = (-1, 0, 0)
     """The descriptor, and the device and inode of the file; none before it is open."""
