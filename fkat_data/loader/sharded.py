@@ -63,8 +63,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         num_microbatch_prefetches: Microbatches made and not yet delivered, for each shard; -1 for as many as help: the
             number grows while the trainer waits and the workers could have made more, shrinks where nothing is lost by
             it, and stays within the memory limit. With 0, a worker makes one when the caller asks for it; in a shard of
-            unknown length it
-            makes one more, so that the loader knows the last microbatch when it delivers it.
+            unknown length it makes one more, so that the loader knows the last microbatch when it delivers it.
         dp_rank: This process's data-parallel rank; ranks that share it draw the same random numbers. None: the rank
             whose shards the sampler gives, 0 if it does not say.
         profiler: Gets ``start(name)`` and ``stop(name)`` around each of the loader's actions.
