@@ -17,9 +17,13 @@ __all__ = ["digest_of"]
 _EDGE_BYTES = 2048
 _EDGE_ITEMS = 64
 _PLAIN = (int, float, complex, bool, type(None))
+# Python refuses to show longer integers in decimal digits.
+_LONG_BITS = 2000
 _DEEPEST = 100
 _DIGEST = struct.Struct("<I")
 _UNSET = object()
+# Numbers of extended precision, with bytes that the processor does not use; and what holds nearly the same number.
+_PADDED = {"g": np.float64, "G": np.complex128}
 
 _Containers: TypeAlias = dict[int, tuple[Any, int]]
 """Containers by their ids, with their digests: one that is there a thousand times is gone through once. A container
@@ -37,13 +41,14 @@ def digest_of(microbatch: Any) -> int:
 
 
 def _add(value: Any, digest: int, containers: _Containers, depth: int) -> int:
-    if isinstance(value, _PLAIN):
-        return zlib.crc32(repr(value).encode(), digest)
     if isinstance(value, str):
         value = value.encode(errors="surrogatepass")
     if isinstance(value, (bytes, bytearray)):
         return _add_bytes(memoryview(value), digest)
     try:
+        if isinstance(value, _PLAIN):
+            is_long = isinstance(value, int) and value.bit_length() > _LONG_BITS
+            return zlib.crc32((hex(cast("int", value)) if is_long else repr(value)).encode(), digest)
         if isinstance(value, torch.Tensor):
             return _add_tensor(value, digest)
         if isinstance(value, (np.ndarray, np.generic)):
@@ -101,7 +106,24 @@ def _add_tensor(tensor: torch.Tensor, digest: int) -> int:
     digest = zlib.crc32(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), digest)
     if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_quantized:
         return digest
-    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    tensor = tensor.detach()
+    if tensor.is_contiguous() or tensor.nbytes <= 2 * _EDGE_BYTES:
+        return _add_memory(tensor, digest)
+    # An expanded tensor may have more elements than memory has room for: only both ends are copied.
+    num = _EDGE_BYTES // tensor.itemsize
+    return _add_memory(_end(tensor, num, is_last=True), _add_memory(_end(tensor, num, is_last=False), digest))
+
+
+def _end(tensor: torch.Tensor, num: int, *, is_last: bool) -> torch.Tensor:
+    """Return the first or the last elements of a tensor that has more than this number."""
+    while tensor.dim() > 1 and tensor[0].numel() >= num:
+        tensor = tensor[-1 if is_last else 0]
+    num_rows = -(-num // tensor[0].numel())
+    return tensor[-num_rows:].reshape(-1)[-num:] if is_last else tensor[:num_rows].reshape(-1)[:num]
+
+
+def _add_memory(tensor: torch.Tensor, digest: int) -> int:
+    tensor = tensor.resolve_conj().resolve_neg().contiguous()
     if not tensor.nbytes:
         return digest
     memory = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
@@ -112,7 +134,21 @@ def _add_array(array: "np.ndarray[Any, Any]", digest: int) -> int:
     digest = zlib.crc32(f"{array.dtype}{array.shape}".encode(), digest)
     if array.dtype.hasobject or not array.nbytes:
         return digest
+    if array.dtype.names is not None or array.dtype.char in _PADDED:
+        return _add_padded_array(array.reshape(-1), digest)
     return _add_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, digest)
+
+
+def _add_padded_array(array: "np.ndarray[Any, Any]", digest: int) -> int:
+    """Add the values of an array whose items may have unused bytes: those differ from one process to the next."""
+    if array.size > 2 * _EDGE_ITEMS:
+        array = np.concatenate((array[:_EDGE_ITEMS], array[-_EDGE_ITEMS:]))
+    if array.dtype.names is None:
+        with np.errstate(all="ignore"):
+            return _add_array(array.astype(_PADDED[array.dtype.char]), digest)
+    for name in array.dtype.names:
+        digest = _add_array(array[name], digest)
+    return digest
 
 
 def _add_bytes(content: memoryview, digest: int) -> int:

@@ -63,12 +63,53 @@ DIFFERENT = {
     "a text": ("ab", "ac"),
     "the length of a list": ([0] * 1000, [0] * 1001),
     "a field": (Sample(torch.ones(2), "a"), Sample(torch.ones(2), "b")),
+    "a long integer": (10**5000, 10**5000 + 1),
+    "a number beside a long integer": ({"n": 10**5000, "x": 1}, {"n": 10**5000, "x": 2}),
+    "a number of extended precision": (np.longdouble(1), np.longdouble(2)),
+    "a field of an array": (
+        np.ones(300, dtype="i1,f8"),
+        np.concatenate([np.ones(299, dtype="i1,f8"), np.zeros(1, dtype="i1,f8")]),
+    ),
 }
 
 
 @pytest.mark.parametrize(("one", "other"), DIFFERENT.values(), ids=DIFFERENT)
 def test_different_content_has_different_digests(one, other):
     assert digest_of(one) != digest_of(other)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.complex128])
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda tensor: tensor.t(),
+        lambda tensor: tensor[:, ::3],
+        lambda tensor: tensor.flip(0).reshape(2, 50, 60, 2).permute(3, 0, 2, 1),
+        lambda tensor: tensor[:, None, :7].expand(100, 50, 7),
+        lambda tensor: tensor[:, 0],
+    ],
+)
+def test_the_strides_of_a_tensor_do_not_count(view, dtype):
+    tensor = view(torch.arange(12_000).reshape(100, 120).to(dtype))
+    assert digest_of(tensor) == digest_of(tensor.contiguous())
+
+
+def test_an_expanded_tensor_is_not_copied():
+    assert digest_of(torch.ones(1).expand(10**7, 10**7)) != digest_of(torch.zeros(1).expand(10**7, 10**7))
+
+
+def padded(dtype, junk):
+    """Return ones of a dtype, in memory that held other data before."""
+    array = np.full(200 * dtype.itemsize, junk, dtype=np.uint8).view(dtype)
+    for name in dtype.names or [...]:
+        array[name] = 1
+    return array
+
+
+@pytest.mark.parametrize("dtype", ["g", "G", {"names": "ab", "formats": ["i1", "f8"]}, "i1,g,(2,)f4"])
+def test_bytes_of_an_array_that_hold_no_value_do_not_count(dtype):
+    dtype = np.dtype(dtype, align=True)
+    assert digest_of(padded(dtype, 0)) == digest_of(padded(dtype, 255))
 
 
 @given(st.lists(st.integers(-(2**60), 2**60), min_size=1, max_size=600), st.data())
