@@ -8,6 +8,7 @@ A flat container of dense tensors is not pickled: its envelope is its *form*, wh
 repeat one form for every microbatch.
 """
 
+import bisect
 import ctypes
 import io
 import math
@@ -22,6 +23,7 @@ import torch
 from fkat_data.interruption import is_interruption
 from fkat_data.modes import is_any_autocast_enabled, num_dispatch_modes, num_function_modes, without_modes
 from fkat_data.transport.definitions import is_definition, is_importable, reduce_definition
+from fkat_data.transport.forms import RememberedForms
 from fkat_data.transport.overlap import Extent, extent_of, overlapping, shared_spans, span
 
 __all__ = [
@@ -272,20 +274,18 @@ def loads(data: bytes | memoryview) -> Any:
 # is pickled once for all microbatches that have it, behind a byte that no stream of pickle begins with.
 _FORM = 0
 _KINDS: tuple[Any, ...] = (torch.Tensor, tuple, list, dict)
-_MOST_FORMS = 4096
 
 _Plan: TypeAlias = "tuple[Any, Any, list[tuple[int, tuple[int, ...], int, torch.dtype, np.dtype[Any] | None]]]"
-_forms: dict[Any, tuple[bytes, int]] = {}
-_plans: dict[bytes, _Plan] = {}
+_forms = RememberedForms()
+_plans = RememberedForms()
 
 
 def _remember_form(signature: Any, parts: list[MemoryPart]) -> tuple[bytes, int]:
     kind, names, forms = signature
     leaves = tuple((_DTYPE_CODES[dtype], tuple(shape)) for dtype, shape in forms)
     envelope = bytes([_FORM]) + pickle.dumps((_KINDS.index(kind), names, leaves), protocol=5)
-    if len(_forms) >= _MOST_FORMS:
-        _forms.clear()
-    form = _forms[signature] = envelope, copied_size([part.size_bytes for part in parts])
+    form = envelope, copied_size([part.size_bytes for part in parts])
+    _forms.remember(signature, form, len(parts))
     return form
 
 
@@ -298,9 +298,8 @@ def _remember_plan(envelope: bytes) -> _Plan:
         numel = math.prod(shape)
         leaves.append((start, shape, numel, dtype, _ARRAY_DTYPES.get(dtype)))
         start += _aligned(numel * dtype.itemsize)
-    if len(_plans) >= _MOST_FORMS:
-        _plans.clear()
-    plan = _plans[envelope] = _KINDS[kind], names, leaves
+    plan = _KINDS[kind], names, leaves
+    _plans.remember(envelope, plan, len(leaves))
     return plan
 
 
@@ -423,6 +422,7 @@ class _SharingPickler(_Pickler):
         super().__init__(file, is_staying=is_staying)
         # One object for each span: the pickler's memo then makes one part of it, for any number of tensors.
         self._spans = [_SharedMemory(span) for span in spans]
+        self._ends = [span.end for span in spans]
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is _SharedMemory:
@@ -434,9 +434,11 @@ class _SharingPickler(_Pickler):
     def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
         if _has_plain_memory(tensor) and tensor.numel() and not tensor.is_conj() and not tensor.is_neg():
             address = tensor.data_ptr()
-            for memory in self._spans:
+            # A span begins before its first tensor, perhaps within the span before: the first that ends behind the address.
+            position = bisect.bisect_right(self._ends, address)
+            for memory in self._spans[position : position + 1]:
                 offset = address - memory.span.start
-                if memory.span.start <= address < memory.span.end and offset % tensor.itemsize == 0:
+                if offset >= 0 and offset % tensor.itemsize == 0:
                     code, shape, strides = _DTYPE_CODES[tensor.dtype], tuple(tensor.shape), tuple(tensor.stride())
                     return _rebuild_view, (memory, code, offset, shape, strides)
         return super()._reduce_tensor(tensor)

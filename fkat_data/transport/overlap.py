@@ -49,7 +49,7 @@ def overlapping(extents: Iterable[Extent]) -> bool:
 
 
 def shared_spans(extents: Iterable[Extent]) -> list[Extent]:
-    """Return the unions of extents that overlap.
+    """Return the unions of extents that overlap, by their addresses.
 
     A union of views with wide gaps between them is left out: it would be much larger than what is in it.
     """
@@ -59,7 +59,8 @@ def shared_spans(extents: Iterable[Extent]) -> list[Extent]:
             continue
         if unions and start < unions[-1][1]:
             first, last, total, owners = unions[-1]
-            unions[-1] = (first, max(last, end), total + used_bytes, [*owners, owner])
+            owners.append(owner)
+            unions[-1] = (first, max(last, end), total + used_bytes, owners)
         else:
             unions.append((start, end, used_bytes, [owner]))
     return [

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from loader_examples import make
 
+from fkat_data.transport import codec
 from fkat_data.transport.codec import ALIGNMENT, copied_size, decode, encode, write
 
 
@@ -316,6 +317,25 @@ def test_microbatches_of_the_same_form_one_after_the_other_are_told_apart(rows):
             for first in range(len(value)):
                 for second in range(len(value)):
                     assert (back[first] is back[second]) == (value[first] is value[second])
+
+
+def test_forms_that_never_come_again_are_forgotten():
+    same = [torch.full((1,), float(index)) for index in range(499)]
+    for length in range(1, 200):
+        back = travel([torch.ones(length), *same])
+        assert back[0].shape == (length,)
+        assert back[-1] == 498
+    for remembered in (codec._forms, codec._plans):
+        assert 0 < len(remembered) <= 130  # of 500 leaves each
+
+
+def test_many_pairs_of_views_share_memory_pair_by_pair():
+    value = [(row[:-1], row[1:]) for row in (torch.arange(5.0) + index for index in range(300))]
+    back = travel(value)
+    for ours, theirs in zip(back, value, strict=True):
+        assert_same(ours, theirs)
+    back[200][0][1] = 7
+    assert back[200][1][0] == 7
 
 
 @given(data=st.data())
