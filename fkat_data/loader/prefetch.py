@@ -39,6 +39,8 @@ __all__ = ["Arrival", "Prefetcher", "Raised", "ShardEnd"]
 logger: logging.Logger = logging.getLogger(__name__)
 
 _MOST_REMEMBERED = 1_000_000
+# Allowances count on from here, and travel in 64 bits: `sys.maxsize` for "all" must not overflow them.
+_MOST_AHEAD = 1 << 40
 # A control group may have no memory for the next microbatch for this long.
 _SHORT_OF_MEMORY_S = 10.0
 
@@ -91,7 +93,7 @@ class Prefetcher:
         release: Releases what only copies to a device still hold: the caller is not to blame for that.
         recovery: What may be done about faults.
         num_shard_prefetches: Shards in work ahead of the current one.
-        num_microbatch_prefetches: Microbatches produced and not delivered, for each shard; -1: as many as it helps.
+        num_microbatch_prefetches: Microbatches produced and not delivered, for each shard; -1: as many as help.
     """
 
     def __init__(
@@ -115,7 +117,7 @@ class Prefetcher:
         self.skips: ShardSkips = ShardSkips(recovery.max_skipped_shards, skips=recovery.skips_shards)
         """Which failing shards were skipped."""
         self._num_shard_prefetches = num_shard_prefetches
-        self._num_microbatch_prefetches = num_microbatch_prefetches
+        self._num_microbatch_prefetches = min(num_microbatch_prefetches, _MOST_AHEAD)
         self._window: LookAhead | None = None
         if num_microbatch_prefetches == NO_LIMIT:
             self._window = LookAhead(max(group.size for group in groups))
@@ -345,26 +347,26 @@ class Prefetcher:
         if block and num_expected >= self._allowance:
             # The worker must make what the trainer waits for, even beyond the bound.
             self._allow(num_expected + 1)
-        try:
-            message = cast("Message | None", self._front.receive(timeout_s=0))
-            if isinstance(message, MemoryShortage):
-                self._record_shortage(message)
-                message = self._wait(self._group_of(task), task, num_expected, block=block)
-            elif message is None or message.ticket < task.ticket:
-                if block and self._window is not None:
-                    self._look_further(self._window)
-                message = self._wait(self._group_of(task), task, num_expected, block=block)
-        except (WorkerGone, WorkerStalledError) as error:
-            lost = error
-        else:
-            if message is not None and not isinstance(message, Raised):
-                self._shortage = None
-                self._arrived.append(message)
-            return message
-        group = self._group_of(task)
-        self._lose(group, task, num_expected, lost)
-        self._front = group.front
-        return self._receive(block=block)
+        while True:
+            try:
+                message = cast("Message | None", self._front.receive(timeout_s=0))
+                if isinstance(message, MemoryShortage):
+                    self._record_shortage(message)
+                    message = self._wait(self._group_of(task), task, num_expected, block=block)
+                elif message is None or message.ticket < task.ticket:
+                    if block and self._window is not None:
+                        self._look_further(self._window)
+                    message = self._wait(self._group_of(task), task, num_expected, block=block)
+            except (WorkerGone, WorkerStalledError) as error:
+                lost = error
+            else:
+                if message is not None and not isinstance(message, Raised):
+                    self._shortage = None
+                    self._arrived.append(message)
+                return message
+            group = self._group_of(task)
+            self._lose(group, task, num_expected, lost)
+            self._front = group.front
 
     def _wait(
         self, group: WorkerGroup, task: Task, num_expected: int, *, block: bool

@@ -2,9 +2,16 @@ import logging
 
 import pytest
 
-from fkat_data.errors import ConfigurationError, MemoryLimitError, ReplayMismatchError
-from fkat_data.loader.recovery import Remedy, Restarts, ShardSkips
+from fkat_data.errors import ConfigurationError, MemoryLimitError, ReplayMismatchError, WorkerDiedError
+from fkat_data.loader.prefetch import Prefetcher
+from fkat_data.loader.recovery import Recovery, Remedy, Restarts, ShardSkips
+from fkat_data.loader.worker_group import WorkerGroup
+from fkat_data.observe.sink import EventSink
+from fkat_data.plan.shard_plan import shard_plan
 from fkat_data.plan.task import Task
+from fkat_data.position import START
+from fkat_data.worker.messages import WorkerGone
+from fkat_data.worker.picks import Picks
 
 GO_ON, GIVE_UP_SHARD, GIVE_UP = Remedy.GO_ON, Remedy.GIVE_UP_SHARD, Remedy.GIVE_UP
 
@@ -68,3 +75,32 @@ def test_nothing_is_skipped_by_default_and_no_epoch_is_lost_in_silence():
     error = ValueError()
     assert not ShardSkips(9, skips=True).may_skip(task(), error, is_whole_epoch_lost=True)
     assert error.__notes__ == ["fkat_data: not skipped: no shard of this epoch gave a microbatch"]
+
+
+class DeadWorker:
+    """A worker whose process ends before it begins a task."""
+
+    pid = 1
+    is_alive = is_waiting = False
+
+    def has_begun(self, ticket):
+        return False
+
+    def assign(self, task, allowance): ...
+
+    def allow(self, ticket, allowance): ...
+
+    def cancel(self, ticket): ...
+
+    def receive(self, *, timeout_s):
+        raise WorkerGone(self.pid, -9, "")
+
+
+def test_any_number_of_workers_may_die_one_after_the_other():
+    group = WorkerGroup([DeadWorker()], 0, 1, Picks, EventSink())
+    recovery = Recovery(5000, False, 10, 30.0, None)
+    prefetcher = Prefetcher(shard_plan(["a"]), [group], lambda group: None, lambda: None, recovery, 0, 2)
+    prefetcher.start(START)
+    raised = prefetcher.take(block=True)
+    assert isinstance(raised.error, WorkerDiedError)
+    assert prefetcher.restarts.total == 5000

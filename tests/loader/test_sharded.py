@@ -4,6 +4,7 @@ import gc
 import inspect
 import os
 import pickle
+import sys
 import threading
 import time
 import weakref
@@ -133,7 +134,7 @@ def test_each_loop_is_one_epoch(multiprocessing):
 
 @pytest.mark.parametrize(
     ("multiprocessing", "num_shards_ahead", "num_microbatches_ahead"),
-    [(False, 1, 2), (True, 0, 0), (True, 1, -1), (True, 2, 2)],
+    [(False, 1, 2), (True, 0, 0), (True, 0, sys.maxsize), (True, 1, -1), (True, 2, 2)],
 )
 def test_a_loop_that_is_left_is_followed_by_a_whole_epoch(multiprocessing, num_shards_ahead, num_microbatches_ahead):
     options = {"num_shard_prefetches": num_shards_ahead, "num_microbatch_prefetches": num_microbatches_ahead}
