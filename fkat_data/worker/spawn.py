@@ -123,7 +123,11 @@ class ProcessWorker:
         self._is_closing = self._is_closed = False
         self._last_begun = -1
         self._allowed = -1, 0
-        _workers[:] = [*(known for known in _workers if known() is not None), weakref.ref(self)]
+        # Each in one step: another thread may start a worker, too.
+        _workers.append(weakref.ref(self))
+        for gone in [known for known in list(_workers) if known() is None]:
+            with contextlib.suppress(ValueError):  # another thread was quicker
+                _workers.remove(gone)
 
     @property
     def pid(self) -> int:
@@ -456,7 +460,7 @@ def has_workers() -> bool:
 
 
 def _living() -> list[ProcessWorker]:
-    return [worker for worker in (known() for known in _workers) if worker is not None]
+    return [worker for worker in (known() for known in list(_workers)) if worker is not None]
 
 
 os.register_at_fork(before=_share_segments, after_in_child=_abandon_workers)
