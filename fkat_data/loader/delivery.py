@@ -25,7 +25,7 @@ from fkat_data.types import Microbatch
 __all__ = ["Delivery", "DeliveryProgress", "EpochWatch"]
 
 _Taken: TypeAlias = tuple[Arrival | ShardEnd | Raised, Mover, Any]
-# Not the caller's, ever: all parts are whole, and have to begin anywhere.
+# Never the caller's: all parts are whole, and the next call has them begin at the caller's position.
 _NOWHERE = Position(-1, -1, -1, -1)
 
 

@@ -87,7 +87,7 @@ class LookAhead:
             self._has_shrunk = False
             self._num_vain = 0
         else:
-            # The workers are the limit, and the window is never used: what a pause of the trainer made of it goes again.
+            # The workers are the limit: what the window has gained in a pause of the trainer is of no use.
             self._num_vain += 1
             if self._num_vain >= _SHORTEST_TERM:
                 self._num_vain = 0

@@ -76,9 +76,8 @@ class WaitClock:
 
     def _report(self, worker: Worker, task: Task, microbatch_index: int, num_in_work: int) -> None:
         stack = worker.stack()
-        if (
-            self._timeout_s is not None and self._timeout_s - self._waited_s < _SHORTEST_S
-        ):  # sums of pieces are not exact
+        # Not compared with 0: sums of pieces are not exact.
+        if self._timeout_s is not None and self._timeout_s - self._waited_s < _SHORTEST_S:
             raise WorkerStalledError(
                 worker.pid, self._waited_s, task.shard, task.epoch, microbatch_index, stack, socket.gethostname()
             )

@@ -68,13 +68,12 @@ class WorkerPoolSettings(NamedTuple):
     is_digested: bool
     timeline: Timeline | None = None
     start_method: str | None = None
+    num_threads: int = 1
 
     @property
     def num_workers(self) -> int:
         """Worker processes."""
         return self.num_groups * self.group_size
-
-    num_threads: int = 1
 
 
 class WorkerPool:

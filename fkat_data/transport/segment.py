@@ -71,13 +71,13 @@ class Mapping:
 
     Args:
         memory: What exports the memory to the views.
-        address: Its begin.
+        address: Where it begins.
         size_bytes: Its length.
     """
 
     def __init__(self, memory: Any, address: int, size_bytes: int) -> None:
         self.address = address
-        """Its begin."""
+        """Where it begins."""
         self.size_bytes = size_bytes
         """Its length."""
         self._before_unmap: list[Callable[[], None]] = []

@@ -19,7 +19,7 @@ class Latch:
         self._open.acquire()
 
     def close(self) -> None:
-        """Let everybody pass who waits, now or later. Any number of calls, of one thread."""
+        """Let every thread that waits go on, now or later. Any number of calls, from one thread."""
         if not self.is_closed:
             self.is_closed = True
             self._open.release()

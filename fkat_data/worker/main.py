@@ -1,4 +1,4 @@
-"""Where a spawned worker begins."""
+"""Where a worker begins, spawned or forked."""
 
 import contextlib
 import ctypes

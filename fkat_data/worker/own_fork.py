@@ -1,4 +1,4 @@
-"""A fork of this process: it runs one function, and never returns to whatever called for it."""
+"""A fork of this process: it runs one function, and never returns to its caller."""
 
 import contextlib
 import os

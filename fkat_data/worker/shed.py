@@ -1,7 +1,7 @@
 """Rid a fork of the trainer of what is the trainer's, until it is as an interpreter that has only imported modules.
 
 Objects of the trainer's live on in the fork, and must do no harm there: none is destroyed, because that could remove a
-directory or end a process of the trainer's, and the number of none of their descriptors is given to another file.
+directory or end a process of the trainer's, and no other file gets the number of one of their descriptors.
 """
 
 import atexit
