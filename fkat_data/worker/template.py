@@ -48,6 +48,8 @@ def run(control: socket.socket, lifeline: int) -> tuple[mmap.mmap, int, int, int
     """
     chosen = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent that ignores it never hears of an exit code
     _stop_threads()
+    # Workers import what was written since. In each of them, this would write to 350 pages, and so copy them.
+    importlib.invalidate_caches()
     # What is there now stays: a collection of garbage in a worker would write to its pages, and so copy them.
     gc.freeze()
     gc.enable()
@@ -258,7 +260,6 @@ def _become_worker(request: WorkerRequest, descriptors: WorkerDescriptors) -> tu
     # Python's generator seeds itself at a fork.
     np.random.seed()  # noqa: NPY002 - the global generator is meant
     torch.default_generator.seed()
-    importlib.invalidate_caches()
     settings = mmap.mmap(descriptors.settings, 0, access=mmap.ACCESS_READ)
     _close((descriptors.settings, descriptors.stderr, descriptors.folder, stdout))
     return settings, request.worker_index, descriptors.channel, descriptors.page
