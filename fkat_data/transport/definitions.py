@@ -30,6 +30,8 @@ __all__ = [
     "reduce_definition",
 ]
 
+#: The script that runs, as processes see it: multiprocessing calls it so in those that it spawns.
+_SCRIPTS = ("__main__", "__mp_main__")
 _Cache = type(functools.lru_cache(lambda: None))
 _Property: Any = functools.cached_property
 _DEFINITIONS = (type, types.FunctionType, _Cache)
@@ -186,7 +188,7 @@ def reduce_definition(definition: Any) -> Any:
     if known is not None and known.is_received:
         return _find, (known.key,)
     module, name = _place(definition)
-    if module == "__main__" or "<" in name:
+    if module in _SCRIPTS or "<" in name:
         if isinstance(definition, type):
             return _load_class, _registry.body_of(definition)
         return pickle.loads, (_dump(definition),)
@@ -206,6 +208,8 @@ class _DefinitionPickler(cloudpickle.Pickler):
 
     def __init__(self, stream: io.BytesIO | io.RawIOBase, build: Callable[..., Any], kinds: tuple[type, ...]) -> None:
         super().__init__(stream, protocol=5)
+        if "__mp_main__" in sys.modules:  # which cloudpickle takes for a module that can be imported
+            cloudpickle.register_pickle_by_value(sys.modules["__mp_main__"])
         self._build = build
         self._kinds = kinds
         self.definitions: list[Any] = []
@@ -292,9 +296,9 @@ def _reduce_property(cached: Any) -> Any:
 
 
 def is_importable(definition: Any) -> bool:
-    """Return whether a definition is found by its name in a module other than ``__main__``."""
+    """Return whether a definition is found by its name in a module other than the script that runs."""
     module, name = _place(definition)
-    found: Any = None if module == "__main__" else sys.modules.get(module)
+    found: Any = None if module in _SCRIPTS else sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
     return found is definition
@@ -312,7 +316,7 @@ def _check_importable(value: Any) -> None:
         return
     # A part of a package may have been made by C code of the package's.
     package = sys.modules.get(module.partition(".")[0])
-    if module == "__main__" or (package is not None and getattr(package, "__spec__", None) is None):
+    if module in _SCRIPTS or (package is not None and getattr(package, "__spec__", None) is None):
         raise pickle.PicklingError(f"it is pickled as a name in {module}, which a worker cannot import")
 
 
