@@ -7,6 +7,7 @@ last. Only modules that run under accelerate import this one.
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
+from math import prod
 from typing import Any, TypeVar, cast
 
 import torch
@@ -20,22 +21,26 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError("fkat_data.huggingface needs accelerate: pip install 'accelerate>=1.15'") from None
 
-__all__ = ["accelerated", "device_here", "mover_to", "rest_or_next", "with_end"]
+__all__ = ["accelerated", "data_ranks", "device_here", "mover_to", "rest_or_next", "with_end"]
 
 _T = TypeVar("_T")
 _END: Any = object()
 
 
-def accelerated(batches: Iterable[tuple[_T, bool]], move: Callable[[Any], Any] | None = None) -> Iterator[_T]:
+def accelerated(
+    batches: Iterable[tuple[_T, bool]], move: Callable[[Any], Any] | None = None, num_in_last_round: int = 0
+) -> Iterator[_T]:
     """Yield batches while accelerate knows which of them is the last.
 
     Args:
         batches: Each batch, and whether it is the last one.
         move: What moves each; None: they stay where they are.
+        num_in_last_round: Samples that ``gather_for_metrics`` keeps of the last batches of all ranks; 0: all, because
+            none was added to fill them up.
     """
     iteration = _Iteration()
     iteration.begin()
-    iteration.remainder = 0  # ``gather_for_metrics`` cuts nothing off: no sample was added to fill up a batch
+    iteration.remainder = num_in_last_round
     try:
         for batch, iteration.end_of_dataloader in batches:
             yield batch if move is None else move(batch)
@@ -93,6 +98,19 @@ def _begun(begin: Callable[[], Iterable[_T]], num_workers: int) -> Iterator[_T]:
     finally:
         torch.set_rng_state(state)
     return chain(first, iterator)
+
+
+def data_ranks(accelerator: Any) -> tuple[int, int]:
+    """Return how many ranks of an ``Accelerator`` share the data, and which of them this process is.
+
+    Ranks that hold parts of one model, or of one sequence, get the same data.
+    """
+    num_together = 1
+    mesh = accelerator.torch_device_mesh
+    if mesh is not None:
+        sizes = dict(zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True))
+        num_together = prod(sizes.get(name, 1) for name in ("tp", "cp", "sp"))
+    return accelerator.num_processes // num_together, accelerator.process_index // num_together
 
 
 def device_here() -> torch.device:

@@ -12,25 +12,26 @@ from torch.utils import data as torch_data
 from fkat_data import arguments
 from fkat_data.closing import Closing
 from fkat_data.description import Described
-from fkat_data.distributed import rank_and_world_size
+from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.drop_in.changes import LengthWarning, can_pin, pinned
 from fkat_data.drop_in.drawn_plan import DrawnPlan
+from fkat_data.drop_in.epochs_of_ranks import EpochsOfRanks
+from fkat_data.drop_in.inner_loader import inner_loader
 from fkat_data.drop_in.map_source import MapSource
 from fkat_data.drop_in.numbered_plan import NumberedPlan, is_numbered
 from fkat_data.drop_in.own_terms import DataLoaderStatistics
+from fkat_data.drop_in.rank_share import check_share, shared_fields
 from fkat_data.drop_in.sample_order import EpochShuffle
 from fkat_data.drop_in.saved_state import VERSION, checked_loader_state, state_of_rank
 from fkat_data.drop_in.source import Source
 from fkat_data.drop_in.strand_plan import StrandPlan
 from fkat_data.drop_in.strand_source import StrandSource, first_strand_state
-from fkat_data.drop_in.worker_side import EpochFactory
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.interruption import is_interruption
 from fkat_data.loader.sharded import ShardedDataLoader
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.transport.definitions import digest_of_shipment
-from fkat_data.transport.memory_limit import default_limit_bytes
 from fkat_data.types import Microbatch_co, Profiler
 from fkat_data.worker.settings import StartMethod
 
@@ -39,7 +40,10 @@ __all__ = ["DataLoader"]
 _logger = logging.getLogger(__name__)
 
 
-class DataLoader(Described, Closing, torch_data.DataLoader[Any], Generic[Microbatch_co]):
+# What torch declares as a variable is a property here.
+class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
+    Described, Closing, EpochsOfRanks, torch_data.DataLoader[Any], Generic[Microbatch_co]
+):
     """torch's ``DataLoader`` with this library's workers, and a position that is exact: change the import, and go on.
 
     Each ``for`` loop is an epoch; a newer iterator ends an older one. Workers start with the first iteration and stay
@@ -186,16 +190,26 @@ class DataLoader(Described, Closing, torch_data.DataLoader[Any], Generic[Microba
     @property
     def epoch(self) -> int:
         """The epoch of the next microbatch, from 0."""
-        if self._loaded is not None:
-            return self._loaded["epoch"]
+        place = self._known_place()
+        if place is not None:
+            return place["epoch"]
         return 0 if self._source is None else self._source.epoch
 
     @property
     def step(self) -> int:
         """Microbatches of that epoch that were delivered before it."""
-        if self._loaded is not None:
-            return self._loaded["step"]
+        place = self._known_place()
+        if place is not None:
+            return place["step"]
         return 0 if self._source is None else self._source.step
+
+    def __len__(self) -> int:
+        """Return the microbatches of an epoch; of this rank's, if they are dealt out.
+
+        Raises:
+            TypeError: The dataset or the sampler has no length.
+        """
+        return super().__len__() if self._share is None else self._map_plan().num_batches()
 
     def __iter__(self) -> Iterator[Microbatch_co]:  # type: ignore[override]  # torch promises a class of its own
         """Begin an epoch, or the rest of one after ``load_state_dict``; an older iterator ends.
@@ -204,8 +218,18 @@ class DataLoader(Described, Closing, torch_data.DataLoader[Any], Generic[Microba
             ConfigurationError: The dataset cannot be sent to a worker, or an argument that goes to ``ShardedDataLoader`` is invalid.
             StateMismatchError: The loaded state does not fit.
         """
-        if self._loaded is None:
+        if self._driven is not None:
+            return self._driven.microbatches(self._begin_driven, self._own_state, self.num_in_last_round())
+        if self._loaded is None or self._is_untouched:
             self._draw_as_torch_does()
+        return self._begin()
+
+    def _begin_driven(self) -> Iterator[Microbatch_co]:
+        # No number is drawn from the program's generators: a run that resumes begins one iteration more.
+        self.set_epoch(self._next_epoch())
+        return self._begin()
+
+    def _begin(self) -> Iterator[Microbatch_co]:
         source = self._source
         if source is None:
             source = self._source = self._make_source()
@@ -226,17 +250,28 @@ class DataLoader(Described, Closing, torch_data.DataLoader[Any], Generic[Microba
     def state_dict(self) -> dict[str, Any]:
         """Return this process's position: what was delivered, not what was prefetched.
 
-        Not collective. Plain values, if the states of a dataset and a sampler of the user's are. The form is
-        described in ``fkat_data.drop_in.saved_state``.
+        Not collective, unless accelerate drives the loop and the ranks have samplers or iterable datasets of their own.
+        Plain values, if the states of a dataset and a sampler of the user's are. The form is described in
+        ``fkat_data.drop_in.saved_state``.
         """
-        if self._loaded is not None:
-            return dict(self._loaded)
-        position = self._first_position() if self._source is None else self._source.state()
-        return {"version": VERSION, "seed": self._known_seed(), **self._fingerprint(), **position}
+        own = self.local_state_dict()
+        return self.merge_state_dicts(gather(own)) if self._is_collective else own
 
     def local_state_dict(self) -> dict[str, Any]:
-        """Return what ``state_dict`` does, which is this process's position."""
-        return self.state_dict()
+        """Return this process's position. Not collective."""
+        place = self._known_place()
+        return self._own_state() if place is None else dict(place)
+
+    def _known_place(self) -> dict[str, Any] | None:
+        """Return a state that is not the source's: one that was loaded, or what accelerate's loop has received."""
+        if self._loaded is not None:
+            return self._loaded
+        return None if self._driven is None else self._driven.place
+
+    def _own_state(self) -> dict[str, Any]:
+        position = self._first_position() if self._source is None else self._source.state()
+        fingerprint = {**self._fingerprint(), **shared_fields(self._share)}
+        return {"version": VERSION, "seed": self._known_seed(), **fingerprint, **position}
 
     @staticmethod
     def merge_state_dicts(local_state_dicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -258,7 +293,12 @@ class DataLoader(Described, Closing, torch_data.DataLoader[Any], Generic[Microba
         if not self.step:
             return
         if self._loaded is not None:
-            iter(self)  # samplers go on from this epoch
+            if self._is_free_of_states():
+                self._go_to(self._start_of(self.epoch + 1), is_untouched=True)
+                return
+            self._begin()  # samplers go on from this epoch
+        if self._driven is not None:
+            self._driven.place = None
         if self._source is not None:
             self._source.end_epoch()
 
@@ -268,7 +308,8 @@ class DataLoader(Described, Closing, torch_data.DataLoader[Any], Generic[Microba
         Returns:
             False if the iteration has ended or begun again since, or nothing was delivered: nothing changes then.
         """
-        return self._loaded is None and self._source is not None and self._source.take_back()
+        is_ahead = self._loaded is not None or self._driven is not None
+        return not is_ahead and self._source is not None and self._source.take_back()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to a saved position: the next iteration begins at the first microbatch that was not delivered before it.
@@ -283,12 +324,14 @@ class DataLoader(Described, Closing, torch_data.DataLoader[Any], Generic[Microba
         """
         own = state_of_rank(state_dict, *rank_and_world_size())
         loaded = checked_loader_state(own, self._fingerprint(), self.seed)
+        check_share(loaded, self._share)
         if ("strands" in loaded) != self._is_iterable:
             kinds = ("<of an iterable dataset>", "<of a dataset with indices>")
             saved, present = kinds if "strands" in loaded else kinds[::-1]
             raise StateMismatchError("strands", saved, present, "the state was saved with another kind of dataset")
-        self.close()
-        self._loaded, self._drawn_seed, self._source = loaded, loaded["seed"], None
+        self._go_to(loaded)
+        if self._is_free_of_states() and self._map_plan().is_over(loaded["step"], loaded["sampler"]):
+            self.end_epoch()  # a caller's set_epoch(), and what an iteration draws, are for the next one
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done since the first iteration, or the newest loaded state; cheap enough for every step."""
@@ -303,17 +346,13 @@ class DataLoader(Described, Closing, torch_data.DataLoader[Any], Generic[Microba
         """Return what a copy begins with: the same arguments, and the same position."""
         state = dict(vars(self))
         if self._source is not None:
-            state.update(_source=None, _loaded=self.state_dict(), _shipped=None)
+            state.update(_source=None, _loaded=self.local_state_dict(), _is_untouched=False, _shipped=None)
         return state
 
-    @property
-    def _is_accelerate_prepared(self) -> bool:
-        """What ``accelerator.prepare`` reads before it makes a loader of its own of this one's parts."""
-        _logger.warning(
-            "accelerator.prepare replaces this loader by accelerate's own, without these workers and without an exact "
-            "state: use fkat_data.huggingface.prepare(accelerator, ...)"
-        )
-        return False
+    def _deliver_to(self, device: torch.device) -> None:
+        if self._source is not None:
+            self._go_to(self.local_state_dict())
+        self.device = device
 
     def _fingerprint(self) -> dict[str, Any]:
         return {"batch_size": self.batch_size, "drop_last": self.drop_last}
@@ -383,14 +422,15 @@ class DataLoader(Described, Closing, torch_data.DataLoader[Any], Generic[Microba
 
     def _map_plan(self) -> NumberedPlan | DrawnPlan:
         if is_numbered(self.sampler, self.batch_sampler):
-            return NumberedPlan(self.sampler, self.batch_sampler, self._known_seed())
+            return NumberedPlan(self.sampler, self.batch_sampler, self._known_seed(), self._share)
         order = self.sampler if self.batch_sampler is None else self.batch_sampler
-        return DrawnPlan(order, self._known_seed(), self._known_dp_rank(), is_ahead=self.num_workers > 0)
+        is_ahead = self.num_workers > 0
+        return DrawnPlan(order, self._known_seed(), self._known_dp_rank(), is_ahead=is_ahead, share=self._share)
 
     def _map_source(self) -> Source:
         plan = self._map_plan()
         num_shard_prefetches = int(self.num_workers > 0 and isinstance(plan, DrawnPlan))
-        inner = self._inner(plan, self.num_workers, self.num_workers, 1, num_shard_prefetches, self.trace)
+        inner = self._inner(plan, self.num_workers, self.num_workers, num_shard_prefetches=num_shard_prefetches)
         return MapSource(inner, plan, self._known_seed(), self._known_dp_rank(), self._loaded)
 
     def _strand_source(self) -> Source:
@@ -402,73 +442,21 @@ class DataLoader(Described, Closing, torch_data.DataLoader[Any], Generic[Microba
             if num_strands > 1 and isinstance(trace, (str, os.PathLike)):
                 path = Path(trace)
                 trace = path.with_name(f"{path.stem}-strand{plan.index}{path.suffix}")
-            return self._inner(plan, num_strands, num_workers, max(1, num_strands), 0, trace)
+            return self._inner(plan, num_strands, num_workers, num_inner=max(1, num_strands), trace=trace)
 
         own_dataset = None if num_strands or self.num_workers else self.dataset
         return StrandSource(make_inner, num_strands, self._known_dp_rank(), own_dataset, self._loaded)
 
-    def _inner(
-        self,
-        plan: ShardPlan,
-        num_told: int,
-        num_workers: int,
-        num_inner: int,
-        num_shard_prefetches: int,
-        trace: str | os.PathLike[str] | None,
-    ) -> ShardedDataLoader:
-        factory = EpochFactory(
-            self.dataset,
-            self.collate_fn,
-            self.worker_init_fn,
-            num_workers=num_told,
-            batch_size=self.batch_size,
-            drop_last=self.drop_last,
-            is_batched=self.batch_sampler is not None,
-            keeps_dataset=bool(self._keeps_workers) or not num_told,
-            snapshot_every_n_steps=self.snapshot_every_n_steps,
-            seed=self._known_seed(),
-        )
-        limit_bytes = self.memory_limit_bytes
-        if num_inner > 1:
-            limit_bytes = max(1 << 20, (limit_bytes or default_limit_bytes()) // num_inner)
-        try:
-            return ShardedDataLoader(
-                self._known_seed(),
-                cast("Any", plan),
-                factory,
-                num_shard_prefetches,
-                -1 if self.prefetch_factor is None else self.prefetch_factor * max(1, num_workers),
-                self._known_dp_rank(),
-                self.profiler,
-                self.device,
-                num_workers > 0,
-                num_workers_per_shard=max(1, num_workers),
-                memory_limit_bytes=limit_bytes,
-                zero_copy=self.zero_copy,
-                max_worker_restarts=self.max_worker_restarts,
-                stall_warning_s=self.stall_warning_s,
-                stall_timeout_s=self.timeout or None,
-                start_method=self._start_method(),
-                trace=trace,
-                replay=self.replay,
-                num_threads_per_worker=self.num_threads_per_worker,
-            )
-        except ConfigurationError as error:
-            name = error.argument.removeprefix("dataloader_factory.")
-            expected = error.expected.replace("multiprocessing=False", "num_workers=0")
-            raise ConfigurationError(name, error.value, expected) from error.__cause__
-
-    def _start_method(self) -> StartMethod | None:
-        context = cast("Any", self.multiprocessing_context)
-        if self.start_method is None and context is not None and context.get_start_method() == "spawn":
-            return "spawn"
-        return self.start_method
+    def _inner(self, plan: ShardPlan, num_told: int, num_workers: int, **options: Any) -> ShardedDataLoader:
+        given: dict[str, Any] = {"seed": self._known_seed(), "dp_rank": self._known_dp_rank(), "trace": self.trace}
+        given |= options
+        keeps_dataset = bool(self._keeps_workers) or not num_told
+        return inner_loader(self, plan, num_told, num_workers, keeps_dataset=keeps_dataset, **given)
 
     def _known_dp_rank(self) -> int:
         if self.dp_rank is not None:
             return self.dp_rank
-        for sampler in (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
-            rank = getattr(sampler, "rank", None)
-            if type(rank) is int:
-                return rank
-        return 0
+        if self._share is not None:
+            return self._share.rank
+        ranks = (getattr(sampler, "rank", None) for sampler in self._samplers())
+        return next((rank for rank in ranks if type(rank) is int), 0)

@@ -8,7 +8,7 @@ import base64
 import copy
 import marshal
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, cast
 
 import torch
@@ -22,6 +22,8 @@ from torch.utils.data import (
 )
 
 from fkat_data.drop_in.own_generators import OwnGenerators
+from fkat_data.drop_in.rank_share import Dealt, RankShare
+from fkat_data.drop_in.sample_order import SampleOrder
 from fkat_data.errors import StateMismatchError
 from fkat_data.plan.elastic import Piece
 from fkat_data.plan.shard_plan import ShardPlan
@@ -74,10 +76,14 @@ class DrawnPlan(ShardPlan):
         dp_rank: The loader's data-parallel rank.
         is_ahead: Whether batches are drawn some time before they are needed; False: the next one, unless all of an
             epoch are decided on when it begins.
+        share: What this rank gets of the batches; None: there is one rank, or the sampler knows its rank.
     """
 
-    def __init__(self, sampler: Iterable[Any], seed: int, dp_rank: int, *, is_ahead: bool) -> None:
+    def __init__(
+        self, sampler: Iterable[Any], seed: int, dp_rank: int, *, is_ahead: bool, share: RankShare | None = None
+    ) -> None:
         self._sampler = sampler
+        self._share = share
         self._members = _members_of(sampler)
         self._draws_at_once = all(type(member) in _DRAWS_AT_ONCE for member in self._members)
         self._seed = seed
@@ -164,6 +170,8 @@ class DrawnPlan(ShardPlan):
         streams = ShardStreams.of(self._seed, 0, epoch, 0)
         self._generators = OwnGenerators(int.from_bytes(streams.key[:8], "little"))
         self._iterator = self._generators.call(iter, self._sampler)
+        if self._share is not None:
+            self._iterator = self._share.deal(map(_copied, self._iterator), self._batch_size, drop_last=self._drop_last)
         self._parts.clear()
         self._orders = {0: 0}
         self._num_parts = self._num_drawn = self._order = 0
@@ -200,11 +208,12 @@ class DrawnPlan(ShardPlan):
         else:
             drawn = self._generators.call(self._drawn, count)
         for batch in drawn:
-            self._order = _digest(batch, self._order)
+            # The digest is of what all ranks get: any rank may load it.
+            self._order = _digest(batch.drawn if isinstance(batch, Dealt) else batch, self._order)
             self._num_drawn += 1
             self._compare(self._known.get(self._num_drawn, self._order), "when it was iterated before")
             self._orders[self._num_drawn] = self._order
-        return drawn
+        return drawn if self._share is None else [dealt.own for dealt in drawn]
 
     def _order_before(self, step: int) -> int:
         if self._loaded is not None and self._loaded[0] == self._epoch and self._loaded[1].get("step") == step:
@@ -224,11 +233,53 @@ class DrawnPlan(ShardPlan):
     def _drawn(self, count: int) -> list[Any]:
         drawn: list[Any] = []
         for batch in self._iterator:
-            # A sampler may fill one list again and again.
-            drawn.append(cast("list[Any]", batch)[:] if type(batch) is list else copy.copy(batch))
+            drawn.append(batch if self._share is not None else _copied(batch))
             if len(drawn) == count:
                 break
         return drawn
+
+    def num_batches(self) -> int:
+        """Return this rank's microbatches of an epoch.
+
+        Raises:
+            TypeError: The sampler has no length.
+        """
+        order = self._plain_order()
+        if order is not None:
+            return len(order)
+        num_drawn = len(cast("Any", self._sampler))
+        return num_drawn if self._share is None else self._share.num_batches(num_drawn, drop_last=self._drop_last)
+
+    def num_in_last_round(self) -> int:
+        """Return the samples of the last round over all ranks, if it is smaller than the others; else, or unknown, 0."""
+        order = self._plain_order()
+        return 0 if order is None else order.num_in_last_round
+
+    def _plain_order(self) -> SampleOrder | None:
+        """Return an order with the same lengths, where batches are what torch's own class makes of indices."""
+        indices: Any = getattr(self._sampler, "sampler", None)
+        if self._share is None or type(self._sampler) is not BatchSampler or not isinstance(indices, Sized):
+            return None
+        return SampleOrder(len(indices), self._batch_size, drop_last=self._drop_last, shuffle=None, share=self._share)
+
+    def is_over(self, step: int, state: Mapping[str, Any]) -> bool:
+        """Return whether an epoch has nothing left at a saved step; False for samplers other than torch's own."""
+        del state
+        return self._draws_at_once and isinstance(self._sampler, Sized) and step == self.num_batches()
+
+    @property
+    def has_states(self) -> bool:
+        """Whether the order depends on states of samplers, and so on the epochs before."""
+        states = self._states()
+        return any(state is not None for state in (*states["generators"], *states["samplers"]))
+
+    @property
+    def _batch_size(self) -> int | None:
+        return getattr(self._sampler, "batch_size", None)
+
+    @property
+    def _drop_last(self) -> bool:
+        return bool(getattr(self._sampler, "drop_last", False))
 
     def _states(self) -> dict[str, Any]:
         generators = [getattr(member, "generator", None) for member in self._members]
@@ -253,6 +304,11 @@ def _members_of(sampler: object) -> list[Any]:
         attributes = (getattr(sampler, name, None) for name in _INNER)
         sampler = next((inner for inner in attributes if inner is not None and inner is not sampler), None)
     return members
+
+
+def _copied(batch: Any) -> Any:
+    """Return a copy: a sampler may fill one list again and again."""
+    return cast("list[Any]", batch)[:] if type(batch) is list else copy.copy(batch)
 
 
 def _text_of(generator: torch.Generator) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, SequentialSampler
 
+from fkat_data.drop_in.rank_share import RankShare
 from fkat_data.drop_in.sample_order import EpochShuffle, SampleOrder
 from fkat_data.errors import StateMismatchError
 from fkat_data.plan.shard_plan import ShardPlan
@@ -28,13 +29,15 @@ class NumberedPlan(ShardPlan):
         sampler: The samples' order; its length is read when an epoch begins.
         batch_sampler: Groups them; None: microbatches are single samples.
         seed: The loader's.
+        share: What this rank gets of the batches; None: there is one rank.
     """
 
-    def __init__(self, sampler: Any, batch_sampler: Any, seed: int) -> None:
+    def __init__(self, sampler: Any, batch_sampler: Any, seed: int, share: RankShare | None = None) -> None:
         self._sampler = sampler if batch_sampler is None else batch_sampler.sampler
         self._batch_size = None if batch_sampler is None else int(batch_sampler.batch_size)
         self._drop_last = batch_sampler is not None and bool(batch_sampler.drop_last)
         self._seed = seed
+        self._share = share
         self._epoch = -1
         self._order: SampleOrder | None = None
         self._loaded: tuple[int, Mapping[str, Any]] | None = None
@@ -61,7 +64,7 @@ class NumberedPlan(ShardPlan):
             shuffle: tuple[int, int] | None = None
             if isinstance(self._sampler, EpochShuffle):
                 self._sampler.epoch, shuffle = epoch, (self._seed, epoch)
-            self._order = SampleOrder(num_samples, self._batch_size, drop_last=self._drop_last, shuffle=shuffle)
+            self._order = self._order_of(num_samples, shuffle)
             self._epoch = epoch
         return self._order if index == 0 and self._order else None
 
@@ -78,3 +81,19 @@ class NumberedPlan(ShardPlan):
         """Return what the order of the rest of an epoch depends on."""
         del epoch, step
         return {"num_samples": len(self._sampler)}
+
+    def is_over(self, step: int, state: Mapping[str, Any]) -> bool:
+        """Return whether an epoch has nothing left at a saved step."""
+        num_samples = len(self._sampler)
+        return state.get("num_samples", num_samples) == num_samples and step == self.num_batches()
+
+    def num_batches(self) -> int:
+        """Return this rank's microbatches of an epoch."""
+        return len(self._order_of(len(self._sampler)))
+
+    def num_in_last_round(self) -> int:
+        """Return the samples of the last round over all ranks, if it is smaller than the others; else 0."""
+        return self._order_of(len(self._sampler)).num_in_last_round
+
+    def _order_of(self, num_samples: int, shuffle: tuple[int, int] | None = None) -> SampleOrder:
+        return SampleOrder(num_samples, self._batch_size, drop_last=self._drop_last, shuffle=shuffle, share=self._share)

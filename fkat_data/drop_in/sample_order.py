@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import RandomSampler
 
+from fkat_data.drop_in.rank_share import RankShare
 from fkat_data.permutation import keys_of, permutation, permuted
 from fkat_data.worker.index_batches import NumberedBatches
 
@@ -27,29 +28,49 @@ class SampleOrder(NumberedBatches):
         batch_size: Samples of a batch; None: single indices, not batches.
         drop_last: Whether a last batch that is smaller is left out.
         shuffle: Seed and epoch that decide on the order; None: it is that of the dataset.
+        share: What one of several ranks gets of the batches; None: there is one rank.
     """
 
     def __init__(
-        self, num_samples: int, batch_size: int | None, *, drop_last: bool, shuffle: tuple[int, int] | None
+        self,
+        num_samples: int,
+        batch_size: int | None,
+        *,
+        drop_last: bool,
+        shuffle: tuple[int, int] | None,
+        share: RankShare | None = None,
     ) -> None:
         self._num_samples = num_samples
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._shuffle = shuffle
+        self._share = share
+        size = 1 if batch_size is None else batch_size
+        # Of a batch, and of the batches of all ranks together.
+        self._size = size if share is None else share.own_size(size)
+        self._round_size = size if share is None else share.round_size(size)
+        self._offset = 0 if share is None else share.rank * self._size
         self._block_index = -1
         self._block: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
-        if self._batch_size is None:
-            return self._num_samples
-        whole, rest = divmod(self._num_samples, self._batch_size)
-        return whole + (rest > 0 and not self._drop_last)
+        whole, rest = divmod(self._num_samples, self._round_size)
+        return whole + (rest > (0 if self._is_even else self._offset) and not self._drop_last)
 
     def __repr__(self) -> str:
         return f"<{self._num_samples} samples>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _order, (self._num_samples, self._batch_size, self._drop_last, self._shuffle)
+        return _order, (self._num_samples, self._batch_size, self._drop_last, self._shuffle, self._share)
+
+    @property
+    def _is_even(self) -> bool:
+        return self._share is not None and self._share.even_batches
+
+    @property
+    def num_in_last_round(self) -> int:
+        """Samples of the last round over all ranks, if it is smaller than the others; else 0."""
+        return 0 if self._drop_last else self._num_samples % self._round_size
 
     def batch(self, index: int) -> Any:
         """Return the indices of the batch at ``index``, or the single index there.
@@ -59,10 +80,16 @@ class SampleOrder(NumberedBatches):
         """
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
-        if self._batch_size is None:
-            return self._indices(index, index + 1)[0]
-        first = index * self._batch_size
-        return self._indices(first, min(first + self._batch_size, self._num_samples))
+        first = index * self._round_size + self._offset
+        end = first + self._size
+        found: list[int] = []
+        while first < (end if self._is_even else min(end, self._num_samples)):
+            # Past the last sample comes the first one again.
+            place = first % self._num_samples
+            stop = min(place + end - first, self._num_samples)
+            found += self._indices(place, stop)
+            first += stop - place
+        return found if self._batch_size is not None else found[0]
 
     def _indices(self, first: int, end: int) -> list[int]:
         if self._shuffle is None:
@@ -90,8 +117,14 @@ class SampleOrder(NumberedBatches):
         return self._block
 
 
-def _order(num_samples: int, batch_size: int | None, drop_last: bool, shuffle: tuple[int, int] | None) -> SampleOrder:
-    return SampleOrder(num_samples, batch_size, drop_last=drop_last, shuffle=shuffle)
+def _order(
+    num_samples: int,
+    batch_size: int | None,
+    drop_last: bool,
+    shuffle: tuple[int, int] | None,
+    share: RankShare | None,
+) -> SampleOrder:
+    return SampleOrder(num_samples, batch_size, drop_last=drop_last, shuffle=shuffle, share=share)
 
 
 class EpochShuffle(RandomSampler):

@@ -10,6 +10,7 @@
         "batch_size": 32,              # None: no batches of one size
         "drop_last": False,
         "sampler": {...},              # map-style datasets: what the order of the epoch depends on
+        "num_ranks": 2,                # of a loader that is dealt out: this and how, "even_batches" and "split_batches"
         "num_strands": 4,              # iterable datasets: their strands, with "epoch", "step", "snapshot", and "delivered":
                                        # how many of the loader's epoch, which the strand may have ended
         "strands": [...],
@@ -26,7 +27,7 @@ from typing import Any, cast
 from fkat_data.arguments import integer
 from fkat_data.errors import ConfigurationError, StateMismatchError
 
-__all__ = ["VERSION", "checked_loader_state", "state_of_rank"]
+__all__ = ["VERSION", "checked_loader_state", "state_at_epoch", "state_of_rank"]
 
 VERSION = 1
 _NOT_A_STATE = "this is not a state of a fkat_data.DataLoader"
@@ -45,6 +46,16 @@ def state_of_rank(state_dict: Any, rank: int, world_size: int) -> Any:
         hint = "resume this loader with the number of ranks that saved its state"
         raise StateMismatchError("all_rank_states", f"<{len(states)} ranks>", f"<{world_size} ranks>", hint)
     return states[rank]
+
+
+def state_at_epoch(state: Mapping[str, Any], epoch: int) -> dict[str, Any]:
+    """Return the state of the same loader at an epoch's start, for an order that depends on nothing but the epoch."""
+    begun = {**state, "epoch": epoch, "step": 0}
+    if "strands" in state:
+        strand = {"epoch": epoch, "step": 0, "delivered": 0, "snapshot": None}
+        return {**begun, "strands": [dict(strand) for _ in state["strands"]]}
+    order = {"step": 0, "order": 0} if "order" in state["sampler"] else {}
+    return {**begun, "sampler": {**state["sampler"], **order}}
 
 
 def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: int | None) -> dict[str, Any]:

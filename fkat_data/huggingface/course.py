@@ -44,8 +44,11 @@ class Course:
         placed = rest_or_next(self._placed, may_be_over=may_be_over, num_workers=num_workers)
         for (microbatch, place), is_last in with_end(placed):
             moved = microbatch if move is None else move(microbatch)
+            # Samplers begin the next epoch by another set_epoch(): behind the last one, the place is there.
+            is_next = is_last and bool(samplers_of(self.loader))
+            reached = self._reached() if is_next else place
             # Last of all: if something before is interrupted, the loop does not have this microbatch.
-            self._place, self.step = place, 0 if is_last else self.step + 1
+            self._place, self.step = reached, 0 if is_last else self.step + 1
             yield moved, is_last
 
     def state_dict(self) -> dict[str, Any]:
@@ -109,7 +112,7 @@ class Course:
 
 def samplers_of(loader: Any) -> list[Any]:
     """Return the samplers that a ``fkat_data.DataLoader`` was made with; of other loaders, nothing."""
-    if not isinstance(loader, DataLoader) or hasattr(cast("Any", loader), "use_stateful_dataloader"):
+    if not isinstance(loader, DataLoader) or not hasattr(cast("Any", loader), "deal_out"):
         return []
     batch_sampler = cast("Any", loader).batch_sampler
     samplers = [cast("Any", loader).sampler, batch_sampler, getattr(batch_sampler, "sampler", None)]

@@ -94,7 +94,8 @@ class _SkippableRest(IterableDataset[Any]):
         """Begin an epoch, or the rest of one."""
         self._num_empty = 0
         move = mover_to(self._device, non_blocking=self._non_blocking)
-        return accelerated(self._course.microbatches(move))
+        num_in_last_round = getattr(self._course.loader, "num_in_last_round", None)
+        return accelerated(self._course.microbatches(move), None, num_in_last_round() if num_in_last_round else 0)
 
     def __iter__(self) -> Iterator[Any]:
         for _ in range(self._num_empty):

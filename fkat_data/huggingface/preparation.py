@@ -2,13 +2,13 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch.utils.data import DataLoader
 
+from fkat_data.accelerated import data_ranks
 from fkat_data.distributed import gather
-from fkat_data.errors import ConfigurationError
-from fkat_data.huggingface.course import samplers_of
 from fkat_data.huggingface.loader_face import LoaderFace, is_own_loader
 
 __all__ = ["face_for", "prepare"]
@@ -19,7 +19,7 @@ _logger = logging.getLogger(__name__)
 def prepare(accelerator: Any, *objects: Any, device_placement: Sequence[bool | None] | None = None) -> Any:
     """Prepare what ``accelerator.prepare`` does, and loaders of this library besides; return all in the same order.
 
-    A prepared loader delivers each rank's own part once, on the accelerator's device. ``accelerator.save_state()`` and
+    A prepared loader delivers each rank's own part once, and of a ``fkat_data.DataLoader`` its share of the batches, on the accelerator's device. ``accelerator.save_state()`` and
     ``load_state()`` include its place, to the microbatch. ``accelerator.accumulate`` knows its last microbatch, and
     ``accelerator.skip_first_batches`` loads nothing that was delivered before. It takes one microbatch ahead.
 
@@ -34,8 +34,8 @@ def prepare(accelerator: Any, *objects: Any, device_placement: Sequence[bool | N
         The prepared objects; a single one by itself.
 
     Raises:
-        ConfigurationError: This machine cannot deliver to the accelerator's device; or a ``fkat_data.DataLoader`` would
-            deliver every sample on each of several ranks.
+        ConfigurationError: This machine cannot deliver to the accelerator's device; or a ``fkat_data.DataLoader`` cannot
+            be dealt out to the ranks.
         Exception: Whatever ``accelerator.prepare`` raises.
     """
     placements = [None] * len(objects) if device_placement is None else list(device_placement)
@@ -66,26 +66,25 @@ def face_for(loader: Any, accelerator: Any, is_placed: bool | None = None) -> Lo
     if is_placed is None:
         is_placed = accelerator.device_placement
     if accelerator.num_processes > 1:
-        _check_part(loader)
+        _give_part(loader, accelerator)
+    if isinstance(loader, DataLoader) and hasattr(cast("Any", loader), "deal_out"):
+        # The face takes over from accelerator.prepare().
+        loader._is_accelerate_prepared = False  # noqa: SLF001 - an attribute of accelerate's
     # On the CPU, microbatches stay the views that they are.
     placed = device if is_placed and device.type != "cpu" else None
     return LoaderFace(loader, placed, non_blocking=accelerator.non_blocking)
 
 
-def _check_part(loader: Any) -> None:
-    """Check that a loader gives each rank a part of its own: nothing but the sampler deals out the samples.
+def _give_part(loader: Any, accelerator: Any) -> None:
+    """Deal a ``fkat_data.DataLoader`` out to the ranks; warn if another loader delivers the same on all of them.
 
     Raises:
-        ConfigurationError: It is a ``fkat_data.DataLoader``, and its samplers know of no ranks.
+        ConfigurationError: The loader cannot be dealt out.
     """
-    samplers = samplers_of(loader)
-    if samplers and not any(hasattr(sampler, "rank") or hasattr(sampler, "process_index") for sampler in samplers):
-        raise ConfigurationError(
-            "sampler",
-            samplers[0],
-            "torch.utils.data.DistributedSampler(dataset, num_replicas=accelerator.num_processes, "
-            "rank=accelerator.process_index): each rank would deliver every sample",
-        )
+    if hasattr(loader, "deal_out"):
+        num_ranks, rank = data_ranks(accelerator)
+        loader.deal_out(num_ranks, rank, even_batches=accelerator.even_batches, split_batches=accelerator.split_batches)
+        return
     plan: Any = loader.local_state_dict().get("fingerprint") if hasattr(loader, "local_state_dict") else None
     own = (plan["dp_rank"], plan["shards"]) if plan and {"dp_rank", "shards"} <= set(plan) else None
     plans = gather(own)

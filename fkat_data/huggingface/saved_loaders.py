@@ -50,14 +50,16 @@ def write_loaders(checkpoint: str | os.PathLike[str], states: Mapping[str, Any],
     beside.replace(path)
 
 
-def read_loaders(checkpoint: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the states of loaders, by their roles.
+def read_loaders(checkpoint: str | os.PathLike[str], *, is_needed: bool = True) -> dict[str, Any]:
+    """Return the states of loaders, by their roles; none if the checkpoint has none, and none is needed.
 
     Raises:
-        ConfigurationError: The checkpoint has none.
+        ConfigurationError: The checkpoint has none, and one is needed.
     """
     path = Path(checkpoint) / _FILE
     if not path.exists():
+        if not is_needed:
+            return {}
         raise ConfigurationError(
             "resume_from_checkpoint",
             str(checkpoint),

@@ -1,5 +1,7 @@
 """What makes the ``Trainer`` of transformers resume a loader of this library at its very next microbatch."""
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any, cast
 
 from torch.utils.data import IterableDataset
@@ -25,8 +27,10 @@ class ExactResumeMixin:
         trainer.train(resume_from_checkpoint=last_checkpoint(args.output_dir))
 
     ``train_dataset`` and ``eval_dataset`` may be a ``ShardedDataLoader``, a ``StreamingDataLoader`` or any other loader
-    of this library, whose microbatches are what the model takes; anything else is treated as before. The loader batches
-    and shuffles: the Trainer's own arguments for that have no effect. Each rank makes the loader of its own part.
+    of this library, whose microbatches are what the model takes; anything else is treated as before. The same holds for
+    what a ``get_train_dataloader`` of yours returns, and the other two of its kind. The loader batches and shuffles: the
+    Trainer's own arguments for that have no effect. Each rank makes the loader of its own part; a
+    ``fkat_data.DataLoader`` is dealt out.
 
     A checkpoint has the loaders' places. A resume begins with the next microbatch; what was delivered before is not
     loaded again. The length of the loader must be the same then, and so must ``gradient_accumulation_steps``.
@@ -42,7 +46,17 @@ class ExactResumeMixin:
         self._loader_faces: dict[str, LoaderFace] = {}
         self._loader_states: dict[str, Any] = {}
         self._resumed_checkpoint: str | None = None
+        self._is_training = False
+        # Of the train() under way: a second call of get_train_dataloader() gets the one that is trained on.
+        self._trained_face: LoaderFace | None = None
         super().__init__(*args, **kwargs)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for role in ("train", "eval", "test"):
+            own = vars(cls).get(f"get_{role}_dataloader")
+            if own is not None:
+                setattr(cls, own.__name__, _faced(own, role))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train; ``resume_from_checkpoint=True`` takes the newest whole checkpoint in ``output_dir``.
@@ -53,35 +67,30 @@ class ExactResumeMixin:
             RankMismatchError: Ranks have different numbers of microbatches.
             Exception: Whatever the Trainer raises.
         """
-        if is_own_loader(self.train_dataset) and resume_from_checkpoint:
-            if resume_from_checkpoint is True:
-                resume_from_checkpoint = last_checkpoint(self.args.output_dir or ".")
-            if resume_from_checkpoint is None:
+        if resume_from_checkpoint:
+            found = last_checkpoint(self.args.output_dir or ".") if resume_from_checkpoint is True else None
+            if is_own_loader(self.train_dataset) and resume_from_checkpoint is True and found is None:
                 raise ConfigurationError(
                     "resume_from_checkpoint", True, f"a whole checkpoint in {self.args.output_dir}; there is none"
                 )
-            self._loader_states = read_loaders(resume_from_checkpoint)
-            self._resumed_checkpoint = resume_from_checkpoint
+            resume_from_checkpoint = found or resume_from_checkpoint
+            if isinstance(resume_from_checkpoint, str):
+                is_needed = is_own_loader(self.train_dataset)
+                self._loader_states = read_loaders(resume_from_checkpoint, is_needed=is_needed)
+                self._resumed_checkpoint = resume_from_checkpoint
+        self._is_training = True
         try:
             return cast("Any", super()).train(resume_from_checkpoint, *args, **kwargs)
         finally:
-            self._resumed_checkpoint = None
+            self._resumed_checkpoint = self._trained_face = None
+            self._is_training = False
 
     def get_train_dataloader(self) -> Any:
         """Return the loader that is ``train_dataset``, as the Trainer takes it; else what the Trainer makes."""
-        loader = self.train_dataset
-        if not is_own_loader(loader):
-            _refuse_dataset("train_dataset", loader)
-            return cast("Any", super()).get_train_dataloader()
-        if self.args.auto_find_batch_size:
-            raise ConfigurationError("auto_find_batch_size", True, "False: the loader decides on the batch size")
-        if self._resumed_checkpoint is not None and self.args.ignore_data_skip:
-            raise ConfigurationError(
-                "ignore_data_skip", True, "False: the Trainer then counts from the loader's place, and loads nothing"
-            )
-        face = self._face("train", loader)
-        _check_lengths(face)
-        return face
+        if is_own_loader(self.train_dataset):
+            return self._train_face(self.train_dataset)
+        _refuse_dataset("train_dataset", self.train_dataset)
+        return self._train_face(cast("Any", super()).get_train_dataloader())
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return a loader of this library as the Trainer takes it; else what the Trainer makes."""
@@ -91,14 +100,14 @@ class ExactResumeMixin:
         if is_own_loader(loader):
             return self._face(f"eval {name}".strip(), loader)
         _refuse_dataset("eval_dataset", loader)
-        return cast("Any", super()).get_eval_dataloader(eval_dataset)
+        return self._face_of("eval", cast("Any", super()).get_eval_dataloader(eval_dataset))
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         """Return a loader of this library as the Trainer takes it; else what the Trainer makes."""
         if is_own_loader(test_dataset):
             return self._face("test", test_dataset)
         _refuse_dataset("test_dataset", test_dataset)
-        return cast("Any", super()).get_test_dataloader(test_dataset)
+        return self._face_of("test", cast("Any", super()).get_test_dataloader(test_dataset))
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
         """Return what the Trainer counts with, and let the loader stand in for the batches that it will step over."""
@@ -130,6 +139,37 @@ class ExactResumeMixin:
                 num_ranks = None if self.args.save_on_each_node else self.args.world_size
                 write_loaders(output_dir, states, num_ranks)
 
+    def _train_face(self, loader: Any) -> Any:
+        if isinstance(loader, LoaderFace) or not is_own_loader(loader):
+            return loader
+        if self._trained_face is not None:
+            return self._trained_face
+        if self.args.auto_find_batch_size:
+            raise ConfigurationError("auto_find_batch_size", True, "False: the loader decides on the batch size")
+        if self._resumed_checkpoint is not None:
+            if self.args.ignore_data_skip:
+                raise ConfigurationError(
+                    "ignore_data_skip",
+                    True,
+                    "False: the Trainer then counts from the loader's place, and loads nothing",
+                )
+            if "train" not in self._loader_states:
+                read_loaders(self._resumed_checkpoint)
+        face = self._face("train", loader)
+        _check_lengths(face)
+        if self._is_training:
+            self._trained_face = face
+        return face
+
+    def _face_of(self, role: str, loader: Any) -> Any:
+        """Return a loader that a user's own method returns as the Trainer takes it."""
+        if role == "train":
+            return self._train_face(loader)
+        # For an evaluation, it may be another loader each time: its place is not saved.
+        if isinstance(loader, LoaderFace) or not is_own_loader(loader):
+            return loader
+        return face_for(loader, self.accelerator)
+
     def _face(self, role: str, loader: Any) -> LoaderFace:
         face = self._loader_faces.get(role)
         if face is None or face.loader is not loader:
@@ -137,6 +177,16 @@ class ExactResumeMixin:
         if role in self._loader_states:
             face.load_state_dict(self._loader_states.pop(role))
         return face
+
+
+def _faced(own: Callable[..., Any], role: str) -> Callable[..., Any]:
+    """Return a user's own method that gives loaders of this library as the Trainer takes them."""
+
+    @wraps(own)
+    def method(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        return trainer._face_of(role, own(trainer, *args, **kwargs))  # noqa: SLF001 - a method of the mixin, whose subclass it is
+
+    return method
 
 
 def _refuse_dataset(argument: str, value: Any) -> None:

@@ -1,5 +1,15 @@
 """A script as users write it, before and after the one line is changed."""
 
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import fkat_data
+
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "dataloader.md"
+
 SCRIPT = """
 import numpy as np
 import torch
@@ -56,3 +66,23 @@ def test_a_script_gives_the_same_losses_after_one_changed_line(run_script):
     assert after.stdout == before.stdout
     assert len(after.stdout.splitlines()) == 3 * 7 + 1
     assert not after.stderr
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "from torch.utils.data import DataLoader\nmade = DataLoader(range(3))",
+        "from torch.utils.data import Dataset, DataLoader\nmade = DataLoader(range(3))",
+        "import torch\nimport torch.utils.data\nmade = torch.utils.data.DataLoader(range(3))",
+    ],
+)
+def test_a_line_of_the_page_changes_each_form_of_the_import(processes, tmp_path, script):
+    made = []
+    for command in re.findall(r"sed -i .*? train\.py", PAGE.read_text()):
+        (tmp_path / "train.py").write_text(script)
+        subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+        names = {}
+        exec((tmp_path / "train.py").read_text(), names)
+        made.append(type(names["made"]))
+    assert len(made) == 3
+    assert fkat_data.DataLoader in made

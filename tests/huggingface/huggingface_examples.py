@@ -67,9 +67,31 @@ def sharded(dataset=Rows, rank=0, num_ranks=1, **options):
     return ShardedDataLoader(3, sampler, factory, **{"multiprocessing": False} | options)
 
 
-def data_loader():
-    rows = torch.utils.data.ConcatDataset([Rows(str(shard * SHARD_SIZE)) for shard in range(NUM_SHARDS)])
-    return DataLoader(rows, BATCH_SIZE, shuffle=True, seed=3)
+class AllRows(torch.utils.data.IterableDataset):
+    """The samples of all shards; a rank's own, in turn."""
+
+    def __init__(self, rank=0, num_ranks=1):
+        self.numbers = range(rank, NUM_TOKENS, num_ranks)
+
+    def __iter__(self):
+        return (Rows("0")[number] for number in self.numbers)
+
+
+def rows():
+    return torch.utils.data.ConcatDataset([Rows(str(shard * SHARD_SIZE)) for shard in range(NUM_SHARDS)])
+
+
+def data_loader(**options):
+    return DataLoader(rows(), BATCH_SIZE, **{"shuffle": True, "seed": 3} | options)
+
+
+def distributed(rank=0, num_ranks=1):
+    sampler = torch.utils.data.DistributedSampler(rows(), num_ranks, rank, seed=3)
+    return data_loader(shuffle=None, sampler=sampler)
+
+
+def iterable(rank=0, num_ranks=1):
+    return DataLoader(AllRows(rank, num_ranks), BATCH_SIZE, seed=3, dp_rank=rank)
 
 
 def write_streams(folder):

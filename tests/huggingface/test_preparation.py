@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
 from huggingface_examples import (
     BATCH_SIZE,
     NUM_TOKENS,
@@ -14,6 +15,8 @@ from huggingface_examples import (
     OwnIteration,
     Rows,
     data_loader,
+    distributed,
+    iterable,
     numbers,
     sharded,
     streaming,
@@ -21,7 +24,7 @@ from huggingface_examples import (
 )
 
 import fkat_data.accelerated
-from fkat_data import StateMismatchError
+from fkat_data import ConfigurationError, StateMismatchError
 from fkat_data.huggingface import prepare
 
 ACCUMULATED = 3
@@ -43,6 +46,10 @@ KINDS = {
     "sharded": (lambda folder: sharded(), prepare),
     "sharded, no length": (lambda folder: sharded(EndlessLookingRows), prepare),
     "DataLoader": (lambda folder: data_loader(), prepare),
+    "DataLoader by accelerate": (lambda folder: data_loader(), by_accelerate),
+    "DataLoader, sampler of ranks": (lambda folder: distributed(), prepare),
+    "DataLoader, sampler of ranks, by accelerate": (lambda folder: distributed(), by_accelerate),
+    "DataLoader, iterable, by accelerate": (lambda folder: iterable(), by_accelerate),
     "streaming": (streaming, prepare),
     "streaming by accelerate": (streaming, by_accelerate),
     "streaming, own iteration": (partial(streaming, kind=OwnIteration), prepare),
@@ -121,17 +128,33 @@ def test_the_attributes_that_accelerate_reads_of_a_loader_that_it_leaves_alone(f
     """`_is_accelerate_prepared` is private to accelerate: where it is renamed, this fails."""
     accelerator = Accelerator(cpu=True)
     own, others = streaming(folder), torch.utils.data.DataLoader(range(4))
-    assert accelerator.prepare(own) is own
+    for loader in (own, data_loader()):
+        assert accelerator.prepare(loader) is loader
+    loader = data_loader()
+    assert accelerator.prepare_data_loader(loader) is loader
+    assert loader._is_accelerate_prepared
     assert accelerator.prepare(others) is not others
     assert accelerator.prepare_data_loader(own) is own
     face = prepare(accelerator, sharded())
     assert accelerator.prepare(face) is face
 
 
-def test_accelerate_alone_says_that_it_replaces_a_data_loader(caplog):
-    loader = Accelerator(cpu=True).prepare(data_loader())
-    assert "use fkat_data.huggingface.prepare" in caplog.text
-    assert sorted(number for microbatch in loader for number in numbers(microbatch)[::3]) == list(range(NUM_TOKENS))
+def test_what_accelerate_makes_of_a_data_loaders_parts_is_refused():
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(data_loader())
+    for refused in (loader, data_loader()):
+        with pytest.raises(ConfigurationError, match=r"skip_first_batches.*the loader itself goes on"):
+            accelerator.skip_first_batches(refused, 3)
+    with pytest.raises(ConfigurationError, match="dispatch_batches"):
+        Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True)).prepare(data_loader())
+    assert loader.pin_memory_device == ""  # for others than accelerate
+    assert not data_loader()._is_accelerate_prepared
+
+
+def test_a_loader_that_accelerate_has_is_faced_like_any_other():
+    accelerator = Accelerator(cpu=True)
+    face = prepare(accelerator, accelerator.prepare(data_loader()))
+    assert [numbers(microbatch) for microbatch in face] == [numbers(microbatch) for microbatch in data_loader()]
 
 
 def test_gather_for_metrics_gives_every_sample(folder):

@@ -5,7 +5,17 @@ import shutil
 import pytest
 import torch
 import transformers
-from huggingface_examples import NUM_TOKENS, EndlessLookingRows, Rows, numbers, sharded, streaming, write_streams
+from huggingface_examples import (
+    NUM_TOKENS,
+    EndlessLookingRows,
+    Rows,
+    data_loader,
+    numbers,
+    rows,
+    sharded,
+    streaming,
+    write_streams,
+)
 
 from fkat_data import ConfigurationError, StateMismatchError
 from fkat_data.huggingface import ExactResumeMixin, last_checkpoint
@@ -52,6 +62,23 @@ def trainer(folder, loader, trainer_class=RecordingTrainer, eval_dataset=None, *
     return trainer_class(model=model, args=args, train_dataset=loader, eval_dataset=eval_dataset)
 
 
+class OwnLoaders(RecordingTrainer):
+    """Returns loaders of its own, as many do."""
+
+    def get_train_dataloader(self):
+        return self.accelerator.prepare(data_loader(seed=None))
+
+    def get_eval_dataloader(self, eval_dataset=None):
+        return data_loader()
+
+
+class WithoutMixin(transformers.Trainer):
+    """The same without the mixin; the seed decides on what it returns."""
+
+    def get_train_dataloader(self):
+        return data_loader(seed=self.args.data_seed)
+
+
 def weights(trained):
     return torch.nn.utils.parameters_to_vector(trained.model.parameters()).tolist()
 
@@ -63,6 +90,11 @@ KINDS = {
     "sharded, no length": (lambda folder: sharded(EndlessLookingRows), {"max_steps": 6}),
     "sharded, one microbatch a step": (lambda folder: sharded(), {"gradient_accumulation_steps": 1, "max_steps": 14}),
     "streaming": (streaming, {}),
+    "DataLoader": (lambda folder: data_loader(), {}),
+    "own loaders": (
+        lambda folder: rows(),
+        {"max_steps": 7, "trainer_class": OwnLoaders, "eval_strategy": "epoch", "eval_dataset": [0]},
+    ),
 }
 
 
@@ -134,6 +166,23 @@ def test_what_would_lose_data_is_refused(tmp_path):
     write_streams(tmp_path / "streams")
     with pytest.raises(ConfigurationError, match=r"StreamingDataLoader\(dataset"):
         trainer(tmp_path, streaming(tmp_path / "streams").dataset, max_steps=4).train()
+
+
+def test_the_trainer_alone_refuses_what_it_would_do_wrong(tmp_path):
+    """It goes on at an epoch's start where the seed says the order, and nowhere else."""
+    for seed in (None, 3):
+        settings = {"trainer_class": WithoutMixin, "data_seed": seed, "max_steps": 5}
+        run = trainer(tmp_path, rows(), **settings)
+        run.train()
+        with pytest.raises(ConfigurationError, match=r"skip_first_batches.*ExactResumeMixin"):
+            trainer(tmp_path, rows(), **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+        resumed = trainer(tmp_path, rows(), **settings)
+        if seed is None:
+            with pytest.raises(ConfigurationError, match="needs its seed"):
+                resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+        else:
+            resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+            assert weights(resumed) == weights(run)
 
 
 def test_other_datasets_are_the_trainers_own_affair(tmp_path):

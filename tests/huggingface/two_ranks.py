@@ -1,15 +1,27 @@
-"""A rank of two under torchrun: what accelerate and the Trainer deliver, and where each goes on."""
+"""A rank of two: what accelerate and the Trainer deliver, and where each goes on."""
 
+import logging
+import os
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator, PartialState
-from huggingface_examples import NUM_TOKENS, numbers, sharded, streaming, write_streams
+from huggingface_examples import (
+    NUM_TOKENS,
+    data_loader,
+    distributed,
+    iterable,
+    numbers,
+    rows,
+    sharded,
+    streaming,
+    write_streams,
+)
 from test_trainer_mixin import trainer, weights
 
-from fkat_data import RankMismatchError
+from fkat_data import ConfigurationError, DataLoader, RankMismatchError
 from fkat_data.distributed import gather
 from fkat_data.huggingface import prepare
 
@@ -18,6 +30,10 @@ def deliver_each_once(folder):
     """Half of an epoch, a checkpoint, and the rest by another loader: for each loader, and each way to prepare it."""
     ways = {
         "sharded": (lambda: sharded(rank=rank, num_ranks=2), prepare),
+        "DataLoader": (data_loader, prepare),
+        "DataLoader by accelerate": (lambda: data_loader(seed=None), Accelerator.prepare),
+        "sampler of ranks by accelerate": (lambda: distributed(rank, 2), Accelerator.prepare),
+        "iterable by accelerate": (lambda: iterable(rank, 2), Accelerator.prepare),
         "streaming": (lambda: streaming(folder / "streams"), prepare),
         "streaming by accelerate": (lambda: streaming(folder / "streams"), Accelerator.prepare),
     }
@@ -40,18 +56,29 @@ def deliver_each_once(folder):
         assert everything == list(range(NUM_TOKENS)), (name, everything)
 
 
-def resume_the_trainer(folder):
+def resume_the_trainer(folder, make):
     settings = {"max_steps": 5, "gradient_accumulation_steps": 2}
-    run = trainer(folder / "run", sharded(rank=rank, num_ranks=2), **settings)
+    run = trainer(folder / "run", make(), **settings)
     run.train()
     expected = gather(run.records)
     first_epoch = [number for records in expected for step, tokens in records if step < 3 for number in tokens[::3]]
     assert sorted(first_epoch) == list(range(NUM_TOKENS)), first_epoch
     for step in (1, 3, 4):
-        resumed = trainer(folder / "other", sharded(rank=rank, num_ranks=2), save_strategy="no", **settings)
+        resumed = trainer(folder / "other", make(), save_strategy="no", **settings)
         resumed.train(resume_from_checkpoint=str(folder / "run" / f"checkpoint-{step}"))
         assert resumed.records == [record for record in run.records if record[0] >= step]
         assert weights(resumed) == weights(run)
+
+
+def even_metrics():
+    """Batches of three of twenty samples: the last ones are filled up, and metrics leave that out."""
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(rows(), 3, shuffle=True))
+    gathered = [accelerator.gather_for_metrics(microbatch["input_ids"])[:, 0] for microbatch in loader]
+    assert len(loader) == len(gathered) == 4
+    assert sorted(torch.cat(gathered).tolist()) == list(range(NUM_TOKENS))
+    with pytest.raises(ConfigurationError, match="the same on all ranks"):
+        accelerator.prepare(data_loader(seed=rank))
 
 
 def refuse_other_lengths(folder):
@@ -60,7 +87,17 @@ def refuse_other_lengths(folder):
         trainer(folder / "uneven", uneven, max_steps=2).train()
 
 
+def warn_of_equal_shards():
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("fkat_data").addHandler(handler)
+    prepare(Accelerator(cpu=True), sharded())
+    assert any("each of the 2 ranks will deliver the same samples" in line for line in lines), lines
+
+
 if __name__ == "__main__":
+    os.environ["LOCAL_WORLD_SIZE"] = os.environ["WORLD_SIZE"]
     torch.set_num_threads(1)
     rank = PartialState(cpu=True).process_index
     target = Path(sys.argv[1])
@@ -68,9 +105,12 @@ if __name__ == "__main__":
         write_streams(target / "streams")
     PartialState().wait_for_everyone()
     deliver_each_once(target)
-    resume_the_trainer(target)
+    even_metrics()
+    resume_the_trainer(target / "sharded", lambda: sharded(rank=rank, num_ranks=2))
+    resume_the_trainer(target / "DataLoader", data_loader)
+    resume_the_trainer(target / "streaming", lambda: streaming(target / "streams"))
     refuse_other_lengths(target)
-    prepare(Accelerator(cpu=True), sharded())  # logs that nothing deals out the shards
+    warn_of_equal_shards()
     if rank == 0:
         print("all of it")
     PartialState().destroy_process_group()

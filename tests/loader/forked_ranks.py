@@ -1,6 +1,6 @@
 """Run a program as every rank of a job, in processes forked from one that has imported torch: a second instead of ten.
 
-Command line: for each job in turn, its number of ranks, and the program with its arguments as a list in JSON.
+Command line: modules that all ranks need, as a list in JSON; then for each job in turn, its number of ranks, and the program with its arguments as a list in JSON.
 """
 
 import importlib
@@ -15,12 +15,21 @@ import traceback
 END = "\0"
 
 
-def run_jobs(*jobs, folder):
-    """Run jobs one after another; each is a number of ranks, a program and its arguments. Return what each prints."""
+IMPORTS = ("torch.distributed.checkpoint", "torch.distributed.fsdp", "fkat_data.configuration")
+
+
+def run_jobs(*jobs, folder, imports=IMPORTS):
+    """Run jobs one after another; each is a number of ranks, a program and its arguments. Return what each prints.
+
+    Args:
+        *jobs: The jobs.
+        folder: Their working directory.
+        imports: What is imported once for all ranks.
+    """
     words = [word for size, *command in jobs for word in (str(size), json.dumps([str(part) for part in command]))]
     environment = {name: value for name, value in os.environ.items() if not name.endswith(("RANK", "WORLD_SIZE"))}
     environment |= {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", __file__, *words]
+    command = [sys.executable, "-W", "ignore", __file__, json.dumps(imports), *words]
     done = subprocess.run(
         command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )
@@ -29,10 +38,9 @@ def run_jobs(*jobs, folder):
 
 
 def main():
-    for name in ("torch.distributed.checkpoint", "torch.distributed.fsdp", "fkat_data.configuration"):
-        importlib.import_module(name)  # for all ranks
-
-    words = sys.argv[1:]
+    imports, *words = sys.argv[1:]
+    for name in json.loads(imports):
+        importlib.import_module(name)
     for size, command in zip(map(int, words[::2]), words[1::2], strict=True):
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))

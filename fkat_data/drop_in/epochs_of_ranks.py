@@ -1,0 +1,167 @@
+"""Which epoch comes next, and which of its batches are this rank's."""
+
+from abc import abstractmethod
+from typing import Any
+
+from fkat_data import arguments
+from fkat_data.drop_in.accelerate_side import AccelerateSide
+from fkat_data.drop_in.drawn_plan import DrawnPlan
+from fkat_data.drop_in.numbered_plan import NumberedPlan
+from fkat_data.drop_in.rank_share import RankShare, agreed_state, check_share, shared_fields
+from fkat_data.drop_in.saved_state import state_at_epoch
+from fkat_data.errors import ConfigurationError, StateMismatchError
+
+__all__ = ["EpochsOfRanks"]
+
+
+class EpochsOfRanks(AccelerateSide):
+    """The part of a DataLoader that ranks and loops set."""
+
+    dataset: Any
+    sampler: Any
+    batch_sampler: Any
+    seed: int | None
+    dp_rank: int | None
+    _is_iterable: bool
+    _source: Any
+    _drawn_seed: int | None
+    _loaded: dict[str, Any] | None
+    # Whether that state is an epoch's start that no other process has begun.
+    _is_untouched: bool = False
+    _share: RankShare | None = None
+    # Whether a state is of all ranks, which have samplers or datasets of their own.
+    _is_collective: bool = False
+
+    @property
+    @abstractmethod
+    def epoch(self) -> int:
+        """The epoch of the next microbatch."""
+
+    @property
+    @abstractmethod
+    def step(self) -> int:
+        """Microbatches of that epoch that were delivered before it."""
+
+    @abstractmethod
+    def local_state_dict(self) -> dict[str, Any]:
+        """Return this process's position."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the workers."""
+
+    @abstractmethod
+    def _own_state(self) -> dict[str, Any]:
+        """Return the position of what makes the microbatches."""
+
+    @abstractmethod
+    def _map_plan(self) -> NumberedPlan | DrawnPlan:
+        """Return the plan of a dataset with indices."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the next iteration be of this epoch, and tell samplers and the dataset, as accelerate's loaders do.
+
+        Raises:
+            ConfigurationError: What the epoch has depends on a seed that is not known, or on the epochs before.
+            StateMismatchError: A loaded state is of another epoch.
+        """
+        arguments.integer("epoch", epoch, minimum=0)
+        if epoch != self._next_epoch():
+            self._jump(epoch)
+        for each in (*self._samplers(), self.dataset):
+            tell = getattr(each, "set_epoch", None)
+            if callable(tell):
+                tell(epoch)
+
+    def deal_out(self, num_ranks: int, rank: int, *, even_batches: bool = True, split_batches: bool = False) -> None:
+        """Deliver this rank's share of the microbatches, dealt out as accelerate does. Every rank calls it.
+
+        Rank r of n gets every nth batch, from the one at r on. The ranks agree on the first one's seed, and on the
+        states of its samplers. Where a sampler knows its rank, as a ``DistributedSampler`` does, nothing is dealt out,
+        nor for an iterable dataset, whose loader has ``dp_rank``.
+
+        Args:
+            num_ranks: Ranks that share the dataset.
+            rank: This one.
+            even_batches: Whether the last batches are filled up with the epoch's first samples, so that all ranks have
+                equally many.
+            split_batches: Whether each rank gets a part of every batch instead.
+
+        Raises:
+            ConfigurationError: Nothing says which samples of an iterable dataset are this rank's; ranks have other
+                seeds; or a batch cannot be split.
+            RankMismatchError: Ranks have datasets of other lengths.
+            StateMismatchError: The state that was loaded is of another number of ranks.
+        """
+        if num_ranks == 1:
+            return
+        if self._is_iterable and self.dp_rank is None:
+            raise ConfigurationError(
+                "dp_rank",
+                None,
+                "this process's rank, if the dataset yields this rank's own part: samples of an iterable dataset are not "
+                "dealt out, so that each rank would deliver all that it yields",
+            )
+        if self._is_iterable or any(
+            hasattr(each, "rank") or hasattr(each, "process_index") for each in self._samplers()
+        ):
+            self._is_collective = True
+            return
+        share = RankShare(num_ranks, rank, even_batches, split_batches)
+        size = getattr(self.sampler if self.batch_sampler is None else self.batch_sampler, "batch_size", None)
+        if split_batches and (not isinstance(size, int) or size % num_ranks):
+            raise ConfigurationError(
+                "batch_size", size, f"a multiple of {num_ranks}, among which ranks split each batch"
+            )
+        if share == self._share:
+            return
+        agreed = agreed_state(self._own_state(), is_seed_given=self.seed is not None)
+        if self._loaded is None:
+            self._go_to({**state_at_epoch(agreed, 0), **shared_fields(share)}, is_untouched=True)
+        check_share(self.local_state_dict(), share)
+        self._share = share
+
+    def num_in_last_round(self) -> int:
+        """Return the samples of an epoch's last batches on all ranks, without those that fill them up; 0: all are."""
+        return 0 if self._share is None else self._map_plan().num_in_last_round()
+
+    def _next_epoch(self) -> int:
+        """Return the epoch that the next iteration is of: one that was left is over."""
+        return self.epoch + (self._loaded is None and self.step > 0)
+
+    def _samplers(self) -> list[Any]:
+        found = (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
+        return [sampler for sampler in found if sampler is not None]
+
+    def _go_to(self, state: dict[str, Any], *, is_untouched: bool = False) -> None:
+        self.close()
+        self._is_untouched = is_untouched
+        self._loaded, self._drawn_seed, self._source = state, state["seed"], None
+        if self._driven is not None:
+            self._driven.place = None
+
+    def _jump(self, epoch: int) -> None:
+        loaded = self._loaded
+        if loaded is not None and (loaded["epoch"], loaded["step"]) != (0, 0):
+            hint = "go on with the epoch of the loaded state, which loader.epoch says"
+            raise StateMismatchError("epoch", loaded["epoch"], epoch, hint)
+        if self.seed is None and self._source is None:
+            raise ConfigurationError(
+                "seed",
+                None,
+                f"a number: a loader that begins with epoch {epoch} and no state goes on with what another one began, "
+                "and needs its seed",
+            )
+        if not self._is_iterable and not self._is_free_of_states():
+            hint = f"load_state_dict() before epoch {epoch}: its order depends on the epochs before"
+            raise ConfigurationError("sampler", self.sampler, hint)
+        self._go_to(self._start_of(epoch), is_untouched=True)
+
+    def _is_free_of_states(self) -> bool:
+        """Return whether an epoch's order depends on nothing but the seed, the epoch, and set_epoch()."""
+        plan = None if self._is_iterable else self._map_plan()
+        return isinstance(plan, NumberedPlan) or (plan is not None and not plan.has_states)
+
+    def _start_of(self, epoch: int) -> dict[str, Any]:
+        begun = state_at_epoch(self._own_state(), epoch)
+        return begun if self._is_iterable else {**begun, "sampler": self._map_plan().state_at(epoch, 0)}

@@ -1,0 +1,144 @@
+"""The share of a loader's batches that one of several ranks delivers, as accelerate deals them out."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, cycle, islice
+from typing import Any, NamedTuple
+
+from fkat_data.distributed import gather
+from fkat_data.errors import ConfigurationError, RankMismatchError, StateMismatchError
+
+__all__ = ["Dealt", "RankShare", "agreed_state", "check_share", "shared_fields"]
+
+_ALONE = {"num_ranks": 1, "even_batches": True, "split_batches": False}
+
+
+class Dealt(NamedTuple):
+    """What one round of dealing gives to a rank.
+
+    Attributes:
+        own: The rank's batch.
+        drawn: The batches that were drawn for all ranks.
+    """
+
+    own: Any
+    drawn: list[Any]
+
+
+class RankShare(NamedTuple):
+    """Which samples of each round a rank gets: a round is a batch for each rank, or one batch that they split.
+
+    Attributes:
+        num_ranks: Ranks that share the batches.
+        rank: This one.
+        even_batches: Whether the last round is filled up with the epoch's first samples, so that each rank has equally
+            many batches of one size.
+        split_batches: Whether each rank gets a part of every batch.
+    """
+
+    num_ranks: int
+    rank: int
+    even_batches: bool = True
+    split_batches: bool = False
+
+    def own_size(self, batch_size: int) -> int:
+        """Return the samples of a rank's batch."""
+        return batch_size // self.num_ranks if self.split_batches else batch_size
+
+    def round_size(self, batch_size: int) -> int:
+        """Return the samples of a round."""
+        return batch_size if self.split_batches else batch_size * self.num_ranks
+
+    def num_batches(self, num_drawn: int, *, drop_last: bool) -> int:
+        """Return a rank's batches of an epoch that has ``num_drawn`` for all ranks."""
+        if self.split_batches:
+            return num_drawn
+        whole, rest = divmod(num_drawn, self.num_ranks)
+        if drop_last:
+            return whole
+        return whole + (rest > 0 if self.even_batches else rest > self.rank)
+
+    def deal(self, batches: Iterable[Any], batch_size: int | None, *, drop_last: bool) -> Iterator[Dealt]:
+        """Yield the rank's batches.
+
+        Args:
+            batches: Those of all ranks.
+            batch_size: Samples of each; None: batches of any size, which are dealt out whole.
+            drop_last: Whether the last round is left out if it is smaller.
+
+        Raises:
+            ConfigurationError: A batch before the last has another size.
+        """
+        iterator = iter(batches)
+        num_in_round = 1 if self.split_batches else self.num_ranks
+        first: list[Any] | None = None
+        while drawn := list(islice(iterator, num_in_round)):
+            if first is None:
+                first = drawn
+            if len(drawn) == num_in_round and (batch_size is None or all(len(each) == batch_size for each in drawn)):
+                yield Dealt(self._own(drawn, batch_size), drawn)
+                continue
+            if next(iterator, None) is not None:
+                raise ConfigurationError(
+                    "batch_sampler",
+                    f"a batch of {next(len(each) for each in drawn if len(each) != batch_size)} samples",
+                    f"batches of batch_size={batch_size} samples, or a batch sampler without the attribute batch_size, "
+                    "whose batches are dealt out whole",
+                )
+            yield from self._last(drawn, first, batch_size, drop_last=drop_last)
+
+    def _own(self, drawn: list[Any], batch_size: int | None) -> Any:
+        if not self.split_batches or batch_size is None:
+            return drawn[self.rank]
+        size = self.own_size(batch_size)
+        return drawn[0][size * self.rank : size * (self.rank + 1)]
+
+    def _last(self, drawn: list[Any], first: list[Any], batch_size: int | None, *, drop_last: bool) -> Iterator[Dealt]:
+        if drop_last:
+            return
+        items, fill, size, whole = drawn, first, 1, self.num_ranks
+        if batch_size is not None:
+            items, fill = [*chain.from_iterable(drawn)], [*chain.from_iterable(first)]
+            size, whole = self.own_size(batch_size), self.round_size(batch_size)
+        if self.even_batches:
+            items = list(islice(chain(items, cycle(fill)), whole))
+        own = items[size * self.rank : size * (self.rank + 1)]
+        if own:
+            yield Dealt(own[0] if batch_size is None else own, drawn)
+
+
+def check_share(state: Mapping[str, Any], share: RankShare | None) -> None:
+    """Return if a state was saved by a loader with the same share, or another rank's of the same dealing.
+
+    Raises:
+        StateMismatchError: It was not.
+    """
+    present = shared_fields(share) or _ALONE
+    for field, value in present.items():
+        saved = state.get(field, _ALONE[field])
+        if saved != value and (field == "num_ranks" or share is not None):
+            hint = "load the state into a loader that is dealt out to as many ranks, in the same way, as the one that saved"
+            raise StateMismatchError(field, saved, value, hint)
+
+
+def shared_fields(share: RankShare | None) -> dict[str, Any]:
+    """Return what a state says of a share: nothing that differs from rank to rank."""
+    return {} if share is None else {name: getattr(share, name) for name in _ALONE}
+
+
+def agreed_state(own: Mapping[str, Any], *, is_seed_given: bool) -> dict[str, Any]:
+    """Return the first rank's state, for all ranks to begin with. A collective.
+
+    Raises:
+        ConfigurationError: Ranks were given different seeds.
+        RankMismatchError: Ranks have datasets of other lengths.
+    """
+    of_ranks = gather((dict(own), is_seed_given))
+    first = of_ranks[0][0]
+    seeds = {state["seed"] for state, is_given in of_ranks if is_given}
+    if len(seeds) > 1:
+        raise ConfigurationError("seed", own["seed"], f"the same on all ranks, and not {sorted(seeds)}")
+    lengths = [state["sampler"].get("num_samples") for state, _ in of_ranks]
+    if len(set(lengths)) > 1:
+        per_rank = ", ".join(f"{length} on rank {rank}" for rank, length in enumerate(lengths))
+        raise RankMismatchError("len(dataset)", per_rank)
+    return first
