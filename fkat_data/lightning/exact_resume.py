@@ -46,6 +46,7 @@ class ExactResume(Flavoured, Callback):
         super().__init__()
         self._state: FeedState | None = None
         self._gradients: dict[str, Any] = {}
+        self._resumed_epoch = 0
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Stand between the Trainer and its loaders."""
@@ -64,6 +65,8 @@ class ExactResume(Flavoured, Callback):
         if self._state is None:
             return
         self._gradients = {} if self._state.is_over else saved.get("gradients", {})
+        epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]
+        self._resumed_epoch = epochs["processed"] + (self._state.is_over and epochs["processed"] < epochs["started"])
         feed = _train_feed(trainer)
         if feed is not None:
             feed.position.restore(self._state)
@@ -122,6 +125,10 @@ class ExactResume(Flavoured, Callback):
                 _combined(loop).rewind()
         _leave(trainer)
 
+    def _epoch(self, trainer: Any) -> int:
+        """Return the epoch that begins: Lightning may begin it before it has read its own counts in the checkpoint."""
+        return trainer.fit_loop.epoch_progress.current.processed if self._state is None else self._resumed_epoch
+
     def _feed_of(self, trainer: Any, loop: Any, loaders: Any) -> Any:
         is_training = loop is trainer.fit_loop
         combined_class = package_of(trainer).utilities.CombinedLoader
@@ -130,6 +137,7 @@ class ExactResume(Flavoured, Callback):
         if not is_training:
             return fed(loaders, EvaluationFeed)
         feed: TrainFeed = fed(loaders, TrainFeed)
+        feed.epoch = lambda: self._epoch(trainer)
         feed.epoch_limits = EpochLimits(trainer, lambda: len(cast("Any", feed)))
         progress = trainer.fit_loop.epoch_loop.batch_progress
         # Lightning's other fetcher, for training_step(dataloader_iter), keeps no batches.

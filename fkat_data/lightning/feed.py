@@ -1,6 +1,6 @@
 """What stands in for Lightning's ``CombinedLoader``: the same loaders, at the places that are right."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ class TrainFeed:
 
     position: FeedPosition
     epoch_limits: EpochLimits
+    epoch: Callable[[], int]
     saved: FeedState | None = None
     flattened: list[Any]
     limits: list[Any] | None
@@ -26,6 +27,8 @@ class TrainFeed:
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch of Lightning's, or the rest of one."""
         ended = self.position.begin(self.flattened)
+        for loader in filter(is_ours, self.flattened):
+            _set_epoch(loader, self.epoch())
         if self.limits is not None:
             self.limits = self.epoch_limits.of(self.flattened, self.limits)
         cast("Any", super()).__iter__()
@@ -97,6 +100,15 @@ class EvaluationFeed:
         for loader, start in zip(self.flattened, self.starts or (), strict=False):
             if start is not None:
                 loader.load_state_dict(start)
+
+
+def _set_epoch(loader: Any, epoch: int) -> None:
+    """Tell a loader's samplers the epoch before they are iterated: after a restart, Lightning tells them too late."""
+    sampler = getattr(loader, "sampler", None)
+    for each in (sampler, getattr(getattr(loader, "batch_sampler", None), "sampler", None)):
+        tell = getattr(each, "set_epoch", None)
+        if callable(tell):
+            tell(epoch)
 
 
 def _start_of_epoch(loader: ResumableLoader) -> dict[str, Any] | None:

@@ -107,8 +107,8 @@ class FeedPosition:
         elif self._start is not None and trained == self._trained_before:
             state = self._start
         ended = [False] * len(loaders)
-        if self._has_ended:
-            # One that Lightning did not read to its end may still stand where a state had brought it.
+        if self._has_ended or (state is None and self._num_fetched):
+            # One that Lightning did not read to its end still stands in the epoch that is over, whose length it tells.
             for loader in filter(is_ours, loaders):
                 loader.end_epoch()
             self._has_ended = False

@@ -370,16 +370,25 @@ def test_the_gradients_of_an_accumulation_are_in_the_checkpoint(tmp_path):
     assert [bool(gradients) for gradients in found] == [True, False, True, False, False] * 2
 
 
-def test_epochs_of_unequal_length_are_trained_on_to_their_ends_and_resume(tmp_path):
-    """One epoch has 2 microbatches, the next one 5, and the third 3."""
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [
+        ({}, [2, 5, 3]),
+        ({"limit_train_batches": 0.7, "accumulate_grad_batches": 2, "estimates": True}, [1, 3, 2]),
+    ],
+)
+def test_epochs_of_unequal_length_are_trained_on_to_their_ends_and_resume(tmp_path, options, numbers):
+    """One epoch has 2 microbatches, the next one 5, and the third 3; of a share, the share of each."""
     epochs = [["map-b-3"], ["map-a-5", "map-b-3"], ["map-a-5"]]
 
     class Uneven(ShardSampler):
         def shards(self, epoch):
             return epochs[epoch % 3]
 
-    whole, _, differing = sweep(tmp_path, lambda: known(shards=Uneven()), max_epochs=3)
-    assert len(whole.seen) == 2 + 5 + 3
+    hooks = ("on_train_batch_start", "on_train_batch_end", "on_train_epoch_end")
+    _, saver, differing = sweep(tmp_path, lambda: known(shards=Uneven()), hooks, max_epochs=3, **options)
+    ends = [num_seen for num_seen, _, path in saver.places if "on_train_epoch_end" in path.name]
+    assert ends == [sum(numbers[: epoch + 1]) for epoch in range(3)]
     assert differing == {}
 
 

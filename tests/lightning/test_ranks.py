@@ -31,9 +31,18 @@ def run(folder, name, *arguments, by=()):
 
 def test_two_ranks_resume_however_they_are_started_and_one_goes_on(tmp_path, processes):
     ranks = run(tmp_path, "lightning")
-    for case in ("unknown", "known"):
+    for case in ("unknown", "known", "DataLoader"):
         together = [microbatch for rank in ranks for microbatch in rank[case]["seen"]]
-        assert len(together) == len({json.dumps(microbatch) for microbatch in together}) == 16
+        if case == "DataLoader":  # shuffled: each epoch has other batches
+            epochs = [
+                [row for rank in ranks for each in rank[case]["seen"][first : first + 4] for row in each]
+                for first in (0, 4)
+            ]
+            assert sorted(epochs[0]) == sorted(epochs[1])
+            assert epochs[0] != epochs[1]
+            assert len({row[0] for row in epochs[0]}) == len(epochs[0]) == 16
+        else:
+            assert len(together) == len({json.dumps(microbatch) for microbatch in together}) == 16
         assert ranks[0][case]["weights"] == ranks[1][case]["weights"]
         for rank in ranks:
             for num_seen, resumed in rank[f"{case} resumed"].items():

@@ -5,10 +5,12 @@ import logging
 import sys
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from lightning_examples import Model, Saver, counted, trainer_of, weights
 from loader_examples import make, mixed
 
+from fkat_data import DataLoader
 from fkat_data.lightning import DataModule
 from fkat_data.samplers import DistributedDataParallelShardSampler, SequenceShardSampler
 
@@ -21,9 +23,14 @@ def split(factory):
     return make(sampler, factory)
 
 
-def fit(*callbacks, ckpt_path=None, factory=counted, **options):
+def dealt():
+    """A loader whose batches Lightning deals out: it gives it a DistributedSampler."""
+    return DataLoader(list(torch.arange(32.0).reshape(16, 2)), 2, shuffle=True)
+
+
+def fit(*callbacks, ckpt_path=None, factory=counted, train=None, **options):
     model = Model(estimates=options.pop("estimates", False))
-    data = DataModule(train=lambda: split(factory), val=lambda: split(counted))
+    data = DataModule(train=train or (lambda: split(factory)), val=lambda: split(counted))
     given = {"strategy": "ddp", "devices": 2, "val_check_interval": 2, **options}
     trainer_of(*callbacks, **given).fit(model, datamodule=data, ckpt_path=ckpt_path)
     return {"seen": model.seen, "evaluated": model.evaluated, "weights": weights(model)}
@@ -48,6 +55,7 @@ def main(folder, name, *resumed):
 CASES = {
     "unknown": {"factory": mixed},
     "known": {"estimates": True, "accumulate_grad_batches": 2},
+    "DataLoader": {"train": dealt, "estimates": True},
 }
 
 if __name__ == "__main__":
