@@ -7,18 +7,17 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils import data
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from fkat_data.arguments import integer
 from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, FkatDataError, StaleIteratorError, StateMismatchError
+from fkat_data.streaming.batch_maker import batch_maker, collate_of_samples
 from fkat_data.streaming.dataset import StreamingDataset, has_own_iter
 from fkat_data.streaming.epoch.rank_batches import PickedSamples, RankBatches
 from fkat_data.streaming.epoch.resume_point import ResumePoint
 from fkat_data.streaming.handed_out import BatchEnd
 from fkat_data.streaming.own_iteration import FailedBatch, IteratedBatches
-from fkat_data.streaming.reading.open_shards import own_array
 from fkat_data.streaming.reading.read_commit import check_merged
 
 __all__ = ["StreamingDataLoader", "batches_together"]
@@ -163,12 +162,13 @@ class StreamingDataLoader(Described, DataLoader[Any]):
         meanwhile.
 
         Raises:
-            ConfigurationError: The dataset is no ``StreamingDataset``.
+            ConfigurationError: The dataset is no ``StreamingDataset``, or ``index`` is negative.
             IndexError: The epoch has no such batch.
         """
         dataset = self.dataset
         if not isinstance(dataset, StreamingDataset):
             raise ConfigurationError("dataset", dataset, "a StreamingDataset")
+        integer("index", index, minimum=0)
         if self._numbered is None or index < self._next_numbered:
             batches = self._numbered_batches = self._numbered_batches or dataset.rank_batches(dataset.begin_epoch())
             wanted = self._wanted(dataset, batches, index)
@@ -177,7 +177,7 @@ class StreamingDataLoader(Described, DataLoader[Any]):
         for _, (picks,) in self._numbered:
             self._next_numbered += 1
             if self._next_numbered == index + 1:
-                return next(iter(_maker(dataset, self._collate)([picks])))
+                return next(iter(batch_maker(dataset, self._collate)([picks])))
         raise IndexError(f"the epoch has no batch {index}")
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -290,7 +290,7 @@ class StreamingDataLoader(Described, DataLoader[Any]):
             yield batch
 
     def _iterated(self, dataset: StreamingDataset, iteration: int, start: ResumePoint) -> Iterator[Any]:
-        collate = _collate_of_samples(self._collate)
+        collate = collate_of_samples(self._collate)
         batch_size = cast("int", self.batch_size)
         made: Any = IteratedBatches(dataset, collate, batch_size, drop_last=self.drop_last)
         if self.num_workers or self.pin_memory:
@@ -328,10 +328,10 @@ class StreamingDataLoader(Described, DataLoader[Any]):
 
     def _made_here(self, dataset: StreamingDataset, wanted: Iterator[_Group]) -> Iterator[tuple[int, int, Any]]:
         together = batches_together(dataset, cast("int", self.batch_size))
-        make = _maker(dataset, self._collate)
+        make = batch_maker(dataset, self._collate)
         # If shards come from a store, the first batch must not wait for those of the batches after it.
         first = together if dataset.catalog.is_immediate else 1
-        for numbers, part in dataset.follow(_cut(wanted, first, together), _ids_of):
+        for numbers, part in dataset.follow(_cut(wanted, first, together, dataset.num_together), _ids_of):
             for number, picks, batch in zip(numbers, part, make(part), strict=True):
                 yield number, len(picks.ids), batch
 
@@ -397,51 +397,9 @@ class _Batches(Dataset[Any]):
 
     def __getitem__(self, picks: PickedSamples) -> Any:
         try:
-            return next(iter(_maker(self._dataset, self._collate)([picks])))
+            return next(iter(batch_maker(self._dataset, self._collate)([picks])))
         except FkatDataError as error:
             return FailedBatch.of(error)
-
-
-def _maker(
-    dataset: StreamingDataset, collate: Callable[[list[Any]], Any]
-) -> Callable[[Sequence[PickedSamples]], Iterable[Any]]:
-    if collate is data.default_collate and not dataset.has_user_code:
-        return lambda batches: dataset.collated([picks.ids for picks in batches])
-    return lambda batches: _Collated(dataset, _collate_of_samples(collate), batches)
-
-
-def _collate_of_samples(collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    return _collate_copies if collate is data.default_collate else collate
-
-
-def _collate_copies(samples: list[Any]) -> Any:
-    """Collate as torch does, which warns about arrays that are read-only, as views of a shard are."""
-    return cast("Any", data.default_collate)([_writable(sample) for sample in samples])
-
-
-def _writable(sample: Any) -> Any:
-    if type(sample) is dict:
-        return {name: own_array(value) for name, value in cast("dict[Any, Any]", sample).items()}
-    if type(sample) in (list, tuple):
-        return type(sample)(map(own_array, sample))
-    return own_array(sample)
-
-
-class _Collated(Sequence[Any]):
-    """Batches that a function makes from samples, one when it is indexed."""
-
-    def __init__(
-        self, dataset: StreamingDataset, collate: Callable[[list[Any]], Any], batches: Sequence[PickedSamples]
-    ) -> None:
-        self._dataset = dataset
-        self._collate = collate
-        self._batches = batches
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._collate(list(self._dataset.picked(cast("PickedSamples", self._batches[index]))))
 
 
 def batches_together(dataset: StreamingDataset, batch_size: int) -> int:
@@ -449,14 +407,28 @@ def batches_together(dataset: StreamingDataset, batch_size: int) -> int:
     return max(1, min(_READ_TOGETHER, dataset.samples_in(_READ_TOGETHER_BYTES)) // batch_size)
 
 
-def _cut(wanted: Iterable[_Group], first: int, most: int) -> Iterator[_Group]:
-    """Yield the same batches in groups: ``first`` of them, then twice as many each time, up to ``most``."""
+def _cut(
+    wanted: Iterable[_Group],
+    first: int,
+    most: int,
+    num_together: Callable[[npt.NDArray[np.int64]], int] | None = None,
+) -> Iterator[_Group]:
+    """Yield the same batches in groups: ``first`` of them, then twice as many each time, up to ``most``.
+
+    A group has fewer batches where ``num_together`` returns that fewer of its samples may be read together.
+    """
     together = first
     for numbers, chunk in wanted:
         start = 0
         while start < len(numbers):
-            yield numbers[start : start + together], chunk[start : start + together]
-            start += together
+            stop = start + together
+            if num_together is not None and together > 1:
+                group = chunk[start:stop]
+                ends = np.cumsum([len(picks.ids) for picks in group])
+                count = np.searchsorted(ends, num_together(_ids_of(([], group))), side="right")
+                stop = start + max(1, int(count))
+            yield numbers[start:stop], chunk[start:stop]
+            start = stop
             together = min(2 * together, most)
 
 

@@ -297,7 +297,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
                 handed_out.plan(indices.tolist(), [len(batch.ids) for batch in chunk])
                 rest = joined(chunk)
                 while len(rest.ids):
-                    part, rest = rest.split(together)
+                    part, rest = rest.split(self.num_together(rest.ids[:together]))
                     yield part
                     together = min(2 * together, _READ_TOGETHER)
 
@@ -326,12 +326,11 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         """
         if self.catalog.is_immediate:
             return iter(parts)
-        most_bytes = None
-        if self.cache_limit is not None:
-            # The other half is for the shards that are being read.
-            free_bytes = self.cache_limit - self.catalog.indices_bytes
-            most_bytes = max(1, free_bytes // (2 * self.epochs.world().workers_per_node))
-        return self._shards.follow(parts, ids_of, num_ahead=self.num_ahead, most_bytes=most_bytes, is_opened=is_opened)
+        return self._shards.follow(parts, ids_of, num_ahead=self.num_ahead, is_opened=is_opened)
+
+    def num_together(self, sample_ids: npt.NDArray[np.int64]) -> int:
+        """Return how many of the first samples to read together, so that a small cache holds the shards of all."""
+        return self._shards.num_together(sample_ids)
 
     def begin_epoch(self) -> ResumePoint:
         """Return the point where the next epoch of this process begins, with every setting filled in.

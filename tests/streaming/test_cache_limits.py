@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from streaming_examples import write
 
-from fkat_data.streaming import MDSWriter, StreamingDataset
+from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from fkat_data.streaming.reading import open_shards
 
 NUM_SAMPLES = 120
@@ -129,6 +129,22 @@ def test_a_disk_that_is_smaller_than_the_dataset_is_enough(large, tmp_path):
     )
     assert done.returncode == 0, done.stderr.decode()[-3000:]
     assert done.stdout.count(b"read") == 2
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_a_small_limit_evicts_no_shard_before_it_is_read(tmp_path, monkeypatch, shuffle, is_loaded):
+    data = write(tmp_path / "data", 200, per_shard=1)
+    shards = list((tmp_path / "data").glob("*.mds"))
+    limit = (tmp_path / "data" / "index.json").stat().st_size + 60 * max(path.stat().st_size for path in shards)
+    dataset = StreamingDataset(
+        remote=data, local=str(tmp_path / "cache"), batch_size=2, cache_limit=limit, shuffle=shuffle
+    )
+    made, rename = [], os.rename
+    monkeypatch.setattr(os, "rename", lambda *paths, **options: (made.append(paths[1]), rename(*paths, **options)))
+    samples = [*StreamingDataLoader(dataset)] if is_loaded else [*dataset]
+    assert len(samples) * (2 if is_loaded else 1) == 200
+    assert len([name for name in made if str(name).endswith(".mds")]) <= 1.05 * len(shards)
 
 
 @pytest.fixture

@@ -201,6 +201,8 @@ def test_a_batch_by_its_number_is_the_one_of_the_epoch(data, drop_last):
         assert loader.microbatch(index)["number"].tolist() == expected[index]
     with pytest.raises(IndexError, match=str(len(expected))):
         loader.microbatch(len(expected))
+    with pytest.raises(ConfigurationError, match="index"):
+        loader.microbatch(-1)
     assert not hasattr(StreamingDataLoader(make(data), num_workers=1), "num_microbatches")
     assert not hasattr(StreamingDataLoader(TensorDataset(torch.arange(3))), "num_microbatches")
 

@@ -39,8 +39,12 @@ _MOST_OPEN = 4096
 _MOST_CACHED_OPEN = 1024
 #: The kernel allows a process some 65,000 maps. With this many, samples no longer keep those of their shards.
 _MOST_MAPS = 16384
-#: What a process keeps mapped of a limited cache is this part of the limit, divided by the processes.
+#: What a process keeps mapped of a limited cache, and fetches ahead, are these parts of its share of the limit. What is
+#: read together needs at most the last part of new shards. A shard is read before as much was fetched and read since as
+#: evicts it: twice what is fetched ahead and two readings are three quarters.
 _PART_KEPT = 4
+_PART_AHEAD = 4
+_PART_TOGETHER = 16
 #: Shards that are fetched at a time.
 _NUM_THREADS = 8
 #: The interval at which a shard in use is marked as used, and its files are looked at.
@@ -134,7 +138,6 @@ class OpenShards:
         ids_of: Callable[[_Part], _Integers],
         *,
         num_ahead: int,
-        most_bytes: int | None,
         is_opened: bool,
     ) -> Iterator[_Part]:
         """Yield parts as they come, while threads fetch the shards of the parts that follow.
@@ -144,8 +147,7 @@ class OpenShards:
         Args:
             parts: What will be read; the caller reads each part before it takes the next.
             ids_of: Maps a part to its samples.
-            num_ahead: Samples to look ahead.
-            most_bytes: The approximate size of the shards that are fetched ahead; None: no limit.
+            num_ahead: Samples to look ahead. A small limit of the caches reduces it.
             is_opened: Whether this process will read the shards; if not, they are only fetched.
 
         Raises:
@@ -157,15 +159,16 @@ class OpenShards:
             return
         # A shard is opened where it is read: one that waits for that must not keep the disk's space.
         read_ahead = self._read_ahead = ReadAhead(self._fetch, _NUM_THREADS, is_kept=is_opened)
+        share_bytes = self._share_bytes()
 
         def needed(part: _Part) -> tuple[list[int], int]:
             ids = ids_of(part)
             shards = self._catalog.shards_of(ids)
             wanted = [shard for shard in shards if shard not in self._readers and self._is_due(shard, is_opened)]
-            if most_bytes is None:
+            if share_bytes is None:
                 return wanted, len(ids)
             wanted_bytes = sum(self._catalog.entries[shard].raw_bytes for shard in wanted)
-            return wanted, max(len(ids), num_ahead * wanted_bytes // most_bytes)
+            return wanted, max(len(ids), num_ahead * wanted_bytes * _PART_AHEAD // share_bytes)
 
         try:
             yield from read_ahead.follow(parts, needed, num_ahead)
@@ -174,6 +177,26 @@ class OpenShards:
                 self._end_read_ahead()
                 # A process that waits for its next epoch must not keep the disk's space.
                 self._readers.give_back()
+
+    def num_together(self, sample_ids: _Integers) -> int:
+        """Return how many of the first samples to read together: a small cache cannot hold the shards of all."""
+        share_bytes = self._share_bytes()
+        if share_bytes is None or not len(sample_ids):
+            return len(sample_ids)
+        shards, firsts = np.unique(self._catalog.spanner.shards(sample_ids), return_index=True)
+        new_bytes = np.zeros(len(sample_ids), np.int64)
+        for shard, first in zip(shards.tolist(), firsts.tolist(), strict=True):
+            if shard not in self._readers:
+                new_bytes[first] = self._catalog.entries[shard].raw_bytes
+        return max(1, int(np.searchsorted(np.cumsum(new_bytes), share_bytes // _PART_TOGETHER, side="right")))
+
+    def _share_bytes(self) -> int | None:
+        """Return this process's share of the limit of the caches; None: there is no limit."""
+        budget = self._catalog.cache_budget
+        if budget is None or budget.limit_bytes is None:
+            return None
+        num_processes = self._num_processes() if self._num_processes else 1
+        return max(1, (budget.limit_bytes - self._catalog.indices_bytes) // num_processes)
 
     def close(self) -> None:
         """Close all shards; they reopen when they are needed."""
@@ -312,17 +335,16 @@ class OpenShards:
 
     def _close_coldest(self, shard: int) -> None:
         """Close shards after one more was opened: a mapped file cannot be evicted."""
-        source, budget = self._catalog.source_of(shard), self._catalog.cache_budget
-        if budget is None or source.map_register is None:
+        source = self._catalog.source_of(shard)
+        if source.map_register is None:
             self._readers.close_coldest(_MOST_OPEN, None)
             return
-        num_processes = self._num_processes() if self._num_processes else 1
-        shares = [share_of_disk(source.directory, num_processes)]
-        if budget.limit_bytes is not None:
-            shares.append(budget.limit_bytes // (_PART_KEPT * num_processes))
-        self._readers.close_coldest(
-            _MOST_CACHED_OPEN, min((share for share in shares if share is not None), default=None)
-        )
+        most_bytes = share_of_disk(source.directory, self._num_processes() if self._num_processes else 1)
+        share_bytes = self._share_bytes()
+        if share_bytes is not None:
+            kept_bytes = share_bytes // _PART_KEPT
+            most_bytes = kept_bytes if most_bytes is None else min(most_bytes, kept_bytes)
+        self._readers.close_coldest(_MOST_CACHED_OPEN, most_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
         # What reads them elsewhere knows the same encodings and shuffles.

@@ -127,8 +127,8 @@ class SimulatedRank:
         weight = num_samples
         limit_bytes = self._setup.cache_limit_bytes
         if limit_bytes is not None:
-            # Half of the cache is for the shards being read.
-            most_bytes = max(1, limit_bytes // (2 * self._setup.ranks_per_node))
+            # As ``OpenShards`` does: the rest of the cache is for the shards being read.
+            most_bytes = max(1, limit_bytes // (4 * self._setup.ranks_per_node))
             wanted_bytes = sum(sizes_bytes[shard] for shard in wanted)
             weight = max(weight, self._setup.predownload * wanted_bytes // most_bytes)
         self._weights.append(weight)
