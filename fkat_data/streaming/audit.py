@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,8 @@ _Integers = npt.NDArray[np.int64]
 
 #: The number of samples that are planned together.
 _CHUNK = 1 << 18
+#: Counts of 16 bits hold twice as many, which no phase and no repeat at the end of an epoch reaches.
+_MOST_REPEATS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ def records_of(
 def coverage_of(epochs: Epochs, catalog: Catalog, skips: SampleSkips, epoch: int, num_steps: int | None) -> Coverage:
     """Return what an epoch has shown after some steps.
 
-    Counting takes 4 bytes of memory for each sample.
+    Counting takes 4 bytes of memory for each sample, or 16 if samples are shown thousands of times.
 
     Args:
         epochs: The order's settings.
@@ -160,10 +163,12 @@ def coverage_of(epochs: Epochs, catalog: Catalog, skips: SampleSkips, epoch: int
     point = ResumePoint(arguments.integer("epoch", epoch, minimum=0))
     batching = epochs.batching(point)
     num_batches = batching.num_even_batches
-    steps = num_batches if num_steps is None else arguments.integer("step", num_steps, minimum=0, maximum=num_batches)
+    steps = (
+        num_batches if num_steps is None else arguments.integer("num_steps", num_steps, minimum=0, maximum=num_batches)
+    )
     due, phases = epochs.shares(epoch), epochs.phases(epoch)
-    delivered = np.zeros(catalog.num_samples, np.int16)
-    skipped = np.zeros(catalog.num_samples, np.int16)
+    dtype = np.int16 if max(due.repeat) < _MOST_REPEATS else np.int64
+    delivered, skipped = np.zeros(catalog.num_samples, dtype), np.zeros(catalog.num_samples, dtype)
     for indices, ids in _global_batches(epochs, point, steps):
         is_left_out = skips.is_skipped(epoch, indices)[:, None, None] | (skips.without(ids) < 0)
         np.add.at(delivered, ids[(ids >= 0) & ~is_left_out], 1)
@@ -182,7 +187,9 @@ def coverage_of(epochs: Epochs, catalog: Catalog, skips: SampleSkips, epoch: int
 
 
 def _stream_coverage(
-    delivered: npt.NDArray[np.int16], skipped: npt.NDArray[np.int16], due_in_phases: list[int]
+    delivered: npt.NDArray[np.signedinteger[Any]],
+    skipped: npt.NDArray[np.signedinteger[Any]],
+    due_in_phases: list[int],
 ) -> StreamCoverage:
     total = delivered + skipped
     return StreamCoverage(

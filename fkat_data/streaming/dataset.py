@@ -19,7 +19,7 @@ from fkat_data.sizes import count_of, size_bytes_of
 from fkat_data.streaming.audit import Coverage, SampleRecord, coverage_of, records_of
 from fkat_data.streaming.epoch.epochs import Epochs
 from fkat_data.streaming.epoch.rank_batches import PickedSamples, RankBatches, joined
-from fkat_data.streaming.epoch.resume_point import ResumePoint, SharedResumePoint
+from fkat_data.streaming.epoch.resume_point import LARGEST_NUMBER, ResumePoint, SharedResumePoint
 from fkat_data.streaming.epoch.skips import SampleSkips
 from fkat_data.streaming.epoch.torch_iteration import iteration_here
 from fkat_data.streaming.epoch.weight_schedule import WeightSchedule
@@ -34,6 +34,7 @@ from fkat_data.streaming.order.epoch_order import (
     ShuffleName,
     shuffle_names,
 )
+from fkat_data.streaming.order.joined import LAST_EPOCH
 from fkat_data.streaming.order.partition import PARTITIONS, PartitionName
 from fkat_data.streaming.order.weights import StreamWeight
 from fkat_data.streaming.properties import DatasetProperties
@@ -215,7 +216,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
             weights=weights,
             schedule=_schedule(weight_schedule, weights, size or catalog.num_samples),
             epoch_size=size or None,
-            shuffle_seed=arguments.integer("shuffle_seed", shuffle_seed, minimum=0),
+            shuffle_seed=arguments.integer("shuffle_seed", shuffle_seed, minimum=0, maximum=LARGEST_NUMBER),
             num_canonical_nodes=_number("num_canonical_nodes", num_canonical_nodes or None),
             batch_size=_number("batch_size", batch_size),
             replication=replication,
@@ -242,7 +243,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
 
     @next_epoch.setter
     def next_epoch(self, epoch: int) -> None:
-        arguments.integer("next_epoch", epoch, minimum=0)
+        arguments.integer("next_epoch", epoch, minimum=0, maximum=LAST_EPOCH)
         self._resume_point.go_to(replace(self._resume_point.next(), epoch=epoch, sample_in_epoch=0))
 
     @property

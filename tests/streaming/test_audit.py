@@ -23,6 +23,13 @@ def read(dataset):
     return numbers(StreamingDataLoader(dataset))
 
 
+def test_samples_that_an_epoch_shows_very_often_are_counted(two):
+    stream = Stream(local=two[1], repeat=40_000)
+    found = StreamingDataset(streams=[stream], batch_size=1000).coverage()
+    assert (found.streams[0].fewest, found.streams[0].most) == (40_000, 40_000)
+    assert found.is_as_due
+
+
 @pytest.mark.parametrize("algorithm", ["block", "py1e"])
 def test_an_audit_names_what_was_read(two, algorithm):
     dataset = make(two, shuffle_algo=algorithm)

@@ -8,7 +8,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from streaming_examples import global_batches, numbers, same, sample, world, worlds, write
 
-from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError, StaleIteratorError
+from fkat_data.errors import (
+    ConfigurationError,
+    ShardCorruptError,
+    ShardNotFoundError,
+    StaleIteratorError,
+    StateMismatchError,
+)
 from fkat_data.streaming import Stream, StreamingDataLoader, StreamingDataset
 
 BATCHING_METHODS = ("random", "stratified", "device_stratified", "per_stream", "device_per_stream")
@@ -222,6 +228,17 @@ def test_an_older_iterator_says_that_it_is_replaced(data):
         assert next(newer)
 
 
+def test_an_epoch_and_a_state_have_numbers_that_fit(data):
+    dataset = StreamingDataset(local=data, batch_size=4)
+    with pytest.raises(ConfigurationError, match="next_epoch"):
+        dataset.next_epoch = 2**24
+    with pytest.raises(StateMismatchError, match="epoch"):
+        dataset.load_state_dict(dataset.state_dict(0, False) | {"epoch": 2**70})
+    seeded = StreamingDataset(local=data, batch_size=4, shuffle=True, shuffle_seed=2**63 - 2)
+    seeded.load_state_dict(seeded.state_dict(4, True))
+    assert len(list(seeded)) == len(seeded) - 4
+
+
 def test_next_epoch_can_be_set(data):
     dataset = StreamingDataset(local=data, batch_size=4, shuffle=True)
     epochs = [[item["number"] for item in dataset] for _ in range(3)]
@@ -255,6 +272,10 @@ def test_a_dataset_of_another_directory_is_read_in_place_or_copied(data, tmp_pat
         ({"batching_method": "x"}, "batching_method"),
         ({"epoch_size": "64kb"}, "epoch_size"),
         ({"epoch_size": -1}, "epoch_size"),
+        ({"epoch_size": 2**70}, "epoch_size"),
+        ({"stream_config": {"repeat": 1e30}, "local": None}, "streams"),
+        ({"stream_config": {"choose": 2**44}, "local": None}, "streams"),
+        ({"shuffle_seed": 2**63}, "shuffle_seed"),
         ({"cache_limit": "10q"}, "cache_limit"),
         ({"predownload": -1}, "predownload"),
         ({"num_canonical_nodes": -1}, "num_canonical_nodes"),
@@ -271,6 +292,8 @@ def test_a_dataset_of_another_directory_is_read_in_place_or_copied(data, tmp_pat
     ],
 )
 def test_what_cannot_work_is_an_error_of_the_constructor(data, options, argument):
+    if "stream_config" in options:
+        options = options | {"stream_config": options["stream_config"] | {"local": data}}
     with pytest.raises(ConfigurationError, match=argument):
         StreamingDataset(**{"local": data, "batch_size": 4} | options)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fkat_data.arguments import integer
 from fkat_data.errors import ConfigurationError, StateMismatchError
-from fkat_data.streaming.epoch.resume_point import ResumePoint
+from fkat_data.streaming.epoch.resume_point import LARGEST_NUMBER, ResumePoint
 from fkat_data.streaming.order.epoch_order import OrderSettings
 from fkat_data.streaming.order.partition import Grid
 from fkat_data.streaming.order.weights import StreamWeight
@@ -120,6 +120,6 @@ def _grid(state: Mapping[str, Any]) -> Grid | None:
 
 def _number(state: Mapping[str, Any], field: str, minimum: int) -> int:
     try:
-        return integer(field, state[field], minimum=minimum)
+        return integer(field, state[field], minimum=minimum, maximum=LARGEST_NUMBER)
     except ConfigurationError as error:
         raise StateMismatchError(field, state[field], f"<{error.expected}>") from None

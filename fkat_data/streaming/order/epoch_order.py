@@ -24,7 +24,7 @@ from fkat_data.streaming.order.partition import EvenPartition, Grid, Partition, 
 from fkat_data.streaming.order.plan import Plan
 from fkat_data.streaming.order.sampling import Selection, StreamSamples, selected
 from fkat_data.streaming.order.shuffle import REFERENCE_SHUFFLES, ReferenceShuffle, ReferenceShuffleName, check_shuffle
-from fkat_data.streaming.order.weights import StreamShares
+from fkat_data.streaming.order.weights import PLACE_BITS, StreamShares
 
 __all__ = [
     "SAMPLING_METHODS",
@@ -47,8 +47,6 @@ SAMPLING_METHODS: tuple[SamplingMethod, ...] = get_args(SamplingMethod)
 
 _Integers = npt.NDArray[np.int64]
 _CHUNK = 1 << 18
-#: A phase has fewer places than this power of 2.
-_PLACE_BITS = 44
 
 
 @dataclass(frozen=True)
@@ -146,7 +144,7 @@ class EpochPlan(Plan):
         super().__init__(batching, grid)
         sizes = np.array([selection.size for selection in selections], np.int64)
         # Every phase and every stream numbers its places from 0.
-        self._first_places = (phase << _PLACE_BITS) + np.cumsum(sizes) - sizes
+        self._first_places = (phase << PLACE_BITS) + np.cumsum(sizes) - sizes
         self._locate = batching.locate
         self._selections = selections
         self._shuffles = shuffles

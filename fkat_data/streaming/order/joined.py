@@ -8,11 +8,13 @@ import numpy.typing as npt
 from fkat_data.streaming.order.batching import BatchCounts
 from fkat_data.streaming.order.plan import Plan
 
-__all__ = ["JoinedBatches", "JoinedPlan", "epoch_of_phase", "phase_of"]
+__all__ = ["LAST_EPOCH", "JoinedBatches", "JoinedPlan", "epoch_of_phase", "phase_of"]
 
 _Integers = npt.NDArray[np.int64]
 
 _PHASE_BITS = 24
+#: The last epoch: the bits above its number are those of the phase.
+LAST_EPOCH = (1 << _PHASE_BITS) - 1
 
 
 def epoch_of_phase(epoch: int, phase: int) -> int:

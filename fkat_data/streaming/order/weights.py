@@ -8,7 +8,11 @@ import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError
 
-__all__ = ["StreamShares", "StreamWeight", "joined_shares", "shares_of"]
+__all__ = ["PLACE_BITS", "StreamShares", "StreamWeight", "joined_shares", "shares_of"]
+
+
+#: Places of an epoch are numbers below this power of 2.
+PLACE_BITS = 44
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,8 @@ def shares_of(
         seed: Seed for the choice of the streams that round up.
 
     Raises:
-        ConfigurationError: The weights mix proportions with other kinds, all proportions are 0, or ``epoch_size`` is
-            given although streams repeat or choose.
+        ConfigurationError: The weights mix proportions with other kinds, all proportions are 0, ``epoch_size`` is
+            given although streams repeat or choose, or an epoch has 2**44 samples or more.
     """
     kinds = {weight.kind for weight in weights}
     sizes = np.asarray(samples_per_stream, np.int64)
@@ -69,7 +73,7 @@ def shares_of(
             "epoch_size", epoch_size, "None, because `repeat` and `choose` of the streams determine the epoch's size"
         )
     choose = [_chosen(weight, size) for weight, size in zip(weights, sizes.tolist(), strict=True)]
-    total = sum(choose)
+    total = _checked("streams", sum(choose))
     return _shares(np.array(choose, np.int64), sizes, np.array(choose, np.float64) / max(total, 1))
 
 
@@ -92,12 +96,18 @@ def _relative(
     if not values.sum() > 0:
         raise ConfigurationError("streams", values.tolist(), "a proportion above 0 for at least one stream")
     proportion = values / values.sum()
-    total = epoch_size or int(sizes.sum())
+    total = _checked("epoch_size", epoch_size or int(sizes.sum()))
     choose = (total * proportion).astype(np.int64)
     missing = total - int(choose.sum())
     rounded_up = np.random.default_rng(seed).choice(len(values), missing, replace=False)
     choose[rounded_up] += 1
     return _shares(choose, sizes, proportion)
+
+
+def _checked(argument: str, epoch_size: int) -> int:
+    if epoch_size >= 1 << PLACE_BITS:
+        raise ConfigurationError(argument, epoch_size, f"fewer than 2**{PLACE_BITS} samples in an epoch")
+    return epoch_size
 
 
 def _chosen(weight: StreamWeight, size: int) -> int:
