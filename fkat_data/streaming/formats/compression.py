@@ -241,7 +241,7 @@ def decompress_file(compression: str, source: Path, target: Path, raw: FileInfo)
     """
     _family_of(compression)
     file_size(source)
-    temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
+    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as output:
             decompress_into(compression, source, output, raw)

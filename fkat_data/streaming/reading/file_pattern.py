@@ -3,6 +3,7 @@
 import re
 from typing import NamedTuple
 
+from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.formats.file_formats import FILE_SUFFIXES, format_of_name
 
 __all__ = ["KNOWN_SUFFIXES", "NO_DATASET", "FilePattern", "split_location"]
@@ -43,6 +44,9 @@ class FilePattern(NamedTuple):
 
         Args:
             name: The file, relative to the directory.
+
+        Raises:
+            ConfigurationError: The pattern has an invalid range of letters.
         """
         if format_of_name(name) is None:
             return False
@@ -89,7 +93,10 @@ def _compiled(pattern: str) -> re.Pattern[str]:
             parts.append(rf"(?:{_SHOWN}[^/]+/)*" + (rf"{_SHOWN}[^/]+" if is_last else ""))
         else:
             parts.append(_component(component) + ("" if is_last else "/"))
-    return re.compile("".join(parts))
+    try:
+        return re.compile("".join(parts))
+    except re.error as error:
+        raise ConfigurationError("remote", pattern, f"a pattern of files as the shell's ({error})") from None
 
 
 def _component(text: str) -> str:
@@ -103,7 +110,8 @@ def _component(text: str) -> str:
         elif letter == "?":
             found.append("[^/]")
         elif end > 0:
-            inside = text[position + 1 : end].replace("\\", r"\\").replace("[", r"\[")
+            # These letters would mean something to ``re`` that they do not mean to a shell.
+            inside = re.sub(r"([\\\[&~|])", r"\\\1", text[position + 1 : end])
             found.append(f"[{'^/' + inside[1:] if inside[0] in '!^' else inside}]")
             position = end
         else:

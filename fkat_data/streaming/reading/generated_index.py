@@ -63,7 +63,7 @@ class Generated(NamedTuple):
     def version(self) -> str:
         """The version of all files together."""
         listed = "\n".join(f"{file.name} {file.size_bytes} {file.listed}" for file in self.files)
-        return f"files {blake2s(listed.encode(), digest_size=16).hexdigest()}"
+        return f"files {blake2s(os.fsencode(listed), digest_size=16).hexdigest()}"
 
     def entries(self, *, is_in_place: bool) -> list[ShardEntry]:
         """Return the shards.

@@ -259,5 +259,5 @@ def _names(argument: str, value: object) -> tuple[str, ...]:
 def own_directory(location: str) -> Path:
     """Return the default directory of this user's files of a location, below the temporary directory."""
     # By user: a cache refuses the directory of another user.
-    name = blake2s(location.encode(), digest_size=16).hexdigest()
+    name = blake2s(os.fsencode(location), digest_size=16).hexdigest()
     return Path(tempfile.gettempdir()) / f"fkat_data-{os.geteuid()}" / name

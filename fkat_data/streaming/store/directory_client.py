@@ -1,7 +1,8 @@
 """Read files of a directory of this machine."""
 
-import contextlib
+import errno
 import os
+import stat
 from functools import partial
 from pathlib import Path
 
@@ -71,11 +72,16 @@ class DirectoryClient:
             name = f"{folder}/{entry.name}" if folder else entry.name
             if not name.startswith(prefix):
                 continue
-            if entry.is_dir():
-                below.append(name)
-                continue
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 found = entry.stat()
+            except OSError as error:
+                # A link that leads nowhere, or in a circle, is no file.
+                if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                    raise
+                continue
+            if stat.S_ISDIR(found.st_mode):
+                below.append(name)
+            else:
                 files.append(ListedFile(name, found.st_size, str(found.st_mtime_ns)))
         return below, files, (status.st_dev, status.st_ino)
 

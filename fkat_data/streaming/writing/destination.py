@@ -133,10 +133,12 @@ class Destination:
         """
         if self._uploads is not None:
             self._uploads.close(wait=wait)
-        for path in self._written:
-            path.unlink(missing_ok=True)
-        self._lock.close()
-        self._remove_local()
+        try:
+            for path in self._written:
+                path.unlink(missing_ok=True)
+        finally:
+            self._lock.close()
+            self._remove_local()
 
     def _remove_local(self) -> None:
         if self._is_temporary:

@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any, Protocol, cast
 
 from fkat_data.errors import ShardError
+from fkat_data.streaming.formats.compression import FAMILIES
 from fkat_data.streaming.formats.index import FORMATS, INDEX_NAME, parse_index
 from fkat_data.streaming.writing.local_directory import LocalDirectory
 from fkat_data.streaming.writing.remote_directory import RemoteDirectory
@@ -19,7 +20,8 @@ _PART_NAME = re.compile(r"0\d{5}")
 #: Folders of its attempts to write an item.
 _ATTEMPT_NAME = re.compile(r"\d{6,}\.attempt-[0-9a-f]{8}")
 #: Names of files that a killed writer may have left behind.
-_LEFTOVER_NAME = re.compile(rf"shard\.\d{{5,}}\.({'|'.join(FORMATS)})(\.meta)?(\.(br|bz2|gz|snappy|zstd))?(\.tmp)?")
+_SHARD_NAME = rf"shard\.\d{{5,}}\.({'|'.join(FORMATS)})(\.meta)?(\.({'|'.join(FAMILIES)}))?"
+_LEFTOVER_NAME = re.compile(rf"{_SHARD_NAME}|({_SHARD_NAME}|{re.escape(INDEX_NAME)})(\.[0-9a-f]{{16}})?\.tmp")
 
 
 class _Place(Protocol):

@@ -49,11 +49,12 @@ class WriterLock:
 
     def close(self) -> None:
         """Give the right back, if this process took it."""
-        for lock, path in self._held:
-            if os.getpid() == self._owner:
-                path.unlink(missing_ok=True)
-            lock.close()
-        self._held.clear()
+        while self._held:
+            lock, path = self._held.pop()
+            # A file that cannot be removed, as the directory is gone or read-only, is no lock once it is closed.
+            with lock, contextlib.suppress(OSError):
+                if os.getpid() == self._owner:
+                    path.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self
@@ -76,5 +77,5 @@ class WriterLock:
 
 
 def _of_this_node(key: str) -> Path:
-    digest = blake2s(key.encode(), digest_size=16).hexdigest()
+    digest = blake2s(os.fsencode(key), digest_size=16).hexdigest()
     return Path(tempfile.gettempdir(), f"fkat_data-{os.geteuid()}-{digest}.writing")

@@ -113,6 +113,13 @@ def test_a_size_that_snappy_cannot_reach_asks_for_no_memory(tmp_path):
         decompressed(tmp_path, "snappy", length + b"\0a", (1 << 32) - 1)
 
 
+def test_a_name_may_be_as_long_as_the_file_system_takes(tmp_path):
+    target = tmp_path / f"{80 * '数'}.mds"
+    (tmp_path / "source").write_bytes(gzip.compress(b"abc"))
+    decompress_file("gz", tmp_path / "source", target, FileInfo("target", 3))
+    assert target.read_bytes() == b"abc"
+
+
 def test_names_that_are_none_are_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="compression = 'zstd:23'"):
         compress(b"", "zstd:23")

@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.reading.file_pattern import FilePattern, split_location
 
 
@@ -43,6 +44,7 @@ def test_a_location_with_a_suffix_is_a_directory_and_a_pattern(location, expecte
         ("d/**/x.parquet", "d/", ["d/x.parquet", "d/e/f/x.parquet"], ["e/x.parquet", "d/xx.parquet"]),
         ("[!a].parquet", "", ["b.parquet"], ["a.parquet", "bb.parquet", "_.parquet"]),
         ("[[]a.parquet", "", ["[a.parquet"], ["a.parquet"]),
+        ("[~&|a]b.parquet", "", ["~b.parquet", "|b.parquet", "ab.parquet"], ["b.parquet"]),
         ("[a.parquet", "", ["[a.parquet"], ["a.parquet"]),
         ("a+(b).parquet", "a+(b).parquet", ["a+(b).parquet"], ["aab.parquet"]),
         ("t.parquet", "t.parquet", ["t.parquet", "t.parquet/0.parquet"], ["t.parquet.parquet", "t.parquet/_x.parquet"]),
@@ -54,3 +56,8 @@ def test_a_pattern_matches_as_the_shells_does(pattern, prefix, names, others):
     assert found.prefix == prefix
     assert [name for name in [*names, *others] if found.matches(name)] == names
     assert all(re.match(re.escape(prefix), name) for name in names)
+
+
+def test_a_range_that_ends_before_it_begins_is_an_error():
+    with pytest.raises(ConfigurationError, match=r"remote = '\[z-a\].parquet'"):
+        FilePattern("[z-a].parquet").matches("b.parquet")

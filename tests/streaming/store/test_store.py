@@ -72,6 +72,15 @@ def test_a_store_that_is_down_for_a_while_is_waited_for(through, tmp_path, way):
     timer.join()
 
 
+def test_links_that_lead_nowhere_or_in_a_circle_are_no_files(tmp_path):
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "a.tar").write_bytes(b"x")
+    for name, target in {"circle": "circle", "none": "missing", "above": ".", "link.tar": "below/a.tar"}.items():
+        (tmp_path / name).symlink_to(target)
+    store = open_store(tmp_path, storage_options=None, num_retries=0, timeout_s=5)
+    assert [file.name for file in store.listing()] == ["below/a.tar", "link.tar"]
+
+
 def test_a_version_that_does_not_come_is_given_up(through):
     store, _ = through("web-directory", {f"HEAD {NAME}": [fault("stall_first")] * 2}, num_retries=1, timeout_s=0.3)
     with pytest.raises(DownloadError, match=r"no answer within 0.3 s \(timeout_s\)"):
