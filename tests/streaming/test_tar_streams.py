@@ -19,6 +19,7 @@ from tar_examples import COLUMNS, DECODE, archive, write_both, write_tar
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
 from fkat_data.streaming import LocalDataset, Stream, StreamingDataLoader, StreamingDataset
+from fkat_data.streaming.formats import open_shard
 
 
 @pytest.fixture(autouse=True)
@@ -211,6 +212,16 @@ def test_what_is_no_dataset_is_an_error_that_names_file_and_place(tmp_path):
     assert len(LocalDataset(f"{tmp_path}/*.tar")) == 1
     with pytest.raises(ShardNotFoundError, match="no file matches"):
         LocalDataset(f"{tmp_path}/z*.tar")
+
+
+def test_a_file_that_is_removed_before_its_headers_are_read_is_named(tmp_path):
+    path = tmp_path / "a.tar"
+    write_tar(path, range(3))
+    entries = StreamingDataset(local=str(tmp_path), batch_size=1).shards
+    reader = open_shard(tmp_path, entries[0])
+    path.unlink()
+    with pytest.raises(ShardNotFoundError, match=r"a\.tar"):
+        reader.sample(0)
 
 
 def test_memory_for_members_is_bounded(both):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.requirement import required
 from fkat_data.streaming.formats.entry import FileInfo
 from fkat_data.streaming.formats.files import file_size
@@ -81,9 +81,13 @@ def validate_file(path: Path, info: FileInfo, algorithm: str | None = None) -> N
     if algorithm not in info.hashes:
         known = ", ".join(info.hashes) or "none"
         raise ConfigurationError("validate_hash", algorithm, f"a hash that the index has for {path} ({known})")
-    with path.open("rb", buffering=0) as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            made.update(chunk)
+    try:
+        with path.open("rb", buffering=0) as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                made.update(chunk)
+    except FileNotFoundError as error:
+        # A cache may evict it at any time.
+        raise ShardNotFoundError(str(path), "no such file") from error
     if made.hexdigest() != info.hashes[algorithm]:
         expected = f"{info.hashes[algorithm]}, as in the index"
         raise ShardCorruptError.of_field(path, algorithm, expected, made.hexdigest())

@@ -2,7 +2,7 @@
 
 import importlib
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
@@ -59,17 +59,13 @@ def open_shard(
         check_safe(entry)
     if entry.format == "mds":
         return MDSReader(directory, entry, arrays=arrays, writable=writable, is_copied=is_copied, register=register)
-    if entry.format == "parquet":
-        # Imported here: pyarrow takes time, and other formats do not need it.
-        module: Any = importlib.import_module("fkat_data.streaming.formats.parquet_shard")
+    if entry.format in ("parquet", "tar"):
         kept = DecodedGroups(DECODED_LIMIT_BYTES) if decoded is None else decoded
-        reader = module.ParquetReader(
-            directory, entry, arrays=arrays, writable=writable, decoded=kept, register=register
-        )
-        return cast("ShardReader", reader)
-    if entry.format == "tar":
-        kept = DecodedGroups(DECODED_LIMIT_BYTES) if decoded is None else decoded
-        return TarReader(directory, entry, arrays=arrays, writable=writable, decoded=kept, register=register)
+        make: Any = TarReader
+        if entry.format == "parquet":
+            # Imported here: pyarrow takes time, and other formats do not need it.
+            make = importlib.import_module("fkat_data.streaming.formats.parquet_shard").ParquetReader
+        return make(directory, entry, arrays=arrays, writable=writable, decoded=kept, register=register)
     return (JSONReader if entry.format == "json" else XSVReader)(directory, entry, register)
 
 

@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 import numpy.typing as npt
 
-from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.errors import ShardCorruptError
 from fkat_data.requirement import required
 from fkat_data.streaming.formats.arrow_values import ArrowValues
-from fkat_data.streaming.formats.decoded_groups import DecodedGroups
 from fkat_data.streaming.formats.entry import FileInfo, Origin, ShardEntry
 from fkat_data.streaming.formats.mapping import MapRegister, mapped, mapped_span
 from fkat_data.streaming.formats.parquet_index import parsed_footer
+from fkat_data.streaming.formats.part_reader import PartOptions, PartReader
 from fkat_data.streaming.formats.reader import checked_rows, dicts_of
 
 __all__ = ["ParquetReader"]
@@ -21,19 +21,15 @@ __all__ = ["ParquetReader"]
 _arrow = required("pyarrow", "parquet")
 _parquet = required("pyarrow.parquet", "parquet")
 
-_WRITTEN_AGAIN = "the file was written again after its index was made"
 
-
-class ParquetReader:
+class ParquetReader(PartReader):
     """An open row group. It is decoded when the first of its rows is read, and again if it was dropped since.
 
     Args:
         directory: Directory of the dataset, or of its cache.
         entry: The shard.
-        arrays: Whether columns of arrays give NumPy arrays or torch tensors.
-        writable: Whether NumPy arrays belong to the caller.
-        decoded: Keeps the decoded row groups.
         register: Records the file of a row group as mapped.
+        **options: The other arguments of ``PartReader``.
 
     Raises:
         ShardNotFoundError: A file does not exist.
@@ -41,27 +37,13 @@ class ParquetReader:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        entry: ShardEntry,
-        *,
-        arrays: Literal["numpy", "torch"],
-        writable: bool,
-        decoded: DecodedGroups,
-        register: MapRegister | None = None,
+        self, directory: Path, entry: ShardEntry, *, register: MapRegister | None = None, **options: Unpack[PartOptions]
     ) -> None:
-        origin = entry.raw_data.origin
-        if origin is None:
-            raise TypeError("a shard of Parquet is a part of a file")
-        self.num_samples: int = entry.samples
-        self._name = entry.name
+        super().__init__(directory, entry, **options)
+        origin, path, decoded = self._origin, self._path, self._decoded
         self._group: int = entry.part
         self._names = [column.name for column in entry.columns]
         self._leaves: list[int] | None = None
-        self._arrays: Literal["numpy", "torch"] = arrays
-        self._writable = writable
-        self._decoded = decoded
-        path = directory / entry.raw_data.basename
         self._key = (str(path), self._group, tuple(self._names))
         if entry.raw_meta is None:
             # Of the whole file, thousands of row groups would take all addresses that a process has.
@@ -77,17 +59,11 @@ class ParquetReader:
                 str(directory / footer.basename),
                 lambda: parsed_footer(self._name, bytes(mapped(directory / footer.basename, footer, register))),
             )
-        self._origin = origin
-        self._path = path if entry.raw_meta is None else None
         self._check_version()
         self._source: Any = _arrow.PythonFile(_Ranges(spans, origin.size_bytes), mode="r")
         num_groups: int = self._metadata.num_row_groups
         if self._group >= num_groups or self._metadata.row_group(self._group).num_rows != entry.samples:
-            raise ShardCorruptError(self._name, _WRITTEN_AGAIN)
-
-    def sample(self, row: int) -> dict[str, Any]:
-        """Return a sample; see ``ShardReader``."""
-        return self.samples([row])[0]
+            raise self._written_again()
 
     def samples(self, rows: Sequence[int] | npt.NDArray[Any]) -> list[dict[str, Any]]:
         """Return samples; see ``ShardReader``."""
@@ -104,10 +80,6 @@ class ParquetReader:
             name: values.gathered(chosen) if values.can_gather else self._listed(name, values, chosen, is_writable=True)
             for name, values in self._columns().items()
         }
-
-    def raw(self, row: int) -> memoryview:
-        """Raise ``ConfigurationError``: a row of Parquet has no bytes of its own."""
-        raise ConfigurationError("row", row, "a shard whose rows have bytes of their own: a row of Parquet has none")
 
     def close(self) -> None:
         """Release the file and the decoded rows; see ``ShardReader``."""
@@ -126,17 +98,6 @@ class ParquetReader:
                 "columns=[...]",
                 f"column {name!r}",
             ) from error
-
-    def _check_version(self) -> None:
-        """Check that a file that is read in place is the one that the index was made of."""
-        if self._path is None or not self._origin.version:
-            return
-        try:
-            found = self._path.stat()
-        except FileNotFoundError as error:
-            raise ShardNotFoundError(str(self._path), "no such file") from error
-        if str(found.st_mtime_ns) != self._origin.version:
-            raise ShardCorruptError(self._name, _WRITTEN_AGAIN)
 
     def _columns(self) -> dict[str, ArrowValues]:
         return self._decoded.group(self._key, self._decode)
