@@ -1,8 +1,12 @@
 """Limit how slow an attempt may be."""
 
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
-from fkat_data.streaming.store.client import TransferError
+from fkat_data.streaming.store.client import Body, TransferError
+
+_Answer = TypeVar("_Answer")
 
 __all__ = ["LONGEST_SILENCE_S", "PART_BYTES", "Pace", "SlowError"]
 
@@ -32,6 +36,34 @@ class Pace:
         self._window_starts_s = 0.0
         self._window_bytes = 0
         self._asked_at = time.monotonic()
+
+    def opened(self, request: Callable[[float], _Answer]) -> _Answer:
+        """Return the answer to a request, which gets the seconds that the store may be silent.
+
+        Raises:
+            SlowError: The answer did not arrive in time.
+            Exception: Whatever the request raises.
+        """
+        try:
+            answer = request(self.ask())
+        except TimeoutError as error:
+            raise self.late() from error
+        self.answered()
+        return answer
+
+    def next_bytes(self, body: Body) -> bytes:
+        """Return the next bytes of a body; b"" at the end.
+
+        Raises:
+            SlowError: No byte arrived in time, or too few did.
+            Exception: Whatever the client library raises.
+        """
+        try:
+            chunk = body.read(self.ask())
+        except TimeoutError as error:
+            raise self.late() from error
+        self.answered(len(chunk))
+        return chunk
 
     def ask(self) -> float:
         """Start the clock; return how many seconds the store may now be silent.

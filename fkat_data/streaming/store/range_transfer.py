@@ -1,8 +1,9 @@
 """Transfer some ranges of one object, over as many attempts as it takes."""
 
-from collections.abc import Sequence
+from functools import partial
 from typing import BinaryIO
 
+from fkat_data.streaming.formats.entry import Origin
 from fkat_data.streaming.store.client import Body, ChangedError, Client, ContentError, TransferError
 from fkat_data.streaming.store.pace import Pace
 from fkat_data.streaming.store.target import append, flush
@@ -15,32 +16,20 @@ class RangeTransfer:
 
     Args:
         client: The store's client.
-        name: The object, relative to the client's directory.
+        origin: The object, its size and version, and the ranges. Without a version, any will do.
         target: An open, empty file, where the ranges go one after another.
-        ranges: The ranges, as pairs of the first byte and the byte after the last one.
-        size_bytes: The size of the whole object.
-        version: The version of the object that the ranges are of; "": any.
 
     Attributes:
         version: The version of the object; known once an attempt has returned.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        name: str,
-        target: BinaryIO,
-        ranges: Sequence[tuple[int, int]],
-        *,
-        size_bytes: int,
-        version: str,
-    ) -> None:
+    def __init__(self, client: Client, origin: Origin, target: BinaryIO) -> None:
         self._client = client
-        self._name = name
+        self._name = origin.name
         self._target = target
-        self._left = [(start, stop) for start, stop in ranges if start < stop]
-        self._size_bytes = size_bytes
-        self.version: str = version
+        self._left = [(start, stop) for start, stop in origin.ranges if start < stop]
+        self._size_bytes = origin.size_bytes
+        self.version: str = origin.version
 
     def attempt(self, timeout_s: float) -> None:
         """Fetch the missing bytes; on return the target has all of them.
@@ -56,11 +45,8 @@ class RangeTransfer:
         pace = Pace(timeout_s)
         while self._left:
             start, stop = self._left[0]
-            try:
-                body = self._client.open(self._name, start, self.version, pace.ask(), stop)
-            except TimeoutError as error:
-                raise pace.late() from error
-            pace.answered()
+            request = partial(self._client.open, self._name, start, self.version, stop=stop)
+            body = pace.opened(request)
             try:
                 self._check(body, start)
                 self._receive(body, start, stop, pace)
@@ -83,11 +69,7 @@ class RangeTransfer:
 
     def _receive(self, body: Body, start: int, stop: int, pace: Pace) -> None:
         while start < stop:
-            try:
-                chunk = body.read(pace.ask())
-            except TimeoutError as error:
-                raise pace.late() from error
-            pace.answered(len(chunk))
+            chunk = pace.next_bytes(body)
             if not chunk:
                 raise TransferError(f"the connection ended before byte {start:,} of a range up to {stop:,}")
             chunk = chunk[: stop - start]

@@ -203,43 +203,33 @@ class Store:
         else:
             known = ", ".join(info.hashes) or "none"
             raise ConfigurationError("validate_hash", algorithm, f"a hash that the index has for {name} ({known})")
-        transfer: Transfer | None = None
+        return self._transferred(
+            name,
+            lambda client: Transfer(
+                client,
+                name,
+                target,
+                size_bytes=None if info is None else info.bytes,
+                most_bytes=most_bytes if info is None else info.bytes,
+                algorithm=algorithm,
+                digest=digest,
+            ),
+        )
+
+    def _transfer_ranges(self, origin: Origin, target: BinaryIO) -> str:
+        return self._transferred(origin.name, lambda client: RangeTransfer(client, origin, target))
+
+    def _transferred(self, name: str, make: Callable[[Client], Transfer | RangeTransfer]) -> str:
+        """Attempt a transfer, which the first attempt makes, until it is complete; return the version."""
+        transfer: Transfer | RangeTransfer | None = None
 
         def attempt() -> str:
             nonlocal transfer
-            if transfer is None:
-                transfer = Transfer(
-                    self.client(),
-                    name,
-                    target,
-                    size_bytes=None if info is None else info.bytes,
-                    most_bytes=most_bytes if info is None else info.bytes,
-                    algorithm=algorithm,
-                    digest=digest,
-                )
+            transfer = transfer or make(self.client())
             transfer.attempt(self._timeout_s)
             return transfer.version
 
         return self._tried(name, attempt)
-
-    def _transfer_ranges(self, origin: Origin, target: BinaryIO) -> str:
-        transfer: RangeTransfer | None = None
-
-        def attempt() -> str:
-            nonlocal transfer
-            if transfer is None:
-                transfer = RangeTransfer(
-                    self.client(),
-                    origin.name,
-                    target,
-                    origin.ranges,
-                    size_bytes=origin.size_bytes,
-                    version=origin.version,
-                )
-            transfer.attempt(self._timeout_s)
-            return transfer.version
-
-        return self._tried(origin.name, attempt)
 
     def _tried(self, name: str, action: Callable[[], Any]) -> Any:
         reason = _reason_against(name)

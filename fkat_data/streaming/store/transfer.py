@@ -25,6 +25,9 @@ class Transfer:
         most_bytes: The transfer never writes more than this.
         algorithm: The hash to compare; None: compare the size alone.
         digest: The expected hash.
+
+    Attributes:
+        version: The store's name for the content; known once an attempt has returned.
     """
 
     def __init__(
@@ -46,14 +49,9 @@ class Transfer:
         self._algorithm = algorithm
         self._digest = digest
         self._received_bytes = 0
-        self._version = ""
+        self.version: str = ""
         self._head = b""
         self._hash: Any = None if algorithm is None else new_hash(algorithm)
-
-    @property
-    def version(self) -> str:
-        """The store's name for the content; known once an attempt has returned."""
-        return self._version
 
     def attempt(self, timeout_s: float) -> None:
         """Fetch the missing bytes; on return the target is complete and verified.
@@ -75,13 +73,11 @@ class Transfer:
 
     def _attempt(self, pace: Pace) -> None:
         # Without a version, the rest might belong to another content.
-        if not self._version or self._received_bytes == self._size_bytes:
+        if not self.version or self._received_bytes == self._size_bytes:
             self._restart()
-        try:
-            body = self._client.open(self._name, self._received_bytes, self._version, pace.ask())
-        except TimeoutError as error:
-            raise pace.late() from error
-        pace.answered()
+        body = pace.opened(
+            lambda silence_s: self._client.open(self._name, self._received_bytes, self.version, silence_s)
+        )
         try:
             self._check_beginning(body)
             self._receive(body, pace)
@@ -96,9 +92,9 @@ class Transfer:
             )
         if body.start == 0:
             self._restart()
-        elif body.version != self._version:
+        elif body.version != self.version:
             raise ChangedError("the object was replaced during the transfer")
-        self._version = body.version
+        self.version = body.version
         if body.size_bytes is None:
             return
         if self._size_bytes is None:
@@ -111,11 +107,7 @@ class Transfer:
         size_bytes = self._size_bytes if body.size_bytes is None else body.size_bytes
         # A server that has sent the announced number of bytes need not close the connection.
         while body.size_bytes is None or self._received_bytes < body.size_bytes:
-            try:
-                chunk = body.read(pace.ask())
-            except TimeoutError as error:
-                raise pace.late() from error
-            pace.answered(len(chunk))
+            chunk = pace.next_bytes(body)
             if not chunk:
                 break
             if self._received_bytes + len(chunk) > (self._most_bytes if size_bytes is None else size_bytes):
@@ -150,6 +142,6 @@ class Transfer:
             except OSError as error:
                 raise FinalError(error) from error
         self._received_bytes = 0
-        self._version = ""
+        self.version = ""
         self._head = b""
         self._hash = None if self._algorithm is None else new_hash(self._algorithm)
