@@ -44,7 +44,10 @@ class StringIntEncoding(Encoding):
         """Return the digits of an int. Refuse a bool, because its text could not be decoded."""
         if isinstance(value, bool) or not isinstance(value, int):
             raise EncodingError("an int")
-        return str(int(value)).encode()
+        try:
+            return str(int(value)).encode()
+        except ValueError as error:
+            raise EncodingError(f"an int that Python converts to text ({error})") from None
 
     def decode(self, data: memoryview) -> int:
         """Return the int."""

@@ -2,41 +2,18 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.writing.lines import LinesWriter, WriterSettings
+from fkat_data.streaming.writing.lines import LinesWriter
 
 __all__ = ["JSONWriter"]
 
 
 class JSONWriter(LinesWriter):
-    r"""Writes samples as JSON lines, and their offsets in a second file.
-
-    Args:
-        columns: Encoding by column name: ``str``, ``int`` or ``float``.
-        out: See ``ShardWriter``.
-        newline: End of a line: ``"\n"``, ``"\r\n"`` or other white space.
-        settings: The other arguments of ``ShardWriter``.
-
-    Raises:
-        ConfigurationError: An argument is invalid.
-        FileExistsError: ``out`` already has content, and ``exist_ok`` is false.
-    """
+    """Writes samples as JSON lines, and their offsets in a second file. It takes the arguments of ``LinesWriter``."""
 
     format: ClassVar[str] = "json"
-
-    def __init__(
-        self,
-        *,
-        columns: Mapping[str, str],
-        out: str | Path | tuple[str, str],
-        newline: str = "\n",
-        **settings: Unpack[WriterSettings],
-    ) -> None:
-        self._newline = newline
-        super().__init__(columns=columns, out=out, **settings)
 
     def _described(self) -> dict[str, Any]:
         described = super()._described()

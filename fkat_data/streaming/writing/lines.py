@@ -4,7 +4,8 @@ import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, TypedDict
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -17,7 +18,9 @@ __all__ = ["LinesWriter", "WriterSettings"]
 
 
 _KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int, np.integer), "float": (float, np.floating)}
-_PLAIN: dict[str, Callable[[Any], str | int | float]] = {"str": str, "int": int, "float": float}
+_PLAIN: dict[str, Callable[[Any], Any]] = {"str": str, "int": int, "float": float}
+#: Python converts no int of more than 4,300 digits to text, or back.
+_MOST_BITS = 14_000
 
 
 class WriterSettings(TypedDict, total=False):
@@ -35,9 +38,29 @@ class WriterSettings(TypedDict, total=False):
 
 
 class LinesWriter(ShardWriter):
-    """Base of writers whose samples are lines."""
+    r"""Base of writers whose samples are lines.
 
-    _newline: str
+    Args:
+        columns: Encoding by column name: ``str``, ``int`` or ``float``.
+        out: See ``ShardWriter``.
+        newline: End of a line. For JSON lines ``"\n"``, ``"\r\n"`` or other white space.
+        settings: The other arguments of ``ShardWriter``.
+
+    Raises:
+        ConfigurationError: An argument is invalid.
+        FileExistsError: ``out`` already has content, and ``exist_ok`` is false.
+    """
+
+    def __init__(
+        self,
+        *,
+        columns: Mapping[str, str],
+        out: str | Path | tuple[str, str],
+        newline: str = "\n",
+        **settings: Unpack[WriterSettings],
+    ) -> None:
+        self._newline = newline
+        super().__init__(columns=columns, out=out, **settings)
 
     def _described(self) -> dict[str, Any]:
         for name, encoding in self.columns.items():
@@ -65,4 +88,7 @@ class LinesWriter(ShardWriter):
 def _checked(name: str, encoding: str, value: Any) -> str | int | float:
     if not isinstance(value, _KINDS[encoding]):
         raise SampleError(name, value, f"{'an' if encoding == 'int' else 'a'} {encoding}")
-    return value if isinstance(value, bool) else _PLAIN[encoding](value)
+    plain = value if isinstance(value, bool) else _PLAIN[encoding](value)
+    if encoding == "int" and plain.bit_length() > _MOST_BITS:
+        raise SampleError(name, f"<an int of {plain.bit_length()} bits>", f"an int of at most {_MOST_BITS} bits")
+    return plain

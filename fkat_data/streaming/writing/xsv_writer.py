@@ -10,37 +10,8 @@ from fkat_data.streaming.writing.lines import LinesWriter, WriterSettings
 __all__ = ["CSVWriter", "TSVWriter", "XSVWriter"]
 
 
-class XSVWriter(LinesWriter):
-    """Writes samples as lines of separated values after a header line, and their offsets in a second file.
-
-    The format has no quoting, so ``write`` refuses a value that contains the separator or the newline.
-
-    Args:
-        columns: Encoding by column name: ``str``, ``int`` or ``float``.
-        separator: Separator between values.
-        out: See ``ShardWriter``.
-        newline: End of a line.
-        settings: The other arguments of ``ShardWriter``.
-
-    Raises:
-        ConfigurationError: An argument is invalid.
-        FileExistsError: ``out`` already has content, and ``exist_ok`` is false.
-    """
-
-    format: ClassVar[str] = "xsv"
-
-    def __init__(
-        self,
-        *,
-        columns: Mapping[str, str],
-        separator: str,
-        out: str | Path | tuple[str, str],
-        newline: str = "\n",
-        **settings: Unpack[WriterSettings],
-    ) -> None:
-        self._separator = separator
-        self._newline = newline
-        super().__init__(columns=columns, out=out, **settings)
+class _SeparatedWriter(LinesWriter):
+    _separator: str
 
     def _described(self) -> dict[str, Any]:
         described = super()._described()
@@ -86,33 +57,47 @@ class XSVWriter(LinesWriter):
         return line.split(self._separator) == values and self._newline not in line
 
 
-class CSVWriter(XSVWriter):
+class XSVWriter(_SeparatedWriter):
+    """Writes samples as lines of separated values after a header line, and their offsets in a second file.
+
+    The format has no quoting, so ``write`` refuses a value that contains the separator or the newline.
+
+    Args:
+        separator: Separator between values.
+        columns: Encoding by column name: ``str``, ``int`` or ``float``.
+        out: See ``ShardWriter``.
+        newline: End of a line.
+        settings: The other arguments of ``ShardWriter``.
+
+    Raises:
+        ConfigurationError: An argument is invalid.
+        FileExistsError: ``out`` already has content, and ``exist_ok`` is false.
+    """
+
+    format: ClassVar[str] = "xsv"
+
+    def __init__(
+        self,
+        *,
+        separator: str,
+        columns: Mapping[str, str],
+        out: str | Path | tuple[str, str],
+        newline: str = "\n",
+        **settings: Unpack[WriterSettings],
+    ) -> None:
+        self._separator = separator
+        super().__init__(columns=columns, out=out, newline=newline, **settings)
+
+
+class CSVWriter(_SeparatedWriter):
     """Writes samples as comma-separated values. See ``XSVWriter``."""
 
     format: ClassVar[str] = "csv"
-
-    def __init__(
-        self,
-        *,
-        columns: Mapping[str, str],
-        out: str | Path | tuple[str, str],
-        newline: str = "\n",
-        **settings: Unpack[WriterSettings],
-    ) -> None:
-        super().__init__(columns=columns, separator=",", out=out, newline=newline, **settings)
+    _separator = ","
 
 
-class TSVWriter(XSVWriter):
+class TSVWriter(_SeparatedWriter):
     """Writes samples as tab-separated values. See ``XSVWriter``."""
 
     format: ClassVar[str] = "tsv"
-
-    def __init__(
-        self,
-        *,
-        columns: Mapping[str, str],
-        out: str | Path | tuple[str, str],
-        newline: str = "\n",
-        **settings: Unpack[WriterSettings],
-    ) -> None:
-        super().__init__(columns=columns, separator="\t", out=out, newline=newline, **settings)
+    _separator = "\t"

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import sys
 
@@ -117,6 +118,14 @@ def test_a_sample_that_cannot_be_written_is_refused_and_the_others_are_kept(tmp_
             made.write(sample)
         made.write(samples_of(1, 1)[0])
     assert read(tmp_path) == samples_of(2)
+
+
+@pytest.mark.parametrize(("writer", "encoding"), [(JSONWriter, "int"), (CSVWriter, "int"), (MDSWriter, "str_int")])
+def test_an_int_that_python_makes_no_text_of_is_refused(tmp_path, writer, encoding):
+    with writer(columns={"value": encoding}, out=tmp_path / os.fsdecode(b"caf\xe9")) as made:
+        made.write({"value": 10**4000})
+        with pytest.raises(SampleError, match="column 'value'"):
+            made.write({"value": 10**5000})
 
 
 @pytest.mark.parametrize("writer", [JSONWriter, CSVWriter])
@@ -254,9 +263,15 @@ def test_a_dataset_is_replaced_and_other_files_are_kept(tmp_path):
             for sample in samples_of(count):
                 writer.write(sample)
         (tmp_path / "notes.txt").write_text("mine")
-        (tmp_path / "shard.99999.mds.tmp").write_text("left over")
+        left = [
+            tmp_path / f"{name}.tmp"
+            for name in ("shard.99999.mds", "shard.00001.csv.gz.0123456789abcdef", "index.json")
+        ]
+        for path in left:
+            path.write_text("left over")
     assert read(tmp_path) == samples_of(3)
-    (tmp_path / "shard.99999.mds.tmp").unlink()
+    for path in left:
+        path.unlink()
     named = {info.basename for entry in read_index(tmp_path / "index.json") for info, _ in entry.files}
     assert {path.name for path in tmp_path.iterdir()} == {*named, "index.json", "notes.txt"}
 
