@@ -186,14 +186,8 @@ class ReferencePartition:
 
     def places(self, slots: _Integers) -> _Integers:
         """Return each slot's place, -1 if it reads none: same shape, int64."""
-        grid = self.grid
-        batches, within = np.divmod(slots, grid.global_batch_size)
-        ranks, samples = np.divmod(within, grid.batch_size)
-        nodes, ranks_of_node = np.divmod(ranks, grid.ranks_per_node)
-        entries = batches * grid.batch_size + samples
-        is_read = entries < self.num_rank_samples
-        entries = np.where(is_read, entries, 0)
-        return np.where(is_read, self._place(nodes, entries * grid.ranks_per_node + ranks_of_node), -1)
+        nodes, ranks_of_node, entries, is_read = _entries(slots, self.grid, self.num_rank_samples)
+        return np.where(is_read, self._place(nodes, entries * self.grid.ranks_per_node + ranks_of_node), -1)
 
     def _place(self, nodes: _Integers, entries: _Integers) -> _Integers:
         ranks = self.grid.ranks_per_node
@@ -277,16 +271,24 @@ class EvenPartition:
 
     def places(self, slots: _Integers) -> _Integers:
         """Return each slot's place, -1 if it reads none: same shape, int64."""
-        grid, ranks = self.grid, self.grid.num_ranks
-        batches, within = np.divmod(slots, grid.global_batch_size)
-        rank, samples = np.divmod(within, grid.batch_size)
-        entries = batches * grid.batch_size + samples
-        is_read = entries < self.num_rank_samples
-        nodes, ranks_of_node = np.divmod(rank, grid.ranks_per_node)
-        found = self._drop + entries * ranks + nodes + grid.num_nodes * ranks_of_node
+        ranks = self.grid.num_ranks
+        nodes, ranks_of_node, entries, is_read = _entries(slots, self.grid, self.num_rank_samples)
+        found = self._drop + entries * ranks + nodes + self.grid.num_nodes * ranks_of_node
         found = np.where(found >= self._size, (found - ranks) % max(self._size, 1), found)
         found = np.where(is_read, found, 0)
         columns, rows = np.divmod(found, self._rows)
         if len(self._longer_rows):
             rows = np.where(columns == self._columns, self._longer_rows[rows % len(self._longer_rows)], rows)
         return np.where(is_read, self._starts[rows] + columns, -1)
+
+
+def _entries(
+    slots: _Integers, grid: Grid, num_rank_samples: int
+) -> tuple[_Integers, _Integers, _Integers, npt.NDArray[np.bool_]]:
+    """Return each slot's node, rank on it, number among that rank's samples, and whether the slot reads one."""
+    batches, within = np.divmod(slots, grid.global_batch_size)
+    ranks, samples = np.divmod(within, grid.batch_size)
+    nodes, ranks_of_node = np.divmod(ranks, grid.ranks_per_node)
+    entries = batches * grid.batch_size + samples
+    is_read = entries < num_rank_samples
+    return nodes, ranks_of_node, np.where(is_read, entries, 0), is_read
