@@ -251,7 +251,8 @@ class CacheDirectory:
         Raises:
             OSError: It cannot be opened; the error has its path.
         """
-        path = self.path / BOOKKEEPING / name
+        # Not a Path: this runs several times for each file that is made.
+        path = f"{self._text}/{BOOKKEEPING}/{name}"
         try:
             return LockFile(path, flags, mode)
         except FileNotFoundError:
@@ -265,7 +266,8 @@ class CacheDirectory:
         Args:
             name: Its path in ``BOOKKEEPING``.
         """
-        (self.path / BOOKKEEPING / name).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{self._text}/{BOOKKEEPING}/{name}")  # noqa: PTH108 - as in ``open``
 
     def sweep(self, *folders: str) -> None:
         """Remove what dead processes left behind.

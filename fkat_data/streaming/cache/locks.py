@@ -43,7 +43,7 @@ class LockFile(io.FileIO):
     _opened = (-1, 0, 0)
     """The descriptor, and the device and inode of the file; none before it is open."""
 
-    def __init__(self, path: Path, flags: int = os.O_RDWR | os.O_CREAT, mode: int = 0o600) -> None:
+    def __init__(self, path: str | Path, flags: int = os.O_RDWR | os.O_CREAT, mode: int = 0o600) -> None:
         self._path = path
         with _guard:
             _files.add(self)

@@ -9,15 +9,15 @@ from typing import NamedTuple, Self
 
 from fkat_data.streaming.cache.cache_directory import NOT_WRITABLE, CacheDirectory
 from fkat_data.streaming.cache.ledger import Counts, Ledger
-from fkat_data.streaming.cache.locks import LockFile
-from fkat_data.streaming.cache.paths import BOOKKEEPING, MAKING, StoredFile
+from fkat_data.streaming.cache.paths import MAKING, StoredFile
 
 __all__ = ["Candidate", "Stock"]
 
 #: In ``BOOKKEEPING``: evictable files, the coldest first, with their last uses when they were listed.
 _QUEUE = "coldest"
 _MOST_LISTED = 8192
-_CHUNK_BYTES = 1 << 14
+#: Some entries, as most evictions take one; and more than the longest entry.
+_CHUNKS_BYTES = (1 << 8, 1 << 14)
 #: Below this, it takes less time to look up each file's last use than to read the whole table.
 _FEW_FILES = 500
 _NEVER = -(1 << 63)
@@ -144,15 +144,17 @@ class Stock:
         counts = None if self._ledger is None else self._ledger.counts
         if counts is None or counts.queue_start >= counts.queue_end:
             return False
+        start, lines = counts.queue_start, list[bytes]()
         try:
-            with LockFile(self._directory.path / BOOKKEEPING / _QUEUE, os.O_RDONLY) as file:
-                content = os.pread(
-                    file.descriptor, min(_CHUNK_BYTES, counts.queue_end - counts.queue_start), counts.queue_start
-                )
+            with self._directory.open(_QUEUE, os.O_RDONLY) as file:
+                for chunk_bytes in _CHUNKS_BYTES:
+                    *lines, _ = os.pread(file.descriptor, min(chunk_bytes, counts.queue_end - start), start).split(
+                        b"\0"
+                    )
+                    if lines:
+                        break
         except OSError:
             return False
-        start = counts.queue_start
-        *lines, _ = content.split(b"\0")
         for line in lines:
             start += len(line) + 1
             with contextlib.suppress(ValueError):
@@ -195,7 +197,7 @@ class Stock:
 
     def _save(self, content: bytes) -> bool:
         try:
-            with LockFile(self._directory.path / BOOKKEEPING / _QUEUE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+            with self._directory.open(_QUEUE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
                 return os.write(file.descriptor, content) == len(content)
         except OSError:
             # The disk may be full: this process goes on with what it has listed.
