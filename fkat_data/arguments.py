@@ -3,11 +3,12 @@
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from numbers import Real
+from typing import Any, TypeGuard, TypeVar, cast
 
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, StateMismatchError
 
-__all__ = ["boolean", "choice", "function", "integer", "seconds"]
+__all__ = ["boolean", "choice", "function", "integer", "is_number", "positive", "saved_integer", "seconds"]
 
 _Word = TypeVar("_Word", bound=str)
 
@@ -70,12 +71,38 @@ def choice(argument: str, value: object, options: Sequence[_Word]) -> _Word:
     return cast("_Word", value)
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value is a real number of Python's or NumPy's: no bool, and no NaN."""
+    return isinstance(value, Real) and not isinstance(value, bool) and value == value  # noqa: PLR0124 - NaN is not
+
+
+def positive(argument: str, value: object, expected: str = "a number greater than 0") -> float:
+    """Return ``value`` as a float if it is a finite number greater than 0.
+
+    Raises:
+        ConfigurationError: ``value`` is not such a number.
+    """
+    if not is_number(value) or not 0 < value < math.inf:
+        raise ConfigurationError(argument, value, expected)
+    return float(value)
+
+
 def seconds(argument: str, value: object) -> float:
     """Return ``value`` as a float if it is a finite number of seconds greater than 0.
 
     Raises:
         ConfigurationError: ``value`` is not such a number.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ConfigurationError(argument, value, "a number of seconds greater than 0")
-    return float(value)
+    return positive(argument, value, "a number of seconds greater than 0")
+
+
+def saved_integer(field: str, value: object, *, minimum: int | None = None) -> int:
+    """Return the value of a saved state's field as an int of at least ``minimum``.
+
+    Raises:
+        StateMismatchError: ``value`` is not such an integer.
+    """
+    try:
+        return integer(field, value, minimum=minimum)
+    except ConfigurationError as error:
+        raise StateMismatchError(field, value, f"<{error.expected}>") from None

@@ -1,10 +1,15 @@
 """Parse sizes and counts with suffixes: ``"64mb"`` bytes, ``"2m"`` samples."""
 
+import math
+
+from fkat_data.arguments import is_number
 from fkat_data.errors import ConfigurationError
 
 __all__ = ["count_of", "size_bytes_of"]
 
 _BYTES = {suffix: 1024**power for power, suffix in enumerate(("kb", "mb", "gb", "tb", "pb", "eb", "zb", "yb"), start=1)}
+# More than any size has; Python refuses to convert thousands of digits.
+_MOST_DIGITS = 100
 _COUNTS = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
@@ -44,21 +49,21 @@ def count_of(argument: str, value: object) -> int:
 
 def _scaled(argument: str, value: str, number: str, unit: int, expected: str) -> int:
     try:
-        return int(float(number) * unit)
+        size = int(float(number) * unit)
     except (ValueError, OverflowError):
-        raise ConfigurationError(argument, value, expected) from None
+        size = -1
+    if size < 0:
+        raise ConfigurationError(argument, value, expected)
+    return size
 
 
 def _digits(argument: str, value: str, text: str, expected: str) -> int:
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > _MOST_DIGITS:
         raise ConfigurationError(argument, value, expected)
     return int(text)
 
 
 def _number(argument: str, value: object, expected: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not is_number(value) or not 0 <= value < math.inf:
         raise ConfigurationError(argument, value, expected)
-    try:
-        return int(value)
-    except (ValueError, OverflowError):
-        raise ConfigurationError(argument, value, expected) from None
+    return int(value)
