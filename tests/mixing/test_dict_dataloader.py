@@ -461,3 +461,18 @@ def test_local_states_of_no_rank_and_of_another_mixture_are_refused():
 
 def shown_epoch(loader):
     return [plain_microbatch(microbatch) for microbatch in loader]
+
+
+def test_a_state_that_a_source_refuses_does_not_stay():
+    class Choosy(Remembering):
+        def load_state_dict(self, state_dict):
+            super().load_state_dict({name: int(state_dict[name]) for name in ("passes", "index")})
+
+    mixture = DictDataLoader({"a": Choosy("a", 5)}, RoundRobin(["a"]), key=None)
+    state = mixture.state_dict()
+    state["sources"]["a"]["state"] = {"passes": "many", "index": 0}
+    with pytest.raises(ValueError, match="many"):
+        mixture.load_state_dict(state)
+    state["sources"]["a"]["state"] = {"passes": 0, "index": 3}
+    mixture.load_state_dict(state)
+    assert [microbatch["number"] for _, microbatch in mixture] == ["a0.3", "a0.4"]
