@@ -53,7 +53,7 @@ class DictBatchSampler(Sampler[tuple[str, Any]]):
         self.on_exhausted: OnExhausted = on_exhausted
         self._schedule()  # validates the other arguments
         self._epoch = 0
-        self._index = 0  # batches yielded by the newest iteration
+        self._index = 0  # batches of the epoch that the newest iteration is past
         self._first = 0  # first batch that the next iteration yields
 
     @classmethod
@@ -113,8 +113,9 @@ class DictBatchSampler(Sampler[tuple[str, Any]]):
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         """Yield pairs of name and batch, from the epoch's start or a loaded position."""
-        first, self._first, self._index = self._first, 0, 0
-        return self._walk(first)
+        # Until it yields, the position is the one that was loaded.
+        self._index, self._first = self._first, 0
+        return self._walk(self._index)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration yield this epoch from its start.
@@ -148,10 +149,7 @@ class DictBatchSampler(Sampler[tuple[str, Any]]):
         for field, present in self.state_dict().items():
             if field not in state_dict:
                 raise StateMismatchError(field, "<missing>", present, "this is not a state of a batch sampler")
-            try:
-                numbers[field] = arguments.integer(field, state_dict[field], minimum=0)
-            except ConfigurationError as error:
-                raise StateMismatchError(field, state_dict[field], f"<{error.expected}>") from None
+            numbers[field] = arguments.saved_integer(field, state_dict[field], minimum=0)
         if numbers["version"] != _STATE_VERSION:
             hint = "another version of fkat_data wrote the state"
             raise StateMismatchError("version", numbers["version"], _STATE_VERSION, hint)
