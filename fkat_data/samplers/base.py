@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Self, cast
 
-from fkat_data.arguments import integer
+from fkat_data.arguments import integer, saved_integer
 from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 from fkat_data.types import Shard
@@ -162,15 +162,11 @@ class ShardSampler(Described):
         return other
 
     def _saved(self, state_dict: Mapping[str, Any], field: str) -> int:
-        present = {"version": _STATE_VERSION, "epoch": self._epoch_and_index[0], "index": self._epoch_and_index[1]}[
-            field
-        ]
         if field not in state_dict:
+            epoch, index = self._epoch_and_index
+            present = {"version": _STATE_VERSION, "epoch": epoch, "index": index}[field]
             raise StateMismatchError(field, "<missing>", present, "this is not a state of a shard sampler")
-        try:
-            return integer(field, state_dict[field], minimum=0)
-        except ConfigurationError as error:
-            raise StateMismatchError(field, state_dict[field], f"<{error.expected}>") from None
+        return saved_integer(field, state_dict[field], minimum=0)
 
 
 def has_own_iteration(sampler: ShardSampler) -> bool:
@@ -244,4 +240,4 @@ def _uri(argument: str, item: object) -> str:
     uri = os.fspath(cast("os.PathLike[str]", item)) if isinstance(item, os.PathLike) else item
     if not isinstance(uri, str) or not uri:
         raise ConfigurationError(argument, cast("object", item), "a non-empty path or URI, or a list of them")
-    return uri
+    return str(uri)  # a NumPy string is one, and would not go into a checkpoint

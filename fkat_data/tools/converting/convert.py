@@ -4,7 +4,7 @@ import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from glob import glob, has_magic
+from glob import escape, glob, has_magic
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, Unpack, get_args
 
@@ -127,14 +127,18 @@ def sources_of(path: str | Path, kind: Kind | None = None, num_workers: int = 1)
     place = machine_path("paths", path, "files or directories of this machine")
     if place.is_dir():
         files = sorted(place.iterdir(), key=lambda file: natural_key(file.name))
-        tables = [file for file in files if _kind_of(file) and kind in (None, _kind_of(file))]
+        found = {file: _kind_of(file) for file in files if not file.name.startswith(".")}
+        tables = [file for file, its_kind in found.items() if its_kind and kind in (None, its_kind)]
         if kind == "folder" or not tables:
             num_parts = 1 if num_workers == 1 else num_workers * _PARTS_FOR_EACH_WORKER
             return list(FolderSource.parts_of(str(place), num_parts))
         return [_source(str(file), kind or _kind_of(file)) for file in tables]
     if not place.exists() and has_magic(str(place)):
+        # What comes before the pattern is no pattern, whatever the working directory is called.
+        here = f"{Path.cwd()}/"
+        pattern = f"{escape(here)}{str(place).removeprefix(here)}" if str(place).startswith(here) else str(place)
         # Path.glob takes no absolute pattern.
-        files = sorted(glob(str(place), recursive=True), key=natural_key)  # noqa: PTH207 - see above
+        files = sorted(glob(pattern, recursive=True), key=natural_key)  # noqa: PTH207 - see above
         if not files:
             raise ShardNotFoundError(str(place), "no file matches")
         return [_source(file, kind or _kind_of(Path(file))) for file in files]
@@ -142,10 +146,10 @@ def sources_of(path: str | Path, kind: Kind | None = None, num_workers: int = 1)
 
 
 def _kind_of(path: Path) -> str | None:
-    suffixes = path.suffixes
-    if suffixes and suffixes[-1] in _COMPRESSED:
+    suffixes = path.name.lower().split(".")[1:]
+    if suffixes and f".{suffixes[-1]}" in _COMPRESSED:
         suffixes = suffixes[:-1]
-    return _SUFFIXES.get(suffixes[-1]) if suffixes else None
+    return _SUFFIXES.get(f".{suffixes[-1]}") if suffixes else None
 
 
 def _source(path: str, kind: str | None) -> RowSource:
@@ -194,7 +198,7 @@ def _check_names(names: Iterable[str], columns: Mapping[str, str], place: str) -
         if name not in columns:
             error = SampleError(
                 name,
-                "of this column",
+                "<any>",
                 f"one of the columns that the first rows have ({', '.join(map(repr, columns))}): pass nulls='json' to "
                 "look for columns in all rows, or name the columns to keep with only",
             )
