@@ -1,6 +1,9 @@
 """Long work shows that it goes on, on a terminal and elsewhere."""
 
 import io
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -8,7 +11,7 @@ from rich.console import Console
 
 from fkat_data.observe import progress
 from fkat_data.tools.cli.dataset_presentation import sample_progress
-from fkat_data.tools.cli.presentation import long_work
+from fkat_data.tools.cli.presentation import long_work, say, terminal
 
 
 def wait_for(read, text):
@@ -56,3 +59,21 @@ def test_short_work_prints_nothing(capsys):
     with long_work(Console(file=out), "simulating"):
         pass
     assert not out.getvalue() + capsys.readouterr().err
+
+
+def test_texts_are_shown_as_they_are(capsys):
+    say(terminal(), "[bold]:smile: a\x1b[31mb\n[/red] 1.5")
+    assert capsys.readouterr().out == "[bold]:smile: a\\x1b[31mb\n[/red] 1.5\n"
+
+
+def test_what_a_terminal_lacks_is_written_out_and_a_reader_that_leaves_is_no_damage(processes, tmp_path):
+    program = [sys.executable, "-m", "fkat_data", "inspect", b"no\xff\xc2\xb5"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(program, capture_output=True, timeout=60, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (2, b"")
+    assert rb"no\udcff\xb5/index.json" in done.stdout
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(program, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
