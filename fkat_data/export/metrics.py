@@ -81,11 +81,10 @@ def watched(loaders: StatisticsSource | Mapping[str, StatisticsSource]) -> Watch
         ConfigurationError: It is no loader, or no mapping of loaders by their names.
     """
     found = loaders if isinstance(loaders, Mapping) else {"loader": loaders}
+    expected = "a loader with statistics(), or a dict of loaders by their names"
     for loader in found.values():
         if not isinstance(loader, StatisticsSource):
-            raise ConfigurationError(
-                "loaders", loader, "a loader with statistics(), or a dict of loaders by their names"
-            )
+            raise ConfigurationError("loaders", loader, expected)
     return {str(name): weakref.ref(loader) for name, loader in found.items()}
 
 
