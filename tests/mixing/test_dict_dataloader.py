@@ -45,6 +45,9 @@ class Remembering:
         while self.index < self.count:
             self.index += 1
             yield {"number": f"{self.name}{self.passes}.{self.index - 1}"}
+        self.end_pass()
+
+    def end_pass(self):
         self.passes, self.index = self.passes + 1, 0
 
     def state_dict(self):
@@ -58,13 +61,8 @@ class Remembering:
 class Lingering(Remembering):
     """After its last microbatch its state is the end of the pass, and the iteration after a load then gives nothing."""
 
-    def __iter__(self):
-        if not self.is_loaded:
-            self.index = 0
-        self.is_loaded = False
-        while self.index < self.count:
-            self.index += 1
-            yield {"number": f"{self.name}{self.index - 1}"}
+    def end_pass(self):
+        pass
 
 
 def numbers(strategy, counts, on_exhausted="drop", kind=Numbers):
