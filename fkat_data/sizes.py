@@ -49,12 +49,9 @@ def count_of(argument: str, value: object) -> int:
 
 def _scaled(argument: str, value: str, number: str, unit: int, expected: str) -> int:
     try:
-        size = int(float(number) * unit)
+        return int(float(number) * unit)
     except (ValueError, OverflowError):
-        size = -1
-    if size < 0:
-        raise ConfigurationError(argument, value, expected)
-    return size
+        raise ConfigurationError(argument, value, expected) from None
 
 
 def _digits(argument: str, value: str, text: str, expected: str) -> int:
@@ -64,6 +61,6 @@ def _digits(argument: str, value: str, text: str, expected: str) -> int:
 
 
 def _number(argument: str, value: object, expected: str) -> int:
-    if not is_number(value) or not 0 <= value < math.inf:
+    if not is_number(value) or not math.isfinite(value):
         raise ConfigurationError(argument, value, expected)
     return int(value)
