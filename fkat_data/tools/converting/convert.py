@@ -41,7 +41,7 @@ _ROWS_BETWEEN_CALLS = 100
 
 
 def convert(
-    paths: Sequence[str | Path],
+    paths: str | Path | Sequence[str | Path],
     out: IndexLocation,
     *,
     kind: Kind | None = None,
@@ -55,9 +55,9 @@ def convert(
     """Write the rows of files as one MDS dataset, in the order of ``paths``.
 
     Args:
-        paths: Files, patterns of files such as ``shards/*.tar``, or directories. If a directory has tables (JSON
-            lines, CSV, ...) or tar files, they are converted in natural order. Otherwise every file below it is a
-            sample.
+        paths: One or more files, patterns of files such as ``shards/*.tar``, or directories. If a directory has tables
+            (JSON lines, CSV, ...) or tar files, they are converted in natural order. Otherwise every file below it is a
+            sample. Hidden files are left out.
         out: The dataset's place, as for ``MDSWriter``.
         kind: One of ``KINDS``; None: by file name.
         columns: Encodings that replace those inferred from the data.
@@ -82,9 +82,11 @@ def convert(
     """
     allows_nulls = arguments.choice("nulls", nulls, ("refuse", "json")) == "json"
     num_workers = arguments.integer("num_workers", num_workers, minimum=1)
-    sources = [source for path in paths for source in sources_of(path, kind, num_workers)]
+    # A string is a sequence of strings, too.
+    places = [paths] if isinstance(paths, (str, Path)) else paths
+    sources = [source for place in places for source in sources_of(place, kind, num_workers)]
     if not sources:
-        raise ConfigurationError("paths", list(paths), "at least one file")
+        raise ConfigurationError("paths", paths, "at least one file")
     chosen = _chosen(sources if allows_nulls else sources[:1], columns or {}, only, allows_nulls)
     if not chosen:
         raise ConfigurationError(

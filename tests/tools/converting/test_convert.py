@@ -103,7 +103,7 @@ def test_the_working_directory_is_no_part_of_a_pattern(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "a b.jsonl").write_bytes(json_lines(ROWS))
     monkeypatch.chdir(folder)
-    assert convert(["*.jsonl"], tmp_path / "out") == len(ROWS)
+    assert convert("*.jsonl", tmp_path / "out") == len(ROWS)
 
 
 def test_texts_that_a_number_would_change_stay_texts(tmp_path):
