@@ -30,9 +30,7 @@ def test_counts_are_read_as_the_reference_does(text, expected):
     compare(count_of, text, expected)
 
 
-@pytest.mark.parametrize(
-    "value", [None, True, "", "x", "kb", "1.5", "nankb", "infgb", float("nan"), [1], "9" * 5000]
-)
+@pytest.mark.parametrize("value", [None, True, "", "x", "kb", "1.5", "nankb", "infgb", float("nan"), [1], "9" * 5000])
 def test_what_is_no_size_is_refused(value):
     with pytest.raises(ConfigurationError, match="cache_limit"):
         size_bytes_of("cache_limit", value)

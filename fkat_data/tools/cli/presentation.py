@@ -44,7 +44,7 @@ class _Terminal(Console):
 
 
 def terminal() -> Console:
-    """Return the terminal. It shows texts as they are: a path may look like rich's markup, or like the code of an emoji."""
+    """Return the terminal. It shows texts as they are: a path may look like rich's markup, or an emoji's code."""
     shown = _Terminal(markup=False, emoji=False, highlight=False)
     if not shown.is_terminal and "COLUMNS" not in os.environ:
         shown.width = _WIDE  # what reads a pipe or a file looks for whole names
