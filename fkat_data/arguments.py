@@ -2,13 +2,23 @@
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any, TypeGuard, TypeVar, cast
 
 from fkat_data.errors import ConfigurationError, StateMismatchError
 
-__all__ = ["boolean", "choice", "function", "integer", "is_number", "positive", "saved_integer", "seconds"]
+__all__ = [
+    "boolean",
+    "choice",
+    "function",
+    "integer",
+    "is_number",
+    "positive",
+    "saved_integer",
+    "saved_numbers",
+    "seconds",
+]
 
 _Word = TypeVar("_Word", bound=str)
 
@@ -106,3 +116,28 @@ def saved_integer(field: str, value: object, *, minimum: int | None = None) -> i
         return integer(field, value, minimum=minimum)
     except ConfigurationError as error:
         raise StateMismatchError(field, value, f"<{error.expected}>") from None
+
+
+def saved_numbers(state_dict: object, present: Mapping[str, int], kind: str) -> list[int]:
+    """Return the numbers of a saved state, without its version, in the order of ``present``.
+
+    Args:
+        state_dict: The saved state.
+        present: The state now: ``version``, and other integers of at least 0.
+        kind: What has such a state, for messages.
+
+    Raises:
+        StateMismatchError: It is no mapping, a field is missing or no such integer, or the version is another one.
+    """
+    if not isinstance(state_dict, Mapping):
+        raise StateMismatchError("state_dict", state_dict, present)
+    state = cast("Mapping[str, object]", state_dict)
+    for field, value in present.items():
+        if field not in state:
+            raise StateMismatchError(field, "<missing>", value, f"this is not a state of {kind}")
+    numbers = {field: saved_integer(field, state[field], minimum=0) for field in present}
+    version = numbers.pop("version")
+    if version != present["version"]:
+        hint = "another version of fkat_data wrote the state"
+        raise StateMismatchError("version", version, present["version"], hint)
+    return list(numbers.values())

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler
 
 from fkat_data import arguments
-from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.errors import ConfigurationError
 from fkat_data.mixing.draw_schedule import OnExhausted, Schedule
 from fkat_data.mixing.strategies import SamplerStrategy
 
@@ -143,17 +143,8 @@ class DictBatchSampler(Sampler[tuple[str, Any]]):
         Raises:
             StateMismatchError: The state is not one of a batch sampler.
         """
-        if not isinstance(state_dict, Mapping):
-            raise StateMismatchError("state_dict", state_dict, self.state_dict())
-        numbers: dict[str, int] = {}
-        for field, present in self.state_dict().items():
-            if field not in state_dict:
-                raise StateMismatchError(field, "<missing>", present, "this is not a state of a batch sampler")
-            numbers[field] = arguments.saved_integer(field, state_dict[field], minimum=0)
-        if numbers["version"] != _STATE_VERSION:
-            hint = "another version of fkat_data wrote the state"
-            raise StateMismatchError("version", numbers["version"], _STATE_VERSION, hint)
-        self._epoch, self._first, self._index = numbers["epoch"], numbers["index"], 0
+        self._epoch, self._first = arguments.saved_numbers(state_dict, self.state_dict(), "a batch sampler")
+        self._index = 0
 
     def _schedule(self) -> Schedule:
         schedule = Schedule(self.strategy, self.samplers, self.on_exhausted)
