@@ -15,4 +15,4 @@ def test_what_is_known_is_kept_below_the_users_directory_of_caches(monkeypatch):
 def test_without_a_home_nothing_is_kept(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user whom the machine does not know
-    assert not user_cache_file("counts", "s3://a").parents[3].exists()
+    assert not user_cache_file("counts", "s3://a").parents[2].exists()

@@ -11,8 +11,8 @@ __all__ = ["LastUsed"]
 _Kept = TypeVar("_Kept")
 
 
-class _Place(Generic[_Kept]):
-    """The place of one object, which one thread makes and others wait for."""
+class _MadeOnce(Generic[_Kept]):
+    """An object that one thread makes, and others wait for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,7 +38,7 @@ class LastUsed(Generic[_Kept]):
     def __init__(self, num_kept: int) -> None:
         self._num_kept = num_kept
         self._lock = threading.Lock()
-        self._kept: OrderedDict[int, _Place[_Kept]] = OrderedDict()
+        self._kept: OrderedDict[int, _MadeOnce[_Kept]] = OrderedDict()
         self._process_id = os.getpid()
 
     def get(self, number: int, make: Callable[[], _Kept]) -> _Kept:
@@ -54,7 +54,7 @@ class LastUsed(Generic[_Kept]):
             place = self._kept.pop(number, None)
             while len(self._kept) >= self._num_kept:
                 self._kept.popitem(last=False)
-            place = self._kept[number] = _Place[_Kept]() if place is None else place
+            place = self._kept[number] = _MadeOnce[_Kept]() if place is None else place
         return place.get(make)
 
     def __reduce__(self) -> tuple[type["LastUsed[_Kept]"], tuple[int]]:
