@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from threading import Event, Thread
 
 import typer
@@ -37,10 +38,10 @@ _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x80-\x9f]")
 class _Terminal(Console):
     def on_broken_pipe(self) -> None:
         """End the program with the exit code of what SIGPIPE ends: 1 would say that data are damaged, or differ."""
-        try:
-            super().on_broken_pipe()
-        except SystemExit as error:
-            raise SystemExit(_BROKEN_PIPE) from error
+        self.quiet = True
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), self.file.fileno())
+        raise SystemExit(_BROKEN_PIPE)
 
 
 def terminal() -> Console:
