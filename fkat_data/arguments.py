@@ -2,12 +2,23 @@
 
 import math
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import Any, TypeGuard, TypeVar, cast
 
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, StateMismatchError
 
-__all__ = ["boolean", "choice", "function", "integer", "seconds"]
+__all__ = [
+    "boolean",
+    "choice",
+    "function",
+    "integer",
+    "is_number",
+    "positive",
+    "saved_integer",
+    "saved_numbers",
+    "seconds",
+]
 
 _Word = TypeVar("_Word", bound=str)
 
@@ -70,12 +81,63 @@ def choice(argument: str, value: object, options: Sequence[_Word]) -> _Word:
     return cast("_Word", value)
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value is a real number of Python's or NumPy's: no bool, and no NaN."""
+    return isinstance(value, Real) and not isinstance(value, bool) and value == value  # noqa: PLR0124 - NaN is not
+
+
+def positive(argument: str, value: object, expected: str = "a number greater than 0") -> float:
+    """Return ``value`` as a float if it is a finite number greater than 0.
+
+    Raises:
+        ConfigurationError: ``value`` is not such a number.
+    """
+    if not is_number(value) or not 0 < value < math.inf:
+        raise ConfigurationError(argument, value, expected)
+    return float(value)
+
+
 def seconds(argument: str, value: object) -> float:
     """Return ``value`` as a float if it is a finite number of seconds greater than 0.
 
     Raises:
         ConfigurationError: ``value`` is not such a number.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ConfigurationError(argument, value, "a number of seconds greater than 0")
-    return float(value)
+    return positive(argument, value, "a number of seconds greater than 0")
+
+
+def saved_integer(field: str, value: object, *, minimum: int | None = None) -> int:
+    """Return the value of a saved state's field as an int of at least ``minimum``.
+
+    Raises:
+        StateMismatchError: ``value`` is not such an integer.
+    """
+    try:
+        return integer(field, value, minimum=minimum)
+    except ConfigurationError as error:
+        raise StateMismatchError(field, value, f"<{error.expected}>") from None
+
+
+def saved_numbers(state_dict: object, present: Mapping[str, int], kind: str) -> list[int]:
+    """Return the numbers of a saved state, without its version, in the order of ``present``.
+
+    Args:
+        state_dict: The saved state.
+        present: The state now: ``version``, and other integers of at least 0.
+        kind: What has such a state, for messages.
+
+    Raises:
+        StateMismatchError: It is no mapping, a field is missing or no such integer, or the version is another one.
+    """
+    if not isinstance(state_dict, Mapping):
+        raise StateMismatchError("state_dict", state_dict, present)
+    state = cast("Mapping[str, object]", state_dict)
+    for field, value in present.items():
+        if field not in state:
+            raise StateMismatchError(field, "<missing>", value, f"this is not a state of {kind}")
+    numbers = {field: saved_integer(field, state[field], minimum=0) for field in present}
+    version = numbers.pop("version")
+    if version != present["version"]:
+        hint = "another version of fkat_data wrote the state"
+        raise StateMismatchError("version", version, present["version"], hint)
+    return list(numbers.values())

@@ -51,7 +51,9 @@ __all__ = [
 _LONGEST_VALUE = 200
 
 
-def _shown(value: object) -> str:
+def _shown(value: object) -> "_Shown":
+    if isinstance(value, _Shown):
+        return value
     try:
         text = value if isinstance(value, str) and value.startswith("<") else repr(value)
     except Exception as error:
@@ -59,7 +61,7 @@ def _shown(value: object) -> str:
             raise
         # A broken repr() must not hide the error that shows the value.
         text = f"<{type(value).__name__}, whose repr() raises {type(error).__name__}>"
-    return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "…"
+    return _Shown(text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "…")
 
 
 class FkatDataError(Exception):
@@ -77,7 +79,7 @@ class ConfigurationError(FkatDataError, ValueError):
 
     def __init__(self, argument: str, value: object, expected: str) -> None:
         self.argument = argument
-        self.value: _Shown = _Shown(_shown(value)) if not isinstance(value, _Shown) else value
+        self.value: _Shown = _shown(value)
         self.expected = expected
         super().__init__(argument, self.value, expected)
 
@@ -97,8 +99,8 @@ class StateMismatchError(FkatDataError, ValueError):
 
     def __init__(self, field: str, saved: object, present: object, hint: str = "") -> None:
         self.field = field
-        self.saved: _Shown = _Shown(_shown(saved)) if not isinstance(saved, _Shown) else saved
-        self.present: _Shown = _Shown(_shown(present)) if not isinstance(present, _Shown) else present
+        self.saved: _Shown = _shown(saved)
+        self.present: _Shown = _shown(present)
         self.hint = hint
         super().__init__(field, self.saved, self.present, hint)
 
@@ -310,9 +312,7 @@ class ShardCorruptError(ShardError):
         self.field = field
         self.expected = expected
         # Keeps only the text: the value itself may be large, or not picklable.
-        self.found: _Shown | None = (
-            None if field is None else found if isinstance(found, _Shown) else _Shown(_shown(found))
-        )
+        self.found: _Shown | None = None if field is None else _shown(found)
         self.args: tuple[Any, ...] = (shard, reason, field, expected, self.found)
 
     @classmethod
@@ -386,7 +386,7 @@ class SampleError(FkatDataError, ValueError):
 
     def __init__(self, column: str, value: object, expected: str) -> None:
         self.column = column
-        self.value: _Shown = _Shown(_shown(value)) if not isinstance(value, _Shown) else value
+        self.value: _Shown = _shown(value)
         self.expected = expected
         super().__init__(column, self.value, expected)
 

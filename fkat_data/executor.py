@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, Protocol
 
+from fkat_data.notes import add_note
+
 __all__ = ["AnyExecutor", "AnyFuture", "results_of"]
 
 _LONGEST_ITEM = 200
@@ -66,5 +68,5 @@ def _result(future: AnyFuture, note: str) -> Any:
     try:
         return future.result()
     except (Exception, CancelledError) as error:
-        error.add_note(note)
+        add_note(error, note)
         raise

@@ -1,10 +1,11 @@
 """The key-value store that the ranks of a job share: each rank writes and reads there without waiting for the others."""
 
-import os
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
+
+from fkat_data.machine import call_in_forks
 
 __all__ = ["RankValue", "first_value", "job_store", "known_value"]
 
@@ -80,5 +81,4 @@ def _remember_inherited() -> None:
         _inherited.append(store)
 
 
-if hasattr(os, "register_at_fork"):  # Windows does not fork
-    os.register_at_fork(after_in_child=_remember_inherited)
+call_in_forks(_remember_inherited)

@@ -79,6 +79,8 @@ def user_cache_file(kind: str, location: str) -> Path:
         kind: What is kept, a folder's name.
         location: What it is about.
     """
-    folder = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")  # noqa: PTH111 - as above
+    if folder.startswith("~"):
+        folder = "/nonexistent"  # the user has no home: nothing is kept, because no user can make this folder
     name = blake2s(location.encode(errors="surrogateescape"), digest_size=16).hexdigest()
-    return Path(folder).expanduser() / "fkat_data" / kind / f"{name}.json"
+    return Path(folder) / "fkat_data" / kind / f"{name}.json"

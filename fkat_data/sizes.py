@@ -1,5 +1,8 @@
 """Parse sizes and counts with suffixes: ``"64mb"`` bytes, ``"2m"`` samples."""
 
+from collections.abc import Mapping
+
+from fkat_data.arguments import is_number
 from fkat_data.errors import ConfigurationError
 
 __all__ = ["count_of", "size_bytes_of"]
@@ -17,12 +20,7 @@ def size_bytes_of(argument: str, value: object) -> int:
         ConfigurationError: ``value`` is not a size.
     """
     expected = "a size in bytes: a number, or a string such as '100b', '64mb' or '1.5gb'"
-    if isinstance(value, str):
-        text = value.lower().strip()
-        if text[-2:] in _BYTES:
-            return _scaled(argument, value, text[:-2], _BYTES[text[-2:]], expected)
-        return _digits(argument, value, text.removesuffix("b"), expected)
-    return _number(argument, value, expected)
+    return _number_of(argument, value, {**_BYTES, "b": None}, expected)
 
 
 def count_of(argument: str, value: object) -> int:
@@ -33,32 +31,23 @@ def count_of(argument: str, value: object) -> int:
     Raises:
         ConfigurationError: ``value`` is not a count.
     """
-    expected = "a count: a number, or a string such as '100', '64k', '1.5m' or '2b' (10^9)"
-    if isinstance(value, str):
-        text = value.lower().strip()
-        if text[-1:] in _COUNTS:
-            return _scaled(argument, value, text[:-1], _COUNTS[text[-1:]], expected)
-        return _digits(argument, value, text, expected)
-    return _number(argument, value, expected)
+    return _number_of(
+        argument, value, _COUNTS, "a count: a number, or a string such as '100', '64k', '1.5m' or '2b' (10^9)"
+    )
 
 
-def _scaled(argument: str, value: str, number: str, unit: int, expected: str) -> int:
+def _number_of(argument: str, value: object, units: Mapping[str, int | None], expected: str) -> int:
+    """Return a number that may have one of some units; a unit without a size takes whole numbers alone."""
     try:
-        return int(float(number) * unit)
-    except (ValueError, OverflowError):
-        raise ConfigurationError(argument, value, expected) from None
-
-
-def _digits(argument: str, value: str, text: str, expected: str) -> int:
-    if not text.isdecimal():
-        raise ConfigurationError(argument, value, expected)
-    return int(text)
-
-
-def _number(argument: str, value: object, expected: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ConfigurationError(argument, value, expected)
-    try:
-        return int(value)
-    except (ValueError, OverflowError):
-        raise ConfigurationError(argument, value, expected) from None
+        if is_number(value):
+            return int(value)
+        text = value.lower().strip() if isinstance(value, str) else ""
+        unit = next((unit for unit in units if text.endswith(unit)), "")
+        number, size = text.removesuffix(unit), units.get(unit)
+        if size is not None:
+            return int(float(number) * size)
+        if number.isdecimal():
+            return int(number)
+    except (ValueError, OverflowError):  # no number, infinity, or more digits than Python converts
+        pass
+    raise ConfigurationError(argument, value, expected)

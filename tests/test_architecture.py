@@ -48,7 +48,7 @@ FLOORS = {
     "record_locks": 1,
     "registry": 1,
     "permutation": 1,
-    "sizes": 1,
+    "sizes": 2,
     "samplers": 2,
     "torchtitan": 2,
     "launch": 2,

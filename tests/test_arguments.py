@@ -70,3 +70,15 @@ def test_a_choice_is_one_of_its_options():
     for value in ("Skip", "", None, 1):
         with pytest.raises(ConfigurationError, match=r"mode = .*: expected one of 'raise', 'skip'"):
             arguments.choice("mode", value, ("raise", "skip"))
+
+
+@pytest.mark.parametrize("value", [2, 2.0, np.int64(2), np.float32(2), np.float64(2)], ids=repr)
+def test_a_positive_number_of_pythons_or_of_numpys_becomes_a_float(value):
+    assert arguments.seconds("timeout_s", value) == 2.0
+    assert type(arguments.positive("weight", value)) is float
+
+
+@pytest.mark.parametrize("value", [0, -1, True, "2", float("inf"), np.float32("nan"), None, 1j], ids=repr)
+def test_what_is_no_positive_number_is_refused(value):
+    with pytest.raises(ConfigurationError, match=r"timeout_s = .*: expected a number of seconds greater than 0"):
+        arguments.seconds("timeout_s", value)

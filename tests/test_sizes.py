@@ -1,4 +1,11 @@
+import sys
+from pathlib import Path
+
+import numpy as np
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "streaming" / "order"))
+
 from order_vectors import VECTORS
 
 from fkat_data.errors import ConfigurationError
@@ -23,7 +30,7 @@ def test_counts_are_read_as_the_reference_does(text, expected):
     compare(count_of, text, expected)
 
 
-@pytest.mark.parametrize("value", [None, True, "", "x", "kb", "1.5", "nankb", "infgb", float("nan"), [1]])
+@pytest.mark.parametrize("value", [None, True, "", "x", "kb", "1.5", "nankb", "infgb", float("nan"), [1], "9" * 5000])
 def test_what_is_no_size_is_refused(value):
     with pytest.raises(ConfigurationError, match="cache_limit"):
         size_bytes_of("cache_limit", value)
@@ -33,3 +40,8 @@ def test_what_is_no_size_is_refused(value):
 def test_what_is_no_count_is_refused(value):
     with pytest.raises(ConfigurationError, match="epoch_size"):
         count_of("epoch_size", value)
+
+
+@pytest.mark.parametrize("value", [64, 64.0, np.int64(64), np.float32(64)], ids=repr)
+def test_numbers_of_pythons_and_of_numpys_are_sizes(value):
+    assert (size_bytes_of("size", value), count_of("size", value)) == (64, 64)

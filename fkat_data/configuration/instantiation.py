@@ -13,6 +13,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from fkat_data.errors import ConfigurationError, FkatDataError
+from fkat_data.notes import add_note
 
 __all__ = ["instantiate"]
 
@@ -32,6 +33,8 @@ def instantiate(config: DictConfig | ListConfig | Mapping[str, Any]) -> Any:
         ConfigurationError: A key is unknown, missing or unset, or a target cannot be imported.
         Exception: Any exception of a target, unchanged.
     """
+    if not isinstance(config, (DictConfig, ListConfig, Mapping)):
+        raise ConfigurationError("config", config, "a configuration: a mapping with `_target_`, or what Hydra composes")
     # A plain mapping may hold classes and other objects, as for Hydra's own function.
     created = config if OmegaConf.is_config(config) else OmegaConf.create(dict(config), flags={"allow_objects": True})
     node = cast("DictConfig | ListConfig", created)
@@ -42,8 +45,10 @@ def instantiate(config: DictConfig | ListConfig | Mapping[str, Any]) -> Any:
         cause = error.__cause__
         if cause is None:
             raise
-        # The last line of Hydra's message is the path in the configuration.
-        cause.add_note(f"in the configuration, {str(error).splitlines()[-1]}")
+        # The last line of Hydra's message is the path in the configuration, except at its root.
+        place = str(error).splitlines()[-1]
+        if place.startswith("full_key:"):
+            add_note(cause, f"in the configuration, {place}")
         raise cause from cause.__cause__
 
 

@@ -4,13 +4,13 @@ import math
 import operator
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 from torch.utils.data import Dataset
 
-from fkat_data.arguments import integer
-from fkat_data.datasets.dataset_state import base_state, checked_state, is_foreign, load_base_state, saved_integer
+from fkat_data.arguments import integer, saved_integer
+from fkat_data.datasets.dataset_state import base_state, checked_state, is_foreign, load_base_state
 from fkat_data.datasets.drawn_order import DrawnOrder
 from fkat_data.datasets.item_index import counted_from_start, is_map_style, items_at
 from fkat_data.errors import ConfigurationError, StateMismatchError
@@ -157,8 +157,8 @@ class BufferSortedDataset(Dataset[_Item_co]):
             return
         state = checked_state(state_dict, present, "seed", "epoch", "length")
         drawn = DrawnOrder.of_state(state["drawn_order"]) if "drawn_order" in state else None
-        seed = saved_integer(state, "seed")
-        epoch = saved_integer(state, "epoch", minimum=0)
+        seed = saved_integer("seed", state["seed"])
+        epoch = saved_integer("epoch", state["epoch"], minimum=0)
         if self._is_seed_given and seed != self._seed:
             raise StateMismatchError("seed", seed, self._seed, "pass init_seed=None to use the saved seed")
         # Loaded before the check: a base dataset may get its length from its state.
@@ -210,7 +210,7 @@ class BufferSortedDataset(Dataset[_Item_co]):
         sort_key = self._base.sort_key
         keys = [sort_key(index) for index in range(start, start + len(ties))]
         try:
-            if any(isinstance(key, float) and math.isnan(key) for key in keys):
+            if any(isinstance(key, (float, np.floating)) and math.isnan(cast("float", key)) for key in keys):
                 raise ValueError("one of them is NaN")
             return sorted(ties, key=keys.__getitem__)  # Python's sort is stable
         # Arrays raise a ValueError and tensors a RuntimeError if they hold several numbers.

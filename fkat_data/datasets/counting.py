@@ -38,7 +38,11 @@ def count_parallel(
     """
     calls = [(item, count_of, (item,)) for item in items]
     counts = [
-        as_lengths(f"count_of(items[{number}])", [found] if np.ndim(found) == 0 else found)
+        as_lengths(f"count_of(items[{number}])", found if _are_several(found) else [found])
         for number, found in enumerate(results_of(executor, calls, "counting"))
     ]
     return np.concatenate(counts) if counts else np.zeros(0, np.int64)
+
+
+def _are_several(found: object) -> bool:
+    return hasattr(found, "__len__") and getattr(found, "shape", None) != ()

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, cast
 
-from fkat_data.arguments import integer
-from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.errors import StateMismatchError
 from fkat_data.types import Stateful
 
-__all__ = ["base_state", "checked_state", "is_foreign", "load_base_state", "saved_integer"]
+__all__ = ["base_state", "checked_state", "is_foreign", "load_base_state"]
 
 _BASE = "base_dataset"
 
@@ -44,18 +43,6 @@ def checked_state(state_dict: object, present: Mapping[str, Any], *free: str) ->
 def is_foreign(state_dict: object, field: str) -> bool:
     """Return whether a state has a field of another system's states, and not the version that every state here has."""
     return isinstance(state_dict, Mapping) and field in state_dict and "version" not in state_dict
-
-
-def saved_integer(state: Mapping[str, Any], field: str, *, minimum: int | None = None) -> int:
-    """Return the saved integer of a field.
-
-    Raises:
-        StateMismatchError: The value is not an integer of at least ``minimum``.
-    """
-    try:
-        return integer(field, state[field], minimum=minimum)
-    except ConfigurationError as error:
-        raise StateMismatchError(field, state[field], f"<{error.expected}>") from None
 
 
 def base_state(dataset: object) -> dict[str, Any]:

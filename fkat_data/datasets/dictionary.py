@@ -7,6 +7,7 @@ from typing import Any, Self, cast
 from torch.utils.data import Dataset
 
 from fkat_data import arguments
+from fkat_data.datasets.item_index import is_map_style, items_at
 from fkat_data.errors import ConfigurationError
 
 __all__ = ["DictDataset"]
@@ -27,10 +28,9 @@ class DictDataset(Dataset[dict[str, Any]]):
     """
 
     def __init__(self, datasets: Mapping[str, Any], key: str = "dataset") -> None:
-        if not isinstance(datasets, Mapping) or not datasets or not all(isinstance(name, str) for name in datasets):
-            raise ConfigurationError("datasets", datasets, "a non-empty mapping from names to datasets")
+        _check_names("datasets", datasets)
         for name, dataset in datasets.items():
-            if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+            if not is_map_style(dataset):
                 raise ConfigurationError(f"datasets[{name!r}]", dataset, "a dataset with __getitem__ and __len__")
         if not isinstance(key, str):
             raise ConfigurationError("key", key, "the name of a field")
@@ -46,8 +46,9 @@ class DictDataset(Dataset[dict[str, Any]]):
             key: As for the class.
 
         Raises:
-            ConfigurationError: A generator is not callable.
+            ConfigurationError: ``dataset_generators`` is empty, or a generator is not callable.
         """
+        _check_names("dataset_generators", dataset_generators)
         for name, generate in dataset_generators.items():
             arguments.function(f"dataset_generators[{name!r}]", generate)
         return partial(cls._generate, dict(dataset_generators), key)
@@ -77,10 +78,7 @@ class DictDataset(Dataset[dict[str, Any]]):
         if not indices or not isinstance(indices[0], str):
             return [self[index] for index in cast("Sequence[tuple[str, Any]]", indices)]
         name, sample_indices = cast("tuple[str, Sequence[Any]]", indices)
-        dataset = self._dataset(name)
-        together = cast("Callable[..., list[Any]] | None", getattr(dataset, "__getitems__", None))
-        samples: list[Any] = together(sample_indices) if together else [dataset[index] for index in sample_indices]
-        return [self._labelled(name, sample) for sample in samples]
+        return [self._labelled(name, sample) for sample in items_at(self._dataset(name), sample_indices)]
 
     def _dataset(self, name: str) -> Any:
         if name not in self.datasets:
@@ -95,3 +93,11 @@ class DictDataset(Dataset[dict[str, Any]]):
         if self.key in sample:
             raise ValueError(f"a sample of dataset {name!r} already has a field {self.key!r}: choose another key")
         return {**cast("Mapping[str, Any]", sample), self.key: name}
+
+
+def _check_names(argument: str, named: object) -> None:
+    names = list(cast("Mapping[object, object]", named)) if isinstance(named, Mapping) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(
+            argument, cast("object", named), "a non-empty mapping whose keys are the datasets' names"
+        )

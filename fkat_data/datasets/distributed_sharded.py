@@ -1,5 +1,6 @@
 """A rank's samples from many shards: one shard is open, and the next one loads in the background."""
 
+import operator
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,9 +10,9 @@ from typing import Any, Self, TypeVar, cast
 
 from torch.utils.data import Dataset
 
-from fkat_data.arguments import boolean, function, integer
+from fkat_data.arguments import boolean, function, integer, saved_integer
 from fkat_data.background import BackgroundCall
-from fkat_data.datasets.dataset_state import checked_state, saved_integer
+from fkat_data.datasets.dataset_state import checked_state
 from fkat_data.datasets.item_index import counted_from_start, items_at
 from fkat_data.datasets.shard_sizes import cached_sizes, checked_sizes, size_of
 from fkat_data.errors import ConfigurationError, ShardCorruptError
@@ -133,6 +134,7 @@ class DistributedShardedDataset(Dataset[_Item_co]):
         return self.total_samples // self.world_size
 
     def __getitem__(self, rank_index: int) -> _Item_co:
+        rank_index = operator.index(rank_index)  # a narrow NumPy integer would overflow below
         if not self._first <= rank_index < self._stop or self._num_forks != _num_forks[0]:
             rank_index = self._enter(rank_index)
         sample_index = rank_index - self._offset
@@ -214,7 +216,7 @@ class DistributedShardedDataset(Dataset[_Item_co]):
             "shuffle_samples": self.shuffle_samples,
             "seed": self.seed,
             "total_samples": self.total_samples,
-            "shards": blake2b(sizes.encode(), digest_size=8).hexdigest(),
+            "shards": blake2b(sizes.encode(errors="surrogateescape"), digest_size=8).hexdigest(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -224,7 +226,7 @@ class DistributedShardedDataset(Dataset[_Item_co]):
             StateMismatchError: The state has other settings or shards.
         """
         state = checked_state(state_dict, self.state_dict(), "epoch")
-        self.set_epoch(saved_integer(state, "epoch", minimum=0))
+        self.set_epoch(saved_integer("epoch", state["epoch"], minimum=0))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in _OF_THIS_PROCESS}

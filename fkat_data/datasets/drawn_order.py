@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NoReturn, Self, cast
 
-from fkat_data.datasets.dataset_state import saved_integer
+from fkat_data.arguments import saved_integer
 from fkat_data.errors import StateMismatchError
 
 __all__ = ["DrawnOrder"]
@@ -56,7 +56,7 @@ class DrawnOrder:
         for field in ("seed", "buffer_indices"):
             if field not in state:
                 raise StateMismatchError(field, "<missing>", "<a value>", "this is not a state of d9d")
-        buffer = saved_integer(state, "buffer_idx", minimum=-1)
+        buffer = saved_integer("buffer_idx", state["buffer_idx"], minimum=-1)
         indices = state["buffer_indices"]
         if not _are_integers(indices):
             raise StateMismatchError("buffer_indices", indices, "<a list of indices>")

@@ -38,13 +38,14 @@ def counted_from_starts(indices: Sequence[int], length: int, noun: str) -> npt.N
     numbers = np.asarray(indices) if len(indices) else np.empty(0, np.int64)
     if numbers.dtype.kind not in "iu":
         raise TypeError(f"{noun} indices must be integers, not {indices!r}")
+    found = numbers.astype(np.int64, copy=False)
     # As unsigned numbers, negative ones are the largest: one comparison finds all that need a closer look.
-    if not np.count_nonzero(numbers.astype(np.int64, copy=False).view(np.uint64) >= length):
-        return numbers
+    if not np.count_nonzero(found.view(np.uint64) >= length):
+        return found
     outside = (numbers < -length) | (numbers >= length)
     if outside.any():
         raise IndexError(f"index {int(numbers[outside][0])} is out of range for a dataset of {length} {noun}s")
-    return np.where(numbers < 0, numbers + length, numbers)
+    return np.where(found < 0, found + length, found)
 
 
 def is_map_style(dataset: object) -> bool:

@@ -28,11 +28,14 @@ def as_lengths(argument: str, source: object) -> npt.NDArray[np.int64]:
         source = [sort_key(index) for index in range(len(cast("Any", source)))]
     if not isinstance(source, (Sequence, np.ndarray, torch.Tensor)) or isinstance(source, (str, bytes)):
         raise ConfigurationError(argument, source, "lengths, or a dataset whose sort_key(index) returns a length")
-    lengths: npt.NDArray[Any] = np.asarray(cast("Any", source))
-    if len(lengths) == 0:
+    try:
+        lengths: npt.NDArray[Any] = np.asarray(cast("Any", source))
+    except (ValueError, TypeError):  # lists of several lengths; a tensor on a device
+        lengths = np.empty((0, 0))
+    if lengths.shape == (0,):
         lengths = lengths.astype(np.int64)
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
-        raise ConfigurationError(argument, cast("object", source), "a one-dimensional sequence of integers")
+        raise ConfigurationError(argument, cast("object", source), "a one-dimensional sequence of integers on the CPU")
     if len(lengths) and lengths.min() < 0:
         index = int(lengths.argmin())
         raise ConfigurationError(f"{argument}[{index}]", int(lengths[index]), "a length of at least 0")

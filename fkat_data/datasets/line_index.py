@@ -12,7 +12,7 @@ from fkat_data.errors import ShardCorruptError
 __all__ = ["LineIndex", "lines_of"]
 
 _MAX_ANCHORS = 1 << 20
-_LAST_BLANK = 32  # bytes up to the space are blank
+_TAB, _CARRIAGE_RETURN, _SPACE = b"\t\r "
 
 
 class LineIndex(NamedTuple):
@@ -102,4 +102,6 @@ def _begins(text: bytes) -> npt.NDArray[Any]:
     begins = begins[begins < len(text)]
     if not len(begins):
         return begins
-    return begins[np.logical_or.reduceat(content > _LAST_BLANK, begins)]
+    # Blank are the space and what lies from tab to carriage return; zeros are no text, and not blank: they are damage.
+    is_blank = (content - np.uint8(_TAB) <= _CARRIAGE_RETURN - _TAB) | (content == _SPACE)
+    return begins[~np.logical_and.reduceat(is_blank, begins)]

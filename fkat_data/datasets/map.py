@@ -1,12 +1,13 @@
 """Apply a function to every sample of another dataset."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from torch.utils.data import Dataset, IterableDataset
 
 from fkat_data import arguments
 from fkat_data.counted_file import CountedFile, counted_files_of
+from fkat_data.datasets.item_index import is_map_style, items_at
 from fkat_data.errors import ConfigurationError
 
 __all__ = ["IterableMapDataset", "MapDataset"]
@@ -63,7 +64,7 @@ class MapDataset(_Mapped, Dataset[Any]):
     """
 
     def __init__(self, dataset: Any, fn: Callable[[Any], Any]) -> None:
-        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        if not is_map_style(dataset):
             raise ConfigurationError("dataset", dataset, "a dataset with __getitem__ and __len__")
         super().__init__(dataset, fn)
 
@@ -75,9 +76,7 @@ class MapDataset(_Mapped, Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
         """Return the samples at ``indices``, in that order."""
-        together = cast("Callable[..., list[Any]] | None", getattr(self.dataset, "__getitems__", None))
-        samples: list[Any] = together(indices) if together else [self.dataset[index] for index in indices]
-        return [self.fn(sample) for sample in samples]
+        return [self.fn(sample) for sample in items_at(self.dataset, indices)]
 
 
 class IterableMapDataset(_Mapped, IterableDataset[Any]):

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from fkat_data.arguments import choice, integer
-from fkat_data.datasets.dataset_state import base_state, checked_state, load_base_state, saved_integer
+from fkat_data.arguments import choice, integer, saved_integer
+from fkat_data.datasets.dataset_state import base_state, checked_state, load_base_state
 from fkat_data.datasets.item_index import counted_from_start, is_map_style, items_at
 from fkat_data.datasets.lengths import as_lengths
 from fkat_data.datasets.packing import best_fit
@@ -183,8 +183,8 @@ class PackedDataset(Dataset[dict[str, torch.Tensor]]):
             StateMismatchError: The state has other settings or documents, or another seed than ``seed``.
         """
         state = checked_state(state_dict, self.state_dict(), "seed", "epoch")
-        seed = saved_integer(state, "seed")
-        epoch = saved_integer(state, "epoch", minimum=0)
+        seed = saved_integer("seed", state["seed"])
+        epoch = saved_integer("epoch", state["epoch"], minimum=0)
         if self._windows.is_seed_given and seed != self.seed:
             raise StateMismatchError("seed", seed, self.seed, "pass seed=None to use the saved seed")
         load_base_state(self._base, state)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from numbers import Real
 from typing import Any, Literal, cast
 
 import torch
@@ -81,7 +82,7 @@ class PaddingCollate:
         lengths_name: str | None = None,
     ) -> None:
         values = list(cast("Mapping[str, Any]", pad_value).values()) if isinstance(pad_value, Mapping) else [pad_value]
-        if not values or not all(isinstance(value, (int, float)) for value in values):
+        if not values or not all(isinstance(value, Real) for value in values):
             raise ConfigurationError("pad_value", pad_value, "a number, or a mapping from names to numbers")
         self.pad_value = pad_value
         self.padding_side: PaddingSide1D = PaddingSide1D(choice("padding_side", padding_side, list(PaddingSide1D)))

@@ -1,6 +1,7 @@
 """Read ranges of a local or remote file."""
 
 import os
+import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ _HOP_BYTES, _HOP_IN_STORE_BYTES = 16 << 10, 2 << 20
 
 
 class RangedFile:
-    """An open file. Forked children may share a local one, and no other.
+    """An open file, which threads may share. Forked children may share a local one, and no other.
 
     Args:
         path: A local path, or a URI that fsspec supports.
@@ -35,6 +36,7 @@ class RangedFile:
         self._path = path
         self._descriptor: int | None = None
         self._remote: Any = None
+        self._lock = threading.Lock()  # a remote file has one position
         local = local_path(path)
         self.hop_bytes = _HOP_IN_STORE_BYTES if local is None else _HOP_BYTES
         if local is None:
@@ -67,5 +69,6 @@ class RangedFile:
     def _some(self, start: int, count: int) -> bytes:
         if self._descriptor is not None:
             return os.pread(self._descriptor, count, start)
-        self._remote.seek(start)
-        return self._remote.read(count)
+        with self._lock:
+            self._remote.seek(start)
+            return self._remote.read(count)

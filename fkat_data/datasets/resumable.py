@@ -5,8 +5,8 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
-from fkat_data.arguments import integer
-from fkat_data.datasets.dataset_state import checked_state, is_foreign, saved_integer
+from fkat_data.arguments import integer, saved_integer
+from fkat_data.datasets.dataset_state import checked_state, is_foreign
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 
 __all__ = ["ResumableSequentialSampler"]
@@ -80,7 +80,7 @@ class ResumableSequentialSampler(Sampler[int]):
         foreign = [name for name in _FOREIGN_FIELDS if is_foreign(state_dict, name) and not is_own]
         field = next(iter(foreign), "index")
         state = checked_state(state_dict, self.state_dict() if field == "index" else {}, "index")
-        index = saved_integer(state, field, minimum=0)
+        index = saved_integer(field, state[field], minimum=0)
         if index > self._length:
             raise StateMismatchError(field, index, f"<at most {self._length}>", "there are fewer indices")
         self._go_to(index)

@@ -3,12 +3,12 @@
 import json
 import os
 from collections.abc import Callable, Mapping, Sized
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
 
 from fkat_data.arguments import integer
+from fkat_data.background import in_parallel
 from fkat_data.errors import ConfigurationError
 
 __all__ = ["cached_sizes", "checked_sizes", "size_of"]
@@ -71,8 +71,7 @@ def cached_sizes(
     known = {} if file is None else _read(file)
     unknown = [key for key in shard_keys if key not in known]
     if unknown:
-        with ThreadPoolExecutor(num_threads, "fkat_data count") as threads:
-            known |= zip(unknown, threads.map(count, unknown), strict=True)
+        known |= zip(unknown, in_parallel(count, unknown, num_threads), strict=True)
         if file is not None:
             _write(file, known)
     return {key: known[key] for key in shard_keys}

@@ -7,9 +7,11 @@ import weakref
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from fkat_data.datasets.last_used import LastUsed
 from fkat_data.datasets.opening import local_path, open_uri
+from fkat_data.datasets.ranged_file import RangedFile
 from fkat_data.errors import ShardCorruptError, ShardNotFoundError
 from fkat_data.requirement import required
 
@@ -22,7 +24,7 @@ _ZSTD_PIECE_BYTES = 1 << 10
 
 
 class TextFile:
-    """Decompressed text of a local or remote file; its first bytes tell the compression.
+    """Decompressed text of a local or remote file; its first bytes tell the compression. Threads may share it.
 
     Args:
         path: A local path, or a URI that fsspec supports.
@@ -32,8 +34,8 @@ class TextFile:
     def __init__(self, path: str, storage_options: Mapping[str, Any]) -> None:
         self.path = path
         self._storage_options = storage_options
-        self._descriptor: int | None = None
-        self._remote: tuple[int, Any] | None = None  # id of the process that opened the file, and the file
+        self._descriptor: int | None = None  # of the decompressed text; forked children share it
+        self._plain: LastUsed[RangedFile | None] = LastUsed(1)
 
     def chunks(self) -> Iterator[bytes]:
         """Yield the text in pieces of about 1 MiB, or at most 32 MiB for zstd.
@@ -54,27 +56,21 @@ class TextFile:
                 yield from iter(lambda: file.read(_CHUNK_BYTES), b"")
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return ``size`` bytes of the text from ``offset`` on, or fewer at its end.
+        """Return ``size`` bytes of the text from ``offset`` on.
 
         The first call decompresses a compressed file to an unnamed temporary file.
 
         Raises:
             ShardNotFoundError: The file does not exist.
-            ShardCorruptError: The compressed data is damaged or truncated.
+            ShardCorruptError: The compressed data is damaged or truncated, or a plain file has become shorter.
         """
-        if self._descriptor is None and self._remote is None:
-            self._open_for_offsets()
-        if self._descriptor is not None:
-            return os.pread(self._descriptor, size, offset)
-        if self._remote is None or self._remote[0] != os.getpid():
-            # A forked child shares its parent's connections, so it opens its own.
-            self._remote = (os.getpid(), self._open())
-        file = self._remote[1]
-        file.seek(offset)
-        return file.read(size)
+        plain = None if self._descriptor is not None else self._plain.get(0, self._open_for_offsets)
+        if plain is not None:
+            return plain.read(offset, offset + size)
+        return os.pread(cast("int", self._descriptor), size, offset)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_descriptor": None, "_remote": None}
+        return {**self.__dict__, "_descriptor": None}
 
     def _open(self) -> Any:
         local = local_path(self.path)
@@ -85,26 +81,20 @@ class TextFile:
         except FileNotFoundError as error:
             raise ShardNotFoundError(self.path, "no such file") from error
 
-    def _open_for_offsets(self) -> None:
+    def _open_for_offsets(self) -> RangedFile | None:
+        """Return the file if it is plain; else decompress it."""
         with self._open() as file:
             start = file.read(len(_ZSTD))
-            is_plain = not start.startswith(_GZIP) and start != _ZSTD
-            if is_plain and local_path(self.path) is None:
-                self._remote = (os.getpid(), self._open())
-                return
-            if is_plain:
-                self._keep(os.dup(file.fileno()))
-                return
+        if not start.startswith(_GZIP) and start != _ZSTD:
+            return RangedFile(self.path, self._storage_options)
         with tempfile.TemporaryFile(buffering=0) as text:
             for chunk in self.chunks():
                 view = memoryview(chunk)
                 while view:
                     view = view[text.write(view) :]
-            self._keep(os.dup(text.fileno()))
-
-    def _keep(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        weakref.finalize(self, os.close, descriptor)
+            self._descriptor = os.dup(text.fileno())
+            weakref.finalize(self, os.close, self._descriptor)
+        return None
 
     def _of_gzip(self, file: Any) -> Iterator[bytes]:
         try:

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import numpy as np
 from torch.utils.data import Sampler
 
-from fkat_data.arguments import choice, integer
-from fkat_data.datasets.dataset_state import checked_state, saved_integer
+from fkat_data.arguments import choice, integer, saved_integer
+from fkat_data.datasets.dataset_state import checked_state
 from fkat_data.datasets.lengths import as_lengths
 from fkat_data.datasets.windows import Windows, in_steps, whole_steps
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
@@ -142,8 +142,8 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
                 this sampler's batches. The position then stays unchanged.
         """
         state = checked_state(state_dict, self.state_dict(), "epoch", "index", "seed")
-        seed = saved_integer(state, "seed")
-        epoch, index = (saved_integer(state, field, minimum=0) for field in ("epoch", "index"))
+        seed = saved_integer("seed", state["seed"])
+        epoch, index = (saved_integer(field, state[field], minimum=0) for field in ("epoch", "index"))
         if seed != self.seed and self._windows.is_seed_given:
             raise StateMismatchError("seed", seed, self.seed, "pass seed=None to use the saved seed")
         own_seed, self._windows.seed = self.seed, seed

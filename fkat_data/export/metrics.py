@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.observe.statistics import LoaderStatistics
+from fkat_data.observe.statistics import STATES, LoaderStatistics
 
 __all__ = ["METRICS", "Metric", "StatisticsSource", "WatchedLoaders", "present", "watched"]
 
@@ -37,36 +37,37 @@ class Metric(NamedTuple):
     text: str
 
 
-_SECONDS = (
-    ("elapsed_s", "iteration", "Time of iteration, up to the last delivery"),
-    ("waited_s", "waited", "Time that the trainer waited for microbatches, or for copies to its device"),
-    ("waited_first_s", "waited_first", "Time waited before the first microbatch of an iteration"),
-    ("waited_behind_s", "waited_behind", "Time waited for a microbatch while later ones were ready"),
-    ("store_s", "store", "Workers' time waiting for stored bytes"),
-    ("build_s", "build", "Workers' time opening shards, in the factory"),
-    ("produce_s", "produce", "Workers' time making microbatches"),
-    ("replay_s", "replay", "Workers' time making again what was delivered before a resume"),
-    ("encode_s", "encode", "Workers' time writing microbatches into shared memory"),
-    ("blocked_s", "blocked", "Workers' time waiting for memory, or for their allowance"),
-    ("idle_s", "idle", "Workers' time without a shard to make"),
-    ("copied_s", "copied", "Time in which copies to the device were under way"),
+_ROWS = (
+    ("delivered", "delivered", "{microbatch}", "Microbatches that the trainer received"),
+    ("delivered_bytes", "delivered_bytes", "By", "Bytes of their tensors and arrays"),
+    ("produced", "produced", "{microbatch}", "Microbatches that workers have made"),
+    ("elapsed_s", "iteration_seconds", "s", "Time of iteration, up to the last delivery"),
+    ("waited_s", "waited_seconds", "s", "Time that the trainer waited for microbatches, or for copies to its device"),
+    ("waited_first_s", "waited_first_seconds", "s", "Time waited before the first microbatch of an iteration"),
+    ("waited_behind_s", "waited_behind_seconds", "s", "Time waited for a microbatch while later ones were ready"),
+    ("store_s", "store_seconds", "s", "Workers' time waiting for stored bytes"),
+    ("build_s", "build_seconds", "s", "Workers' time opening shards, in the factory"),
+    ("produce_s", "produce_seconds", "s", "Workers' time making microbatches"),
+    ("replay_s", "replay_seconds", "s", "Workers' time making again what was delivered before a resume"),
+    ("encode_s", "encode_seconds", "s", "Workers' time writing microbatches into shared memory"),
+    ("blocked_s", "blocked_seconds", "s", "Workers' time waiting for memory, or for their allowance"),
+    ("idle_s", "idle_seconds", "s", "Workers' time without a shard to make"),
+    ("copied_s", "copied_seconds", "s", "Time in which copies to the device were under way"),
+    ("worker_restarts", "worker_restarts", "{restart}", "Dead workers that were replaced"),
+    ("skipped_shards", "skipped_shards", "{shard}", "Shards that failed and were skipped"),
+    ("queue_depth", "ready", "{microbatch}", "Microbatches made and not yet delivered"),
+    ("num_segments", "segments", "{segment}", "Pieces of shared memory"),
+    ("segment_bytes", "segment_bytes", "By", "Bytes of shared memory"),
+    ("held_bytes", "held_bytes", "By", "Bytes of shared memory whose microbatches are alive"),
+    ("num_workers", "workers", "{process}", "Worker processes"),
+    ("num_workers_per_shard", "workers_per_shard", "{process}", "Workers that share a shard"),
+    ("num_shard_prefetches", "shard_prefetches", "{shard}", "Shards in work ahead"),
+    ("num_cpus", "cpus", "{cpu}", "CPUs that the trainer may run on"),
 )
 
-METRICS: tuple[Metric, ...] = (
-    Metric("delivered", "fkat_data_delivered_total", "{microbatch}", True, "Microbatches that the trainer received"),
-    Metric("delivered_bytes", "fkat_data_delivered_bytes_total", "By", True, "Bytes of their tensors and arrays"),
-    Metric("produced", "fkat_data_produced_total", "{microbatch}", True, "Microbatches that workers have made"),
-    *(Metric(field, f"fkat_data_{name}_seconds_total", "s", True, text) for field, name, text in _SECONDS),
-    Metric("worker_restarts", "fkat_data_worker_restarts_total", "{restart}", True, "Dead workers that were replaced"),
-    Metric("skipped_shards", "fkat_data_skipped_shards_total", "{shard}", True, "Shards that failed and were skipped"),
-    Metric("queue_depth", "fkat_data_ready", "{microbatch}", False, "Microbatches made and not yet delivered"),
-    Metric("num_segments", "fkat_data_segments", "{segment}", False, "Pieces of shared memory"),
-    Metric("segment_bytes", "fkat_data_segment_bytes", "By", False, "Bytes of shared memory"),
-    Metric("held_bytes", "fkat_data_held_bytes", "By", False, "Bytes of shared memory whose microbatches are alive"),
-    Metric("num_workers", "fkat_data_workers", "{process}", False, "Worker processes"),
-    Metric("num_workers_per_shard", "fkat_data_workers_per_shard", "{process}", False, "Workers that share a shard"),
-    Metric("num_shard_prefetches", "fkat_data_shard_prefetches", "{shard}", False, "Shards in work ahead"),
-    Metric("num_cpus", "fkat_data_cpus", "{cpu}", False, "CPUs that the trainer may run on"),
+METRICS: tuple[Metric, ...] = tuple(
+    Metric(field, f"fkat_data_{name}{'' if field in STATES else '_total'}", unit, field not in STATES, text)
+    for field, name, unit, text in _ROWS
 )
 """The numbers. How long each microbatch was waited for and made is exported besides."""
 
@@ -81,11 +82,10 @@ def watched(loaders: StatisticsSource | Mapping[str, StatisticsSource]) -> Watch
         ConfigurationError: It is no loader, or no mapping of loaders by their names.
     """
     found = loaders if isinstance(loaders, Mapping) else {"loader": loaders}
+    expected = "a loader with statistics(), or a dict of loaders by their names"
     for loader in found.values():
         if not isinstance(loader, StatisticsSource):
-            raise ConfigurationError(
-                "loaders", loader, "a loader with statistics(), or a dict of loaders by their names"
-            )
+            raise ConfigurationError("loaders", loader, expected)
     return {str(name): weakref.ref(loader) for name, loader in found.items()}
 
 

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
 from fkat_data import arguments
 from fkat_data.distributed import rank_and_world_size
@@ -118,6 +118,6 @@ def _write(path: Path, text: _Text) -> None:
 
 def _checked(labels: Mapping[str, str]) -> dict[str, str]:
     for name in labels:
-        if not _LABEL.fullmatch(name) or name in ("loader", "rank", "le"):
+        if not isinstance(cast("object", name), str) or not _LABEL.fullmatch(name) or name in ("loader", "rank", "le"):
             raise ConfigurationError("labels", name, "names of letters, digits and _, other than loader, rank and le")
     return {name: str(value) for name, value in labels.items()}

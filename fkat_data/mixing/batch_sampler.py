@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler
 
 from fkat_data import arguments
-from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.errors import ConfigurationError
 from fkat_data.mixing.draw_schedule import OnExhausted, Schedule
 from fkat_data.mixing.strategies import SamplerStrategy
 
@@ -53,7 +53,7 @@ class DictBatchSampler(Sampler[tuple[str, Any]]):
         self.on_exhausted: OnExhausted = on_exhausted
         self._schedule()  # validates the other arguments
         self._epoch = 0
-        self._index = 0  # batches yielded by the newest iteration
+        self._index = 0  # batches of the epoch that the newest iteration is past
         self._first = 0  # first batch that the next iteration yields
 
     @classmethod
@@ -113,8 +113,9 @@ class DictBatchSampler(Sampler[tuple[str, Any]]):
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         """Yield pairs of name and batch, from the epoch's start or a loaded position."""
-        first, self._first, self._index = self._first, 0, 0
-        return self._walk(first)
+        # Until it yields, the position is the one that was loaded.
+        self._index, self._first = self._first, 0
+        return self._walk(self._index)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration yield this epoch from its start.
@@ -142,20 +143,8 @@ class DictBatchSampler(Sampler[tuple[str, Any]]):
         Raises:
             StateMismatchError: The state is not one of a batch sampler.
         """
-        if not isinstance(state_dict, Mapping):
-            raise StateMismatchError("state_dict", state_dict, self.state_dict())
-        numbers: dict[str, int] = {}
-        for field, present in self.state_dict().items():
-            if field not in state_dict:
-                raise StateMismatchError(field, "<missing>", present, "this is not a state of a batch sampler")
-            try:
-                numbers[field] = arguments.integer(field, state_dict[field], minimum=0)
-            except ConfigurationError as error:
-                raise StateMismatchError(field, state_dict[field], f"<{error.expected}>") from None
-        if numbers["version"] != _STATE_VERSION:
-            hint = "another version of fkat_data wrote the state"
-            raise StateMismatchError("version", numbers["version"], _STATE_VERSION, hint)
-        self._epoch, self._first, self._index = numbers["epoch"], numbers["index"], 0
+        self._epoch, self._first = arguments.saved_numbers(state_dict, self.state_dict(), "a batch sampler")
+        self._index = 0
 
     def _schedule(self) -> Schedule:
         schedule = Schedule(self.strategy, self.samplers, self.on_exhausted)

@@ -8,6 +8,7 @@ from typing import Any, cast
 from fkat_data.closing import Closing
 from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.interruption import is_interruption
 from fkat_data.iteration import EpochIterator, Iterations
 from fkat_data.mixing.draw_schedule import OnExhausted, Schedule
 from fkat_data.mixing.mixed_source import MixedSource
@@ -190,10 +191,9 @@ class DictDataLoader(Described, Closing):
         self._schedule.load_state_dict(state_dict)
         self._loading = state_dict
         self._finish_loading(state_dict)
-        if state_dict.get("strategy") != repr(self._schedule.strategy):
-            _log.warning(
-                "the mixture goes on as %r; it was saved as %s", self._schedule.strategy, state_dict["strategy"]
-            )
+        saved = state_dict.get("strategy", "<unknown>")
+        if saved != repr(self._schedule.strategy):
+            _log.warning("the mixture goes on as %r; it was saved as %s", self._schedule.strategy, saved)
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done so far: microbatches delivered, and the rest added up where sources have statistics."""
@@ -278,8 +278,10 @@ class DictDataLoader(Described, Closing):
         try:
             for name, source in self._sources.items():
                 source.load_state_dict(state_dict["sources"][name])
-        except StateMismatchError:
-            self._loading = None
+        except Exception as error:
+            # An interruption leaves the state to the next call. A state that a source refuses would end each of them.
+            if not is_interruption(error):
+                self._loading = None
             raise
         self._loading = None
         self._draft.end()

@@ -136,7 +136,7 @@ class Schedule:
         for field in present:
             if field not in state_dict:
                 raise StateMismatchError(field, "<missing>", present[field], "this is not a state of a mixture")
-        numbers = [_number(field, state_dict[field]) for field in ("epoch", "draw")]
+        numbers = [arguments.saved_integer(field, state_dict[field], minimum=0) for field in ("epoch", "draw")]
         sets = [self._sources(field, state_dict[field]) for field in ("exhausted", "left")]
         if not isinstance(state_dict["is_over"], bool):
             raise StateMismatchError("is_over", state_dict["is_over"], "<true or false>")
@@ -149,10 +149,3 @@ class Schedule:
         if not isinstance(names, list) or not all(name in self._names for name in cast("list[object]", names)):
             raise StateMismatchError(field, saved, sorted(self._names), "the state belongs to other sources")
         return frozenset(name for name in self._names if name in cast("list[object]", names))
-
-
-def _number(field: str, saved: object) -> int:
-    try:
-        return arguments.integer(field, saved, minimum=0)
-    except ConfigurationError as error:
-        raise StateMismatchError(field, saved, f"<{error.expected}>") from None

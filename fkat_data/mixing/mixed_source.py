@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, Protocol, cast, runtime_checkable
 
 from fkat_data import arguments
-from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.errors import StateMismatchError
 from fkat_data.types import Microbatch, Stateful
 
 __all__ = ["MixedSource"]
@@ -179,10 +179,7 @@ class MixedSource:
                 hint = "this is not a state of a mixture"
                 raise StateMismatchError(f"{field}[{name!r}]", "<missing>", "<a value>", hint)
         for name in ("delivered", "taken"):
-            try:
-                arguments.integer(name, state_dict[name], minimum=0)
-            except ConfigurationError as error:
-                raise StateMismatchError(f"{field}[{name!r}]", state_dict[name], f"<{error.expected}>") from None
+            arguments.saved_integer(f"{field}[{name!r}]", state_dict[name], minimum=0)
         is_stateful = isinstance(self.loader, Stateful)
         if is_stateful != (state_dict["state"] is not None):
             expected = "<a state of the loader>" if is_stateful else "<none: the loader has no state_dict()>"

@@ -1,12 +1,11 @@
 """Strategies that choose the source of each draw, as pure functions of epoch and draw."""
 
-import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import accumulate, count
-from typing import Any, cast
+from typing import Any
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
@@ -61,10 +60,7 @@ class Weighted(SamplerStrategy):
     def __init__(self, weights: Mapping[str, float], seed: int = 0) -> None:
         if not isinstance(weights, Mapping) or not weights or not all(isinstance(name, str) for name in weights):
             raise ConfigurationError("weights", weights, "a non-empty mapping from names to weights")
-        for name, weight in cast("Mapping[str, object]", weights).items():
-            if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
-                raise ConfigurationError(f"weights[{name!r}]", weight, "a number greater than 0")
-        self._weights = {name: float(weight) for name, weight in weights.items()}
+        self._weights = {name: arguments.positive(f"weights[{name!r}]", weight) for name, weight in weights.items()}
         self._seed = arguments.integer("seed", seed)
         self._last: tuple[Collection[str], list[str], list[float]] | None = None
 

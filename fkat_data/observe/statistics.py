@@ -11,7 +11,7 @@ from fkat_data.observe.statistics_table import rows_of_statistics, text_table
 from fkat_data.observe.verdict import Verdict, judge
 from fkat_data.quantities import readable_duration, readable_share
 
-__all__ = ["DURATIONS", "QUANTILES", "LoaderStatistics"]
+__all__ = ["DURATIONS", "QUANTILES", "STATES", "LoaderStatistics"]
 
 DURATIONS = ("waiting", "making")
 """What there are quantiles of."""
@@ -19,8 +19,7 @@ DURATIONS = ("waiting", "making")
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 """The quantiles of waiting and making that are among the flat numbers: the share that each stands for, by its name."""
 
-# Present states and the loader's arguments: no sums over time.
-_STATES = frozenset(
+STATES = frozenset(
     {
         "queue_depth",
         "num_segments",
@@ -32,6 +31,8 @@ _STATES = frozenset(
         "num_cpus",
     }
 )
+"""Present states and the loader's arguments: no sums over time."""
+
 # One for all loaders of a caller.
 _SHARED = frozenset({"elapsed_s", "num_workers_per_shard", "num_shard_prefetches", "num_cpus"})
 
@@ -156,7 +157,7 @@ class LoaderStatistics:
     def since(self, earlier: Self) -> Self:
         """Return what was done since an earlier snapshot; values that are no sums over time keep their present value."""
         sums = {
-            name: getattr(self, name) - getattr(earlier, name) for name in (*_NAMES, *DURATIONS) if name not in _STATES
+            name: getattr(self, name) - getattr(earlier, name) for name in (*_NAMES, *DURATIONS) if name not in STATES
         }
         return dataclasses.replace(self, **sums)
 

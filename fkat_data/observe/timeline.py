@@ -107,6 +107,8 @@ class Timeline:
         content = (b",\n" if start else b"") + events.removesuffix(b",\n") + _END
         try:
             with self._path.open("r+b") as file:
+                if file.seek(0, os.SEEK_END) != (start and start + len(_END)):
+                    raise OSError("another loader or program writes to this file, too")
                 file.seek(start)
                 file.write(content)
         except OSError as error:

@@ -1,6 +1,6 @@
 """Shard samplers: which shards a rank reads, and in which order.
 
-Open to other packages: ``base``, ``sequence``.
+Open to other packages: ``base``, ``listing``, ``sequence``.
 """
 
 from fkat_data.samplers.base import ShardSampler, check_shards

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Self, cast
 
-from fkat_data.arguments import integer
+from fkat_data.arguments import integer, saved_numbers
 from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 from fkat_data.types import Shard
@@ -109,8 +109,7 @@ class ShardSampler(Described):
             ConfigurationError: The subclass implements ``__iter__`` and no ``state_dict``: its position is unknown.
         """
         self._check_position_is_known(type(self).state_dict)
-        epoch, index = self._epoch_and_index
-        return {"version": _STATE_VERSION, "epoch": epoch, "index": index}
+        return self._position()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Make the next ``iter()`` continue at a saved position.
@@ -124,12 +123,7 @@ class ShardSampler(Described):
             ConfigurationError: The subclass implements ``__iter__`` and no ``load_state_dict``: it cannot go there.
         """
         self._check_position_is_known(type(self).load_state_dict)
-        if not isinstance(state_dict, Mapping):
-            raise StateMismatchError("state_dict", state_dict, self.state_dict())
-        version = self._saved(state_dict, "version")
-        if version != _STATE_VERSION:
-            raise StateMismatchError("version", version, _STATE_VERSION, "another version of fkat_data wrote the state")
-        epoch, index = self._saved(state_dict, "epoch"), self._saved(state_dict, "index")
+        epoch, index = saved_numbers(state_dict, self._position(), "a shard sampler")
         # What a subclass's own __iter__ yields is not known before; this position means nothing to it.
         num_shards = index + 1 if has_own_iteration(self) else len(self._order(epoch))
         if index > num_shards:
@@ -161,16 +155,9 @@ class ShardSampler(Described):
         vars(other).update(attributes, _epoch_and_index=(0, 0), _iterator=None)
         return other
 
-    def _saved(self, state_dict: Mapping[str, Any], field: str) -> int:
-        present = {"version": _STATE_VERSION, "epoch": self._epoch_and_index[0], "index": self._epoch_and_index[1]}[
-            field
-        ]
-        if field not in state_dict:
-            raise StateMismatchError(field, "<missing>", present, "this is not a state of a shard sampler")
-        try:
-            return integer(field, state_dict[field], minimum=0)
-        except ConfigurationError as error:
-            raise StateMismatchError(field, state_dict[field], f"<{error.expected}>") from None
+    def _position(self) -> dict[str, int]:
+        epoch, index = self._epoch_and_index
+        return {"version": _STATE_VERSION, "epoch": epoch, "index": index}
 
 
 def has_own_iteration(sampler: ShardSampler) -> bool:
@@ -244,4 +231,4 @@ def _uri(argument: str, item: object) -> str:
     uri = os.fspath(cast("os.PathLike[str]", item)) if isinstance(item, os.PathLike) else item
     if not isinstance(uri, str) or not uri:
         raise ConfigurationError(argument, cast("object", item), "a non-empty path or URI, or a list of them")
-    return uri
+    return str(uri)  # a NumPy string is one, and would not go into a checkpoint

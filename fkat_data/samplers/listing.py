@@ -10,7 +10,7 @@ from fkat_data.arguments import boolean, integer
 from fkat_data.errors import ConfigurationError
 from fkat_data.samplers.sequence import SequenceShardSampler, merge_uris
 
-__all__ = ["FsShardSampler"]
+__all__ = ["FsShardSampler", "files_below"]
 
 
 class FsShardSampler(SequenceShardSampler):
@@ -127,10 +127,22 @@ def _local_files(root: str, uri: str, *, recursive: bool) -> Sequence[str]:
     # fsspec's own listing returns links to directories as files, instead of following them.
     if not Path(root).exists():
         raise _not_found(uri, root)
-    return list(_walk(root, recursive=recursive)) if Path(root).is_dir() else [root]
+    return list(files_below(root, recursive=recursive)) if Path(root).is_dir() else [root]
 
 
-def _walk(directory: str, *, recursive: bool, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
+def files_below(
+    directory: str, *, recursive: bool = True, above: frozenset[tuple[int, int]] = frozenset()
+) -> Iterator[str]:
+    """Yield the paths of the files in a directory. Links to files and directories are followed.
+
+    Args:
+        directory: The directory.
+        recursive: Whether to yield those in its subdirectories, too.
+        above: The identities of the directories above it, which a link must not lead back to.
+
+    Raises:
+        OSError: A directory cannot be read.
+    """
     status = Path(directory).stat()
     identity = (status.st_dev, status.st_ino)
     if identity in above:  # a link to one of its parents would never end
@@ -140,7 +152,7 @@ def _walk(directory: str, *, recursive: bool, above: frozenset[tuple[int, int]] 
             if not entry.is_dir():
                 yield entry.path
             elif recursive:
-                yield from _walk(entry.path, recursive=True, above=above | {identity})
+                yield from files_below(entry.path, above=above | {identity})
 
 
 def _remote_files(file_system: Any, root: str, uri: str, *, recursive: bool) -> Sequence[str]:

@@ -92,5 +92,5 @@ def merge_uris(shards: Sequence[Shard], num_uri_merge: int) -> Sequence[Shard]:
     if num_uri_merge == 0:
         return shards
     uris = list(chain.from_iterable([shard] if isinstance(shard, str) else shard for shard in shards))
-    step = len(uris) if num_uri_merge == -1 else num_uri_merge
+    step = max(1, len(uris)) if num_uri_merge == -1 else num_uri_merge
     return [uris[start : start + step] for start in range(0, len(uris), step)]

@@ -123,3 +123,14 @@ def test_an_error_of_the_target_is_itself_and_tells_the_place():
 def test_a_node_that_makes_its_own_parts_is_left_to_do_so():
     made = instantiate({"_target_": Holder, "_recursive_": False, "value": {"_target_": "fkat_data.Nothing"}})
     assert made.value == {"_target_": "fkat_data.Nothing"}
+
+
+def test_an_error_of_the_root_has_no_place_in_the_configuration():
+    with pytest.raises(KeyError) as caught:
+        instantiate({"_target_": Failing})
+    assert not getattr(caught.value, "__notes__", [])
+
+
+def test_what_is_no_configuration_is_refused():
+    with pytest.raises(ConfigurationError, match="config = 'loader'"):
+        instantiate("loader")

@@ -1,5 +1,6 @@
 """Counts of many items: in the order of the items, in any executor, or the first error."""
 
+import dataclasses
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import numpy as np
@@ -37,7 +38,22 @@ def test_the_first_error_names_its_item():
     assert caught.value.__notes__ == ["while counting item 1 (from 0), 0"]
 
 
-@pytest.mark.parametrize("count", [-1, 0.5, [2, -1], "3"])
+@dataclasses.dataclass(frozen=True)
+class FrozenError(Exception):
+    """An error that takes no note."""
+
+    number: int
+
+
+def test_an_error_that_takes_no_note_is_raised_all_the_same():
+    def fail(item):
+        raise FrozenError(item)
+
+    with ThreadPoolExecutor(1) as executor, pytest.raises(FrozenError):
+        count_parallel(fail, [1], executor=executor)
+
+
+@pytest.mark.parametrize("count", [-1, 0.5, [2, -1], "3", [[1], [2, 3]]])
 def test_what_is_no_count_is_refused(count):
     with ThreadPoolExecutor(1) as executor, pytest.raises(ConfigurationError, match=r"count_of\(items\[0\]\)"):
         count_parallel(lambda item: count, [0], executor=executor)

@@ -76,3 +76,9 @@ def test_a_wrong_argument_is_named(argument, given):
         DictDataset(*given)
     with pytest.raises(ConfigurationError, match=r"dataset_generators\['a'\]"):
         DictDataset.over({"a": [1]})
+
+
+@pytest.mark.parametrize("generators", [{}, [list], {1: list}], ids=repr)
+def test_what_is_no_mapping_of_generators_is_refused(generators):
+    with pytest.raises(ConfigurationError, match="dataset_generators = "):
+        DictDataset.over(generators)

@@ -398,3 +398,14 @@ def test_arguments_that_cannot_work_are_named(argument, options):
     given = {"dataset_type": list, "shard_params": {"a": (([1, 2],), {})}, "rank": 0, "world_size": 1}
     with pytest.raises(ConfigurationError, match=f"^{argument} = "):
         DistributedShardedDataset(**given | options)
+
+
+def test_an_index_of_a_narrow_type_is_read_as_any_other():
+    second = ranks([200], 2)[1]
+    assert second[90] == second[np.int8(90)] == second[np.uint8(90)] == ("shard 0", 190)
+    assert second.__getitems__(np.array([90, -1], np.int8)) == [("shard 0", 190), ("shard 0", 199)]
+
+
+def test_a_key_that_is_no_text_has_a_place_in_the_state():
+    dataset = DistributedShardedDataset.from_uris(["\udcff.bin"], dataset_type=list, rank=0, world_size=1)
+    dataset.load_state_dict(dataset.state_dict())

@@ -1,23 +1,27 @@
 import copy
 import gc
 import gzip
+import io
 import json
 import os
 import pickle
 import subprocess
 import sys
 import tempfile
+import time
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from fkat_data.datasets import IterableJsonDataset, JsonDataset
+from fkat_data.datasets import IterableJsonDataset, JsonDataset, ranged_file, text_file
 from fkat_data.datasets.line_index import LineIndex, lines_of
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 
@@ -277,3 +281,34 @@ except Exception as error:
     assert done.stdout.startswith(
         "ConfigurationError zstandard = <not installed>: expected pip install 'fkat_data[json]'"
     )
+
+
+def test_zeros_are_damage_and_not_a_blank_line(tmp_path):
+    path = tmp_path / "hole.jsonl"
+    path.write_bytes(bytes(20) + b"\n" + text_of(SAMPLES))
+    with pytest.raises(ShardCorruptError, match="line 0"):
+        list(IterableJsonDataset(str(path)))
+
+
+def test_indices_of_a_narrow_type_count_from_the_end(tmp_path):
+    path = tmp_path / "many.jsonl"
+    path.write_bytes(text_of(range(300)))
+    assert JsonDataset(str(path)).__getitems__(np.array([-1, 5], np.int8)) == [299, 5]
+
+
+class SlowFile(io.BytesIO):
+    """Between two threads' calls of ``read``, as over a network, there is time for a call of ``seek``."""
+
+    def read(self, size=-1):
+        time.sleep(1e-4)
+        return super().read(size)
+
+
+def test_threads_share_a_remote_file(tmp_path, monkeypatch):
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(text_of(range(100)))
+    monkeypatch.setattr(ranged_file, "open_uri", lambda uri, options: SlowFile(path.read_bytes()))
+    monkeypatch.setattr(text_file, "open_uri", lambda uri, options: SlowFile(path.read_bytes()))
+    dataset = JsonDataset("memory://lines.jsonl")
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(dataset.__getitem__, range(100))) == list(range(100))

@@ -147,7 +147,7 @@ def decodings(dataset, monkeypatch):
             seen.append(index)
             return file.read_row_group(index, **keywords)
 
-    monkeypatch.setitem(dataset._files._kept, 0, Recorder())
+    monkeypatch.setattr(dataset, "_file", lambda _: Recorder())
     return seen
 
 

@@ -138,6 +138,7 @@ def test_a_failure_is_said_once_and_the_last_file_stays(tmp_path, caplog):
         ({"interval_s": 0}, "interval_s"),
         ({"labels": {"rank": "1"}}, "labels"),
         ({"labels": {"a-b": "1"}}, "labels"),
+        ({"labels": {1: "1"}}, "labels"),
     ],
 )
 def test_what_cannot_work_is_refused(changed, argument, tmp_path):

@@ -1,14 +1,13 @@
 """Raise at any instruction of ``fkat_data.DataLoader``, and go on: beside a loader of the same arguments that nothing interrupts."""
 
 import functools
-import gc
 import json
 import sys
 
 import pytest
 import torch
 from drop_in_examples import Counting, Drawing, Lazy, Remembering
-from interruption_sweep import ERRORS, Interruptions, children, uninterrupted, wait_until
+from interruption_sweep import ERRORS, Interruptions, children, sweep, uninterrupted, wait_until
 from torch.utils.data import RandomSampler
 
 from fkat_data import DataLoader
@@ -73,7 +72,7 @@ class Reference:
             return found == rest
 
 
-def check_epoch(loader, reference, interruptions, epoch, resumes_at):
+def check_epoch(reference, loader, interruptions, epoch, resumes_at):
     call = functools.partial(uninterrupted, interruptions)
     expected, _ = reference.epoch(epoch)
     position, state = 0, None
@@ -98,29 +97,17 @@ def check_epoch(loader, reference, interruptions, epoch, resumes_at):
     assert (loader.epoch, loader.step) == (epoch + 1, 0)
 
 
-def sweep(make, interruptions):
-    """Go through epochs until there is no instruction left at which nothing was raised."""
+def sweep_beside(make, interruptions):
+    """Go through epochs as ``sweep`` does, beside a loader that nothing interrupts."""
     reference = Reference(make)
-    with reference.loader, interruptions:
-        loader = uninterrupted(interruptions, make)
-        epoch, num_before = 0, -1
-        while interruptions.num_raised > num_before:
-            num_before = interruptions.num_raised
-            check_epoch(loader, reference, interruptions, epoch, resumes_at=1 + epoch % 3)
-            epoch += 1
-            if epoch % 3 == 0:
-                uninterrupted(interruptions, loader.close)
-        uninterrupted(interruptions, loader.close)
-        loader.close()
-        del loader
-        gc.collect()
-    assert not interruptions.swallowed
+    with reference.loader:
+        sweep(make, interruptions, functools.partial(check_epoch, reference), first_stop=1, num_stops=3)
 
 
 def main(way, error, share):
     """Sweep in this process; print how often was raised, and which processes are left."""
     interruptions = Interruptions(ERRORS[error], int(share))
-    sweep(WAYS[way], interruptions)
+    sweep_beside(WAYS[way], interruptions)
     wait_until(lambda: not children())
     print(json.dumps({"raised": interruptions.num_raised, "left": sorted(children())}))
 

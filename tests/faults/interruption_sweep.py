@@ -214,13 +214,14 @@ def check_epoch(loader, interruptions, epoch, resumes_at):
     assert (loader.epoch, loader.step) == (epoch + 1, 0)
 
 
-def sweep(make, interruptions):
+def sweep(make, interruptions, check=check_epoch, first_stop=3, num_stops=6):
+    """Go through epochs until there is no instruction left at which nothing was raised."""
     with interruptions:
         loader = uninterrupted(interruptions, make)
         epoch, num_before = 0, -1
         while interruptions.num_raised > num_before:
             num_before = interruptions.num_raised
-            check_epoch(loader, interruptions, epoch, resumes_at=3 + epoch % 6)
+            check(loader, interruptions, epoch, resumes_at=first_stop + epoch % num_stops)
             epoch += 1
             if epoch % 3 == 0:
                 uninterrupted(interruptions, loader.close)

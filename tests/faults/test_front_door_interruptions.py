@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from front_door_sweep import WAYS, sweep
+from front_door_sweep import WAYS, sweep_beside
 from interruption_sweep import Interruptions, Preempted
 
 IN_PROCESS = [way for way in WAYS if "worker" not in way]
@@ -20,7 +20,7 @@ front_door_sweep.main(*sys.argv[3:])
 @pytest.mark.parametrize("way", IN_PROCESS)
 def test_the_loop_goes_on_where_it_was_in_process(way, share):
     interruptions = Interruptions(Preempted, share)
-    sweep(WAYS[way], interruptions)
+    sweep_beside(WAYS[way], interruptions)
     assert interruptions.num_raised > 5
 
 

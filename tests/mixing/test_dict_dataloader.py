@@ -45,6 +45,9 @@ class Remembering:
         while self.index < self.count:
             self.index += 1
             yield {"number": f"{self.name}{self.passes}.{self.index - 1}"}
+        self.end_pass()
+
+    def end_pass(self):
         self.passes, self.index = self.passes + 1, 0
 
     def state_dict(self):
@@ -58,13 +61,8 @@ class Remembering:
 class Lingering(Remembering):
     """After its last microbatch its state is the end of the pass, and the iteration after a load then gives nothing."""
 
-    def __iter__(self):
-        if not self.is_loaded:
-            self.index = 0
-        self.is_loaded = False
-        while self.index < self.count:
-            self.index += 1
-            yield {"number": f"{self.name}{self.index - 1}"}
+    def end_pass(self):
+        pass
 
 
 def numbers(strategy, counts, on_exhausted="drop", kind=Numbers):
@@ -461,3 +459,18 @@ def test_local_states_of_no_rank_and_of_another_mixture_are_refused():
 
 def shown_epoch(loader):
     return [plain_microbatch(microbatch) for microbatch in loader]
+
+
+def test_a_state_that_a_source_refuses_does_not_stay():
+    class Choosy(Remembering):
+        def load_state_dict(self, state_dict):
+            super().load_state_dict({name: int(state_dict[name]) for name in ("passes", "index")})
+
+    mixture = DictDataLoader({"a": Choosy("a", 5)}, RoundRobin(["a"]), key=None)
+    state = mixture.state_dict()
+    state["sources"]["a"]["state"] = {"passes": "many", "index": 0}
+    with pytest.raises(ValueError, match="many"):
+        mixture.load_state_dict(state)
+    state["sources"]["a"]["state"] = {"passes": 0, "index": 3}
+    mixture.load_state_dict(state)
+    assert [microbatch["number"] for _, microbatch in mixture] == ["a0.3", "a0.4"]

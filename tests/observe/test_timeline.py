@@ -183,6 +183,17 @@ def test_the_file_ends_at_its_largest_size_and_the_run_goes_on(tmp_path, monkeyp
     assert len([record for record in caplog.records if "ends here" in record.getMessage()]) == 1
 
 
+def test_of_two_loaders_with_one_file_the_newer_one_has_it(tmp_path, caplog):
+    path = tmp_path / "run.json"
+    older = Timeline(path, "older")
+    newer = Timeline(path, "newer")
+    for timeline in (older, newer):
+        timeline.name_process(1, "a worker")
+    names = [event["args"]["name"] for event in json.loads(path.read_text())]
+    assert names == ["newer", "training loop", "a worker"]
+    assert "another loader or program writes to this file, too" in caplog.text
+
+
 def test_a_file_that_vanishes_does_not_end_the_run(tmp_path, caplog):
     path = tmp_path / "run.json"
     loader = make(["list-a-5"], trace=path)

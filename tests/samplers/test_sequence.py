@@ -1,5 +1,6 @@
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from fkat_data.samplers import (
     ShardSampler,
     ShuffledShardSampler,
     as_shard_sampler,
+    check_shards,
     merge_uris,
 )
 
@@ -118,3 +120,11 @@ def test_a_merge_by_minus_one_gives_one_shard(shards):
 def test_a_merge_by_what_is_no_count_is_refused(num_uri_merge):
     with pytest.raises(ConfigurationError, match=r"^num_uri_merge = "):
         merge_uris(["a"], num_uri_merge)
+
+
+def test_there_may_be_nothing_to_merge():
+    assert not merge_uris([], -1)
+
+
+def test_the_strings_of_numpy_become_plain_ones():
+    assert [type(uri) for uri in check_shards("shards", np.array(["a", "b"]))] == [str, str]

@@ -12,7 +12,7 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.audit import Coverage
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.tools.cli.composition import loader_maker
-from fkat_data.tools.cli.presentation import exit_on_failure, long_work, say
+from fkat_data.tools.cli.presentation import exit_on_failure, long_work, printable, say, terminal
 
 __all__ = [
     "Config",
@@ -54,7 +54,7 @@ def explain_command(
 
     Exit code 0: shown. 2: the configuration does not work, or the run has no such batch.
     """
-    console = Console()
+    console = terminal()
     with exit_on_failure(console, "cannot show the batch"), long_work(console, "finding the batch"):
         _, dataset = streaming_dataset(config, overrides or [], key, nodes, ranks_per_node)
         records = dataset.samples_of(step, epoch)
@@ -62,7 +62,7 @@ def explain_command(
     table = Table("rank", "stream", "shard", "row", "sample", "", title=where)
     for record in records:
         row = (record.rank, record.stream, record.shard, record.row, record.sample_id)
-        table.add_row(*map(str, row), "skipped" if record.is_skipped else "")
+        table.add_row(*(printable(str(cell)) for cell in row), "skipped" if record.is_skipped else "")
     console.print(table)
     for stream in sorted({record.stream for record in records}):
         location = dataset.streams[stream].remote or dataset.streams[stream].local
@@ -84,7 +84,7 @@ def coverage_command(
     Exit code 0: it reads every sample exactly once, or as often as the stream's weight says. 1: it does not, or not
     yet. 2: the configuration does not work, so nothing was counted.
     """
-    console = Console()
+    console = terminal()
     with exit_on_failure(console, "cannot count the samples"), long_work(console, "counting the samples"):
         _, dataset = streaming_dataset(config, overrides or [], key, nodes, ranks_per_node)
         found = dataset.coverage(epoch, steps)

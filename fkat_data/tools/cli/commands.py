@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from fkat_data import __version__
+from fkat_data import __version__, arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.location import machine_path
 from fkat_data.tools.cli.audit_commands import Config, Overrides, audit_app
@@ -16,7 +15,7 @@ from fkat_data.tools.cli.composition import loader_maker
 from fkat_data.tools.cli.dataset_commands import dataset_app
 from fkat_data.tools.cli.doctor_command import doctor_app
 from fkat_data.tools.cli.hang_guard import HangError, hang_guard
-from fkat_data.tools.cli.presentation import exit_on, exit_on_failure, say, show_report, verification_progress
+from fkat_data.tools.cli.presentation import exit_on, exit_on_failure, say, show_report, terminal, verification_progress
 from fkat_data.tools.cli.simulate_commands import simulate_app
 from fkat_data.tools.report.page import page
 from fkat_data.tools.report.traced_run import read_run
@@ -87,13 +86,14 @@ def verify_resume_command(
     Exit code 0: every resume was exact, bit for bit. 1: some were not; the output names the place and the likely
     cause. 2: the configuration or the data do not work, so nothing was verified.
     """
-    console = Console()
+    console = terminal()
     failures: dict[type[BaseException], str] = {
         ConfigurationError: "the configuration does not work, so nothing was verified",
         HangError: "the loader hangs, so nothing was verified",
         Exception: "the data fail even without a stop, so nothing was verified",
     }
     with exit_on(console, failures):
+        timeout_s = arguments.seconds("--timeout-s", timeout_s)
         make_loader = loader_maker(config, overrides or [], key)
         grace_s = max(_LEAST_GRACE_S, timeout_s / 4)
         with hang_guard(timeout_s + grace_s), verification_progress(console) as progress:
@@ -121,11 +121,13 @@ def report_command(
 
     Exit code 0: the page was written. 2: the timeline cannot be read, or the page cannot be written.
     """
-    console = Console()
+    console = terminal()
     with exit_on_failure(console, "cannot write the report"):
         file = machine_path("TIMELINE", timeline, "a file of this machine that a loader's `trace` wrote")
         written = file.with_suffix(".html") if output is None else output
         run = read_run(file)
+        if written.resolve() == file.resolve():
+            raise ConfigurationError("--output", str(written), "another file than the timeline, which it would replace")
         written.write_text(page(run, file.name), encoding="utf-8")
     statistics = run.statistics
     say(console, str(statistics.verdict))

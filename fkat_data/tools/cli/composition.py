@@ -69,8 +69,10 @@ def _found(
 
 def _composed(path: str | Path, overrides: Sequence[str]) -> DictConfig:
     file = machine_path("CONFIG", path, _EXPECTED)
-    if not file.is_file() or file.suffix not in (".yaml", ".yml"):
-        raise ConfigurationError("CONFIG", str(path), f"{_EXPECTED} that exists")
+    if not file.is_file() or file.suffix != ".yaml":
+        raise ConfigurationError(
+            "CONFIG", str(path), f"{_EXPECTED} that exists; its name ends with .yaml, as Hydra wants"
+        )
     register_resolvers()
     try:
         with initialize_config_dir(str(file.parent), version_base="1.3"):

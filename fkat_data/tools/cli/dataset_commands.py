@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Annotated, Literal, cast
 
 import typer
-from rich.console import Console
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.location import machine_path
@@ -12,7 +11,7 @@ from fkat_data.streaming.formats.summary import first_samples, summary_of
 from fkat_data.streaming.formats.verification import verify_dataset
 from fkat_data.streaming.writing.merge import IndexLocation, merge_index
 from fkat_data.tools.cli.dataset_presentation import sample_progress, show_problems, show_samples, show_summary
-from fkat_data.tools.cli.presentation import exit_on_failure, long_work, say
+from fkat_data.tools.cli.presentation import exit_on_failure, long_work, say, terminal
 from fkat_data.tools.cli.stored_datasets import stored_datasets
 from fkat_data.tools.converting.convert import KINDS, Kind, convert
 
@@ -41,7 +40,7 @@ def inspect_command(
 
     Exit code 0: shown. 2: the dataset does not exist or is invalid.
     """
-    console = Console()
+    console = terminal()
     with exit_on_failure(console, "cannot show the dataset"):
         with long_work(console, f"reading the index of {directory}"):
             datasets = stored_datasets(machine_path("DIRECTORY", directory, _EXPECTED))
@@ -63,7 +62,7 @@ def verify_command(
     Exit code 0: everything is intact. 1: some shards are damaged; the output names each one's first fault. 2: the
     dataset does not exist or cannot be read, so nothing was verified.
     """
-    console = Console()
+    console = terminal()
     num_problems = 0
     with exit_on_failure(console, "nothing was verified"):
         with long_work(console, f"reading the index of {directory}"):
@@ -104,7 +103,7 @@ def convert_command(
 
     Exit code 0: written. 2: failed; no index was written.
     """
-    console = Console()
+    console = terminal()
     # Several processes do not say how far they are.
     shown = sample_progress(console, f"writing {out}") if workers == 1 else long_work(console, f"writing {out}")
     with exit_on_failure(console, "nothing was converted"), shown as progress:
@@ -140,7 +139,7 @@ def merge_index_command(
 
     Exit code 0: written. 2: failed; an existing index is unchanged.
     """
-    console = Console()
+    console = terminal()
     *parts, out = places
     with exit_on_failure(console, "nothing was merged"), long_work(console, f"merging indices into {out}"):
         indices: Sequence[IndexLocation] = parts

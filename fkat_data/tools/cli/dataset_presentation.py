@@ -8,12 +8,11 @@ from typing import Any, cast
 from rich.console import Console
 from rich.progress import TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
 from fkat_data.quantities import readable_bytes
 from fkat_data.streaming.formats.summary import DatasetSummary
 from fkat_data.streaming.formats.verification import DatasetReport
-from fkat_data.tools.cli.presentation import progress_bar, say
+from fkat_data.tools.cli.presentation import printable, progress_bar, say
 
 __all__ = ["sample_progress", "show_problems", "show_samples", "show_summary"]
 
@@ -47,7 +46,7 @@ def show_summary(console: Console, directory: Path, summary: DatasetSummary) -> 
         table = Table("column", "encoding", "bytes", title=title)
         for column in columns:
             size = "variable" if column.size_bytes is None else f"{column.size_bytes:,}"
-            table.add_row(Text(column.name), Text(column.encoding), size)
+            table.add_row(printable(column.name), printable(column.encoding), size)
         console.print(table)
 
 

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.location import machine_path
 from fkat_data.tools.cli.audit_commands import Overrides
 from fkat_data.tools.cli.composition import loader_maker
-from fkat_data.tools.cli.presentation import exit_on_failure, say
+from fkat_data.tools.cli.presentation import exit_on_failure, say, terminal
 from fkat_data.tools.doctor.examine import examine
 from fkat_data.tools.doctor.finding import Finding, Level, worst_of
 
@@ -46,7 +46,7 @@ def doctor_command(
 
     Exit code 0: everything is in order. 1: a run works, and something could be better. 2: something is wrong.
     """
-    console = Console()
+    console = terminal()
     with exit_on_failure(console, "nothing was examined"):
         make_loader = None
         if config is not None:
@@ -72,6 +72,6 @@ def _show(console: Console, part: str, findings: list[Finding]) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for finding in findings:
-        text = escape(finding.found) + (f"\n[dim]{escape(finding.change)}[/]" if finding.change else "")
-        table.add_row(f"[{_STYLES[finding.level]}]{finding.level}[/]", escape(finding.subject), text)
-    console.print(table, highlight=False)
+        text = Text(finding.found).append(f"\n{finding.change}" if finding.change else "", "dim")
+        table.add_row(Text(finding.level, _STYLES[finding.level]), finding.subject, text)
+    console.print(table)

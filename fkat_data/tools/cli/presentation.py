@@ -1,8 +1,11 @@
 """What the terminal shows: lines of text, failures, progress and the result of ``verify-resume``."""
 
+import os
+import re
 import time
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from threading import Event, Thread
 
 import typer
@@ -10,21 +13,57 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from fkat_data.notes import notes_of
 from fkat_data.observe.progress import Activity, WaitDisplay
 from fkat_data.tools.resume_check.verify import ProgressCallback, ResumeReport
 
-__all__ = ["exit_on", "exit_on_failure", "long_work", "progress_bar", "say", "show_report", "verification_progress"]
+__all__ = [
+    "exit_on",
+    "exit_on_failure",
+    "long_work",
+    "printable",
+    "progress_bar",
+    "say",
+    "show_report",
+    "terminal",
+    "verification_progress",
+]
 
 _NOT_DONE = 2
+_BROKEN_PIPE = 141
+_WIDE = 1000
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x80-\x9f]")
+
+
+class _Terminal(Console):
+    def on_broken_pipe(self) -> None:
+        """End the program with the exit code of what SIGPIPE ends: 1 would say that data are damaged, or differ."""
+        self.quiet = True
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), self.file.fileno())
+        raise SystemExit(_BROKEN_PIPE)
+
+
+def terminal() -> Console:
+    """Return the terminal. It shows texts as they are: a path may look like rich's markup, or an emoji's code."""
+    shown = _Terminal(markup=False, emoji=False, highlight=False)
+    if not shown.is_terminal and "COLUMNS" not in os.environ:
+        shown.width = _WIDE  # what reads a pipe or a file looks for whole names
+    return shown
+
+
+def printable(text: str) -> str:
+    """Return a text with its control characters written out: a name in a file must not steer the terminal."""
+    return _CONTROL_CHARACTERS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
     """Print a text, its first line in a style."""
-    # Users copy paths and values from here, so rich neither wraps lines nor colours their content.
-    first, *rest = text.split("\n")
-    console.print(first, style=style, markup=False, highlight=False, soft_wrap=True)
+    # Users copy paths and values from here, so rich does not wrap lines.
+    first, *rest = printable(text).split("\n")
+    console.print(first, style=style, soft_wrap=True)
     if rest:
-        console.print("\n".join(rest), markup=False, highlight=False, soft_wrap=True)
+        console.print("\n".join(rest), soft_wrap=True)
 
 
 @contextmanager
@@ -45,8 +84,7 @@ def exit_on(console: Console, failures: Mapping[type[BaseException], str]) -> Ge
     except tuple(failures) as error:
         meaning = next(text for kind, text in failures.items() if isinstance(error, kind))
         first, *rest = f"{type(error).__name__}: {error}".splitlines()
-        notes: list[str] = getattr(error, "__notes__", [])
-        say(console, "\n".join(["; ".join([f"{meaning}: {first}", *notes]), *rest]), "red")
+        say(console, "\n".join(["; ".join([f"{meaning}: {first}", *notes_of(error)]), *rest]), "red")
         raise typer.Exit(_NOT_DONE) from error
 
 
@@ -61,8 +99,8 @@ def progress_bar(console: Console, count: str, *more: ProgressColumn) -> Generat
 
     Where the output is no terminal, lines on stderr show the same after 10 s, 30 s, 70 s and so on.
     """
-    counted = TextColumn(count)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), counted, TimeElapsedColumn())
+    counted, activity = TextColumn(count, markup=False), TextColumn("{task.description}", markup=False)
+    columns = (SpinnerColumn(), activity, BarColumn(), counted, TimeElapsedColumn())
     bar = Progress(*columns, *more, console=console, transient=True, disable=not console.is_terminal)
     over = Event()
     lines = Thread(target=_show_lines, args=(bar, counted, over), name="progress", daemon=True)

@@ -1,6 +1,8 @@
 """The program's entry point. Without the extra ``cli`` it says what to install."""
 
 import importlib
+import io
+import sys
 
 __all__ = ["main"]
 
@@ -13,6 +15,9 @@ def main() -> None:
     Raises:
         SystemExit: The command ended; it carries the exit code.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A file's name may have bytes that are no text, and a terminal may lack characters: they are written out.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         commands = importlib.import_module("fkat_data.tools.cli.commands")
     except ModuleNotFoundError as error:

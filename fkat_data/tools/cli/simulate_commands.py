@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.sizes import count_of, size_bytes_of
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.tools.cli.audit_commands import Config, Key, Nodes, Overrides, Ranks, streaming_dataset
 from fkat_data.tools.cli.composition import target_of
-from fkat_data.tools.cli.presentation import exit_on_failure, long_work, say
+from fkat_data.tools.cli.presentation import exit_on_failure, long_work, say, terminal
 from fkat_data.tools.cli.simulation_page import simulation_page
 from fkat_data.tools.cli.simulation_presentation import show_resplit, show_simulation
 from fkat_data.tools.cli.synthetic_shards import write_synthetic_shards
@@ -65,7 +64,7 @@ def simulate_command(
 
     Exit code 0: simulated. 2: the configuration does not work.
     """
-    console = Console()
+    console = terminal()
     with (
         exit_on_failure(console, "nothing was simulated"),
         long_work(console, "simulating"),

@@ -4,7 +4,7 @@ import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from glob import glob, has_magic
+from glob import escape, glob, has_magic
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, Unpack, get_args
 
@@ -41,7 +41,7 @@ _ROWS_BETWEEN_CALLS = 100
 
 
 def convert(
-    paths: Sequence[str | Path],
+    paths: str | Path | Sequence[str | Path],
     out: IndexLocation,
     *,
     kind: Kind | None = None,
@@ -55,9 +55,9 @@ def convert(
     """Write the rows of files as one MDS dataset, in the order of ``paths``.
 
     Args:
-        paths: Files, patterns of files such as ``shards/*.tar``, or directories. If a directory has tables (JSON
-            lines, CSV, ...) or tar files, they are converted in natural order. Otherwise every file below it is a
-            sample.
+        paths: One or more files, patterns of files such as ``shards/*.tar``, or directories. If a directory has tables
+            (JSON lines, CSV, ...) or tar files, they are converted in natural order. Otherwise every file below it is a
+            sample. Hidden files are left out.
         out: The dataset's place, as for ``MDSWriter``.
         kind: One of ``KINDS``; None: by file name.
         columns: Encodings that replace those inferred from the data.
@@ -82,9 +82,11 @@ def convert(
     """
     allows_nulls = arguments.choice("nulls", nulls, ("refuse", "json")) == "json"
     num_workers = arguments.integer("num_workers", num_workers, minimum=1)
-    sources = [source for path in paths for source in sources_of(path, kind, num_workers)]
+    # A string is a sequence of strings, too.
+    places = [paths] if isinstance(paths, (str, Path)) else paths
+    sources = [source for place in places for source in sources_of(place, kind, num_workers)]
     if not sources:
-        raise ConfigurationError("paths", list(paths), "at least one file")
+        raise ConfigurationError("paths", paths, "at least one file")
     chosen = _chosen(sources if allows_nulls else sources[:1], columns or {}, only, allows_nulls)
     if not chosen:
         raise ConfigurationError(
@@ -127,14 +129,18 @@ def sources_of(path: str | Path, kind: Kind | None = None, num_workers: int = 1)
     place = machine_path("paths", path, "files or directories of this machine")
     if place.is_dir():
         files = sorted(place.iterdir(), key=lambda file: natural_key(file.name))
-        tables = [file for file in files if _kind_of(file) and kind in (None, _kind_of(file))]
+        found = {file: _kind_of(file) for file in files if not file.name.startswith(".")}
+        tables = [file for file, its_kind in found.items() if its_kind and kind in (None, its_kind)]
         if kind == "folder" or not tables:
             num_parts = 1 if num_workers == 1 else num_workers * _PARTS_FOR_EACH_WORKER
             return list(FolderSource.parts_of(str(place), num_parts))
         return [_source(str(file), kind or _kind_of(file)) for file in tables]
     if not place.exists() and has_magic(str(place)):
+        # What comes before the pattern is no pattern, whatever the working directory is called.
+        here = f"{Path.cwd()}/"
+        pattern = f"{escape(here)}{str(place).removeprefix(here)}" if str(place).startswith(here) else str(place)
         # Path.glob takes no absolute pattern.
-        files = sorted(glob(str(place), recursive=True), key=natural_key)  # noqa: PTH207 - see above
+        files = sorted(glob(pattern, recursive=True), key=natural_key)  # noqa: PTH207 - see above
         if not files:
             raise ShardNotFoundError(str(place), "no file matches")
         return [_source(file, kind or _kind_of(Path(file))) for file in files]
@@ -142,10 +148,10 @@ def sources_of(path: str | Path, kind: Kind | None = None, num_workers: int = 1)
 
 
 def _kind_of(path: Path) -> str | None:
-    suffixes = path.suffixes
-    if suffixes and suffixes[-1] in _COMPRESSED:
+    suffixes = path.name.lower().split(".")[1:]
+    if suffixes and f".{suffixes[-1]}" in _COMPRESSED:
         suffixes = suffixes[:-1]
-    return _SUFFIXES.get(suffixes[-1]) if suffixes else None
+    return _SUFFIXES.get(f".{suffixes[-1]}") if suffixes else None
 
 
 def _source(path: str, kind: str | None) -> RowSource:
@@ -194,7 +200,7 @@ def _check_names(names: Iterable[str], columns: Mapping[str, str], place: str) -
         if name not in columns:
             error = SampleError(
                 name,
-                "of this column",
+                "<any>",
                 f"one of the columns that the first rows have ({', '.join(map(repr, columns))}): pass nulls='json' to "
                 "look for columns in all rows, or name the columns to keep with only",
             )

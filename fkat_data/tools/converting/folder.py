@@ -1,11 +1,11 @@
 """Read a folder that has one sample per file."""
 
-import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Self
 
 from fkat_data.errors import ShardCorruptError, ShardNotFoundError
+from fkat_data.samplers.listing import files_below
 from fkat_data.tools.converting.row_source import RowSource
 
 __all__ = ["FolderSource"]
@@ -25,17 +25,14 @@ class FolderSource(RowSource):
 
     @classmethod
     def parts_of(cls, root: str, num_parts: int) -> list[Self]:
-        """Return the folder divided into at most ``num_parts`` parts, without hidden files.
+        """Return the folder divided into at most ``num_parts`` parts, without hidden files and folders.
 
         Raises:
             ShardNotFoundError: The folder has no files.
+            OSError: A folder in it cannot be read.
         """
-        names = sorted(
-            Path(directory, file).relative_to(root).as_posix()
-            for directory, _, files in os.walk(root)
-            for file in files
-            if not file.startswith(".")
-        )
+        paths = (PurePath(path).relative_to(root) for path in files_below(root))
+        names = sorted(path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts))
         if not names:
             raise ShardNotFoundError(root, "the folder has no files")
         size = -(-len(names) // num_parts)

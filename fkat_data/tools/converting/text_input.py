@@ -25,13 +25,14 @@ def opened(path: str) -> Generator[BinaryIO]:
         ShardCorruptError: During the context, the compressed bytes turned out to be invalid, or the text is not UTF-8.
         ConfigurationError: The file is zstd, and zstandard is not installed.
     """
-    zstandard: Any = required("zstandard", "streaming") if path.endswith(_ZSTD_SUFFIXES) else None
+    suffix = Path(path).suffix.lower()
+    zstandard: Any = required("zstandard", "streaming") if suffix in _ZSTD_SUFFIXES else None
     broken: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError)
     if zstandard is not None:
         broken = (*broken, zstandard.ZstdError)
     try:
         with Path(path).open("rb") as file:
-            if path.endswith(".gz"):
+            if suffix == ".gz":
                 yield cast("BinaryIO", gzip.GzipFile(fileobj=file))
             elif zstandard is not None:
                 reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -19,6 +20,8 @@ __all__ = ["JsonLinesSource", "SeparatedSource", "TextKinds"]
 _LONGEST_FIELD = 1 << 30
 _ROWS = 1_000
 _LONGEST_REASON = 500
+#: A text that is no number, though Python parses it as one: a number would not keep its zeros, or its underscores.
+_NO_NUMBER = re.compile(r"\s*[+-]?(0\d|\d[\d.eE+-]*_)")
 
 
 class JsonLinesSource(RowSource):
@@ -66,6 +69,8 @@ class SeparatedSource(RowSource):
 
     def columns(self, *, allows_nulls: bool = False) -> dict[str, str]:
         """Return ``int``, ``float64`` or ``str`` for each column, inferred from the first 1,000 rows.
+
+        Texts that a number would not keep, such as ``00123`` and ``1_000``, are ``str``.
 
         If they may have nulls, all rows count, and a column of numbers and empty texts is ``json``.
         """
@@ -142,6 +147,8 @@ class TextKinds:
             self._has_null = True
             return
         self._has_value = True
+        if _NO_NUMBER.match(text):
+            self._kinds.clear()
         for parse in list(self._kinds):
             try:
                 self._kinds[parse].add(parse(text))

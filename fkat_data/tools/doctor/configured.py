@@ -119,9 +119,7 @@ def _size_of(shard: object) -> int | None:
 
 def _of_dataset(dataset: StreamingDataset) -> Iterator[Finding]:
     entries = dataset.shards
-    stored, raw = (
-        sum(sizes) for sizes in zip(*((entry.stored_bytes, entry.raw_bytes) for entry in entries), strict=True)
-    )
+    stored, raw = sum(entry.stored_bytes for entry in entries), sum(entry.raw_bytes for entry in entries)
     unpacked = f", {readable_bytes(raw)} decompressed" if raw != stored else ""
     yield Finding(
         "dataset",

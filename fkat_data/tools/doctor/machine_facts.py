@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
+from fkat_data.machine import num_usable_cpus
 from fkat_data.tools.doctor.control_groups import cpu_quota, num_free_processes, text_of
 from fkat_data.transport.memory_limit import available_bytes, group_bytes
 from fkat_data.transport.segment import SegmentPool
@@ -99,7 +100,7 @@ def read_machine() -> MachineFacts:
         free_bytes=available_bytes(),
         group_free_bytes=group_bytes(),
         num_cores=os.cpu_count() or 1,
-        num_usable_cores=_num_usable_cores(),
+        num_usable_cores=num_usable_cpus(),
         cpu_quota=cpu_quota(),
         has_pidfds=_has_pidfds(),
         has_fixed_hash_seed=not sys.flags.hash_randomization or os.environ.get("PYTHONHASHSEED", "").isdigit(),
@@ -142,11 +143,6 @@ def _limits(name: str) -> tuple[int, int] | None:
 def _limit(name: str) -> int | None:
     limits = _limits(name)
     return None if limits is None or limits[0] == sys.maxsize else limits[0]
-
-
-def _num_usable_cores() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def _has_pidfds() -> bool:

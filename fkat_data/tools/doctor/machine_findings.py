@@ -39,14 +39,9 @@ def _shared_memory(facts: MachineFacts) -> Iterator[Finding]:
         limit = readable_bytes(default_limit_bytes(facts.free_bytes))
         yield Finding("shared memory", Level.OK, f"works; a loader takes at most {limit} of it by default")
     if facts.shm_bytes is not None:
-        is_small = facts.shm_bytes < _SMALL_SHM_BYTES
+        found = f"{readable_bytes(facts.shm_bytes)} free; only torch's own workers use it"
         change = "Enlarge it (docker run --shm-size=8g) if a DataLoader inside your factory has num_workers > 0."
-        yield Finding(
-            "/dev/shm",  # noqa: S108 - its name
-            Level.ADVICE if is_small else Level.OK,
-            f"{readable_bytes(facts.shm_bytes)} free; only torch's own workers use it",
-            change if is_small else "",
-        )
+        yield _advice_if(facts.shm_bytes < _SMALL_SHM_BYTES, "/dev/shm", found, change)  # noqa: S108 - its name
 
 
 def _limits(facts: MachineFacts) -> Iterator[Finding]:
@@ -84,43 +79,26 @@ def _level_of_processes(count: int) -> Level:
 
 
 def _memory(facts: MachineFacts) -> Iterator[Finding]:
-    is_little = facts.free_bytes < _LITTLE_MEMORY_BYTES
-    yield Finding(
-        "memory",
-        Level.ADVICE if is_little else Level.OK,
-        f"{readable_bytes(facts.free_bytes)} can be taken of {readable_bytes(facts.total_bytes)}",
-        "Free some memory, or set memory_limit_bytes and fewer workers." if is_little else "",
-    )
+    found = f"{readable_bytes(facts.free_bytes)} can be taken of {readable_bytes(facts.total_bytes)}"
+    change = "Free some memory, or set memory_limit_bytes and fewer workers."
+    yield _advice_if(facts.free_bytes < _LITTLE_MEMORY_BYTES, "memory", found, change)
     if facts.group_free_bytes is None:
         yield Finding("control group", Level.OK, "sets no limit on memory")
     else:
-        is_tight = facts.group_free_bytes < _LITTLE_MEMORY_BYTES
-        yield Finding(
-            "control group",
-            Level.ADVICE if is_tight else Level.OK,
-            f"leaves {readable_bytes(facts.group_free_bytes)} of memory; beyond that the kernel kills processes",
-            "Ask for more memory for the job, or set memory_limit_bytes." if is_tight else "",
-        )
+        found = f"leaves {readable_bytes(facts.group_free_bytes)} of memory; beyond that the kernel kills processes"
+        change = "Ask for more memory for the job, or set memory_limit_bytes."
+        yield _advice_if(facts.group_free_bytes < _LITTLE_MEMORY_BYTES, "control group", found, change)
 
 
 def _cores(facts: MachineFacts) -> Iterator[Finding]:
     usable = facts.num_usable_cores
     found = f"{usable} of {facts.num_cores} may be used"
-    if usable < facts.num_cores:
-        change = "If that is not meant, check taskset, the job's cpuset, and OMP_PROC_BIND."
-        yield Finding("cores", Level.ADVICE if usable == 1 else Level.OK, found, change if usable == 1 else "")
-    else:
-        yield Finding("cores", Level.OK, found)
+    change = "If that is not meant, check taskset, the job's cpuset, and OMP_PROC_BIND."
+    yield _advice_if(usable == 1 < facts.num_cores, "cores", found, change)
     if facts.cpu_quota is not None:
-        is_short = facts.cpu_quota < usable
-        yield Finding(
-            "CPU quota",
-            Level.ADVICE if is_short else Level.OK,
-            f"a control group grants {facts.cpu_quota:.3g} cores' worth of time",
-            f"Count on {facts.cpu_quota:.3g} cores, not {usable}, when you choose the number of workers."
-            if is_short
-            else "",
-        )
+        found = f"a control group grants {facts.cpu_quota:.3g} cores' worth of time"
+        change = f"Count on {facts.cpu_quota:.3g} cores, not {usable}, when you choose the number of workers."
+        yield _advice_if(facts.cpu_quota < usable, "CPU quota", found, change)
 
 
 def _workers(facts: MachineFacts) -> Iterator[Finding]:
@@ -142,16 +120,13 @@ def _workers(facts: MachineFacts) -> Iterator[Finding]:
 
 
 def _clock(facts: MachineFacts) -> Finding:
-    is_slow = facts.clock_call_s > _SLOW_CLOCK_S
-    source = facts.clock_source or "unknown source"
-    return Finding(
-        "clock",
-        Level.ADVICE if is_slow else Level.OK,
-        f"{source}, {readable_duration(facts.clock_call_s)} a reading",
-        "Set the kernel's clock source to tsc or kvm-clock: a loader reads the clock several times a microbatch."
-        if is_slow
-        else "",
-    )
+    found = f"{facts.clock_source or 'unknown source'}, {readable_duration(facts.clock_call_s)} a reading"
+    change = "Set the kernel's clock source to tsc or kvm-clock: a loader reads the clock several times a microbatch."
+    return _advice_if(facts.clock_call_s > _SLOW_CLOCK_S, "clock", found, change)
+
+
+def _advice_if(is_poor: bool, subject: str, found: str, change: str) -> Finding:
+    return Finding(subject, Level.ADVICE, found, change) if is_poor else Finding(subject, Level.OK, found)
 
 
 def _accelerators(facts: MachineFacts) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ def storage_findings(directory: Path, wanted_bytes: int | None = None) -> list[F
     """
     subject = f"cache {directory}"
     place = directory
-    while not place.exists() and place != place.parent:
+    while not os.path.exists(place) and place != place.parent:  # noqa: PTH110 - pathlib raises below a closed folder
         place = place.parent
     if not place.is_dir():
         return [Finding(subject, Level.WRONG, f"{place} is not a directory", "Choose another `local`.")]

@@ -43,23 +43,15 @@ class _Frame(NamedTuple):
 def stacked(edges_s: Sequence[float], shares: Mapping[str, Sequence[float]], title: str) -> str:
     """Return a plot of shares of time over time, stacked, each in the colour of its name."""
     frame = _Frame(edges_s[0], edges_s[-1], 130)
-    parts = _axes(frame, edges_s[0], edges_s[-1], _share_ticks())
+    parts = _axes(frame, edges_s[0], edges_s[-1], [(share, f"{share:.0%}") for share in (0.0, 0.5, 1.0)])
     below = [0.0] * (len(edges_s) - 1)
     for name, values in shares.items():
         for index, value in enumerate(values):
             top = min(1.0, below[index] + value)
             if top - below[index] > 0.001:
                 x, right = frame.x(edges_s[index]), frame.x(edges_s[index + 1])
-                parts.append(
-                    _rectangle(
-                        name,
-                        x,
-                        frame.y(top),
-                        right - x + 0.4,
-                        frame.height * (top - below[index]),
-                        f"{name} {value:.0%}",
-                    )
-                )
+                height, hint = frame.height * (top - below[index]), f"{name} {value:.0%}"
+                parts.append(_rectangle(name, x, frame.y(top), right - x + 0.4, height, hint))
             below[index] = top
     return _svg(parts, frame, title)
 
@@ -171,10 +163,6 @@ def _rectangle(name: str, x: float, y: float, width: float, height: float, hint:
 def _svg(parts: Sequence[str], frame: _Frame, title: str) -> str:
     size = f"0 0 {frame.width} {frame.height + _TOP + _BOTTOM}"
     return f'<svg viewBox="{size}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
-
-
-def _share_ticks() -> list[tuple[float, str]]:
-    return [(share, f"{share:.0%}") for share in (0.0, 0.5, 1.0)]
 
 
 def _thinned(samples: Sequence[Sample], key: str) -> list[Sample]:

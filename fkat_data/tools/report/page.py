@@ -126,7 +126,7 @@ def _latencies(run: TracedRun) -> str:
 def _timeline(run: TracedRun) -> str:
     tracks = [track for track in run.tracks if track.spans]
     start_s, end_s = excerpt(run, _NUM_IN_EXCERPT)
-    detail = f"<h3>{_NUM_IN_EXCERPT} microbatches, starting at {start_s:.3f} s</h3>"
+    detail = f"<h3>From {start_s:.3f} s to {end_s:.3f} s</h3>"
     return lanes(tracks, 0.0, run.duration_s, "the whole run") + detail + lanes(tracks, start_s, end_s, "an excerpt")
 
 

@@ -78,7 +78,7 @@ def columns(spans: Sequence[Span], end_s: float, num_columns: int) -> list[tuple
     spent_s = np.zeros((len(names), num_columns))
     for span in spans:
         number = names.index(span.name)
-        first = min(int(span.began_s / width_s), num_columns - 1)
+        first = max(0, min(int(span.began_s / width_s), num_columns - 1))
         last = min(int(span.ended_s / width_s), num_columns - 1)
         for column in range(first, last + 1):
             start_s = max(span.began_s, column * width_s)

@@ -2,37 +2,25 @@
 
 __all__ = ["MEANINGS", "STYLE"]
 
-MEANINGS = {
-    "wait": "the trainer waits",
-    "step": "the trainer computes",
-    "next": "the loader works in the trainer",
-    "move": "the trainer issues a copy to the device",
-    "copy": "the device copies",
-    "produce": "a worker makes a microbatch",
-    "build": "the factory opens a shard",
-    "store": "a worker waits for bytes from storage",
-    "replay": "a worker remakes a microbatch from before a resume",
-    "encode": "a worker writes a microbatch to shared memory",
-    "blocked": "a worker waits for free memory or for permission",
-    "idle": "a worker has no shard",
+#: The name of a timeline's spans: what it means, and its colour. The colours are distinct for any colour vision (after
+#: Okabe and Ito), as fills on light and on dark backgrounds.
+_SPANS = {
+    "wait": ("the trainer waits", "#d55e00"),
+    "step": ("the trainer computes", "#009e73"),
+    "next": ("the loader works in the trainer", "#8a8f98"),
+    "move": ("the trainer issues a copy to the device", "#a65628"),
+    "copy": ("the device copies", "#4d9221"),
+    "produce": ("a worker makes a microbatch", "#0072b2"),
+    "build": ("the factory opens a shard", "#7b5ea7"),
+    "store": ("a worker waits for bytes from storage", "#e69f00"),
+    "replay": ("a worker remakes a microbatch from before a resume", "#cc79a7"),
+    "encode": ("a worker writes a microbatch to shared memory", "#56b4e9"),
+    "blocked": ("a worker waits for free memory or for permission", "#b9a44c"),
+    "idle": ("a worker has no shard", "var(--idle)"),
 }
-"""The meaning of each colour. The names are those of a timeline's spans."""
 
-# Distinct for any colour vision (after Okabe and Ito), as fills on light and on dark backgrounds.
-_COLOURS = {
-    "wait": "#d55e00",
-    "step": "#009e73",
-    "next": "#8a8f98",
-    "move": "#a65628",
-    "copy": "#4d9221",
-    "produce": "#0072b2",
-    "build": "#7b5ea7",
-    "store": "#e69f00",
-    "replay": "#cc79a7",
-    "encode": "#56b4e9",
-    "blocked": "#b9a44c",
-    "idle": "var(--idle)",
-}
+MEANINGS = {name: meaning for name, (meaning, _) in _SPANS.items()}
+"""The meaning of each colour. The names are those of a timeline's spans."""
 
 STYLE = """
 :root{color-scheme:light dark;--paper:#fff;--ink:#1c1e21;--faint:#6b7280;--grid:#e3e5e8;--card:#f5f6f8;--idle:#d5d8dd}
@@ -63,5 +51,5 @@ table{border-collapse:collapse;width:100%;font-size:13.5px}
 th,td{text-align:left;padding:4px 10px 4px 0;border-bottom:1px solid var(--grid);vertical-align:top}
 th{font-weight:400;color:var(--faint);white-space:nowrap}.pair td{text-align:right;font-variant-numeric:tabular-nums}
 """ + "".join(
-    f"rect.{name}{{fill:{colour}}}.legend .{name}{{background:{colour}}}" for name, colour in _COLOURS.items()
+    f"rect.{name}{{fill:{colour}}}.legend .{name}{{background:{colour}}}" for name, (_, colour) in _SPANS.items()
 )

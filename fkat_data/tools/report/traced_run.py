@@ -116,6 +116,14 @@ def read_run(path: Path) -> TracedRun:
     timed = [event for event in events if isinstance(event.get("ts"), (int, float))]
     if not any(event.get("ph") == "M" for event in events) or not timed:
         raise ConfigurationError("TIMELINE", str(path), expected)
+    try:
+        return _run_of(events, timed)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        found = f"{type(error).__name__}: {error}"
+        raise ConfigurationError("TIMELINE", str(path), f"{expected}; it has other events ({found})") from error
+
+
+def _run_of(events: list[dict[str, Any]], timed: list[dict[str, Any]]) -> TracedRun:
     start_us = min(event["ts"] for event in timed)
     end_us = max(event["ts"] + event.get("dur", 0) for event in timed)
     for event in timed:

@@ -17,7 +17,6 @@ from typing import Any, Final
 import numpy as np
 
 from fkat_data import arguments
-from fkat_data.errors import ConfigurationError
 from fkat_data.tools.resume_check.diagnose import Diagnosis, InexactCause, diagnose
 from fkat_data.tools.resume_check.record import Divergence, RecordedRun, RunRecorder, Setting
 
@@ -160,9 +159,7 @@ def verify_resume(
         arguments.integer("num_microbatches", num_microbatches, minimum=2)
     arguments.integer("num_trials", num_trials, minimum=1)
     arguments.integer("seed", seed, minimum=0)
-    if timeout_s is not None and not timeout_s > 0:
-        raise ConfigurationError("timeout_s", timeout_s, "a positive number of seconds")
-    deadline_s = None if timeout_s is None else monotonic() + timeout_s
+    deadline_s = None if timeout_s is None else monotonic() + arguments.seconds("timeout_s", timeout_s)
     phase = "recording"
 
     def report_progress(count: int) -> None:

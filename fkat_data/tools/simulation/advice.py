@@ -81,7 +81,7 @@ def _line(result: Simulation, shard_bytes: float) -> list[str]:
 def _other_limit(result: Simulation, shard_bytes: float) -> str:
     setup = result.setup
     transfer_s = shard_bytes / min(setup.connection_bytes_per_s, setup.bandwidth_bytes_per_s)
-    if math.isfinite(setup.store_bytes_per_s) and setup.store_bytes_per_s < math.inf:
+    if setup.store_bytes_per_s < math.inf:
         return f"the store sends {readable_bytes(setup.store_bytes_per_s)}/s to all nodes together."
     if setup.latency_s > transfer_s:
         return (

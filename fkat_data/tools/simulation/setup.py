@@ -81,7 +81,7 @@ class Setup:
                 arguments.integer(name, getattr(self, name), minimum=1)
         for name in ("step_s", "latency_s", "worker_start_s"):
             value = getattr(self, name)
-            if not _is_number(value) or not 0 <= value < math.inf:
+            if not arguments.is_number(value) or not 0 <= value < math.inf:
                 raise ConfigurationError(name, value, "a number of seconds, at least 0")
         for name in (
             "bandwidth_bytes_per_s",
@@ -90,7 +90,7 @@ class Setup:
             "decompress_bytes_per_s",
         ):
             value = getattr(self, name)
-            if not _is_number(value) or not value > 0:
+            if not arguments.is_number(value) or not value > 0:
                 raise ConfigurationError(name, value, "bytes a second, more than 0")
         if (self.num_steps is None) == (self.num_epochs is None):
             given = {"num_steps": self.num_steps, "num_epochs": self.num_epochs}
@@ -105,7 +105,3 @@ class Setup:
     def batches_made_ahead(self) -> int:
         """The number of batches that a rank's workers make before they deliver the first."""
         return self.workers_per_rank * self.prefetch_factor
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)

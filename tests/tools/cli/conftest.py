@@ -10,3 +10,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "resume_check"))
 @pytest.fixture(autouse=True)
 def _nothing_left_behind(nothing_left_behind):
     """Every test here may start processes; none may leave one."""
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    # The commands set these; the tests after them must not see that.
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "")

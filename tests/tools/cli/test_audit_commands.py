@@ -7,13 +7,6 @@ from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from fkat_data.tools.cli.commands import app
 
 
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch):
-    # The commands set these; the tests after them must not see that.
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        monkeypatch.setenv(name, "")
-
-
 @pytest.fixture
 def config(tmp_path):
     with MDSWriter(out=str(tmp_path / "data"), columns={"number": "int"}, size_limit=200) as writer:

@@ -1,6 +1,8 @@
 """Long work shows that it goes on, on a terminal and elsewhere."""
 
 import io
+import os
+import sys
 import time
 
 import pytest
@@ -8,7 +10,8 @@ from rich.console import Console
 
 from fkat_data.observe import progress
 from fkat_data.tools.cli.dataset_presentation import sample_progress
-from fkat_data.tools.cli.presentation import long_work
+from fkat_data.tools.cli.presentation import long_work, say, terminal
+from fkat_data.tools.cli.program import main
 
 
 def wait_for(read, text):
@@ -56,3 +59,29 @@ def test_short_work_prints_nothing(capsys):
     with long_work(Console(file=out), "simulating"):
         pass
     assert not out.getvalue() + capsys.readouterr().err
+
+
+def test_texts_are_shown_as_they_are(capsys):
+    say(terminal(), "[bold]:smile: a\x1b[31mb\n[/red] 1.5")
+    assert capsys.readouterr().out == "[bold]:smile: a\\x1b[31mb\n[/red] 1.5\n"
+
+
+def exit_code(monkeypatch, stdout, *arguments):
+    monkeypatch.setattr(sys, "stdout", stdout)
+    monkeypatch.setattr(sys, "argv", ["fkat-data", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
+def test_what_a_terminal_lacks_is_written_out(monkeypatch):
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    assert exit_code(monkeypatch, stdout, "inspect", "/no\udcffµ") == 2
+    assert rb"/no\udcff\xb5/index.json" in stdout.buffer.getvalue()
+
+
+def test_a_reader_that_leaves_is_neither_damage_nor_a_failure(monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stdout:
+        assert exit_code(monkeypatch, stdout, "inspect", "/nowhere") == 141

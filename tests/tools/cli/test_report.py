@@ -22,6 +22,15 @@ def test_the_page_lies_beside_the_timeline_and_the_verdict_is_printed(tmp_path):
     assert (code, (tmp_path / "other.html").is_file()) == (0, True)
 
 
+def test_the_page_does_not_replace_the_timeline(tmp_path):
+    path = tmp_path / "run.html"
+    make(["list-a-3"], trace=path).close()
+    content = path.read_bytes()
+    code, output = report(path)
+    assert (code, path.read_bytes()) == (2, content)
+    assert "--output = " in output
+
+
 def test_without_a_timeline_there_is_no_report(tmp_path):
     code, output = report(tmp_path / "run.json")
     assert code == 2

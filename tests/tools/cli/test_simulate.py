@@ -14,13 +14,6 @@ INVENTED = ("--shards", 40, "--samples-per-shard", 100, "--shard-bytes", "1mb")
 LINE = ("--step-time", 0.1, "--bandwidth", "10mb")
 
 
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch):
-    # The commands set these; the tests after them must not see that.
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        monkeypatch.setenv(name, "")
-
-
 @pytest.fixture
 def config(tmp_path):
     path = tmp_path / "run.yaml"

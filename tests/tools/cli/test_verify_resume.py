@@ -125,7 +125,8 @@ def test_a_file_that_is_a_loader_itself_needs_no_key(tmp_path):
         (["loader.dataloader_factory.batch_size=-1"], "batch_size = -1"),
         (["loader.dataloader_factory.dataset_generator._target_=nowhere.Data"], "expected an importable name"),
         (["--microbatches", "1"], "num_microbatches = 1"),
-        (["--timeout-s", "0"], "timeout_s = 0"),
+        (["--timeout-s", "0"], "--timeout-s = 0"),
+        (["--timeout-s=-20"], "--timeout-s = -20"),
     ],
 )
 def test_a_configuration_that_does_not_work_is_reported(verify, arguments, text):

@@ -91,9 +91,28 @@ def test_the_tables_of_a_folder_are_taken_in_natural_order(tmp_path):
     (tmp_path / "data").mkdir()
     for number in (10, 2, 1):
         (tmp_path / "data" / f"part-{number}.parquet").write_bytes(parquet([{"id": number}]))
+    (tmp_path / "data" / "part-11.PARQUET").write_bytes(parquet([{"id": 11}]))
     (tmp_path / "data" / "README.md").write_text("about")
+    (tmp_path / "data" / "._part-1.parquet").write_text("what a file manager knows about it")
     convert([tmp_path / "data"], tmp_path / "out")
-    assert [row["id"] for row in read(tmp_path / "out")] == [1, 2, 10]
+    assert [row["id"] for row in read(tmp_path / "out")] == [1, 2, 10, 11]
+
+
+def test_the_working_directory_is_no_part_of_a_pattern(tmp_path, monkeypatch):
+    folder = tmp_path / "runs [1]"
+    folder.mkdir()
+    (folder / "a b.jsonl").write_bytes(json_lines(ROWS))
+    monkeypatch.chdir(folder)
+    assert convert("*.jsonl", tmp_path / "out") == len(ROWS)
+
+
+def test_texts_that_a_number_would_change_stay_texts(tmp_path):
+    lines = ["zip,id,count,ratio,negative", "01234,1_000,10,0.5,-0.25", "94105,7,0,1e3,0"]
+    (tmp_path / "rows.csv").write_text("\n".join(lines))
+    convert([tmp_path / "rows.csv"], tmp_path / "out")
+    kinds = {"zip": "str", "id": "str", "count": "int", "ratio": "float64", "negative": "float64"}
+    assert encodings(tmp_path / "out") == kinds
+    assert [(row["zip"], row["id"]) for row in read(tmp_path / "out")] == [("01234", "1_000"), ("94105", "7")]
 
 
 def test_several_processes_make_the_same_dataset(run_script, tmp_path):
@@ -181,8 +200,10 @@ def test_images_of_hugging_face_datasets_are_image_files(tmp_path):
 
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_a_folder_of_files_is_a_dataset_of_their_contents(tmp_path, num_workers):
-    (tmp_path / "data" / "cat").mkdir(parents=True)
-    for name in ("b.png", "cat/a.png", ".hidden"):
+    for folder in ("data/.git", "elsewhere"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "data" / "cat").symlink_to(tmp_path / "elsewhere")
+    for name in ("b.png", "cat/a.png", ".hidden", ".git/object"):
         (tmp_path / "data" / name).write_bytes(images())
     parts = sources_of(tmp_path / "data", num_workers=num_workers)
     assert len(parts) == (1 if num_workers == 1 else 2)
@@ -227,7 +248,7 @@ BAD_FILES = [
     ("rows.arrow", b"nonsense", ShardCorruptError, "rows.arrow': "),
     ("rows.jsonl", b'{"a": 1}\n' * 1_000 + b'{"a": "x"}\n', SampleError, "column 'a', value 'x': expected an int"),
     ("rows.jsonl", b'{"a": 1}\n' * 1_000 + b"{}\n", SampleError, "column 'a', value <missing>"),
-    ("rows.jsonl", b'{"a": 1}\n' * 1_000 + b'{"a": 1, "b": 2}\n', SampleError, "column 'b', value 'of this column'"),
+    ("rows.jsonl", b'{"a": 1}\n' * 1_000 + b'{"a": 1, "b": 2}\n', SampleError, "column 'b', value <any>"),
     ("rows.xlsx", b"", ConfigurationError, "expected a file that ends in .jsonl"),
 ]
 

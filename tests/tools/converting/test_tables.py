@@ -334,7 +334,7 @@ def test_nulls_of_text_files_are_found_in_any_row(tmp_path):
         "a": ("json", [999, None]),
         "b": ("json", [1, None]),
     }
-    (tmp_path / "rows.csv").write_text("a,b,c,d\n1,x,0.5,\n,,007,\n")
+    (tmp_path / "rows.csv").write_text("a,b,c,d\n1,x,0.5,\n,,7.0,\n")
     found = converted([tmp_path / "rows.csv"], tmp_path / "csv", nulls="json")
     assert found == {
         "a": ("json", [1, None]),

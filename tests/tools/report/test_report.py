@@ -117,8 +117,12 @@ def test_what_is_left_of_a_file_that_was_cut_off_is_read(kept, tmp_path):
     checked(page(run, "cut"))
 
 
+#: Events of another program, as some profilers write them.
+OTHERS = '[{"name": "process_name", "ph": "M", "pid": 1}, {"name": "step", "ph": "X", "ts": 1}]'
+
+
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", "3", "text", '[{"name": 1}]', "[1, 2]", '[{"name": "a", "ts": 1}]']
+    "content", ["", "[]", "{}", "3", "text", '[{"name": 1}]', "[1, 2]", '[{"name": "a", "ts": 1}]', OTHERS]
 )
 def test_what_is_no_timeline_is_told(content, tmp_path):
     (tmp_path / "run.json").write_text(content)

@@ -52,6 +52,7 @@ def test_a_column_has_the_name_of_what_took_most_of_it():
     spans = [Span("produce", 0.0, 4.0, ""), Span("encode", 4.0, 1.4, ""), Span("produce", 5.4, 2.6, "")]
     assert columns(spans, 10.0, 10) == [("produce", 0, 4), ("encode", 4, 1), ("produce", 5, 3), ("", 8, 2)]
     assert columns([], 10.0, 10) == []
+    assert columns([Span("produce", -3.0, 4.0, "")], 10.0, 10) == [("produce", 0, 1), ("", 1, 9)]
 
 
 def test_of_spans_within_spans_the_inner_ones_count():
