@@ -24,6 +24,7 @@ An exception in user code is re-raised unchanged, with notes that name the shard
 Every error here can be pickled: it is rebuilt from ``args``, because errors cross processes.
 """
 
+import signal
 from collections.abc import Iterable
 from typing import Any
 
@@ -49,6 +50,8 @@ __all__ = [
 ]
 
 _LONGEST_VALUE = 200
+# Of SIGKILL, a name that Windows lacks: the system's killer sends it.
+_OUT_OF_MEMORY = -9
 
 
 def _shown(value: object) -> "_Shown":
@@ -175,7 +178,9 @@ class WorkerDiedError(WorkerError):
             f"{self.microbatch_index} of shard {_shown(self.shard)} in epoch {self.epoch}"
         )
         if self.num_restarts:
-            text += f", after {self.num_restarts} restarts in this epoch"
+            text += f", after {self.num_restarts} restart{'' if self.num_restarts == 1 else 's'} in this epoch"
+        if self.exit_code == _OUT_OF_MEMORY:
+            text += ". This signal often means that memory ran out"
         return f"{text}. Its last output on stderr:\n{self.last_words}" if self.last_words else text
 
 
@@ -245,8 +250,15 @@ def _end(exit_code: int | None) -> str:
     if exit_code is None:
         return "died"
     if exit_code < 0:
-        return f"was killed by signal {-exit_code}"
+        return f"was killed by signal {-exit_code}{_name_of(-exit_code)}"
     return f"ended with exit code {exit_code}"
+
+
+def _name_of(number: int) -> str:
+    try:
+        return f" ({signal.Signals(number).name})"
+    except ValueError:  # a real-time signal
+        return ""
 
 
 class MemoryLimitError(FkatDataError, MemoryError):

@@ -35,7 +35,10 @@ class AnyExecutor(Protocol):
 
 
 def results_of(
-    executor: AnyExecutor, calls: Iterable[tuple[object, Callable[..., Any], Sequence[Any]]], doing: str
+    executor: AnyExecutor,
+    calls: Iterable[tuple[object, Callable[..., Any], Sequence[Any]]],
+    doing: str,
+    arrived: Callable[[Any], None] | None = None,
 ) -> list[Any]:
     """Return the results of many calls in their order. Submit all of them up front.
 
@@ -43,6 +46,7 @@ def results_of(
         executor: The executor of the calls.
         calls: For each call, the item that it is for, the function, and the function's arguments.
         doing: What a call does with its item, for the note of an error, such as ``"writing"``.
+        arrived: Called in this thread with each result, in their order.
 
     Raises:
         Exception: A call failed. This is the error of the first one in their order, with a note that names its item.
@@ -50,18 +54,20 @@ def results_of(
     """
     shown: list[str] = []
     futures: list[AnyFuture] = []
+    results: list[Any] = []
     try:
         for item, function, arguments in calls:
             shown.append(f"{item!r}"[:_LONGEST_ITEM])
             futures.append(executor.submit(function, *arguments))
-        return [
-            _result(future, f"while {doing} item {number} (from 0), {shown[number]}")
-            for number, future in enumerate(futures)
-        ]
+        for number, future in enumerate(futures):
+            results.append(_result(future, f"while {doing} item {number} (from 0), {shown[number]}"))
+            if arrived is not None:
+                arrived(results[-1])
     except BaseException:
         for future in futures:
             future.cancel()
         raise
+    return results
 
 
 def _result(future: AnyFuture, note: str) -> Any:

@@ -1,8 +1,14 @@
-"""Sizes, durations and shares as people read them."""
+"""Numbers, sizes, durations and shares as people read them."""
 
 import math
 
-__all__ = ["readable_bytes", "readable_duration", "readable_share"]
+__all__ = ["counted", "readable_bytes", "readable_duration", "readable_share"]
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number and what it counts, such as ``1 shard`` or ``1,200 microbatches``."""
+    ending = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{number:,} {noun}{ending}"
 
 
 def readable_bytes(size: float) -> str:

@@ -34,8 +34,9 @@ def fold(error: BaseException) -> None:
 
 
 def folded_text(error: BaseException) -> str:
-    """Return an error as text, and its causes, each shortened as ``fold`` does it."""
+    """Return an error as text without its notes, which travel beside it, and its causes, all shortened as by ``fold``."""
     whole = traceback.TracebackException.from_exception(error)
+    whole.__notes__ = None
     num_left_out = sum(_shorten(each) for each in _chain(whole)) if are_folded() else 0
     text = "".join(whole.format())
     return f"{text}{_HINT}\n" if num_left_out else text

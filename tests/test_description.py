@@ -13,14 +13,24 @@ import torch
 
 import fkat_data
 from fkat_data.datasets import (
+    BufferSortedDataset,
+    DictDataset,
+    DistributedShardedDataset,
     IterableJsonDataset,
+    IterableMapDataset,
     IterableParquetDataset,
     JsonDataset,
+    MapDataset,
+    PackedDataset,
+    PaddingCollate,
     ParquetDataset,
+    ResumableSequentialSampler,
+    ShardedDataset,
     TarDataset,
+    TokenBudgetBatchSampler,
 )
 from fkat_data.description import LINE_CHARACTERS, Described, html_table, place_of
-from fkat_data.mixing import DictDataLoader, Weighted
+from fkat_data.mixing import DictBatchSampler, DictDataLoader, Weighted
 from fkat_data.observe import LoaderStatistics
 from fkat_data.samplers import (
     DistributedDataParallelShardSampler,
@@ -59,6 +69,19 @@ class OwnLoop(ShardSampler):
 
     def __iter__(self):
         yield "a"
+
+
+class Lines(torch.utils.data.Dataset):
+    """Documents of one to three tokens."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return torch.arange(1 + index % 3)
+
+    def sort_key(self, index):
+        return 1 + index % 3
 
 
 def sharded(data):
@@ -108,6 +131,22 @@ MAKERS = {
     "DataLoaderFactory": lambda data: fkat_data.DataLoaderFactory(
         partial(ParquetDataset, storage_options=OPTIONS), torch.utils.data.SequentialSampler, batch_size=2
     ),
+    "MapDataset": lambda data: MapDataset([1, 2], abs),
+    "IterableMapDataset": lambda data: IterableMapDataset([1, 2], abs),
+    "DictDataset": lambda data: DictDataset({f"a source with a long name {number}": [1] for number in range(9)}),
+    "DictBatchSampler": lambda data: DictBatchSampler(
+        Weighted({"a": 1.0, "b": 2.0}), {"a": [[0], [1]], "b": [[0]]}, on_exhausted="restart"
+    ),
+    "DistributedShardedDataset": lambda data: DistributedShardedDataset(
+        range, {"s3://user:hunter2@bucket/a": ((4,), {}), "b": ((4,), {})}, rank=0, world_size=2
+    ),
+    "ShardedDataset": lambda data: ShardedDataset([1, 2, 3], 2, 1, "chunked", True),
+    "BufferSortedDataset": lambda data: BufferSortedDataset(Lines(), buffer_size=4, pack_size=2, init_seed=1),
+    "PackedDataset": lambda data: PackedDataset(Lines(), sequence_length=4, seed=1),
+    "TokenBudgetBatchSampler": lambda data: TokenBudgetBatchSampler([1, 2, 3], max_tokens=4, seed=1),
+    "ResumableSequentialSampler": lambda data: ResumableSequentialSampler([1, 2, 3], start_index=1),
+    "PaddingCollate": lambda data: PaddingCollate({"tokens": 0}, padding_side="left", lengths_name="lengths"),
+    "MDSWriter": lambda data: MDSWriter(out=str(data / "written"), columns={"number": "int"}, exist_ok=True),
     "LoaderStatistics": lambda data: LoaderStatistics(delivered=3, elapsed_s=1.0, waited_s=0.5),
 }
 

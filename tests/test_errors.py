@@ -35,7 +35,10 @@ EXAMPLES = [
     (WorkerError("failed"), "failed"),
     (
         WorkerDiedError(12, -9, "a.parquet", 1, 7),
-        "worker 12 was killed by signal 9 while producing microbatch 7 of shard 'a.parquet' in epoch 1",
+        (
+            "worker 12 was killed by signal 9 (SIGKILL) while producing microbatch 7 of shard 'a.parquet' in epoch 1. "
+            "This signal often means that memory ran out"
+        ),
     ),
     (
         WorkerDiedError(12, 0, ["a", "b"], 0, 0),

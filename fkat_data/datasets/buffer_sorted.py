@@ -3,7 +3,7 @@
 import math
 import operator
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
@@ -13,6 +13,7 @@ from fkat_data.arguments import integer, saved_integer
 from fkat_data.datasets.dataset_state import base_state, checked_state, is_foreign, load_base_state
 from fkat_data.datasets.drawn_order import DrawnOrder
 from fkat_data.datasets.item_index import counted_from_start, is_map_style, items_at
+from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.permutation import drawn_seed, draws, permutation
 
@@ -38,7 +39,7 @@ class DatasetImplementingSortKeyProtocol(Protocol[_Item_co]):
     def __getitem__(self, item: int, /) -> _Item_co: ...
 
 
-class BufferSortedDataset(Dataset[_Item_co]):
+class BufferSortedDataset(Described, Dataset[_Item_co]):
     """A dataset's items in an order that puts similar sort keys side by side, so that microbatches need little padding.
 
     Each buffer of ``buffer_size`` consecutive items is sorted by sort key, with equal keys in random order, and cut
@@ -90,6 +91,14 @@ class BufferSortedDataset(Dataset[_Item_co]):
         self._length = len(base_dataset)
         self._orders: dict[int, array[int]] = {}  # buffer -> indices in the buffer, in the order they are served
         self._drawn: DrawnOrder | None = None  # instead of the order of seed and epoch
+
+    def _repr_facts(self) -> Iterable[tuple[str, object]]:
+        return [
+            ("epoch", self._epoch),
+            ("buffer_size", self._buffer_size),
+            ("pack_size", self._pack_size),
+            ("base_dataset", self._base),
+        ]
 
     @property
     def seed(self) -> int:

@@ -1,6 +1,6 @@
 """Combine several named datasets into one whose indices are pairs (name, index)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, cast
 
@@ -8,12 +8,13 @@ from torch.utils.data import Dataset
 
 from fkat_data import arguments
 from fkat_data.datasets.item_index import is_map_style, items_at
+from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError
 
 __all__ = ["DictDataset"]
 
 
-class DictDataset(Dataset[dict[str, Any]]):
+class DictDataset(Described, Dataset[dict[str, Any]]):
     """Several map-style datasets as one, with each sample labelled by the name of its dataset.
 
     An index is a pair of a name and an index into that dataset. For a whole microbatch, it is a pair of a name and a
@@ -36,6 +37,9 @@ class DictDataset(Dataset[dict[str, Any]]):
             raise ConfigurationError("key", key, "the name of a field")
         self.datasets: dict[str, Any] = dict(datasets)
         self.key = key
+
+    def _repr_facts(self) -> Iterable[tuple[str, object]]:
+        return [("datasets", ", ".join(self.datasets)), ("key", self.key)]
 
     @classmethod
     def over(cls, dataset_generators: Mapping[str, Callable[..., Any]], key: str = "dataset") -> Callable[..., Self]:

@@ -3,7 +3,7 @@
 import operator
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import accumulate, islice, pairwise, takewhile
 from typing import Any, Self, TypeVar, cast
@@ -15,6 +15,7 @@ from fkat_data.background import BackgroundCall
 from fkat_data.datasets.dataset_state import checked_state
 from fkat_data.datasets.item_index import counted_from_start, items_at
 from fkat_data.datasets.shard_sizes import cached_sizes, checked_sizes, size_of
+from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.machine import call_in_forks
 from fkat_data.permutation import permutation
@@ -27,7 +28,7 @@ _STATE_VERSION = 1
 _num_forks = [0]
 
 
-class DistributedShardedDataset(Dataset[_Item_co]):
+class DistributedShardedDataset(Described, Dataset[_Item_co]):
     """The samples of many shards in sequence, of which each rank sees one contiguous block.
 
     In an epoch, the shards are sorted by key or shuffled, and so are the samples of each. The tail of the epoch is
@@ -103,6 +104,16 @@ class DistributedShardedDataset(Dataset[_Item_co]):
             )
         self._forget()
         self._go_to(0)
+
+    def _repr_facts(self) -> Iterable[tuple[str, object]]:
+        return [
+            ("epoch", self._epoch),
+            ("shards", len(self._keys)),
+            ("samples", self.total_samples),
+            ("rank", self.rank),
+            ("world_size", self.world_size),
+            ("dataset_type", self.dataset_type),
+        ]
 
     @classmethod
     def from_uris(cls, uris: str | Sequence[str], *, dataset_type: Callable[..., Any], **options: Any) -> Self:

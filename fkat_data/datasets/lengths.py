@@ -11,6 +11,8 @@ from fkat_data.errors import ConfigurationError
 
 __all__ = ["as_lengths"]
 
+_EXPECTED = "one integer for each item, or a dataset whose sort_key(index) returns an item's length"
+
 
 def as_lengths(argument: str, source: object) -> npt.NDArray[np.int64]:
     """Return lengths as one array.
@@ -27,7 +29,7 @@ def as_lengths(argument: str, source: object) -> npt.NDArray[np.int64]:
     if callable(sort_key):
         source = [sort_key(index) for index in range(len(cast("Any", source)))]
     if not isinstance(source, (Sequence, np.ndarray, torch.Tensor)) or isinstance(source, (str, bytes)):
-        raise ConfigurationError(argument, source, "lengths, or a dataset whose sort_key(index) returns a length")
+        raise ConfigurationError(argument, source, _EXPECTED)
     try:
         lengths: npt.NDArray[Any] = np.asarray(cast("Any", source))
     except (ValueError, TypeError):  # lists of several lengths; a tensor on a device
@@ -35,7 +37,7 @@ def as_lengths(argument: str, source: object) -> npt.NDArray[np.int64]:
     if lengths.shape == (0,):
         lengths = lengths.astype(np.int64)
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
-        raise ConfigurationError(argument, cast("object", source), "a one-dimensional sequence of integers on the CPU")
+        raise ConfigurationError(argument, cast("object", source), _EXPECTED)
     if len(lengths) and lengths.min() < 0:
         index = int(lengths.argmin())
         raise ConfigurationError(f"{argument}[{index}]", int(lengths[index]), "a length of at least 0")

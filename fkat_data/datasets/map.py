@@ -8,17 +8,21 @@ from torch.utils.data import Dataset, IterableDataset
 from fkat_data import arguments
 from fkat_data.counted_file import CountedFile, counted_files_of
 from fkat_data.datasets.item_index import is_map_style, items_at
+from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError
 
 __all__ = ["IterableMapDataset", "MapDataset"]
 
 
-class _Mapped:
-    """Constructor and ``dataset_generator`` of both kinds of dataset."""
+class _Mapped(Described):
+    """Constructor, ``dataset_generator`` and description of both kinds of dataset."""
 
     def __init__(self, dataset: Any, fn: Callable[[Any], Any]) -> None:
         self.dataset = dataset
         self.fn: Callable[..., Any] = arguments.function("fn", fn)
+
+    def _repr_facts(self) -> Iterable[tuple[str, object]]:
+        return [("dataset", self.dataset), ("fn", self.fn)]
 
     @classmethod
     def over(cls, dataset_generator: Callable[..., Any], fn: Callable[[Any], Any]) -> Callable[..., Self]:

@@ -1,7 +1,7 @@
 """Pack documents into sequences of one length, with the boundaries that attention needs to separate them."""
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, cast
 
@@ -16,6 +16,7 @@ from fkat_data.datasets.item_index import counted_from_start, is_map_style, item
 from fkat_data.datasets.lengths import as_lengths
 from fkat_data.datasets.packing import best_fit
 from fkat_data.datasets.windows import Windows, in_steps, whole_steps
+from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.permutation import permutation
 
@@ -39,7 +40,7 @@ class Fragment(NamedTuple):
     length: int
 
 
-class PackedDataset(Dataset[dict[str, torch.Tensor]]):
+class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
     """Sequences of ``sequence_length`` tokens, each packed with whole documents of a base dataset.
 
     An epoch is cut into windows. Each window's documents are packed by best fit, the longest first; the sequences are
@@ -116,6 +117,15 @@ class PackedDataset(Dataset[dict[str, torch.Tensor]]):
         self._rank = integer("rank", rank, minimum=0, maximum=self._windows.world_size - 1)
         self._epoch = 0
         self._go_to(self.seed, 0)
+
+    def _repr_facts(self) -> Iterable[tuple[str, object]]:
+        return [
+            ("epoch", self._epoch),
+            ("sequence_length", self._sequence_length),
+            ("documents", len(self._lengths)),
+            ("rank", self._rank),
+            ("base_dataset", self._base),
+        ]
 
     @property
     def seed(self) -> int:

@@ -1,6 +1,6 @@
 """Pad sequences of different lengths into one tensor."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from numbers import Real
 from typing import Any, Literal, cast
@@ -9,6 +9,7 @@ import torch
 import torch.utils.data
 
 from fkat_data.arguments import choice, integer
+from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError
 
 __all__ = ["PaddingCollate", "PaddingSide1D", "pad_stack_1d"]
@@ -57,7 +58,7 @@ def pad_stack_1d(
     return stacked
 
 
-class PaddingCollate:
+class PaddingCollate(Described):
     """A ``collate_fn`` that pads sequences and collates other entries as torch does by default.
 
     Items are one-dimensional tensors, or dicts that contain such tensors.
@@ -90,6 +91,14 @@ class PaddingCollate:
             integer("pad_to_multiple_of", pad_to_multiple_of, minimum=1)
         self.pad_to_multiple_of = pad_to_multiple_of
         self.lengths_name = lengths_name
+
+    def _repr_facts(self) -> Iterable[tuple[str, object]]:
+        return [
+            ("pad_value", self.pad_value),
+            ("padding_side", self.padding_side.value),
+            ("pad_to_multiple_of", self.pad_to_multiple_of),
+            ("lengths_name", self.lengths_name),
+        ]
 
     def __call__(self, items: Sequence[Any]) -> Any:
         """Return the microbatch of some items.

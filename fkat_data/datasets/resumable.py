@@ -1,12 +1,13 @@
 """A sequential sampler that resumes where it stopped."""
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
 from torch.utils.data import Sampler
 
 from fkat_data.arguments import integer, saved_integer
 from fkat_data.datasets.dataset_state import checked_state, is_foreign
+from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 
 __all__ = ["ResumableSequentialSampler"]
@@ -16,7 +17,7 @@ _STATE_VERSION = 1
 _FOREIGN_FIELDS = ("start_index", "sampler_index")
 
 
-class ResumableSequentialSampler(Sampler[int]):
+class ResumableSequentialSampler(Described, Sampler[int]):
     """The indices of a dataset in order, resumable at any index.
 
     The first loop begins at ``start_index``. After a loop that ended early, the next loop continues it; after a full
@@ -42,6 +43,9 @@ class ResumableSequentialSampler(Sampler[int]):
         index = integer("start_index", start_index, minimum=0, maximum=self._length)
         self._iterator: object = None
         self._go_to(index)
+
+    def _repr_facts(self) -> Iterable[tuple[str, object]]:
+        return [("index", self._index), ("samples", self._length)]
 
     def __len__(self) -> int:
         """Return the length of the loop under way, or else of the next one.

@@ -1,6 +1,6 @@
 """A rank's view of a dataset: the items that belong to the rank, by index."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any, Literal, Self, TypeVar
 
@@ -9,6 +9,7 @@ from torch.utils.data import Dataset
 from fkat_data.arguments import boolean, choice, integer
 from fkat_data.datasets.dataset_state import base_state, checked_state, is_foreign, load_base_state
 from fkat_data.datasets.item_index import counted_from_start, is_map_style, items_at
+from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError
 
 __all__ = ["ShardIndexingMode", "ShardedDataset"]
@@ -32,7 +33,7 @@ class ShardIndexingMode(StrEnum):
     chunked = "chunked"
 
 
-class ShardedDataset(Dataset[_Item_co]):
+class ShardedDataset(Described, Dataset[_Item_co]):
     """One rank's view of a dataset.
 
     With padding, each view has ``ceil(items / total_shards)`` items: missing ones repeat the dataset's last item, so
@@ -65,6 +66,14 @@ class ShardedDataset(Dataset[_Item_co]):
         self._current_shard = integer("current_shard", current_shard, minimum=0, maximum=self._total_shards - 1)
         self._indexing_mode = ShardIndexingMode(choice("indexing_mode", indexing_mode, list(ShardIndexingMode)))
         self._is_padded = boolean("pad_to_equal_size_across_shards", pad_to_equal_size_across_shards)
+
+    def _repr_facts(self) -> Iterable[tuple[str, object]]:
+        return [
+            ("current_shard", self._current_shard),
+            ("total_shards", self._total_shards),
+            ("indexing_mode", self._indexing_mode.value),
+            ("dataset", self._dataset),
+        ]
 
     @classmethod
     def from_mesh(

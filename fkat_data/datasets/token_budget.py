@@ -1,7 +1,7 @@
 """Batches that fill a token budget, padding included, with the same number of batches on every rank."""
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +11,7 @@ from fkat_data.arguments import choice, integer, saved_integer
 from fkat_data.datasets.dataset_state import checked_state
 from fkat_data.datasets.lengths import as_lengths
 from fkat_data.datasets.windows import Windows, in_steps, whole_steps
+from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 from fkat_data.permutation import permutation
 
@@ -19,7 +20,7 @@ __all__ = ["TokenBudgetBatchSampler"]
 _STATE_VERSION = 1
 
 
-class TokenBudgetBatchSampler(Sampler[list[int]]):
+class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
     """A batch sampler that groups samples of similar length, as many as fit ``max_tokens`` once padded.
 
     An epoch is cut into windows. Within a window, the samples are sorted by length and cut into batches. Every
@@ -99,6 +100,15 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self._position = (0, 0)  # epoch, batches yielded in it
         self._iterator: object = None  # the newest one; None after set_epoch or load_state_dict
         self._count: tuple[tuple[int, int], int] | None = None  # (seed, epoch) -> number of batches
+
+    def _repr_facts(self) -> Iterable[tuple[str, object]]:
+        return [
+            ("epoch", self._position[0]),
+            ("step", self._position[1]),
+            ("max_tokens", self._max_tokens),
+            ("samples", len(self._lengths)),
+            ("rank", self._rank),
+        ]
 
     @property
     def seed(self) -> int:

@@ -13,7 +13,7 @@ from fkat_data.interruption import is_interruption
 from fkat_data.observe.sink import EventSink
 from fkat_data.registry import Registry
 
-__all__ = ["mover_for", "register_mover"]
+__all__ = ["device_of", "mover_for", "register_mover"]
 
 _registered: Registry[Callable[[torch.device], Mover]] = Registry("mover", lambda kind: kind in ("cpu", "cuda", "meta"))
 
@@ -35,6 +35,18 @@ def register_mover(name: str, make: Callable[[torch.device], Mover]) -> None:
     _registered.add(name, make)
 
 
+def device_of(device: torch.device | str) -> torch.device:
+    """Return the device of a name, without looking for it on this machine.
+
+    Raises:
+        ConfigurationError: torch knows no such device.
+    """
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigurationError("device", device, f"a torch device, or null ({error})") from error
+
+
 def mover_for(device: torch.device | str | None, sink: EventSink | None = None) -> Mover:
     """Return what takes microbatches to a device; None: they stay where they are.
 
@@ -47,10 +59,7 @@ def mover_for(device: torch.device | str | None, sink: EventSink | None = None) 
     """
     if device is None:
         return HostMover()
-    try:
-        target = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ConfigurationError("device", device, f"a torch device, or null ({error})") from error
+    target = device_of(device)
     own = _registered.get(target.type)
     if own is not None:
         return own(target)

@@ -12,6 +12,7 @@ from torch.utils import data as torch_data
 from fkat_data import arguments
 from fkat_data.closing import Closing
 from fkat_data.description import Described
+from fkat_data.device.choice import device_of
 from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.drop_in.changes import LengthWarning, can_pin, pinned
 from fkat_data.drop_in.drawn_plan import DrawnPlan
@@ -33,7 +34,7 @@ from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.transport.definitions import digest_of_shipment
 from fkat_data.types import Microbatch_co, Profiler
-from fkat_data.worker.settings import StartMethod
+from fkat_data.worker.settings import START_METHODS, StartMethod
 
 __all__ = ["DataLoader"]
 
@@ -162,17 +163,25 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         self.in_order = in_order
         self.seed = None if seed is None else arguments.integer("seed", seed)
         self.device = device
-        self.dp_rank = dp_rank
+        if device is not None:
+            device_of(device)  # whether this machine has it is asked where the first epoch begins
+        self.dp_rank: int | None = None if dp_rank is None else arguments.integer("dp_rank", dp_rank, minimum=0)
         self.snapshot_every_n_steps = arguments.integer("snapshot_every_n_steps", snapshot_every_n_steps, minimum=0)
-        self.memory_limit_bytes = memory_limit_bytes
-        self.zero_copy = zero_copy
-        self.max_worker_restarts = max_worker_restarts
-        self.stall_warning_s = stall_warning_s
-        self.num_threads_per_worker = num_threads_per_worker
+        self.memory_limit_bytes: int | None = memory_limit_bytes
+        if memory_limit_bytes is not None:
+            arguments.integer("memory_limit_bytes", memory_limit_bytes, minimum=1 << 20)
+        self.zero_copy: bool = arguments.boolean("zero_copy", zero_copy)
+        self.max_worker_restarts: int = arguments.integer("max_worker_restarts", max_worker_restarts, minimum=0)
+        self.stall_warning_s: float = arguments.seconds("stall_warning_s", stall_warning_s)
+        self.num_threads_per_worker: int = arguments.integer(
+            "num_threads_per_worker", num_threads_per_worker, minimum=1
+        )
         self.start_method: StartMethod | None = start_method
+        if start_method is not None:
+            arguments.choice("start_method", start_method, START_METHODS)
         self.profiler = profiler
         self.trace = trace
-        self.replay = replay
+        self.replay: bool = arguments.boolean("replay", replay)
         self._is_iterable = isinstance(dataset, torch_data.IterableDataset)
         self._keeps_workers = persistent_workers
         self._source: Source | None = None

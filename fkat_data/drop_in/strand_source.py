@@ -17,6 +17,7 @@ from fkat_data.interruption import is_interruption
 from fkat_data.iteration import Iterations
 from fkat_data.loader.sharded import ShardedDataLoader
 from fkat_data.observe.statistics import LoaderStatistics
+from fkat_data.quantities import counted
 from fkat_data.types import Stateful
 
 __all__ = ["StrandSource", "first_strand_state"]
@@ -205,9 +206,9 @@ class StrandSource:
         self._loaded = self.epoch, self.step
         if num_again:
             _logger.warning(
-                "%d microbatches are made again and dropped: no state of the dataset was saved, which takes its own "
-                "state_dict() and load_state_dict(), and snapshot_every_n_steps",
-                num_again,
+                "making %s again up to the saved place: the state has none of the dataset. A dataset with state_dict() and "
+                "load_state_dict() resumes at once",
+                counted(num_again, "microbatch"),
             )
 
     def _first_snapshot(self, epoch: int) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from fkat_data.observe.events import CYCLE_S, MAIN_THREAD, EventRecorder
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.observe.timeline import Timeline
+from fkat_data.quantities import counted, readable_bytes
 from fkat_data.types import Microbatch
 
 __all__ = ["Observation"]
@@ -21,7 +22,6 @@ logger: logging.Logger = logging.getLogger(__name__)
 _SAMPLE_S = 0.05
 _LAST_EVENTS_S = 0.2
 _RECORD_S = 1.0
-_MEBIBYTE = 1 << 20
 
 
 class Observation:
@@ -113,12 +113,12 @@ class Observation:
             self._timeline.record(f"epoch {epoch} ends", now, verdict=str(done.verdict))
         if done.delivered and done.elapsed_s > 0:  # an interrupted call has not begun to measure
             logger.info(
-                "epoch %d: %d microbatches in %.1f s (%.4g a second, %.4g MiB/s); %s",
+                "epoch %d: %s in %.1f s (%.4g a second, %s/s); %s",
                 epoch,
-                done.delivered,
+                counted(done.delivered, "microbatch"),
                 done.elapsed_s,
                 done.delivered / done.elapsed_s,
-                done.delivered_bytes / _MEBIBYTE / done.elapsed_s,
+                readable_bytes(done.delivered_bytes / done.elapsed_s),
                 done.verdict,
             )
 

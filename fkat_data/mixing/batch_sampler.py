@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler
 
 from fkat_data import arguments
+from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError
 from fkat_data.mixing.draw_schedule import OnExhausted, Schedule
 from fkat_data.mixing.strategies import SamplerStrategy
@@ -16,7 +17,7 @@ __all__ = ["DictBatchSampler"]
 _STATE_VERSION = 1
 
 
-class DictBatchSampler(Sampler[tuple[str, Any]]):
+class DictBatchSampler(Described, Sampler[tuple[str, Any]]):
     """Yields pairs of a source's name and a batch of its sampler, mixed by a strategy.
 
     Pass it as ``batch_sampler`` to a DataLoader over a ``DictDataset``: each microbatch then comes from one source.
@@ -55,6 +56,15 @@ class DictBatchSampler(Sampler[tuple[str, Any]]):
         self._epoch = 0
         self._index = 0  # batches of the epoch that the newest iteration is past
         self._first = 0  # first batch that the next iteration yields
+
+    def _repr_facts(self) -> Iterable[tuple[str, object]]:
+        return [
+            ("epoch", self._epoch),
+            ("step", self._index),
+            ("sources", ", ".join(self.samplers)),
+            ("strategy", self.strategy),
+            ("on_exhausted", self.on_exhausted),
+        ]
 
     @classmethod
     def of_dataset(

@@ -4,7 +4,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from fkat_data.description import LINE_CHARACTERS
-from fkat_data.quantities import readable_bytes, readable_duration, readable_share
+from fkat_data.quantities import counted, readable_bytes, readable_duration, readable_share
 
 if TYPE_CHECKING:
     from fkat_data.observe.statistics import LoaderStatistics
@@ -25,7 +25,7 @@ _WORK = {
 def rows_of_statistics(statistics: "LoaderStatistics") -> list[tuple[str, str]]:
     """Return the rows; those about workers, copies and faults are left out where there were none."""
     elapsed_s = statistics.elapsed_s
-    delivered = f"{statistics.delivered:,} microbatches"
+    delivered = counted(statistics.delivered, "microbatch")
     if statistics.delivered_bytes:
         delivered += f", {readable_bytes(statistics.delivered_bytes)}"
     if elapsed_s:
@@ -34,10 +34,10 @@ def rows_of_statistics(statistics: "LoaderStatistics") -> list[tuple[str, str]]:
     if elapsed_s:
         waited = f"{readable_share(statistics.waited_share)} of {readable_duration(elapsed_s)}"
         rows.append(("waited", f"{waited}; {statistics.waiting}" if statistics.waiting.num else waited))
-    made = f"{statistics.produced:,} microbatches, {statistics.queue_depth:,} of them ready"
+    made = f"{counted(statistics.produced, 'microbatch')}, {statistics.queue_depth:,} of them ready"
     rows.append(("made", f"{made}; {statistics.making}" if statistics.making.num else made))
     if statistics.num_workers:
-        rows.append(("workers", f"{statistics.num_workers} on {statistics.num_cpus} CPUs"))
+        rows.append(("workers", f"{statistics.num_workers} on {counted(statistics.num_cpus, 'CPU')}"))
     spent = {doing: getattr(statistics, name) for name, doing in _WORK.items()}
     total_s = sum(spent.values())
     if total_s > 0:
@@ -46,11 +46,12 @@ def rows_of_statistics(statistics: "LoaderStatistics") -> list[tuple[str, str]]:
         rows.append(("time spent", ", ".join(shares)))
     if statistics.num_segments:
         total, held = readable_bytes(statistics.segment_bytes), readable_bytes(statistics.held_bytes)
-        rows.append(("shared memory", f"{total} in {statistics.num_segments} pieces, {held} in use"))
+        rows.append(("shared memory", f"{total} in {counted(statistics.num_segments, 'piece')}, {held} in use"))
     if statistics.copied_s:
         rows.append(("copies", f"{readable_duration(statistics.copied_s)} to the device"))
     if statistics.worker_restarts or statistics.skipped_shards:
-        faults = f"{statistics.worker_restarts} workers replaced, {statistics.skipped_shards} shards skipped"
+        replaced, skipped = counted(statistics.worker_restarts, "worker"), counted(statistics.skipped_shards, "shard")
+        faults = f"{replaced} replaced, {skipped} skipped"
         rows.append(("faults", faults))
     return [*rows, ("verdict", str(statistics.verdict))]
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING
 
 from fkat_data.quantities import readable_share
@@ -42,7 +43,7 @@ _CHEAPER = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What limits a loop. ``str`` of it is a sentence.
+    """What limits a loop. ``str`` of it is a sentence, and so is what a notebook shows.
 
     Attributes:
         limit: One of ``LIMITS``.
@@ -62,11 +63,17 @@ class Verdict:
     def __str__(self) -> str:
         return self.text
 
+    def __repr__(self) -> str:
+        return f"Verdict(limit={self.limit!r}, text={self.text!r})"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(self.text)}</p>"
+
 
 def judge(statistics: "LoaderStatistics") -> Verdict:
     """Return what limits the loop that has these numbers."""
     if not statistics.delivered or statistics.elapsed_s <= 0:
-        return Verdict("none", 0.0, 0.0, "", "nothing was delivered yet")
+        return Verdict("none", 0.0, 0.0, "", "no microbatch was delivered yet")
     share = statistics.waited_share
     waited = f"the trainer waited {readable_share(share)} of the time"
     copying = statistics.copied_s / statistics.elapsed_s
@@ -75,14 +82,14 @@ def judge(statistics: "LoaderStatistics") -> Verdict:
         text = f"{waited}; copies to the device were under way for {readable_share(copying)} of it: {advice}"
         return Verdict("copy", share, copying, advice, text)
     if share < _NOTICED_SHARE:
-        return Verdict("caller", share, 0.0, "", f"{waited}: the caller limits the speed, and the loader keeps up")
+        return Verdict("caller", share, 0.0, "", f"{waited}: the loader keeps up, and training itself limits the speed")
     steady_s = statistics.elapsed_s - statistics.waited_first_s
     steady = max(0.0, statistics.waited_s - statistics.waited_first_s) / steady_s if steady_s > 0 else 0.0
     if steady < _NOTICED_SHARE:
-        advice = "nothing to change, if runs are longer than this; keep one loader for all epochs"
-        first = f"{statistics.waited_first_s:.1f} s for the first microbatch, and {readable_share(steady)} afterwards"
+        advice = "a longer run needs no change, and one loader should serve all epochs"
+        first = f"{statistics.waited_first_s:.1f} s for the first microbatch, then {readable_share(steady)} of the rest"
         of_waited = statistics.waited_first_s / statistics.waited_s
-        return Verdict("start", share, of_waited, advice, f"{waited}: {first}: {advice}")
+        return Verdict("start", share, of_waited, advice, f"{waited}: {first}; {advice}")
     return _of_workers(statistics, waited)
 
 

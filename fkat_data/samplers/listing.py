@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from fkat_data.arguments import boolean, integer
+from fkat_data.description import place_of
 from fkat_data.errors import ConfigurationError
+from fkat_data.notes import add_note
 from fkat_data.samplers.sequence import SequenceShardSampler, merge_uris
 
 __all__ = ["FsShardSampler", "files_below"]
@@ -164,6 +166,10 @@ def _remote_files(file_system: Any, root: str, uri: str, *, recursive: bool) -> 
         entries: dict[str, dict[str, Any]] = file_system.find(root, detail=True, **depth)
     except FileNotFoundError:
         raise _not_found(uri, root) from None
+    except Exception as error:
+        # A store's client names neither the place nor what would help.
+        add_note(error, f"fkat_data: while listing {place_of(uri)!r}; storage_options takes credentials and endpoints")
+        raise
     if not entries and not file_system.exists(root):
         raise _not_found(uri, root)
     directories: set[str] = set()

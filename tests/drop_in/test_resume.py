@@ -113,7 +113,7 @@ def test_a_dataset_without_a_state_is_replayed_with_a_word_in_the_log(caplog):
     with caplog.at_level(logging.WARNING):
         resumed.load_state_dict(loader.state_dict())
         assert len(list(resumed)) == 9
-    assert ["1 microbatches are made again" in record.getMessage() for record in caplog.records] == [True]
+    assert ["making 1 microbatch again" in record.getMessage() for record in caplog.records] == [True]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -32,13 +32,13 @@ CASES = {
         dataclasses.replace(STARVED, delivered=0),
         "none",
         "",
-        "nothing was delivered yet",
+        "no microbatch was delivered yet",
     ),
     "the caller": (
         dataclasses.replace(STARVED, waited_s=0.04),
         "caller",
         "",
-        "the trainer waited 0.4 % of the time: the caller limits the speed, and the loader keeps up",
+        "the trainer waited 0.4 % of the time: the loader keeps up, and training itself limits the speed",
     ),
     "the dataset": (
         STARVED,
@@ -100,10 +100,10 @@ CASES = {
     "the start alone": (
         dataclasses.replace(STARVED, waited_first_s=3.09),
         "start",
-        "nothing to change, if runs are longer than this; keep one loader for all epochs",
+        "a longer run needs no change, and one loader should serve all epochs",
         (
-            "the trainer waited 31 % of the time: 3.1 s for the first microbatch, and 0.1 % afterwards: nothing to change, "
-            "if runs are longer than this; keep one loader for all epochs"
+            "the trainer waited 31 % of the time: 3.1 s for the first microbatch, then 0.1 % of the rest; a longer run "
+            "needs no change, and one loader should serve all epochs"
         ),
     ),
     "memory": (
@@ -186,7 +186,7 @@ def test_any_numbers_have_a_verdict(statistics):
     verdict = statistics.verdict
     assert verdict.limit in LIMITS
     assert 0 <= verdict.waited_share <= 1
-    assert verdict.text.startswith(("nothing was", "the trainer waited"))
+    assert verdict.text.startswith(("no microbatch was", "the trainer waited"))
 
 
 # --- real loops --------------------------------------------------------------------------------------------------

@@ -314,3 +314,15 @@ def test_a_directory_that_may_not_be_read_is_an_error_and_not_left_out(tree):
             FsShardSampler(tree)
     finally:
         (tree / "deep").chmod(0o755)
+
+
+def test_a_stores_refusal_says_what_was_listed_and_what_takes_credentials(monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError("Unable to locate credentials")
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "find", refuse)
+    with pytest.raises(PermissionError, match="Unable to locate") as raised:
+        FsShardSampler("memory://bucket/train")
+    assert raised.value.__notes__ == [
+        "fkat_data: while listing 'memory://bucket/train'; storage_options takes credentials and endpoints"
+    ]

@@ -231,6 +231,8 @@ def _in_place(stream: Stream) -> "DirectorySource | _Planned":
     try:
         found = index.read_in_place(directory)
     except ShardNotFoundError as error:
+        if not directory.is_dir():
+            raise ShardNotFoundError(str(directory.absolute()), "no such directory") from None
         raise ShardNotFoundError(error.shard, NO_DATASET) from None
     if not any(entry.compression for entry in found.entries):
         index.use(found.version, found.report)

@@ -1,7 +1,7 @@
 """Writing a dataset in parallel, in many processes or on many machines."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fkat_data.errors import ConfigurationError, SampleError
 from fkat_data.executor import AnyExecutor, results_of
@@ -26,6 +26,7 @@ def write_parallel(
     keep_local: bool = False,
     exist_ok: bool = False,
     storage_options: Mapping[str, Any] | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> int:
     """Write the samples of many items, each in its own call, and one index for all of them.
 
@@ -47,6 +48,7 @@ def write_parallel(
         exist_ok: Whether to replace an existing dataset. Its index is removed first, then its files and those of every
             earlier item, also if there were more.
         storage_options: See ``ShardWriter``. If given, ``make_writer`` is called with them, too.
+        progress: Called with the number of samples so far, each time the next item in the order is written.
 
     Returns:
         Number of samples written.
@@ -68,18 +70,39 @@ def write_parallel(
             (item, _write_item, (Registrations(), make_writer, samples_of, item, folders, number, settings))
             for number, item in enumerate(items)
         )
-        attempts = results_of(executor, calls, "writing")
+        attempts: list[_Attempt] = results_of(
+            executor, calls, "writing", None if progress is None else _Sum(progress).add
+        )
         if not attempts:
             raise ConfigurationError("items", attempts, "at least one item")
         if folders.is_whole():
             raise FileExistsError(
                 f"another writer has written a dataset to {folders.shown!r} meanwhile: write it again"
             )
-        names = [folders.settle(attempt) for attempt in attempts]
+        names = [folders.settle(attempt.folder) for attempt in attempts]
         parts = [folders.location(name) for name in names]
         num_samples = merge_index(parts, out, keep_local=keep_local, storage_options=storage_options)
         folders.remove_others(names)
         return num_samples
+
+
+class _Attempt(NamedTuple):
+    """What a call has written."""
+
+    folder: str
+    num_samples: int
+
+
+class _Sum:
+    """Reports how many samples the attempts have written together."""
+
+    def __init__(self, progress: Callable[[int], None]) -> None:
+        self._progress = progress
+        self._num_samples = 0
+
+    def add(self, attempt: _Attempt) -> None:
+        self._num_samples += attempt.num_samples
+        self._progress(self._num_samples)
 
 
 def _write_item(
@@ -90,8 +113,8 @@ def _write_item(
     folders: PartFolders,
     number: int,
     settings: Mapping[str, Any],
-) -> str:
-    """Write an item into a folder of its own, and return the folder's name."""
+) -> _Attempt:
+    """Write an item into a folder of its own."""
     del registrations  # it has done its work when it was unpickled
     name = folders.attempt(number)
     with make_writer(out=folders.location(name), **settings) as writer:
@@ -104,4 +127,4 @@ def _write_item(
     if folders.is_whole():
         # Another attempt was faster, and this one is alone with what it has written.
         folders.remove(name)
-    return name
+    return _Attempt(name, writer.num_samples)

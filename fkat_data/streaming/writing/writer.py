@@ -5,12 +5,13 @@ import logging
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 from fkat_data import arguments
+from fkat_data.description import Described, place_of
 from fkat_data.errors import ConfigurationError, SampleError
 from fkat_data.sizes import size_bytes_of
 from fkat_data.streaming.formats.compression import checked_compression, compress, extension_of
@@ -43,7 +44,7 @@ class ShardFile(NamedTuple):
     content: bytes
 
 
-class ShardWriter(ABC):
+class ShardWriter(Described, ABC):
     """Base of all writers: a context manager that writes one dataset.
 
     On exit, it writes the index as the last file. On an exception, it writes no index and removes its local files, so
@@ -127,6 +128,15 @@ class ShardWriter(ABC):
         )
         # Runs at the program's end, too, before the modules that it needs are gone.
         self._if_dropped = weakref.finalize(self, _abandon_dropped, self._destination, os.getpid())
+
+    def _repr_facts(self) -> Iterable[tuple[str, object]]:
+        return [
+            ("out", place_of(self._destination.shown)),
+            ("samples", self.num_samples),
+            ("shards", len(self._shards)),
+            ("is_finished", not self._is_open),
+            ("columns", ", ".join(self.columns)),
+        ]
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Add a sample. Ignore keys that are not columns.

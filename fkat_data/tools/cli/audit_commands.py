@@ -59,10 +59,12 @@ def explain_command(
         _, dataset = streaming_dataset(config, overrides or [], key, nodes, ranks_per_node)
         records = dataset.samples_of(step, epoch)
     where = f"epoch {records[0].epoch}, global batch {records[0].step}" if records else "no samples"
-    table = Table("rank", "stream", "shard", "row", "sample", "", title=where)
+    notes = [""] if any(record.is_skipped for record in records) else []
+    table = Table("rank", "stream", "shard", "row", "sample", *notes, title=where)
     for record in records:
         row = (record.rank, record.stream, record.shard, record.row, record.sample_id)
-        table.add_row(*(printable(str(cell)) for cell in row), "skipped" if record.is_skipped else "")
+        cells = (printable(str(cell)) for cell in row)
+        table.add_row(*cells, *("skipped" if record.is_skipped else note for note in notes))
     console.print(table)
     for stream in sorted({record.stream for record in records}):
         location = dataset.streams[stream].remote or dataset.streams[stream].local

@@ -27,12 +27,17 @@ _NOT_EXACT = 1
 _LEAST_GRACE_S = 2.0
 
 app: typer.Typer = typer.Typer(
-    name="fkat-data", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+    name="fkat-data",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"max_content_width": 100},
 )
+app.add_typer(doctor_app)
 app.add_typer(dataset_app)
 app.add_typer(audit_app)
 app.add_typer(simulate_app)
-app.add_typer(doctor_app)
 
 
 class Mode(StrEnum):

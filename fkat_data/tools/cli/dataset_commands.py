@@ -104,8 +104,7 @@ def convert_command(
     Exit code 0: written. 2: failed; no index was written.
     """
     console = terminal()
-    # Several processes do not say how far they are.
-    shown = sample_progress(console, f"writing {out}") if workers == 1 else long_work(console, f"writing {out}")
+    shown = sample_progress(console, f"writing {out}")
     with exit_on_failure(console, "nothing was converted"), shown as progress:
         try:
             num_samples = convert(
@@ -116,7 +115,7 @@ def convert_command(
                 only=only or [],
                 nulls=cast("Literal['refuse', 'json']", nulls),
                 num_workers=workers,
-                progress=None if progress is None else lambda count: progress(count, None),
+                progress=lambda count: progress(count, None),
                 compression=compression,
                 hashes=hashes,
                 size_limit=size_limit,

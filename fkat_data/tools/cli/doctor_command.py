@@ -40,9 +40,9 @@ def doctor_command(
     cache: Annotated[list[str] | None, typer.Option(help="A directory for cached shards. Repeatable.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Examine this machine, the installed packages, and what a configuration would do.
+    """Examine this machine and what a configuration would do.
 
-    With a configuration, it makes the loader once, workers included, and reads no data.
+    It also lists the installed packages. With a configuration, it makes the loader once, workers included, and reads no data.
 
     Exit code 0: everything is in order. 1: a run works, and something could be better. 2: something is wrong.
     """

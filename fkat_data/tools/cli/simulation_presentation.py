@@ -7,7 +7,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fkat_data.quantities import readable_bytes, readable_duration
+from fkat_data.quantities import counted, readable_bytes, readable_duration
 from fkat_data.tools.cli.presentation import say
 from fkat_data.tools.simulation.remedies import NEGLIGIBLE_SHARE
 from fkat_data.tools.simulation.resplit import Resplit
@@ -16,7 +16,7 @@ from fkat_data.tools.simulation.result import Simulation
 __all__ = ["node_rows", "numbers", "show_resplit", "show_simulation"]
 
 _NUM_PIECES = 8
-_MOST_NODES = 16
+_MOST_NODES = 5
 _COMPARED = {
     "time spent waiting",
     "total time",
@@ -34,13 +34,14 @@ def show_simulation(console: Console, result: Simulation, advice: Sequence[str])
         table.add_row(what, value)
     console.print(table)
     console.print(_over_time(result))
-    head, *rows = node_rows(result)
+    # A column for each node: beside one another, the names of the numbers would not fit a terminal.
+    head, *lines = zip(*node_rows(result)[: 1 + _MOST_NODES], strict=True)
     table = Table(*head, title="nodes")
-    for row in rows[:_MOST_NODES]:
-        table.add_row(*row)
+    for line in lines:
+        table.add_row(*line)
     console.print(table)
-    if len(rows) > _MOST_NODES:
-        say(console, f"and {len(rows) - _MOST_NODES} more nodes")
+    if len(result.nodes) > _MOST_NODES:
+        say(console, f"and {counted(len(result.nodes) - _MOST_NODES, 'more node')}")
     for number, text in enumerate(advice):
         style = "green" if number == 0 and result.later_share <= NEGLIGIBLE_SHARE else None
         say(console, f"- {text}", style)
@@ -78,7 +79,7 @@ def numbers(result: Simulation) -> list[tuple[str, str]]:
         ("total time", readable_duration(result.duration_s)),
         ("waited", readable_duration(result.waited_s)),
         ("time to the first batch", readable_duration(result.first_batch_s)),
-        ("warm-up", f"{readable_duration(result.warm_up_s)} ({result.num_warm_up_steps:,} steps)"),
+        ("warm-up", f"{readable_duration(result.warm_up_s)} ({counted(result.num_warm_up_steps, 'step')})"),
         ("steps that waited", f"{result.num_waits:,}"),
         ("of these, after the warm-up", f"{result.num_late_waits:,}"),
         ("epochs started", f"{result.num_epochs:,}"),

@@ -29,4 +29,6 @@ def stored_datasets(location: Path) -> list[tuple[Path, list[ShardEntry] | None]
             source = sources_of([Stream(local=str(location))])[0][0]
             return [(source.directory, source.read_index())]
         except ShardNotFoundError:
+            if not location.is_dir():
+                raise ShardNotFoundError(str(location), "no such directory, and no such files") from None
             raise ShardNotFoundError(error.shard, f"{NO_DATASET}; no subdirectory has an index") from None

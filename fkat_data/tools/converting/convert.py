@@ -66,7 +66,8 @@ def convert(
             ``"refuse"``: it is an error. ``"json"``: the whole column is ``json``, in all files. Finding these columns
             takes a second look at all rows. A column of bytes refuses null in any case.
         num_workers: The number of processes. More than 1 write a directory of shards for each file, and one index.
-        progress: Called with the number of rows so far, from time to time. Not used with several processes.
+        progress: Called with the number of rows so far, from time to time; with several processes, each time the next
+            file is written.
         settings: The other arguments of ``MDSWriter``.
 
     Returns:
@@ -109,6 +110,7 @@ def convert(
             keep_local=keep_local,
             exist_ok=exist_ok,
             storage_options=settings.get("storage_options"),
+            progress=progress,
         )
 
 

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import accumulate
 
 import pytest
 from written_examples import COLUMNS, good_samples_of, samples_of
@@ -22,10 +23,14 @@ def read(directory):
 @pytest.mark.parametrize("writer", [MDSWriter, JSONWriter])
 def test_the_samples_come_in_the_order_of_the_items(tmp_path, writer):
     make_writer = partial(writer, columns=COLUMNS, size_limit=200)
+    seen = []
     with ThreadPoolExecutor(3) as executor:
-        count = write_parallel(make_writer, good_samples_of, ITEMS, out=tmp_path, executor=executor)
+        count = write_parallel(
+            make_writer, good_samples_of, ITEMS, out=tmp_path, executor=executor, progress=seen.append
+        )
     expected = [sample for item in ITEMS for sample in good_samples_of(item)]
     assert count == len(expected)
+    assert seen == list(accumulate(len(good_samples_of(item)) for item in ITEMS))
     assert read(tmp_path) == expected
 
 
