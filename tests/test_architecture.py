@@ -49,6 +49,7 @@ FLOORS = {
     "registry": 1,
     "permutation": 1,
     "sizes": 2,
+    "stepping_over": 1,
     "samplers": 2,
     "torchtitan": 2,
     "launch": 2,

@@ -6,7 +6,7 @@ attribute of a loader that is prepared. Its settings for loaders belong to the `
 
 import logging
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from inspect import currentframe
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.stepping_over import NotSteppedOver, caller_of
 
 __all__ = ["AccelerateSide", "DrivenLoop"]
 
@@ -61,12 +62,11 @@ class DrivenLoop:
         self.place = None
 
 
-class AccelerateSide(ABC):
+class AccelerateSide(NotSteppedOver):
     """The part of a loader that accelerate sees."""
 
     device: torch.device | str | None
     _driven: DrivenLoop | None = None
-    _pin_memory_device: str = ""
 
     @abstractmethod
     def deal_out(self, num_ranks: int, rank: int, *, even_batches: bool = True, split_batches: bool = False) -> None:
@@ -111,43 +111,10 @@ class AccelerateSide(ABC):
         is_moved = device is not None and device.type not in ("cpu", "cuda")
         self._driven = DrivenLoop(device if is_moved else None, non_blocking=accelerator.non_blocking)
 
-    @property
-    def pin_memory_device(self) -> str:
-        """The argument, which has no effect.
-
-        Whatever makes a torch ``DataLoader`` of this one's parts reads it, accelerate's ``skip_first_batches`` first of
-        all. The new loader would have neither these workers nor this position, so that data would come twice.
-
-        Raises:
-            ConfigurationError: accelerate asks.
-        """
-        caller = _caller_of(currentframe())
-        if caller is not None and caller.f_globals.get("__name__") == "accelerate.data_loader":
-            raise ConfigurationError(
-                caller.f_code.co_name,
-                "a fkat_data.DataLoader",
-                "no call: after accelerator.load_state() the loader itself goes on with the next microbatch, so iterate "
-                "it. For scripts that step over what they had, prepare it with fkat_data.huggingface.prepare("
-                "accelerator, ...); for the Trainer of transformers, use fkat_data.huggingface.ExactResumeMixin",
-            )
-        return self._pin_memory_device
-
-    @pin_memory_device.setter
-    def pin_memory_device(self, pin_memory_device: str) -> None:
-        self._pin_memory_device = pin_memory_device
-
 
 def _accelerator_that_asks(frame: FrameType | None) -> Any:
     """Return the ``Accelerator`` whose method reads the property of this frame; None: somebody else does."""
     module = sys.modules.get("accelerate")
-    caller = _caller_of(frame)
+    caller = caller_of(frame)
     asks = None if caller is None else caller.f_locals.get("self")
     return asks if module is not None and isinstance(asks, module.Accelerator) else None
-
-
-def _caller_of(frame: FrameType | None) -> FrameType | None:
-    """Return the frame of the function that called this one, comprehensions left out."""
-    caller = None if frame is None else frame.f_back
-    while caller is not None and caller.f_code.co_name in ("<dictcomp>", "<listcomp>", "<genexpr>"):
-        caller = caller.f_back
-    return caller

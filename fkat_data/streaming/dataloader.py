@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from fkat_data.arguments import integer
 from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, FkatDataError, StaleIteratorError, StateMismatchError
+from fkat_data.stepping_over import NotSteppedOver
 from fkat_data.streaming.batch_maker import batch_maker, collate_of_samples
 from fkat_data.streaming.dataset import StreamingDataset, has_own_iter
 from fkat_data.streaming.epoch.rank_batches import PickedSamples, RankBatches
@@ -31,7 +32,9 @@ _READ_TOGETHER = 1024
 _READ_TOGETHER_BYTES = 4 << 20
 
 
-class StreamingDataLoader(Described, DataLoader[Any]):
+class StreamingDataLoader(  # pyright: ignore[reportIncompatibleVariableOverride] # what torch declares as a variable is a property
+    Described, NotSteppedOver, DataLoader[Any]
+):
     """Batches of a ``StreamingDataset``, with the trainer's position as state.
 
     The trainer's process plans the order; workers receive the numbers of the samples to read, and keep no position.

@@ -139,10 +139,10 @@ def test_the_attributes_that_accelerate_reads_of_a_loader_that_it_leaves_alone(f
     assert accelerator.prepare(face) is face
 
 
-def test_what_accelerate_makes_of_a_data_loaders_parts_is_refused():
+def test_what_accelerate_makes_of_a_data_loaders_parts_is_refused(folder):
     accelerator = Accelerator(cpu=True)
     loader = accelerator.prepare(data_loader())
-    for refused in (loader, data_loader()):
+    for refused in (loader, data_loader(), streaming(folder)):
         with pytest.raises(ConfigurationError, match=r"skip_first_batches.*the loader itself goes on"):
             accelerator.skip_first_batches(refused, 3)
     with pytest.raises(ConfigurationError, match="dispatch_batches"):
