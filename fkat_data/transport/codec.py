@@ -358,10 +358,8 @@ class _InBandPickler(pickle.Pickler):
         self._is_staying = is_staying
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is torch.Tensor:
-            return reduce_sparse(obj)
         if not is_definition(obj):
-            return NotImplemented
+            return reduce_sparse(obj) if type(obj) is torch.Tensor else NotImplemented
         if self._is_staying:
             if is_importable(obj):
                 return NotImplemented
