@@ -25,6 +25,7 @@ from fkat_data.modes import is_any_autocast_enabled, num_dispatch_modes, num_fun
 from fkat_data.transport.definitions import is_definition, is_importable, reduce_definition
 from fkat_data.transport.forms import RememberedForms
 from fkat_data.transport.overlap import Extent, extent_of, overlapping, shared_spans, span
+from fkat_data.transport.sparse import reduce_sparse
 
 __all__ = [
     "ALIGNMENT",
@@ -358,7 +359,7 @@ class _InBandPickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if not is_definition(obj):
-            return NotImplemented
+            return reduce_sparse(obj) if type(obj) is torch.Tensor else NotImplemented
         if self._is_staying:
             if is_importable(obj):
                 return NotImplemented
@@ -403,7 +404,7 @@ class _Pickler(_InBandPickler):
 
     def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
         if not _has_plain_memory(tensor):
-            return NotImplemented
+            return reduce_sparse(tensor)
         self.extents.append(extent_of(tensor))
         tensor, strides = _dense(tensor)
         shape = tuple(tensor.shape)
@@ -495,6 +496,5 @@ def _rebuild_empty(code: int, shape: tuple[int, ...]) -> torch.Tensor:
 def _rebuild_view(
     memory: torch.Tensor, code: int, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> torch.Tensor:
-    dtype = _DTYPES[code]
-    numel = span(shape, strides)
-    return memory[offset : offset + numel * dtype.itemsize].view(dtype).as_strided(shape, strides)
+    dtype, num_bytes = _DTYPES[code], span(shape, strides) * _DTYPES[code].itemsize
+    return memory[offset : offset + num_bytes].view(dtype).as_strided(shape, strides)

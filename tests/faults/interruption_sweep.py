@@ -85,6 +85,7 @@ class Interruptions:
         """
         self._is_armed = True
         error = None
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 asks this frame whether instructions are wanted
         sys.settrace(self._trace)
         try:
             result = function(*arguments)

@@ -70,7 +70,8 @@ def test_every_lane_and_every_version_is_run():
     )
     rows = jobs["default"]["strategy"]["matrix"]["include"]
     classified = {name.rpartition(" ")[2] for name in PROJECT["project"]["classifiers"] if ":: 3." in name}
-    assert {row["python"] for row in rows} == classified
+    run = {row["python"] for row in rows}
+    assert classified <= run  # hosted CI tries a Python before the package says that it works there
     oldest = next(text for text in PROJECT["project"]["dependencies"] if text.startswith("torch")).removeprefix(
         "torch>="
     )
@@ -79,8 +80,8 @@ def test_every_lane_and_every_version_is_run():
     assert f">={pinned}" in {row["torch"] for row in rows}
     wheel = jobs["wheel"]["strategy"]["matrix"]["include"]
     assert [(row["python"], row["torch"]) for row in wheel] == [
-        (min(classified, key=version), f"=={oldest}.*"),
-        (max(classified, key=version), f">={pinned}"),
+        (min(run, key=version), f"=={oldest}.*"),
+        (max(run, key=version), f">={pinned}"),
     ]
 
 

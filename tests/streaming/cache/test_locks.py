@@ -211,6 +211,7 @@ def interrupted(function, place):
         return trace
 
     try:
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 asks this frame whether instructions are wanted
         sys.settrace(trace)
         function()
     except KeyboardInterrupt as error:
