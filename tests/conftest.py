@@ -16,6 +16,8 @@ from hypothesis import settings
 sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("loader", "lanes", "drop_in")]
 # Every program that a test starts finds the sitecustomize of tests/lanes.
 os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[1], *filter(None, [os.environ.get("PYTHONPATH")])])
+# Tests run beside each other: a thread of OpenMP that waits by counting takes the core that the next one needs.
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 import leavings  # noqa: E402 - found by the path above
 from prepared import PreparedInterpreter  # noqa: E402 - found by the path above

@@ -100,6 +100,7 @@ def python(shared_processes, folder):
     yield SimpleNamespace(
         run=functools.partial(interpreter.run, folder=folder),
         run_ranks=functools.partial(interpreter.run_ranks, folder=folder),
+        start=functools.partial(interpreter.start, folders=[folder]),
     )
     interpreter.close()
 
@@ -180,17 +181,13 @@ def test_a_run_killed_at_the_worst_moments_loses_nothing(folder, python, uninter
 @pytest.mark.usefixtures("processes")
 def test_a_run_killed_from_outside_at_any_moment_loses_nothing(folder, python, uninterrupted):
     for num_losses in (4, 17):
-        process = subprocess.Popen(
-            [sys.executable, *program("resume=true", output_dir="outside")],
-            cwd=folder,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        log = folder / "outside" / "losses.jsonl"
-        while process.poll() is None and (not log.exists() or log.read_bytes().count(b"\n") < num_losses):
+        started = python.start([program("resume=true", output_dir="outside")], variables=[{}])
+        log, deadline = folder / "outside" / "losses.jsonl", time.monotonic() + 60
+        while time.monotonic() < deadline and (not log.exists() or log.read_bytes().count(b"\n") < num_losses):
             time.sleep(0.001)
-        process.kill()
-        assert process.wait() == -signal.SIGKILL
+        os.kill(started.pids[0], signal.SIGKILL)
+        (killed,) = started.wait()
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
     train(python, "resume=true", output_dir="outside")
     assert_equal_runs(folder, "uninterrupted", "outside")
 
