@@ -6,6 +6,7 @@ starts, such as the seed of ``hash()``. The package is not among the imports: it
 
 import gc
 import importlib
+import itertools
 import json
 import os
 import select
@@ -76,6 +77,8 @@ class PreparedInterpreter:
             [command, str(folder), environment, *map(str, written)]
             for command, folder, environment, written in zip(words, folders, environments, files, strict=True)
         ]
+        for file in itertools.chain(*files):
+            file.touch()  # who looks into it may come before the program
         self._process.stdin.write(json.dumps(requests).encode() + b"\n")
         return Programs(self._process.stdout, words, files)
 

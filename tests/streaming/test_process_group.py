@@ -50,7 +50,7 @@ def test_each_rank_reads_its_part_in_every_process(prepared, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     # Lightning's launcher sets variables for the ranks that it starts, but not for the one that it runs in.
     ranks = prepared.run_together(
-        [("program.py", tmp_path, rank) for rank in range(2)],
+        [(tmp_path / "program.py", tmp_path, rank) for rank in range(2)],
         folder=tmp_path,
         variables=[{}, {"WORLD_SIZE": "2", "LOCAL_RANK": "1", "NODE_RANK": "0"}],
     )
