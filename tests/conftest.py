@@ -14,8 +14,13 @@ from hypothesis import settings
 
 # Modules here can be imported by spawned workers, which search the trainer's sys.path.
 sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("loader", "lanes", "drop_in")]
+# Every program that a test starts finds the sitecustomize of tests/lanes.
+os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[1], *filter(None, [os.environ.get("PYTHONPATH")])])
+# Tests run beside each other: a thread of OpenMP that waits by counting takes the core that the next one needs.
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 import leavings  # noqa: E402 - found by the path above
+from prepared import PreparedInterpreter  # noqa: E402 - found by the path above
 from selection import EXAMPLES, LANES, LaneSelection  # noqa: E402 - found by the path above
 
 # Whoever starts the tests in the background may have them ignore these, and every program that they start as well.
@@ -61,6 +66,14 @@ def processes():
 @pytest.fixture(scope="session")
 def shared_processes():
     """Permit a fixture that tests share to start processes and servers; it ends them itself."""
+
+
+@pytest.fixture(scope="session")
+def prepared(shared_processes):
+    """Return an interpreter that has imported torch: its forks run programs, and ranks of a job."""
+    interpreter = PreparedInterpreter("torch", "torch.distributed", OMP_NUM_THREADS="1")
+    yield interpreter
+    interpreter.close()
 
 
 @pytest.fixture

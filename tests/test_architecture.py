@@ -108,6 +108,7 @@ def _forget_the_trees():
     """What is kept here makes each collection of garbage in the tests after these slower."""
     yield
     tree_of.cache_clear()
+    arrows.cache_clear()
 
 
 def imported(path):
@@ -127,6 +128,7 @@ def imported(path):
                 yield parts if (ROOT / parts[0]).exists() or (ROOT / f"{parts[0]}.py").exists() else ["__init__"]
 
 
+@cache
 def arrows():
     """Return which rooms each room imports, and one file of it that does."""
     found = defaultdict(dict)

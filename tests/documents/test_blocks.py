@@ -18,6 +18,7 @@ from prepared import PreparedInterpreter
 
 ROOT = Path(__file__).parents[2]
 STAGES = Path(__file__).parent / "stages"
+PATH = os.pathsep.join(map(str, (ROOT, STAGES, ROOT / "tests" / "lanes")))
 SHELLS = {"bash", "console", "sh", "shell"}
 DOCUMENTS = sorted(
     str(path.relative_to(ROOT))
@@ -26,6 +27,9 @@ DOCUMENTS = sorted(
 )
 #: At the top of a stage: the blocks start no process and run in the test's own, which saves an import of torch.
 IN_PROCESS = "# in process\n"
+#: Before the blocks of the others: a document's loaders share a template, and it imports nothing. Not the README's, whose
+#: readers have no such line, nor of a document that has it itself.
+CALL = "fkat_data.fork_template()\n"
 #: Blocks that show what others do, or files that are none of ours.
 OTHER_LANGUAGES = {"json", "text", "mermaid"}
 
@@ -70,8 +74,10 @@ def runs_in_process(document):
 def program_of(document, folder):
     """Write the files that a document's blocks are, and return the rest as one program."""
     before, after = stage_of(document)
-    parts = [before]
-    for block in blocks_of((ROOT / document).read_text()):
+    text = (ROOT / document).read_text()
+    is_plain = document == "README.md" or runs_in_process(document) or CALL.strip() in text
+    parts = [before if is_plain else f"import fkat_data\n\n{CALL}{before}"]
+    for block in blocks_of(text):
         if block.reason is not None:
             continue
         if block.language == "yaml":
@@ -94,8 +100,7 @@ def test_the_blocks_of_a_document_that_starts_no_process_run(document, tmp_path,
 @pytest.fixture(scope="module")
 def python(shared_processes):
     """An interpreter that orders sets alike each time."""
-    path = f"{ROOT}{os.pathsep}{STAGES}"
-    interpreter = PreparedInterpreter("torch", "omegaconf", PYTHONHASHSEED="0", PYTHONPATH=path)
+    interpreter = PreparedInterpreter("torch", "omegaconf", PYTHONHASHSEED="0", PYTHONPATH=PATH)
     yield interpreter
     interpreter.close()
 
@@ -107,7 +112,7 @@ def test_the_blocks_of_a_document_run(document, python, processes, tmp_path, mon
         "PYTHONHASHSEED": "0",
         "OMP_NUM_THREADS": "1",  # examples are small: threads would wait for each other
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{STAGES}",
+        "PYTHONPATH": PATH,
     }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

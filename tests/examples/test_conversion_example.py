@@ -63,7 +63,7 @@ def test_a_conversion_survives_a_killed_worker(processes, tmp_path, short_folder
         lines = [{"id": file * NUM_LINES + line, "tokens": [file] * (1 + line % 50)} for line in range(NUM_LINES)]
         (data / f"{file:02}.jsonl").write_text("\n".join(map(json.dumps, lines)))
     environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ['PYTHONPATH']}",
         "RAY_TMPDIR": short_folder,
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",

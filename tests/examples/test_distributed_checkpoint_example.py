@@ -1,12 +1,13 @@
 """The example of a distributed checkpoint: any number of ranks goes on where another was, each sample once."""
 
 import ast
+import contextlib
 import re
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from forked_ranks import run_jobs
+from prepared import PreparedInterpreter
 from pyarrow import parquet
 
 PROGRAM = Path(__file__).parents[2] / "docs/examples/distributed_checkpoint/distributed_checkpoint.py"
@@ -43,11 +44,15 @@ def printed(shared_processes, tmp_path_factory):
         "4": (4, "four", 6),
         "2 after 4": (2, "after", 20),
     }
-    commands = [
-        (size, PROGRAM, f"folder={name}", f"steps={steps}", f"save_every={steps}", "loader.multiprocessing=false")
-        for size, name, steps in jobs.values()
-    ]
-    return dict(zip(jobs, run_jobs(*commands, folder=folder), strict=True))
+    modules = ("torch", "torch.distributed.checkpoint", "torch.distributed.fsdp")
+    printed = {}
+    with contextlib.closing(PreparedInterpreter(*modules, OMP_NUM_THREADS="1")) as python:
+        for job, (size, name, steps) in jobs.items():
+            settings = (f"folder={name}", f"steps={steps}", f"save_every={steps}", "loader.multiprocessing=false")
+            ranks = python.run_ranks(size, PROGRAM, *settings, folder=folder)
+            assert not any(rank.returncode for rank in ranks), [rank.stderr for rank in ranks]
+            printed[job] = "".join(rank.stdout for rank in ranks)
+    return printed
 
 
 @pytest.mark.parametrize("names", [["1"], ["2 again"], ["4", "2 after 4"]], ids=" then ".join)

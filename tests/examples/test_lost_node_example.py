@@ -32,7 +32,8 @@ def agent(folder, port, *, is_host):
         *("--local-addr=127.0.0.1", ROOT / "docs" / "examples" / "lost_node" / "train.py"),
         *(f"data={folder / 'data'}", f"checkpoint={folder / 'checkpoint.pt'}", f"num_samples={NUM_FILES * NUM_LINES}"),
     ]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{os.environ['PYTHONPATH']}"
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     output = (folder / f"output-{int(is_host)}.txt").open("w")
     with output:

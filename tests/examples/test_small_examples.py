@@ -5,6 +5,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -14,6 +15,8 @@ IN_PROCESS = ["loader.multiprocessing=false"]
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # tiny models are slower on several, and much slower beside other work
 
     def run(name, *overrides):
         config = OmegaConf.merge(
@@ -21,7 +24,8 @@ def run(tmp_path, monkeypatch):
         )
         return runpy.run_path(str(EXAMPLES / name / "train.py"))["main"](config)
 
-    return run
+    yield run
+    torch.set_num_threads(num_threads)
 
 
 def test_images_from_tar_files_are_learned(run):

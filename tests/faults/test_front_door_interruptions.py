@@ -16,7 +16,8 @@ front_door_sweep.main(*sys.argv[3:])
 """
 
 
-@pytest.mark.parametrize("share", [50, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])])
+@pytest.mark.long
+@pytest.mark.parametrize("share", [100, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])])
 @pytest.mark.parametrize("way", IN_PROCESS)
 def test_the_loop_goes_on_where_it_was_in_process(way, share):
     interruptions = Interruptions(Preempted, share)

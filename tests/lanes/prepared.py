@@ -4,11 +4,14 @@ A program finds what it would find in an interpreter of its own, but for what th
 starts, such as the seed of ``hash()``. The package is not among the imports: it knows in which process it was imported.
 """
 
+import gc
 import importlib
+import itertools
 import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import types
@@ -43,18 +46,41 @@ class PreparedInterpreter:
             timeout: The seconds after which it is killed.
             **variables: Environment variables that differ from the interpreter's.
         """
-        words = [str(word) for word in (path, *arguments)]
-        files = [Path(folder, f".{name}") for name in ("stdout", "stderr")]
-        request = [words, str(folder), self._environment | variables, *map(str, files)]
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        pid = int(self._process.stdout.readline())
-        if not select.select([self._process.stdout], [], [], timeout)[0]:
-            os.kill(pid, signal.SIGKILL)
-        code = int(self._process.stdout.readline())
-        printed = [file.read_text() for file in files]
-        for file in files:
-            file.unlink()
-        return subprocess.CompletedProcess(words, code, *printed)
+        return self.run_together([(path, *arguments)], folder=folder, timeout=timeout, variables=[variables])[0]
+
+    def run_ranks(self, number, path, *arguments, folder, timeout=120, **variables):
+        """Run a program as each rank of a job on this machine; return what ``run`` returns, for each."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        job = {"WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        ranks = [{**variables, **job, "RANK": rank, "LOCAL_RANK": rank} for rank in range(number)]
+        return self.run_together([(path, *arguments)] * number, folder=folder, timeout=timeout, variables=ranks)
+
+    def run_together(self, commands, *, folder, timeout=120, variables):
+        """Run programs side by side to their ends; return what ``run`` returns, for each.
+
+        Args:
+            commands: Each program with its arguments.
+            folder: Their working directory.
+            timeout: The seconds after which all are killed.
+            variables: Environment variables of each that differ from the interpreter's.
+        """
+        folders = [folder] * len(commands)
+        return self.start(commands, folders=folders, variables=variables).wait(timeout)
+
+    def start(self, commands, *, folders, variables):
+        """Start programs as ``run_together`` does, each in a folder of its own; no others run until they are waited for."""
+        words = [[str(word) for word in command] for command in commands]
+        files = [[Path(folder, f".{name}-{i}") for name in ("stdout", "stderr")] for i, folder in enumerate(folders)]
+        environments = [self._environment | {name: str(value) for name, value in own.items()} for own in variables]
+        requests = [
+            [command, str(folder), environment, *map(str, written)]
+            for command, folder, environment, written in zip(words, folders, environments, files, strict=True)
+        ]
+        for file in itertools.chain(*files):
+            file.touch()  # who looks into it may come before the program
+        self._process.stdin.write(json.dumps(requests).encode() + b"\n")
+        return Programs(self._process.stdout, words, files)
 
     def close(self):
         """End the interpreter."""
@@ -63,32 +89,66 @@ class PreparedInterpreter:
         self._process.stdout.close()
 
 
+class Programs:
+    """Programs that were started together.
+
+    Attributes:
+        pids: Their process ids.
+        files: For each, the files that it writes its output and its errors to, until they are waited for.
+    """
+
+    def __init__(self, codes, words, files):
+        self._codes = codes
+        self._words = words
+        self.files = files
+        self.pids = json.loads(codes.readline())
+
+    def wait(self, timeout=120):
+        """Return what ``subprocess.run`` returns, for each; kill all after ``timeout`` seconds."""
+        if not select.select([self._codes], [], [], timeout)[0]:
+            for pid in self.pids:
+                os.kill(pid, signal.SIGKILL)
+        done = []
+        for code, words, files in zip(json.loads(self._codes.readline()), self._words, self.files, strict=True):
+            done.append(subprocess.CompletedProcess(words, code, *(file.read_text() for file in files)))
+            for file in files:
+                file.unlink()
+        return done
+
+
 def _serve():
-    """Fork for each line of standard input; return in the fork the words of its program."""
+    """Fork for each program of a line of standard input; return in the fork the words of its program."""
     inherited = os.environ["PYTHONPATH"].split(os.pathsep)
     installed = [entry for entry in sys.path[1:] if entry not in inherited]
     for line in sys.stdin.buffer:
-        words, folder, environment, *files = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            os.chdir(folder)
-            os.environ.clear()
-            os.environ.update(environment)
-            for number, name in enumerate([os.devnull, *files]):
-                descriptor = os.open(name, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-                os.dup2(descriptor, number)
-                os.close(descriptor)
-            searched = environment["PYTHONPATH"].split(os.pathsep)
-            sys.path[:] = [str(Path(folder, words[0]).parent), *searched, *installed]
-            return words
-        print(child, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        children = []
+        for words, folder, environment, *files in json.loads(line):
+            child = os.fork()
+            if child == 0:
+                _enter(folder, environment, files)
+                searched = environment["PYTHONPATH"].split(os.pathsep)
+                sys.path[:] = [str(Path(folder, words[0]).parent), *searched, *installed]
+                return words
+            children.append(child)
+        print(json.dumps(children), flush=True)
+        print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]), flush=True)
     return None
+
+
+def _enter(folder, environment, files):
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, name in enumerate([os.devnull, *files]):
+        descriptor = os.open(name, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
 
 
 if __name__ == "__main__":
     for _name in sys.argv[1:]:
         importlib.import_module(_name)
+    gc.freeze()  # a fork that looked at it would copy its pages
     _words = _serve()
     if _words is not None:
         sys.argv = _words

@@ -3,46 +3,49 @@
 import os
 import re
 import signal
-import subprocess
-import sys
+import time
 from pathlib import Path
+
+import pytest
+from prepared import PreparedInterpreter
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "lightning"
 
 
-def start(folder):
-    folder.mkdir(exist_ok=True)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-W", "ignore", str(EXAMPLE / "train.py")]
-    return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+@pytest.fixture
+def python(processes):
+    """An interpreter that has imported what the example needs."""
+    interpreter = PreparedInterpreter("torch", "torch._dynamo", "lightning.pytorch", OMP_NUM_THREADS="1")
+    yield interpreter
+    interpreter.close()
 
 
 def steps(text):
     return dict(re.findall(r"step (\d+): loss (\S+)", text))
 
 
-def test_the_example_is_killed_and_goes_on(tmp_path, processes):
-    whole = start(tmp_path / "whole")
-    killed = start(tmp_path / "killed")
-    seen = ""
-    for line in killed.stdout:
-        seen += line
-        if "step 63:" in line:
-            killed.kill()
-    assert killed.wait() == -signal.SIGKILL
-    killed.stderr.close()
-    killed.stdout.close()
-    expected, errors = whole.communicate(timeout=120)
-    assert whole.returncode == 0, errors
-    resumed = start(tmp_path / "killed")
-    found, errors = resumed.communicate(timeout=120)
-    assert resumed.returncode == 0, errors
-    assert len(steps(expected)) == 104
-    assert 55 <= min(map(int, steps(found))) <= 65
-    assert steps(seen) | steps(found) == steps(expected)
-    assert steps(seen).items() <= steps(expected).items()
+def test_the_example_is_killed_and_goes_on(python, tmp_path):
+    folders = [tmp_path / name for name in ("whole", "killed")]
+    for folder in folders:
+        folder.mkdir()
+    program = EXAMPLE / "train.py"
+    started = python.start([(program,)] * 2, folders=folders, variables=[{}, {}])
+    printed, _ = started.files[1]
+    deadline = time.monotonic() + 120
+    while "step 63:" not in printed.read_text() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.kill(started.pids[1], signal.SIGKILL)
+    whole, killed = started.wait()
+    assert whole.returncode == 0, whole.stderr
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = python.run(program, folder=tmp_path / "killed")
+    assert resumed.returncode == 0, resumed.stderr
+    seen, found, expected = (steps(run.stdout) for run in (killed, resumed, whole))
+    assert len(expected) == 104
+    assert min(map(int, found)) >= 55
+    assert max(map(int, seen)) < 104
+    assert seen | found == expected
+    assert seen.items() <= expected.items()
 
 
 def test_the_script_is_short():

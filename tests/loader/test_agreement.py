@@ -1,10 +1,6 @@
 """Ranks that disagree are found out: the comparison as a function, then four gloo ranks, two replicas each."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given
@@ -71,28 +67,11 @@ with open(f"{sys.argv[1]}/rank{rank}.json", "w") as file:
 
 
 @pytest.fixture(scope="module")
-def found(shared_processes, tmp_path_factory):
+def found(prepared, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "program.py").write_text(PROGRAM)
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "WORLD_SIZE": "4",
-        "OMP_NUM_THREADS": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    command = [sys.executable, "-W", "ignore", str(folder / "program.py"), str(folder)]
-    processes = [
-        subprocess.Popen(command, env={**environment, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
-        for rank in range(4)
-    ]
-    for process in processes:
-        _, text = process.communicate(timeout=120)
-        assert process.returncode == 0, text
+    for rank in prepared.run_ranks(4, folder / "program.py", folder, folder=folder):
+        assert rank.returncode == 0, rank.stderr
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(4)]
 
 

@@ -5,16 +5,18 @@ from itertools import islice
 import pytest
 from elastic_examples import inside, outside, rank_loader, rest
 from loader_examples import make
-from torch.distributed import checkpoint
 
 from fkat_data import ShardedDataLoader
 from fkat_data.mixing import DictDataLoader, RoundRobin
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+# The import of torch.distributed.checkpoint takes longer than the tests: the fast lane leaves both out.
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")]
 
 
 def through(saved, shown, folder):
     """What a checkpoint of one state gives to a loader that shows another."""
+    from torch.distributed import checkpoint
+
     checkpoint.save({"loader": saved}, checkpoint_id=folder)
     target = {"loader": shown}
     checkpoint.load(target, checkpoint_id=folder)

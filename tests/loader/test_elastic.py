@@ -218,13 +218,19 @@ def test_replicas_of_a_rank_count_once():
 # --- with real ranks -------------------------------------------------------------------------------------------
 
 
+PROGRAM = Path(__file__).parent / "elastic_examples.py"
+
+
+def ledger_of(folder):
+    return sorted(torch.load(folder / "checkpoint.pt", weights_only=True)["ledger"])
+
+
 def torchrun(folder, num_ranks, *arguments, max_restarts=0):
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc_per_node={num_ranks}", f"--max-restarts={max_restarts}"]
-    program = Path(__file__).parent / "elastic_examples.py"
     path = os.pathsep.join(path for path in sys.path if path)
     done = subprocess.run(
-        [*command, str(program), str(folder), *map(str, arguments)],
+        [*command, str(PROGRAM), str(folder), *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -232,7 +238,6 @@ def torchrun(folder, num_ranks, *arguments, max_restarts=0):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return torch.load(folder / "checkpoint.pt", weights_only=True)["ledger"]
 
 
 def whole_ledger(dp_size):
@@ -240,14 +245,16 @@ def whole_ledger(dp_size):
 
 
 @pytest.mark.usefixtures("processes")
-def test_ranks_of_torchrun_go_on_as_three_and_as_one(tmp_path):
-    torchrun(tmp_path, 2, 3, 0)
-    torchrun(tmp_path, 3, 1, 0)
-    ledger = torchrun(tmp_path, 1, 0, 0)
-    assert sorted(ledger) == sorted([*uninterrupted(inside, 2, 0), *uninterrupted(inside, 1, 1)])
+def test_real_ranks_go_on_as_three_and_as_one(prepared, tmp_path):
+    for num_ranks, stop_after in ((2, 3), (3, 1), (1, 0)):
+        job = {"TORCHELASTIC_RUN_ID": num_ranks, "TORCHELASTIC_RESTART_COUNT": 0}
+        for rank in prepared.run_ranks(num_ranks, PROGRAM, tmp_path, stop_after, 0, folder=tmp_path, **job):
+            assert rank.returncode == 0, rank.stderr
+    assert ledger_of(tmp_path) == sorted([*uninterrupted(inside, 2, 0), *uninterrupted(inside, 1, 1)])
 
 
 @pytest.mark.usefixtures("processes")
 def test_an_elastic_restart_after_a_killed_rank_delivers_each_microbatch_once(tmp_path):
-    assert sorted(torchrun(tmp_path, 2, 0, 7, max_restarts=1)) == whole_ledger(2)
+    torchrun(tmp_path, 2, 0, 7, max_restarts=1)
+    assert ledger_of(tmp_path) == whole_ledger(2)
     assert {path.name for path in tmp_path.glob("resumed-*")} == {"resumed-0-in-round-1", "resumed-1-in-round-1"}

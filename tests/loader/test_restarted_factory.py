@@ -41,8 +41,7 @@ loader.close()
 """
 
 
-@pytest.mark.parametrize("method", ["template", "spawn"])
-@pytest.mark.parametrize("by", ["file", "stdin"])
-def test_a_replaced_worker_has_what_the_first_one_had(run_script, method, by):
+@pytest.mark.parametrize(("by", "method"), [("file", "template"), ("stdin", "spawn")])
+def test_a_replaced_worker_has_what_the_first_one_had(run_script, by, method):
     done = run_script(PROGRAM.replace("METHOD", repr(method)), by=by)
     assert done.stdout == "True 3\n"

@@ -57,7 +57,7 @@ def factory(shard):
 
 results = []
 for method in ("template", "spawn"):
-    with ShardedDataLoader(0, ["a", "b"], factory, 1, start_method=method) as loader:
+    with ShardedDataLoader(0, ["a", "b"], factory, start_method=method) as loader:
         results += [[tensor.sum().item(), folder == os.getcwd()] for tensor, folder in loader]
 open("results", "w").write(repr(results))
 """

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -93,10 +94,14 @@ def folder(shared_processes, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def python(shared_processes, folder):
-    """Runs a program in the folder."""
-    modules = ("hydra", "omegaconf", "torch.distributed", "torch.nn.parallel", "torch.optim", "tqdm")
-    interpreter = PreparedInterpreter("torch", *modules)
-    yield functools.partial(interpreter.run, folder=folder)
+    """Runs a program in the folder, alone or as ranks."""
+    modules = ("hydra", "omegaconf", "torch.distributed", "torch.nn.parallel", "torch.optim", "torch._dynamo", "tqdm")
+    interpreter = PreparedInterpreter("torch", *modules, OMP_NUM_THREADS="1")
+    yield SimpleNamespace(
+        run=functools.partial(interpreter.run, folder=folder),
+        run_ranks=functools.partial(interpreter.run_ranks, folder=folder),
+        start=functools.partial(interpreter.start, folders=[folder]),
+    )
     interpreter.close()
 
 
@@ -107,17 +112,15 @@ def program(*arguments, output_dir, place=None):
 
 def train(python, *arguments, expected_code=0, **options):
     """Run the training to its end, and return what it printed."""
-    done = python(*program(*arguments, **options))
+    done = python.run(*program(*arguments, **options))
     assert done.returncode == expected_code, done.stderr
     return done.stdout + done.stderr
 
 
-def train_on_two_ranks(folder, *arguments, expected_code=0, **options):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command += program(*arguments, **options)
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == expected_code, done.stderr
-    return done.stdout + done.stderr
+def train_on_two_ranks(python, *arguments, **options):
+    ranks = python.run_ranks(2, *program(*arguments, **options))
+    assert [rank.returncode for rank in ranks] == [0, 0], [rank.stderr for rank in ranks]
+    return "".join(rank.stdout + rank.stderr for rank in ranks)
 
 
 def losses(folder, output_dir):
@@ -178,24 +181,20 @@ def test_a_run_killed_at_the_worst_moments_loses_nothing(folder, python, uninter
 @pytest.mark.usefixtures("processes")
 def test_a_run_killed_from_outside_at_any_moment_loses_nothing(folder, python, uninterrupted):
     for num_losses in (4, 17):
-        process = subprocess.Popen(
-            [sys.executable, *program("resume=true", output_dir="outside")],
-            cwd=folder,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        log = folder / "outside" / "losses.jsonl"
-        while process.poll() is None and (not log.exists() or log.read_bytes().count(b"\n") < num_losses):
+        started = python.start([program("resume=true", output_dir="outside")], variables=[{}])
+        log, deadline = folder / "outside" / "losses.jsonl", time.monotonic() + 60
+        while time.monotonic() < deadline and (not log.exists() or log.read_bytes().count(b"\n") < num_losses):
             time.sleep(0.001)
-        process.kill()
-        assert process.wait() == -signal.SIGKILL
+        os.kill(started.pids[0], signal.SIGKILL)
+        (killed,) = started.wait()
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
     train(python, "resume=true", output_dir="outside")
     assert_equal_runs(folder, "uninterrupted", "outside")
 
 
 @pytest.fixture(scope="module")
-def two_ranks(shared_processes, folder):
-    return train_on_two_ranks(folder, "loader=debug", output_dir="two_ranks")
+def two_ranks(shared_processes, python):
+    return train_on_two_ranks(python, "loader=debug", output_dir="two_ranks")
 
 
 def test_two_ranks_train(folder, two_ranks):
@@ -204,11 +203,14 @@ def test_two_ranks_train(folder, two_ranks):
 
 
 @pytest.mark.usefixtures("processes")
-def test_two_ranks_lose_nothing_either_when_one_of_them_is_killed(folder, two_ranks):
-    place = "in a step of rank 0"
-    assert "Signal 9" in train_on_two_ranks(folder, output_dir="one_killed", place=place, expected_code=1)
+def test_two_ranks_lose_nothing_either_when_one_of_them_is_killed(folder, python, two_ranks):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command += program(output_dir="one_killed", place="in a step of rank 0")
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Signal 9" in done.stdout + done.stderr
     assert len(losses(folder, "one_killed")) == 7
-    output = train_on_two_ranks(folder, "resume=true", "loader=debug", output_dir="one_killed")
+    output = train_on_two_ranks(python, "resume=true", "loader=debug", output_dir="one_killed")
     assert "resuming after" in output
     assert_equal_runs(folder, "two_ranks", "one_killed")
 

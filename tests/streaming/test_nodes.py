@@ -84,7 +84,7 @@ def steps_of(folder, num_ranks):
     return [sorted(itertools.chain(*step)) for step in zip(*found, strict=True)]
 
 
-def test_nodes_of_torchrun_fetch_once_each_and_one_node_goes_on_with_the_same_global_batches(tmp_path):
+def test_nodes_of_torchrun_fetch_once_each_and_one_node_goes_on_with_the_same_global_batches(prepared, tmp_path):
     data = Path(write(tmp_path / "data", COUNT, hashes=["sha256"]))
     program, folder = tmp_path / "rank.py", tmp_path / "run"
     program.write_text(RANK)
@@ -106,5 +106,6 @@ def test_nodes_of_torchrun_fetch_once_each_and_one_node_goes_on_with_the_same_gl
         assert max(fetched.values()) > 0
 
         (folder / "state.json").write_text(states[0])
-        launch(program, 1, 4, (server.url, tmp_path / "cache1", folder, 2, -1))
+        ranks = prepared.run_ranks(4, program, server.url, tmp_path / "cache1", folder, 2, -1, folder=tmp_path)
+        assert not any(rank.returncode for rank in ranks), [rank.stderr for rank in ranks]
         assert [*steps, *steps_of(folder, 4)] == expected

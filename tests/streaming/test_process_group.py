@@ -1,9 +1,6 @@
 """Ranks that a process group numbers, without environment variables."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 from streaming_examples import write
@@ -48,19 +45,17 @@ if __name__ == "__main__":
 
 
 @pytest.mark.usefixtures("processes")
-def test_each_rank_reads_its_part_in_every_process(tmp_path):
+def test_each_rank_reads_its_part_in_every_process(prepared, tmp_path):
     write(tmp_path / "data", 40)
     (tmp_path / "program.py").write_text(PROGRAM)
-    kept = {name: value for name, value in os.environ.items() if not name.endswith(("RANK", "WORLD_SIZE"))}
-    kept["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path)]
     # Lightning's launcher sets variables for the ranks that it starts, but not for the one that it runs in.
-    launchers: list[dict[str, str]] = [{}, {"WORLD_SIZE": "2", "LOCAL_RANK": "1", "NODE_RANK": "0"}]
-    ranks = [
-        subprocess.Popen([*command, str(rank)], env=kept | launcher, stdout=subprocess.PIPE, text=True)
-        for rank, launcher in enumerate(launchers)
-    ]
-    first, second = (json.loads(rank.communicate(timeout=300)[0].splitlines()[-1]) for rank in ranks)
+    ranks = prepared.run_together(
+        [(tmp_path / "program.py", tmp_path, rank) for rank in range(2)],
+        folder=tmp_path,
+        variables=[{}, {"WORLD_SIZE": "2", "LOCAL_RANK": "1", "NODE_RANK": "0"}],
+    )
+    assert not any(rank.returncode for rank in ranks), [rank.stderr for rank in ranks]
+    first, second = (json.loads(rank.stdout.splitlines()[-1]) for rank in ranks)
     assert first["early"] == 40
     assert "refused" not in first
     # The variables give the number of ranks, but not this one's index.

@@ -14,6 +14,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import quick_import  # noqa: F401 - the sitecustomize of all programs of tests imports it, and this one hides that
+
 _MISSING = {
     os: (
         *("memfd_create", "MFD_CLOEXEC", "MFD_ALLOW_SEALING", "posix_fallocate", "posix_fadvise", "eventfd"),
