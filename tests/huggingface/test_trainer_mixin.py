@@ -62,7 +62,7 @@ def trainer(folder, loader, trainer_class=RecordingTrainer, eval_dataset=None, *
     return trainer_class(model=model, args=args, train_dataset=loader, eval_dataset=eval_dataset)
 
 
-class OwnLoaders(RecordingTrainer):
+class WithLoaders(RecordingTrainer):
     """Returns loaders of its own, as many do."""
 
     def get_train_dataloader(self):
@@ -93,7 +93,7 @@ KINDS = {
     "DataLoader": (lambda folder: data_loader(), {}),
     "own loaders": (
         lambda folder: rows(),
-        {"max_steps": 7, "trainer_class": OwnLoaders, "eval_strategy": "epoch", "eval_dataset": [0]},
+        {"max_steps": 7, "trainer_class": WithLoaders, "eval_strategy": "epoch", "eval_dataset": [0]},
     ),
 }
 
