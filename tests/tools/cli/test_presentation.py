@@ -77,7 +77,7 @@ def exit_code(monkeypatch, stdout, *arguments):
 def test_what_a_terminal_lacks_is_written_out(monkeypatch):
     stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     assert exit_code(monkeypatch, stdout, "inspect", "/no\udcffµ") == 2
-    assert rb"/no\udcff\xb5/index.json" in stdout.buffer.getvalue()
+    assert rb"'/no\udcff\xb5': no such directory" in stdout.buffer.getvalue()
 
 
 def test_a_reader_that_leaves_is_neither_damage_nor_a_failure(monkeypatch):

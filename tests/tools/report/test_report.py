@@ -143,4 +143,4 @@ def test_a_run_that_has_not_delivered_anything_has_a_page(tmp_path):
     loader.close()
     text = page(read_run(tmp_path / "run.json"), "run")
     checked(text)
-    assert "Nothing was delivered yet" in text
+    assert "No microbatch was delivered yet" in text
