@@ -334,7 +334,8 @@ class StreamingDataLoader(  # pyright: ignore[reportIncompatibleVariableOverride
         make = batch_maker(dataset, self._collate)
         # If shards come from a store, the first batch must not wait for those of the batches after it.
         first = together if dataset.catalog.is_immediate else 1
-        for numbers, part in dataset.follow(_cut(wanted, first, together, dataset.num_together), _ids_of):
+        num_together = None if dataset.cache_limit is None else dataset.num_together
+        for numbers, part in dataset.follow(_cut(wanted, first, together, num_together), _ids_of):
             for number, picks, batch in zip(numbers, part, make(part), strict=True):
                 yield number, len(picks.ids), batch
 
