@@ -19,9 +19,10 @@ _logger = logging.getLogger(__name__)
 def prepare(accelerator: Any, *objects: Any, device_placement: Sequence[bool | None] | None = None) -> Any:
     """Prepare what ``accelerator.prepare`` does, and loaders of this library besides; return all in the same order.
 
-    A prepared loader delivers each rank's own part once, and of a ``fkat_data.DataLoader`` its share of the batches, on the accelerator's device. ``accelerator.save_state()`` and
-    ``load_state()`` include its place, to the microbatch. ``accelerator.accumulate`` knows its last microbatch, and
-    ``accelerator.skip_first_batches`` loads nothing that was delivered before. It takes one microbatch ahead.
+    A prepared loader delivers each rank's own part once, and of a ``fkat_data.DataLoader`` its share of the batches, on
+    the accelerator's device. ``accelerator.save_state()`` and ``load_state()`` include its place, to the microbatch.
+    ``accelerator.accumulate`` knows its last microbatch, and ``accelerator.skip_first_batches`` loads nothing that was
+    delivered before. It takes one microbatch ahead.
 
     Every rank calls this.
 

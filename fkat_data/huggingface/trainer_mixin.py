@@ -1,5 +1,6 @@
 """What makes the ``Trainer`` of transformers resume a loader of this library at its very next microbatch."""
 
+import os
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, cast
@@ -58,7 +59,9 @@ class ExactResumeMixin:
             if own is not None:
                 setattr(cls, own.__name__, _faced(own, role))
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+    def train(
+        self, resume_from_checkpoint: str | os.PathLike[str] | bool | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
         """Train; ``resume_from_checkpoint=True`` takes the newest whole checkpoint in ``output_dir``.
 
         Raises:
@@ -67,6 +70,7 @@ class ExactResumeMixin:
             RankMismatchError: Ranks have different numbers of microbatches.
             Exception: Whatever the Trainer raises.
         """
+        self._loader_states = {}  # those of a call that failed before its loaders were made
         if resume_from_checkpoint:
             found = last_checkpoint(self.args.output_dir or ".") if resume_from_checkpoint is True else None
             if is_own_loader(self.train_dataset) and resume_from_checkpoint is True and found is None:
@@ -74,7 +78,9 @@ class ExactResumeMixin:
                     "resume_from_checkpoint", True, f"a whole checkpoint in {self.args.output_dir}; there is none"
                 )
             resume_from_checkpoint = found or resume_from_checkpoint
-            if isinstance(resume_from_checkpoint, str):
+            if not isinstance(resume_from_checkpoint, bool):
+                # A path is one of a checkpoint to the Trainer, too.
+                resume_from_checkpoint = os.fspath(resume_from_checkpoint)
                 is_needed = is_own_loader(self.train_dataset)
                 self._loader_states = read_loaders(resume_from_checkpoint, is_needed=is_needed)
                 self._resumed_checkpoint = resume_from_checkpoint

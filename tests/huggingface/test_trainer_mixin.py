@@ -113,7 +113,7 @@ def test_every_checkpoint_resumes_to_the_same_data_and_weights(kind, tmp_path):
     for step in range(1, num_steps):
         resumed = trainer(tmp_path / "resumed", make(tmp_path / "streams"), save_strategy="no", **settings)
         Rows.loaded = 0
-        resumed.train(resume_from_checkpoint=str(tmp_path / "run" / f"checkpoint-{step}"))
+        resumed.train(resume_from_checkpoint=tmp_path / "run" / f"checkpoint-{step}")
         assert resumed.records == [record for record in run.records if record[0] >= step]
         assert weights(resumed) == weights(run)
         assert resumed.state.global_step == num_steps
@@ -161,6 +161,11 @@ def test_what_would_lose_data_is_refused(tmp_path):
         trainer(tmp_path, sharded(), max_steps=4, gradient_accumulation_steps=2).train(resume_from_checkpoint=True)
     with pytest.raises(ConfigurationError, match="ignore_data_skip"):
         trainer(tmp_path, sharded(), max_steps=4, ignore_data_skip=True).train(resume_from_checkpoint=True)
+    failed = trainer(tmp_path / "again", sharded(), max_steps=2, ignore_data_skip=True)
+    with pytest.raises(ConfigurationError, match="ignore_data_skip"):
+        failed.train(resume_from_checkpoint=tmp_path / "checkpoint-1")
+    failed.train()
+    assert failed.records == run.records
     with pytest.raises(ConfigurationError, match="auto_find_batch_size"):
         trainer(tmp_path, sharded(), max_steps=4, auto_find_batch_size=True).train()
     write_streams(tmp_path / "streams")
