@@ -56,7 +56,7 @@ def test_what_a_workflow_refers_to_is_there():
         assert workflow["permissions"] == {"contents": "read"}
         for job in workflow["jobs"].values():
             needs = job.get("needs", [])
-            assert {needs} if isinstance(needs, str) else set(needs) <= set(workflow["jobs"])
+            assert ({needs} if isinstance(needs, str) else set(needs)) <= set(workflow["jobs"])
             included = job.get("strategy", {}).get("matrix", {}).get("include", [{}])
             asked = set(re.findall(r"\$\{\{ matrix\.(\w+) \}\}", str(job)))
             assert all(asked == set(row) for row in included)
