@@ -1,13 +1,13 @@
 """The share of a loader's batches that one of several ranks delivers, as accelerate deals them out."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, cycle, islice
 from typing import Any, NamedTuple
 
 from fkat_data.distributed import gather
 from fkat_data.errors import ConfigurationError, RankMismatchError, StateMismatchError
 
-__all__ = ["Dealt", "RankShare", "agreed_state", "check_share", "shared_fields"]
+__all__ = ["Dealt", "RankShare", "agreed_state", "check_share", "first_state", "shared_fields"]
 
 _ALONE = {"num_ranks": 1, "even_batches": True, "split_batches": False}
 
@@ -132,13 +132,16 @@ def agreed_state(own: Mapping[str, Any], *, is_seed_given: bool) -> dict[str, An
         ConfigurationError: Ranks were given different seeds.
         RankMismatchError: Ranks have datasets of other lengths.
     """
-    of_ranks = gather((dict(own), is_seed_given))
-    first = of_ranks[0][0]
-    seeds = {state["seed"] for state, is_given in of_ranks if is_given}
-    if len(seeds) > 1:
-        raise ConfigurationError("seed", own["seed"], f"the same on all ranks, and not {sorted(seeds)}")
+    return first_state(gather((dict(own), is_seed_given)))
+
+
+def first_state(of_ranks: Sequence[tuple[dict[str, Any], bool]]) -> dict[str, Any]:
+    """Return the first state of those of all ranks, each with whether its seed was given; raise as ``agreed_state``."""
+    seeds = [state["seed"] if is_given else None for state, is_given in of_ranks]
+    if len(set(seeds)) > 1:
+        raise ConfigurationError("seed", seeds, "the same on all ranks")
     lengths = [state["sampler"].get("num_samples") for state, _ in of_ranks]
     if len(set(lengths)) > 1:
         per_rank = ", ".join(f"{length} on rank {rank}" for rank, length in enumerate(lengths))
         raise RankMismatchError("len(dataset)", per_rank)
-    return first
+    return of_ranks[0][0]
