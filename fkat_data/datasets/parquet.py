@@ -1,5 +1,6 @@
 """Read rows of Parquet files as tensors, by index or sequentially, one row group at a time."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -92,7 +93,8 @@ class ParquetDataset(_ParquetFiles, Dataset[dict[str, Any]]):
     Raises:
         ConfigurationError: ``paths`` is empty, or a file lacks a column.
         ShardNotFoundError: A file does not exist.
-        ShardCorruptError: A file is not a Parquet file, or its column types differ from those of the first file.
+        ShardCorruptError: A file is not a Parquet file, has two of the columns under one name, or its column types
+            differ from those of the first file.
     """
 
     # In the class itself: a subclass may have other samples.
@@ -202,8 +204,8 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
     Raises:
         ConfigurationError: An argument is invalid; during iteration, if a file lacks a column.
         ShardNotFoundError: During iteration, if a file does not exist.
-        ShardCorruptError: During iteration, if a file is not a Parquet file, a row group cannot be decoded, or the
-            column types differ from those of the first file.
+        ShardCorruptError: During iteration, if a file is not a Parquet file, a row group cannot be decoded, two of the
+            columns share a name, or the column types differ from those of the first file.
     """
 
     # In the class itself: a subclass may have other samples.
@@ -259,7 +261,12 @@ class _RowGroup(NamedTuple):
 
 
 def _check_columns(path: str, schema: Any, columns: list[str] | None, types: dict[str, Any], first_path: str) -> None:
-    present: dict[str, Any] = dict(zip(schema.names, schema.types, strict=True))
+    names: list[str] = schema.names
+    for name, count in Counter(names).items():
+        if count > 1 and (columns is None or name in columns):
+            reason = f"column {name!r} comes {count} times; choose columns without it with columns=[...]"
+            raise ShardCorruptError(path, reason, f"column {name!r}")
+    present: dict[str, Any] = dict(zip(names, schema.types, strict=True))
     for name in columns or types or present:
         if name not in present:
             raise ConfigurationError("columns", name, f"columns of {path}: {', '.join(present)}")

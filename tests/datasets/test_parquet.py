@@ -240,6 +240,16 @@ def test_a_missing_column_is_named_beside_those_that_exist(path):
         ParquetDataset(path, ["label", "token"])
 
 
+@pytest.mark.parametrize("make", [ParquetDataset, lambda *given: iter(IterableParquetDataset(*given)).__next__()])
+def test_two_columns_of_one_name_are_refused_unless_others_are_chosen(tmp_path, path, make):
+    twice = str(tmp_path / "twice.parquet")
+    pq.write_table(pa.table([[1, 2], [3, 4], [5, 6]], names=["label", "label", "text"]), twice)
+    for paths, columns in ((twice, None), (twice, ["text", "label"]), ([twice, path], ["label"])):
+        with pytest.raises(ShardCorruptError, match=r"twice\.parquet.*'label' comes 2 times"):
+            make(paths, columns)
+    make(twice, ["text"])
+
+
 def test_files_that_differ_in_a_columns_type_are_refused(tmp_path, path):
     pq.write_table(pa.table({"label": ["a"]}), tmp_path / "other.parquet")
     with pytest.raises(ShardCorruptError, match="'label' is string here and int64 in"):
