@@ -1,5 +1,6 @@
 """Statistics through OpenTelemetry's metrics."""
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ def export_to_open_telemetry(
 ) -> None:
     """Let OpenTelemetry read loaders' statistics whenever it collects metrics, in a thread of its own.
 
-    Sums are counters, states are gauges; the quantiles of waiting and making are gauges with the attribute
+    All numbers of a collection are of one moment. Sums are counters, states are gauges; the quantiles of waiting and making are gauges with the attribute
     ``quantile``, over all since the loader was made. Each has the attributes ``loader`` and ``rank``.
 
     Args:
@@ -34,13 +35,14 @@ def export_to_open_telemetry(
     meter = api.get_meter("fkat_data", meter_provider=meter_provider)
     known = watched(loaders)
     shared = {"rank": rank_and_world_size()[0], **(attributes or {})}
+    snapshot = _Snapshot(known)
     for metric in METRICS:
         create = meter.create_observable_counter if metric.is_total else meter.create_observable_gauge
-        read = _reader(api.Observation, known, shared, metric.field)
+        read = _reader(api.Observation, snapshot, shared, metric.field)
         create(open_telemetry_name(metric.name), [read], metric.unit, metric.text)
     for name in DURATIONS:
         title, text = HISTOGRAMS[name]
-        read = _quantile_reader(api.Observation, known, shared, name)
+        read = _quantile_reader(api.Observation, snapshot, shared, name)
         meter.create_observable_gauge(open_telemetry_name(title), [read], "s", text)
 
 
@@ -52,22 +54,43 @@ def open_telemetry_name(name: str) -> str:
 _Callback = Callable[[Any], Iterator[Any]]
 
 
-def _reader(observation: Any, loaders: WatchedLoaders, shared: Mapping[str, Any], field: str) -> _Callback:
+class _Snapshot(threading.local):
+    """The statistics that one collection reads, taken once for all of its numbers.
+
+    OpenTelemetry says nowhere when a collection begins. It asks for each number once, one after the other, in one
+    thread: a number that is asked for a second time belongs to the next collection.
+    """
+
+    def __init__(self, loaders: WatchedLoaders) -> None:
+        self._loaders = loaders
+        self._taken: list[tuple[str, LoaderStatistics]] = []
+        self._read: set[str] = set()
+
+    def of(self, field: str) -> list[tuple[str, LoaderStatistics]]:
+        """Return the loaders' names and statistics, for one number of the collection."""
+        if not self._read or field in self._read:
+            self._taken = list(present(self._loaders))
+            self._read.clear()
+        self._read.add(field)
+        return self._taken
+
+
+def _reader(observation: Any, snapshot: _Snapshot, shared: Mapping[str, Any], field: str) -> _Callback:
     def read(options: Any) -> Iterator[Any]:
         del options
-        for name, statistics in present(loaders):
+        for name, statistics in snapshot.of(field):
             yield observation(getattr(statistics, field), {"loader": name, **shared})
 
     return read
 
 
-def _quantile_reader(observation: Any, loaders: WatchedLoaders, shared: Mapping[str, Any], name: str) -> _Callback:
+def _quantile_reader(observation: Any, snapshot: _Snapshot, shared: Mapping[str, Any], name: str) -> _Callback:
     def values_s(statistics: LoaderStatistics) -> list[float]:
         return getattr(statistics, name).quantiles_s(*QUANTILES.values())
 
     def read(options: Any) -> Iterator[Any]:
         del options
-        for loader, statistics in present(loaders):
+        for loader, statistics in snapshot.of(name):
             for quantile, value_s in zip(QUANTILES, values_s(statistics), strict=True):
                 yield observation(value_s, {"loader": loader, "quantile": quantile, **shared})
 

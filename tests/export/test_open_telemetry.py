@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 from loader_examples import epoch, make
 
+from fkat_data import LoaderStatistics
 from fkat_data.errors import ConfigurationError
 from fkat_data.export import METRICS, export_to_open_telemetry
 from fkat_data.export.open_telemetry import open_telemetry_name
@@ -40,6 +41,37 @@ def test_what_is_collected_are_the_statistics():
     del loader
     assert not collected(reader)
     provider.shutdown()
+
+
+class CountedSource:
+    """A loader that delivers one microbatch each time it is asked."""
+
+    asked = 0
+
+    def statistics(self):
+        self.asked += 1
+        return LoaderStatistics(delivered=self.asked, produced=self.asked)
+
+
+def test_a_collection_asks_each_loader_once_and_shows_one_moment():
+    sdk = pytest.importorskip("opentelemetry.sdk.metrics")
+    export = pytest.importorskip("opentelemetry.sdk.metrics.export")
+    view = pytest.importorskip("opentelemetry.sdk.metrics.view")
+    readers = [export.InMemoryMetricReader() for _ in range(2)]
+    # The program may leave out numbers, here the first that is asked for.
+    dropped = view.View(instrument_name="fkat_data.delivered", aggregation=view.DropAggregation())
+    for views in ([], [dropped]):
+        source = CountedSource()
+        provider = sdk.MeterProvider(readers, views=views)
+        export_to_open_telemetry(source, provider)
+        for count in range(1, 7):
+            found = collected(readers[count % 2])
+            of_loader = {
+                value for (name, _), value in found.items() if name in ("fkat_data.delivered", "fkat_data.produced")
+            }
+            assert (source.asked, of_loader) == (count, {count})
+        provider.shutdown()
+        readers = [export.InMemoryMetricReader() for _ in range(2)]
 
 
 def test_no_two_numbers_share_a_name():
