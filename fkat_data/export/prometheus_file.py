@@ -1,5 +1,6 @@
 """A file with the present statistics, for node_exporter's textfile collector."""
 
+import contextlib
 import logging
 import os
 import re
@@ -20,6 +21,9 @@ __all__ = ["PrometheusFile"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
+# Those that this process writes; a fork of it writes none of them.
+_open_files: "weakref.WeakValueDictionary[tuple[int, Path], PrometheusFile]" = weakref.WeakValueDictionary()
+
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
@@ -27,17 +31,19 @@ class PrometheusFile:
     """Writes loaders' statistics to a file every ``interval_s``, from a thread; also a context manager.
 
     A reader always sees a whole file: each is written beside it and renamed. Every line has the labels ``loader``
-    and ``rank``. A file that cannot be written, when its disk is full, is one warning in the log; training goes on.
+    and ``rank``. A file that cannot be written, when its disk is full, is one warning in the log; training goes on. So
+    is a file that another process writes as well.
 
     Args:
         path: The file, whose name ends with ``.prom``. Each of several ranks writes its own: ``run-rank3.prom`` for
-            ``run.prom``.
+            ``run.prom``. Only one ``PrometheusFile`` of a process may write it at a time.
         loaders: A loader, or several by their names; none of them is kept alive.
         interval_s: Seconds between two files.
         labels: More labels of every line, for example the name of the run.
 
     Raises:
-        ConfigurationError: The file cannot be written, or an argument cannot work.
+        ConfigurationError: The file cannot be written, another ``PrometheusFile`` of this process writes it, or an
+            argument cannot work.
     """
 
     def __init__(
@@ -58,12 +64,18 @@ class PrometheusFile:
         """The file of this rank."""
         text = _Text(watched(loaders), {"rank": str(rank), **_checked(labels or {})})
         interval_s = arguments.seconds("interval_s", interval_s)
+        self._key = (os.getpid(), file.parent.resolve() / file.name)
+        if _open_files.setdefault(self._key, self) is not self:
+            free = "a file that no other PrometheusFile of this process writes: close that one, or give one of them all"
+            raise ConfigurationError("path", path, f"{free} loaders, as a dict with their names")
         try:
             text.write(file)
-        except OSError as error:
-            raise ConfigurationError("path", path, f"a file that can be written ({error})") from error
+        except BaseException as error:
+            del _open_files[self._key]
+            if isinstance(error, OSError):
+                raise ConfigurationError("path", path, f"a file that can be written ({error})") from error
+            raise
         self._text = text
-        self._pid = os.getpid()
         self._is_over = threading.Event()
         arguments_of_thread = (file, text, interval_s, self._is_over)
         self._thread = threading.Thread(
@@ -74,11 +86,12 @@ class PrometheusFile:
 
     def close(self) -> None:
         """Write the file a last time; it stays. Any number of calls."""
-        if self._is_over.is_set() or os.getpid() != self._pid:  # a fork has no such thread
+        if self._is_over.is_set() or os.getpid() != self._key[0]:  # a fork has no such thread
             return
         self._is_over.set()
         self._thread.join()
         _write(self.path, self._text)
+        _open_files.pop(self._key, None)
 
     def __enter__(self) -> Self:
         return self
@@ -91,13 +104,30 @@ class _Text:
     def __init__(self, loaders: WatchedLoaders, labels: Mapping[str, str]) -> None:
         self._loaders = loaders
         self._labels = labels
+        self._written: tuple[int, int] | None = None
+        self._has_company = False
         self.has_failed = False
 
     def write(self, path: Path) -> None:
         text = prometheus_text(({"loader": name, **self._labels}, now) for name, now in present(self._loaders))
+        found = _identity(path)
+        if None not in (self._written, found) and found != self._written and not self._has_company:
+            self._has_company = True
+            logger.warning(
+                "another process writes %s, too, so that it has the numbers of either: give each its own", path
+            )
         beside = path.with_name(f"{path.name}.{os.getpid()}")
         beside.write_text(text, encoding="utf-8")
         beside.replace(path)
+        self._written = _identity(path)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return what differs between two files that had the same name; None if there is none."""
+    with contextlib.suppress(OSError):
+        status = path.stat()
+        return status.st_ino, status.st_mtime_ns
+    return None
 
 
 def _write_often(path: Path, text: _Text, interval_s: float, is_over: threading.Event) -> None:

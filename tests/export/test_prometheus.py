@@ -1,4 +1,5 @@
 import dataclasses
+import gc
 import json
 import logging
 import re
@@ -150,6 +151,38 @@ def test_a_failure_is_said_once_and_the_last_file_stays(tmp_path, caplog):
     assert [record.getMessage() for record in caplog.records] == [
         f"the statistics cannot be written to {file.path}: OSError: no space left"
     ]
+
+
+def test_two_files_of_one_path_are_refused_until_the_first_is_closed_or_gone(tmp_path):
+    source = Source()
+    (tmp_path / "same").symlink_to(tmp_path)
+    with PrometheusFile(tmp_path / "run.prom", {"train": source}, interval_s=60) as file:
+        for path in ("run.prom", "same/run.prom"):
+            with pytest.raises(ConfigurationError, match=r"run\.prom.*no other PrometheusFile of this process writes"):
+                PrometheusFile(tmp_path / path, {"eval": source})
+        PrometheusFile(tmp_path / "other.prom", {"eval": source}).close()
+        assert 'loader="train"' in file.path.read_text()
+    unclosed = PrometheusFile(tmp_path / "run.prom", source, interval_s=60)
+    del unclosed
+    gc.collect()
+    PrometheusFile(tmp_path / "run.prom", source).close()
+    with pytest.raises(ConfigurationError, match="can be written"):
+        PrometheusFile(tmp_path / "nowhere" / "run.prom", source)
+    (tmp_path / "nowhere").mkdir()
+    PrometheusFile(tmp_path / "nowhere" / "run.prom", source).close()
+
+
+def test_another_writer_is_said_once(tmp_path, caplog):
+    path = tmp_path / "run.prom"
+    path.write_text("of an earlier run")
+    with caplog.at_level(logging.WARNING), PrometheusFile(path, Source(), interval_s=60) as file:
+        path.unlink()  # as an operator may do
+        for _ in range(3):
+            file._text.write(path)
+            file._text.write(path)
+            path.with_name("beside").write_text("theirs")
+            path.with_name("beside").replace(path)
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == [f"another process writes {path}"]
 
 
 @pytest.mark.parametrize(
