@@ -1,7 +1,7 @@
 """Convert files to a dataset of MDS shards."""
 
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from glob import escape, glob, has_magic
@@ -60,7 +60,8 @@ def convert(
             sample. Hidden files are left out.
         out: The dataset's place, as for ``MDSWriter``.
         kind: One of ``KINDS``; None: by file name.
-        columns: Encodings that replace those inferred from the data.
+        columns: Encodings that replace those inferred from the data. Of separated values, a text that an inferred number
+            would change, such as ``007``, is an error; a chosen number takes it for 7.
         only: The columns to keep; empty: all of them.
         nulls: What happens to null, and to an empty list of numbers, in a column whose encoding cannot store it.
             ``"refuse"``: it is an error. ``"json"``: the whole column is ``json``, in all files. Finding these columns
@@ -77,7 +78,8 @@ def convert(
         ConfigurationError: An argument is invalid, or a file's kind is unknown.
         FileExistsError: ``out`` is not empty.
         ShardNotFoundError: A file does not exist.
-        ShardCorruptError: A file is invalid.
+        ShardCorruptError: A file is invalid, or separated values have a text that does not fit its column's encoding.
+            The message names the row, the column and the text.
         SampleError: A row does not fit the encodings of its columns, or has a column that the first rows lack. The
             message names the column and the value, and notes name the file and the row.
     """
@@ -85,7 +87,7 @@ def convert(
     num_workers = arguments.integer("num_workers", num_workers, minimum=1)
     # A string is a sequence of strings, too.
     places = [paths] if isinstance(paths, (str, Path)) else paths
-    sources = [source for place in places for source in sources_of(place, kind, num_workers)]
+    sources = [source for place in places for source in sources_of(place, kind, num_workers, columns or ())]
     if not sources:
         raise ConfigurationError("paths", paths, "at least one file")
     chosen = _chosen(sources if allows_nulls else sources[:1], columns or {}, only, allows_nulls)
@@ -114,13 +116,16 @@ def convert(
         )
 
 
-def sources_of(path: str | Path, kind: Kind | None = None, num_workers: int = 1) -> list[RowSource]:
+def sources_of(
+    path: str | Path, kind: Kind | None = None, num_workers: int = 1, given: Collection[str] = ()
+) -> list[RowSource]:
     """Return the sources to convert at a path.
 
     Args:
         path: A file, a pattern of files, or a directory.
         kind: One of ``KINDS``; None: by file name.
         num_workers: The number of processes, which decides into how many parts a folder of samples is divided.
+        given: The columns whose encoding the user has chosen.
 
     Raises:
         ConfigurationError: The kind is unknown.
@@ -136,7 +141,7 @@ def sources_of(path: str | Path, kind: Kind | None = None, num_workers: int = 1)
         if kind == "folder" or not tables:
             num_parts = 1 if num_workers == 1 else num_workers * _PARTS_FOR_EACH_WORKER
             return list(FolderSource.parts_of(str(place), num_parts))
-        return [_source(str(file), kind or _kind_of(file)) for file in tables]
+        return [_source(str(file), kind or _kind_of(file), given) for file in tables]
     if not place.exists() and has_magic(str(place)):
         # What comes before the pattern is no pattern, whatever the working directory is called.
         here = f"{Path.cwd()}/"
@@ -145,8 +150,8 @@ def sources_of(path: str | Path, kind: Kind | None = None, num_workers: int = 1)
         files = sorted(glob(pattern, recursive=True), key=natural_key)  # noqa: PTH207 - see above
         if not files:
             raise ShardNotFoundError(str(place), "no file matches")
-        return [_source(file, kind or _kind_of(Path(file))) for file in files]
-    return [_source(str(place), kind or _kind_of(place))]
+        return [_source(file, kind or _kind_of(Path(file)), given) for file in files]
+    return [_source(str(place), kind or _kind_of(place), given)]
 
 
 def _kind_of(path: Path) -> str | None:
@@ -156,11 +161,11 @@ def _kind_of(path: Path) -> str | None:
     return _SUFFIXES.get(f".{suffixes[-1]}") if suffixes else None
 
 
-def _source(path: str, kind: str | None) -> RowSource:
+def _source(path: str, kind: str | None, given: Collection[str]) -> RowSource:
     makers: dict[str, Callable[[str], RowSource]] = {
         "jsonl": JsonLinesSource,
-        "csv": partial(SeparatedSource, separator=","),
-        "tsv": partial(SeparatedSource, separator="\t"),
+        "csv": partial(SeparatedSource, separator=",", given=given),
+        "tsv": partial(SeparatedSource, separator="\t", given=given),
         "parquet": ParquetSource,
         "arrow": ArrowSource,
         "tar": TarSource,
@@ -173,14 +178,14 @@ def _source(path: str, kind: str | None) -> RowSource:
 def _chosen(
     sources: Sequence[RowSource], columns: Mapping[str, str], only: Sequence[str], allows_nulls: bool
 ) -> dict[str, str]:
+    in_sources = [source.columns(allows_nulls=allows_nulls) for source in sources]
+    are_texts = all(isinstance(source, SeparatedSource) for source in sources)
     found: dict[str, str] = {}
-    for number, source in enumerate(sources):
-        in_source = source.columns(allows_nulls=allows_nulls)
-        for name in found | in_source:
-            if name not in in_source or (number and found.get(name) != in_source[name]):
-                found[name] = "json"
-            else:
-                found[name] = in_source[name]
+    for name in dict.fromkeys(name for in_source in in_sources for name in in_source):
+        first, *others = {in_source.get(name, "") for in_source in in_sources}
+        # In files of texts, a number is a text as well.
+        joined = "str" if are_texts and "str" in (first, *others) and "" not in (first, *others) else "json"
+        found[name] = joined if others else first
     for name in (*columns, *only):
         if name not in found:
             raise ConfigurationError("columns", name, f"one of {', '.join(map(repr, found))}")

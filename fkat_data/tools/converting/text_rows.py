@@ -3,10 +3,12 @@
 import contextlib
 import csv
 import json
+import math
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from typing import Any, cast
 
@@ -21,7 +23,7 @@ _LONGEST_FIELD = 1 << 30
 _ROWS = 1_000
 _LONGEST_REASON = 500
 #: A text that is no number, though Python parses it as one: a number would not keep its zeros, or its underscores.
-_NO_NUMBER = re.compile(r"\s*[+-]?(0\d|\d[\d.eE+-]*_)")
+_NO_NUMBER = re.compile(r"\s*[+-]?0\d|.*_")
 
 
 class JsonLinesSource(RowSource):
@@ -61,16 +63,21 @@ class SeparatedSource(RowSource):
     Args:
         path: The file, plain, gzip or zstd.
         separator: The character between values.
+        given: Columns whose encoding the user has chosen: their texts become numbers as Python makes them, ``007`` is 7.
+            In other columns, a number that would not keep its text is an error.
     """
 
-    def __init__(self, path: str, separator: str) -> None:
+    def __init__(self, path: str, separator: str, given: Collection[str] = ()) -> None:
         self.name = path
         self._separator = separator
+        self._given = frozenset(given)
+        self._of_texts: frozenset[str] = frozenset()
 
     def columns(self, *, allows_nulls: bool = False) -> dict[str, str]:
         """Return ``int``, ``float64`` or ``str`` for each column, inferred from the first 1,000 rows.
 
-        Texts that a number would not keep, such as ``00123`` and ``1_000``, are ``str``.
+        Texts that a number would not keep, such as ``00123``, ``1_000`` and a whole number that ``float64`` would
+        round, are ``str``.
 
         If they may have nulls, all rows count, and a column of numbers and empty texts is ``json``.
         """
@@ -79,7 +86,9 @@ class SeparatedSource(RowSource):
             for row in rows if allows_nulls else islice(rows, _ROWS):
                 for name, text in row.items():
                     columns.setdefault(name, TextKinds(allows_nulls)).add(text)
-        return {name: kinds.encoding for name, kinds in columns.items()}
+        found = {name: kinds.encoding for name, kinds in columns.items()}
+        self._of_texts = frozenset(name for name, encoding in found.items() if encoding == "str")
+        return found
 
     def names(self) -> Iterable[str]:
         """Return the names in the header."""
@@ -90,8 +99,11 @@ class SeparatedSource(RowSource):
                 raise ShardCorruptError(self.name, str(error)) from error
 
     def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """Yield the rows, with each text parsed for its column's encoding."""
-        parsers = {name: _parser_of(encoding) for name, encoding in columns.items()}
+        """Yield the rows, with each text parsed for its column's encoding.
+
+        In a ``json`` column that the user has not chosen, the texts of a column of texts stay texts.
+        """
+        parsers = {name: self._parser(name, encoding) for name, encoding in columns.items()}
         for number, row in enumerate(self._texts(), start=1):
             values: dict[str, Any] = {}
             for name, parse in parsers.items():
@@ -103,8 +115,20 @@ class SeparatedSource(RowSource):
                     values[name] = parse(row[name])
                 except ValueError as error:
                     place = f"row {number} (from 1, without the header), column {name!r}"
-                    raise ShardCorruptError.of_field(self.name, place, columns[name], row[name]) from error
+                    expected = columns[name]
+                    if name not in self._given:
+                        expected += (
+                            f", as other rows suggest; columns={{{name!r}: 'str'}} keeps all texts of the column"
+                        )
+                    raise ShardCorruptError.of_field(self.name, place, expected, row[name]) from error
             yield values
+
+    def _parser(self, name: str, encoding: str) -> Callable[[str], Any]:
+        if name in self._given:
+            return _parser_of(encoding, int, float)
+        if encoding == "json" and name in self._of_texts:
+            return str
+        return _parser_of(encoding, _exact_int, _exact_float)
 
     def _texts(self) -> Generator[dict[str, str]]:
         csv.field_size_limit(_LONGEST_FIELD)
@@ -139,7 +163,7 @@ class TextKinds:
         self._allows_nulls = allows_nulls
         self._has_null = False
         self._has_value = False
-        self._kinds: dict[Callable[[str], Any], ColumnKinds] = {int: ColumnKinds(), float: ColumnKinds()}
+        self._kinds: dict[Callable[[str], Any], ColumnKinds] = {_exact_int: ColumnKinds(), _exact_float: ColumnKinds()}
 
     def add(self, text: str) -> None:
         """Take a text into account."""
@@ -147,8 +171,6 @@ class TextKinds:
             self._has_null = True
             return
         self._has_value = True
-        if _NO_NUMBER.match(text):
-            self._kinds.clear()
         for parse in list(self._kinds):
             try:
                 self._kinds[parse].add(parse(text))
@@ -163,19 +185,36 @@ class TextKinds:
         return "json" if self._has_null else next(iter(self._kinds.values())).encoding
 
 
-def _parser_of(encoding: str) -> Callable[[str], Any]:
+def _parser_of(encoding: str, as_int: Callable[[str], int], as_float: Callable[[str], float]) -> Callable[[str], Any]:
     if encoding in ("int", "str_int") or encoding.startswith(("int", "uint")):
-        return int
+        return as_int
     if encoding.startswith("float") or encoding == "str_float":
-        return float
-    return str.encode if encoding == "bytes" else _json_value if encoding == "json" else str
+        return as_float
+    if encoding == "json":
+        return partial(_json_value, parsers=(json.loads, as_int, as_float))
+    return str.encode if encoding == "bytes" else str
 
 
-def _json_value(text: str) -> Any:
+def _exact_int(text: str) -> int:
+    if _NO_NUMBER.match(text):
+        raise ValueError(text)
+    return int(text)
+
+
+def _exact_float(text: str) -> float:
+    number = float(text)
+    is_rounded = text.strip().lstrip("+-").isdecimal() and number != int(text)
+    is_too_large = math.isinf(number) and "inf" not in text.lower()
+    if is_rounded or is_too_large or _NO_NUMBER.match(text):
+        raise ValueError(text)
+    return number
+
+
+def _json_value(text: str, parsers: Sequence[Callable[[str], Any]]) -> Any:
     """Return the value of a text of JSON; a number may be written as Python does, and nothing is null."""
     if not text:
         return None
-    for parse in (json.loads, int, float):
+    for parse in parsers:
         with contextlib.suppress(ValueError):
             return parse(text)
     raise ValueError(text)

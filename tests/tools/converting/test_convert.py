@@ -115,6 +115,58 @@ def test_texts_that_a_number_would_change_stay_texts(tmp_path):
     assert [(row["zip"], row["id"]) for row in read(tmp_path / "out")] == [("01234", "1_000"), ("94105", "7")]
 
 
+def converted_column(tmp_path, *files, **options):
+    """The column "a" of a dataset that is made of files with these texts in it, each text beside another column."""
+    tmp_path.mkdir(exist_ok=True)
+    paths = [tmp_path / f"rows.{number}.csv" for number in range(len(files))]
+    for path, texts in zip(paths, files, strict=True):
+        path.write_text("".join(f"{text},k\n" for text in ("a", *texts)) if texts else "b\nk\n")
+    convert(paths, tmp_path / "out", **options)
+    return [row["a"] for row in read(tmp_path / "out")]
+
+
+ONES, HALVES = ("1",) * 1_000, ("0.5",) * 1_000
+
+
+@pytest.mark.parametrize("text", ["007", "+007", "1_000", "7.0", "x", ""])
+def test_a_late_text_that_an_int_would_change_is_an_error(tmp_path, text):
+    with pytest.raises(ShardCorruptError, match=r"rows\.0\.csv'.* row 1001 .* column 'a' is '.*columns={'a': 'str'}"):
+        converted_column(tmp_path, (*ONES, text))
+
+
+@pytest.mark.parametrize("text", ["007.5", "9007199254740993", "1e999", "0_1.5"])
+def test_a_text_that_a_float_would_change_stays_or_is_an_error(tmp_path, text):
+    with pytest.raises(ShardCorruptError, match=r"rows\.0\.csv'.* row 1001 .* column 'a' is '"):
+        converted_column(tmp_path, (*HALVES, text))
+    assert converted_column(tmp_path / "again", ("0.5", text)) == ["0.5", text]
+
+
+def test_texts_of_numbers_keep_their_value(tmp_path):
+    texts = (*HALVES, " 7", "-0.0", "9007199254740992", "1e300", "inf", "nan")
+    found = converted_column(tmp_path, texts)[1_000:]
+    assert list(map(repr, map(float, found))) == [repr(float(text)) for text in texts[1_000:]]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "expected"), [("int", [1, 7]), ("float64", [1.0, 7.0]), ("json", [1, 7]), ("str", ["1", "007"])]
+)
+def test_a_chosen_encoding_takes_texts_as_python_does(tmp_path, encoding, expected):
+    assert converted_column(tmp_path, ("1", "007"), columns={"a": encoding}) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ((("1",), ("007",)), ["1", "007"]),
+        ((("1", ""), ("x",), ("2",)), ["1", "", "x", "2"]),
+        ((("1", ""), ("2.5",)), [1, None, 2.5]),
+        (((), ("007", "8"), ("7", "")), [None, "007", "8", 7, None]),  # the first file lacks the column
+    ],
+)
+def test_files_that_differ_keep_their_texts(tmp_path, files, expected):
+    assert converted_column(tmp_path, *files, nulls="json") == expected
+
+
 def test_several_processes_make_the_same_dataset(run_script, tmp_path):
     for number in range(3):
         (tmp_path / f"{number}.jsonl").write_bytes(json_lines(ROWS[10 * number : 10 * number + 10]))
