@@ -8,6 +8,7 @@ they start. It has no name, and the kernel frees it when the last process ends.
 import fcntl
 import mmap
 import os
+import threading
 import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -63,13 +64,16 @@ _NUM_TRAINERS = 128
 #: Enough for the epochs that one worker of an iterator may be ahead of another.
 _NUM_ITERATIONS = 512
 _COUNT_BYTES = 8
+# The lock of the page excludes other processes, and not other threads of its own. A signal's handler may come back here.
+_thread_turn = [threading.RLock()]
 _SIZE_BYTES = _COUNT_BYTES + _NUM_TRAINERS * _TRAINER.itemsize + _NUM_ITERATIONS * _ITERATION.itemsize
 
 
 class SharedResumePoint:
     """The resume points of the present iteration and of the next one, shared by a process and its workers.
 
-    Processes that hold copies of one dataset, such as ranks, count their iterations for themselves.
+    Processes that hold copies of one dataset, such as ranks, count their iterations for themselves. Threads of a process
+    may share it.
     """
 
     def __init__(self) -> None:
@@ -203,11 +207,12 @@ class SharedResumePoint:
 
     @contextmanager
     def _locked(self) -> Generator[None]:
-        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+        with _thread_turn[0]:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
     def __getstate__(self) -> dict[str, Any]:
         with self._locked():
@@ -239,7 +244,12 @@ def _announce_forked() -> None:
             point.announce(starting[0])
 
 
-os.register_at_fork(before=_announce_forked)
+def _renew_turn() -> None:
+    """Let a fork have its turn: the thread that had one at the fork is not there."""
+    _thread_turn[0] = threading.RLock()
+
+
+os.register_at_fork(before=_announce_forked, after_in_child=_renew_turn)
 
 
 def _is_free(process: npt.NDArray[np.int64]) -> bool:

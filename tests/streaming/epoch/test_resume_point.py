@@ -2,6 +2,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import threading
 
 import pytest
 
@@ -100,6 +101,37 @@ def test_what_is_forgotten_or_overtaken_is_refused_where_it_matters():
         quick.begin()
     with pytest.raises(StaleIteratorError, match="512"):
         slow.begin()
+
+
+def test_threads_of_a_process_wait_for_each_other():
+    shared = SharedResumePoint()
+    epochs = []
+    thread = threading.Thread(target=lambda: epochs.append(shared.begin().epoch))
+    with shared._locked():
+        thread.start()
+        thread.join(0.1)
+        assert (epochs, shared.begin().epoch) == ([], 0)  # the thread that has its turn may come again
+    thread.join()
+    assert epochs == [1]
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_fork_while_another_thread_has_its_turn_does_not_wait_for_it():
+    shared = SharedResumePoint()
+    has_turn, is_over = threading.Event(), threading.Event()
+
+    def hold():
+        with shared._locked():
+            has_turn.set()
+            is_over.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    has_turn.wait()
+    # The page's lock belongs to this process, so that the fork asks about a page of its own.
+    assert in_fork(lambda: SharedResumePoint().begin().epoch) == 0
+    is_over.set()
+    thread.join()
 
 
 def test_a_copy_has_its_own_resume_point():
