@@ -1,5 +1,6 @@
 """Say where files are: a path of this machine, or a URL."""
 
+import logging
 import os
 import re
 from hashlib import blake2s
@@ -9,7 +10,20 @@ from urllib.parse import unquote, urlsplit
 
 from fkat_data.errors import ConfigurationError
 
-__all__ = ["is_url", "machine_path", "path_of", "resolved", "user_cache_file"]
+__all__ = [
+    "LOST_AND_FOUND",
+    "is_url",
+    "machine_path",
+    "pass_over_unreadable",
+    "path_of",
+    "resolved",
+    "user_cache_file",
+]
+
+#: A folder that file systems make for their own repair, and that only the administrator may read. It holds no data.
+LOST_AND_FOUND = "lost+found"
+
+_logger = logging.getLogger(__name__)
 
 #: The beginning of a URL without ``//``, such as ``dbfs:/Volumes/data``, which would otherwise pass for a path.
 _HALF_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
@@ -70,6 +84,25 @@ def machine_path(argument: str, location: object, expected: str) -> Path:
     if path is None:
         raise ConfigurationError(argument, location, f"{expected}, and no URL")
     return path
+
+
+def pass_over_unreadable(folder: str, error: PermissionError) -> None:
+    """Leave out a folder below the one that the user has named, if it is hidden, with a warning.
+
+    Args:
+        folder: Its path.
+        error: What reading it has raised.
+
+    Raises:
+        PermissionError: It is not hidden: its files may be part of the data. A note says what helps.
+    """
+    if not Path(folder).name.startswith("."):
+        error.add_note(
+            "fkat_data: its files may be part of the data: let this user read the folder, or move it elsewhere "
+            "(hidden folders that cannot be read are left out)",
+        )
+        raise error
+    _logger.warning("%s is left out: it is hidden, and this user may not read it", folder)
 
 
 def user_cache_file(kind: str, location: str) -> Path:

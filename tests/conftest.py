@@ -2,9 +2,11 @@
 
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -29,6 +31,7 @@ for _number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 _SETTLE_S = 5.0
+_NOBODY = 65534
 
 
 def pytest_addoption(parser):
@@ -52,6 +55,37 @@ def pytest_collection():
         gc.enable()
         gc.collect()
         gc.freeze()
+
+
+def _allow(root):
+    for folder in (root / "closed").glob("*"):
+        folder.chmod(0o700)
+
+
+@pytest.fixture
+def forbidden():
+    """A folder with a file, and a function that adds a folder of a name which this process may not read."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        root.chmod(0o755)  # for the other user that root becomes: root may read everything
+        (root / "a.tar").touch()
+
+        def forbid(folder):
+            os.seteuid(os.getuid())
+            _allow(root)
+            shutil.rmtree(root / "closed", ignore_errors=True)
+            path = root / "closed" / folder
+            (path / "below").mkdir(parents=True)
+            (path / "b.tar").touch()
+            path.chmod(0)
+            if os.geteuid() == 0:
+                os.seteuid(_NOBODY)
+
+        try:
+            yield root, forbid
+        finally:
+            os.seteuid(os.getuid())
+            _allow(root)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 from fkat_data.arguments import boolean, integer
 from fkat_data.description import place_of
 from fkat_data.errors import ConfigurationError
+from fkat_data.location import LOST_AND_FOUND, pass_over_unreadable
 from fkat_data.notes import add_note
 from fkat_data.samplers.sequence import SequenceShardSampler, merge_uris
 
@@ -24,7 +25,8 @@ class FsShardSampler(SequenceShardSampler):
 
     Hidden files are skipped: any part of their path below ``uri`` starts with ``.`` or ``_``, such as ``_SUCCESS``,
     ``.part-0.crc`` or ``_temporary/part-0``. ``glob`` includes one if a part of the pattern that starts with the same
-    character matches the hidden part: ``_delta_log/*.json``.
+    character matches the hidden part: ``_delta_log/*.json``. On the local file system, ``lost+found`` is skipped, and
+    so are folders that start with ``.`` and may not be read, with a warning.
 
     Args:
         uri: A directory or a file: a local path, which may be relative or start with ``~``, or a URI such as
@@ -38,6 +40,7 @@ class FsShardSampler(SequenceShardSampler):
     Raises:
         ConfigurationError: An argument is invalid, ``uri`` does not exist, no file matches, or no installed file
             system opens ``uri``.
+        PermissionError: A local folder may not be read.
     """
 
     def __init__(
@@ -137,6 +140,8 @@ def files_below(
 ) -> Iterator[str]:
     """Yield the paths of the files in a directory. Links to files and directories are followed.
 
+    Below it, ``lost+found`` is left out, and so are hidden folders (``.snapshot``) that may not be read.
+
     Args:
         directory: The directory.
         recursive: Whether to yield those in its subdirectories, too.
@@ -149,11 +154,18 @@ def files_below(
     identity = (status.st_dev, status.st_ino)
     if identity in above:  # a link to one of its parents would never end
         return
-    with os.scandir(directory) as entries:
+    try:
+        listing = os.scandir(directory)
+    except PermissionError as error:
+        if not above:
+            raise
+        pass_over_unreadable(directory, error)
+        return
+    with listing as entries:
         for entry in entries:
             if not entry.is_dir():
                 yield entry.path
-            elif recursive:
+            elif recursive and entry.name != LOST_AND_FOUND:
                 yield from files_below(entry.path, above=above | {identity})
 
 

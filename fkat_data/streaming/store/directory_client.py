@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from fkat_data.background import in_thread
+from fkat_data.location import LOST_AND_FOUND, pass_over_unreadable
 from fkat_data.streaming.formats.files import file_size
 from fkat_data.streaming.store.client import ListedFile
 from fkat_data.streaming.store.timed import joined_version
@@ -43,7 +44,10 @@ class DirectoryClient:
         return in_thread(look, timeout_s)
 
     def listing(self, prefix: str, timeout_s: float) -> list[ListedFile]:
-        """Return the files whose names begin with ``prefix``; see ``Client``. Symbolic links are followed."""
+        """Return the files whose names begin with ``prefix``; see ``Client``. Symbolic links are followed.
+
+        Left out are ``lost+found``, and hidden folders that may not be read, unless ``prefix`` names them.
+        """
         found: list[ListedFile] = []
         seen: set[tuple[int, int]] = set()
         folders = [prefix.rpartition("/")[0]]
@@ -68,6 +72,11 @@ class DirectoryClient:
             entries = list(os.scandir(self._directory / folder))
         except (FileNotFoundError, NotADirectoryError):
             return below, files, (-1, -1)
+        except PermissionError as error:
+            if prefix.startswith(folder):
+                raise
+            pass_over_unreadable(str(self._directory / folder), error)
+            return below, files, (-1, -1)
         for entry in entries:
             name = f"{folder}/{entry.name}" if folder else entry.name
             if not name.startswith(prefix):
@@ -80,7 +89,8 @@ class DirectoryClient:
                     raise
                 continue
             if stat.S_ISDIR(found.st_mode):
-                below.append(name)
+                if entry.name != LOST_AND_FOUND or prefix.startswith(name):
+                    below.append(name)
             else:
                 files.append(ListedFile(name, found.st_size, str(found.st_mtime_ns)))
         return below, files, (status.st_dev, status.st_ino)

@@ -29,7 +29,7 @@ class FolderSource(RowSource):
 
         Raises:
             ShardNotFoundError: The folder has no files.
-            OSError: A folder in it cannot be read.
+            OSError: A folder in it cannot be read and is not hidden.
         """
         paths = (PurePath(path).relative_to(root) for path in files_below(root))
         names = sorted(path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts))
