@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 
 from fkat_data.worker.child import has_stdout, raised
 
-__all__ = ["OwnFork", "fork", "stop_idle_threads"]
+__all__ = ["OwnFork", "fork", "num_threads", "stop_idle_threads"]
 
 _FAILED = 1
 
@@ -68,9 +68,15 @@ def fork(body: Callable[[Sequence[int], AbstractSet[int]], object], descriptors:
     return forked
 
 
+def num_threads() -> int:
+    """Return the number of threads of this process, those of libraries included."""
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - their number is enough
+
+
 def stop_idle_threads() -> None:
     """Have libraries stop threads that wait for work: OpenBLAS does at a fork, and starts them again when needed."""
-    _fork(lambda _: os._exit(0)).wait()
+    if num_threads() > 1:
+        _fork(lambda _: os._exit(0)).wait()
 
 
 def _fork(body: Callable[[AbstractSet[int]], object]) -> OwnFork:

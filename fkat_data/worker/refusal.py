@@ -15,7 +15,7 @@ from fkat_data.errors import FkatDataError
 from fkat_data.modes import has_modes
 from fkat_data.worker.inheritance import is_fork, own_hash_seed
 from fkat_data.worker.main import is_worker
-from fkat_data.worker.own_fork import stop_idle_threads
+from fkat_data.worker.own_fork import num_threads, stop_idle_threads
 from fkat_data.worker.spawn import has_workers
 from fkat_data.worker.template_process import has_templates
 
@@ -89,14 +89,9 @@ def _threads() -> Iterator[str]:
     others = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     if others:
         yield f"other threads run ({', '.join(others)}), whose locks a fork would never see released"
-    if _num_tasks() > 1:
-        stop_idle_threads()
-    if _num_tasks() > 1:
+    stop_idle_threads()
+    if num_threads() > 1:
         yield (
-            f"{_num_tasks() - 1} threads of libraries run, whose locks a fork would never see released; libraries start "
+            f"{num_threads() - 1} threads of libraries run, whose locks a fork would never see released; libraries start "
             "them when something is computed"
         )
-
-
-def _num_tasks() -> int:
-    return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - their number is enough

@@ -29,6 +29,7 @@ import torch
 from fkat_data.worker.birth import BIRTH, DEATH, IS_BORN, IS_DEAD, MOST_DESCRIPTORS, WorkerDescriptors, WorkerRequest
 from fkat_data.worker.child import popen_interpreter
 from fkat_data.worker.lifeline import bind
+from fkat_data.worker.own_fork import num_threads, stop_idle_threads
 
 __all__ = ["end_process", "leave", "run"]
 
@@ -47,7 +48,7 @@ def run(control: socket.socket, lifeline: int) -> tuple[mmap.mmap, int, int, int
         The arguments of the worker's ``main``, the settings still with what comes before ``WorkerSettings``.
     """
     chosen = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent that ignores it never hears of an exit code
-    _stop_threads()
+    stop_idle_threads()
     # Workers import what was written since. In each of them, this would write to 350 pages, and so copy them.
     importlib.invalidate_caches()
     # What is there now stays: a collection of garbage in a worker would write to its pages, and so copy them.
@@ -209,7 +210,7 @@ class _Template:
         try:
             if _is_readable(descriptors.birth):  # shut down: the trainer does not want the worker any more
                 birth.close()
-            elif _num_threads() == 1:
+            elif num_threads() == 1:
                 pid = os.fork()
                 if pid == 0:
                     birth.close()
@@ -290,19 +291,6 @@ def _execute(request: WorkerRequest, descriptors: WorkerDescriptors) -> "subproc
     )
     request.surroundings.impose(process.pid)
     return process
-
-
-def _num_threads() -> int:
-    return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - their number is enough
-
-
-def _stop_threads() -> None:
-    """Have libraries stop threads that wait for work: OpenBLAS does at a fork, and starts them again when needed."""
-    if _num_threads() > 1:
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        os.waitpid(pid, 0)
 
 
 def _is_readable(descriptor: int) -> bool:
