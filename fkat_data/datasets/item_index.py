@@ -1,13 +1,13 @@
 """Normalize indices as a list does, and read several items of a dataset at once."""
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["counted_from_start", "counted_from_starts", "is_map_style", "items_at"]
+__all__ = ["counted_from_start", "counted_from_starts", "in_parts", "is_map_style", "items_at"]
 
 
 def counted_from_start(index: int, length: int) -> int:
@@ -46,6 +46,27 @@ def counted_from_starts(indices: Sequence[int], length: int, noun: str) -> npt.N
     if outside.any():
         raise IndexError(f"index {int(numbers[outside][0])} is out of range for a dataset of {length} {noun}s")
     return np.where(found < 0, found + length, found)
+
+
+def in_parts(
+    items: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> Iterator[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    """Yield the parts that items are in: a part, which of the items are in it, and their numbers within the part.
+
+    Args:
+        items: Numbers of items, from the start of all parts.
+        ends: For each part, the number of items up to its end.
+    """
+    if not len(items):
+        return
+    part_of_item = np.searchsorted(ends, items, side="right")
+    part = int(part_of_item[0])
+    if np.count_nonzero(part_of_item == part) == len(items):  # most often, and quicker
+        yield part, np.arange(len(items)), items - ends[part - 1] if part else items
+        return
+    for part in cast("list[int]", np.unique(part_of_item).tolist()):
+        positions = np.flatnonzero(part_of_item == part)
+        yield part, positions, items[positions] - ends[part - 1] if part else items[positions]
 
 
 def is_map_style(dataset: object) -> bool:

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from fkat_data import arguments
 from fkat_data.counted_file import CountedFile
-from fkat_data.datasets.item_index import counted_from_starts
+from fkat_data.datasets.item_index import counted_from_starts, in_parts
 from fkat_data.datasets.line_index import LineIndex, lines_of
 from fkat_data.datasets.opening import locations_of
 from fkat_data.datasets.text_file import TextFile
@@ -116,13 +116,10 @@ class JsonDataset(_JsonFiles, Dataset[Any]):
             ShardCorruptError: A line is not valid JSON.
         """
         samples = counted_from_starts(indices, len(self), "sample")
-        file_of_sample = np.searchsorted(self._ends, samples, side="right")
         found: list[Any] = [None] * len(samples)
-        for file_number in cast("list[int]", np.unique(file_of_sample).tolist()):
-            positions = np.flatnonzero(file_of_sample == file_number)
-            first = int(self._ends[file_number]) - self._indices[file_number].num_lines
-            lines = cast("list[int]", (samples[positions] - first).tolist())
-            for position, line in zip(positions.tolist(), self._lines(file_number, lines), strict=True):
+        for file_number, positions, numbers in in_parts(samples, self._ends):
+            lines = self._lines(file_number, cast("list[int]", numbers.tolist()))
+            for position, line in zip(positions.tolist(), lines, strict=True):
                 found[position] = line
         return found
 

@@ -4,16 +4,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from fkat_data import arguments
 from fkat_data.arrow_column import ArrowColumn, rows_of
 from fkat_data.counted_file import CountedFile
-from fkat_data.datasets.item_index import counted_from_starts
+from fkat_data.datasets.item_index import counted_from_starts, in_parts
 from fkat_data.datasets.last_used import LastUsed
 from fkat_data.datasets.opening import local_path, locations_of, names_of, open_uri
 from fkat_data.description import Described, place_of
@@ -147,23 +146,8 @@ class ParquetDataset(_ParquetFiles, Dataset[dict[str, Any]]):
             ShardCorruptError: A row group cannot be decoded.
         """
         rows = counted_from_starts(indices, len(self), "row")
-        return rows_of(len(rows), self._parts(rows))
-
-    def _parts(
-        self, rows: npt.NDArray[np.int64]
-    ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], dict[str, ArrowColumn]]]:
-        if not len(rows):
-            return
-        group_of_row = np.searchsorted(self._ends, rows, side="right")
-        group_index = int(group_of_row[0])
-        if np.count_nonzero(group_of_row == group_index) == len(rows):
-            first_row = int(self._ends[group_index]) - self._groups[group_index].num_rows
-            yield rows, rows - first_row if first_row else rows, self._decoded(group_index)
-            return
-        for group_index in cast("list[int]", np.unique(group_of_row).tolist()):
-            positions = np.flatnonzero(group_of_row == group_index)
-            first_row = int(self._ends[group_index]) - self._groups[group_index].num_rows
-            yield positions, rows[positions] - first_row, self._decoded(group_index)
+        parts = in_parts(rows, self._ends)
+        return rows_of(len(rows), ((positions, within, self._decoded(group)) for group, positions, within in parts))
 
     def _file(self, file_index: int) -> Any:
         return self._files.get(file_index, partial(_open, self.paths[file_index], self.storage_options))

@@ -11,7 +11,7 @@ from fkat_data import arguments
 from fkat_data.archives.member_decoding import DECODERS, UNSAFE, DecoderName, checked_decode, decoder_names
 from fkat_data.archives.tar_samples import KEY, URL, TarIndex
 from fkat_data.counted_file import CountedFile
-from fkat_data.datasets.item_index import counted_from_starts
+from fkat_data.datasets.item_index import counted_from_starts, in_parts
 from fkat_data.datasets.last_used import LastUsed
 from fkat_data.datasets.opening import locations_of, names_of
 from fkat_data.datasets.ranged_file import RangedFile
@@ -119,14 +119,11 @@ class TarDataset(Described, Dataset[dict[str, Any]]):
             ShardCorruptError: A member cannot be decoded, or a file was replaced by a shorter one.
         """
         numbers = counted_from_starts(indices, len(self), "sample")
-        file_of_sample = np.searchsorted(self._ends, numbers, side="right")
         found: list[Any] = [None] * len(numbers)
-        for file_number in cast("list[int]", np.unique(file_of_sample).tolist()):
+        for file_number, positions, rows in in_parts(numbers, self._ends):
             index, path, file = self._indices[file_number], self.paths[file_number], self._file(file_number)
-            positions = np.flatnonzero(file_of_sample == file_number)
-            first = int(self._ends[file_number]) - len(index.keys)
-            rows = cast("list[int]", (numbers[positions] - first).tolist())
-            values = [index.values(path, name, rows, file.read, self._decoder(name)) for name in self.columns]
+            chosen = cast("list[int]", rows.tolist())
+            values = [index.values(path, name, chosen, file.read, self._decoder(name)) for name in self.columns]
             for position, *sample in zip(positions.tolist(), *values, strict=True):
                 found[position] = dict(zip(self.columns, sample, strict=True))
         return found
