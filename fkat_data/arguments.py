@@ -106,16 +106,18 @@ def seconds(argument: str, value: object) -> float:
     return positive(argument, value, "a number of seconds greater than 0")
 
 
-def saved_integer(field: str, value: object, *, minimum: int | None = None) -> int:
-    """Return the value of a saved state's field as an int of at least ``minimum``.
+def saved_integer(
+    field: str, value: object, *, minimum: int | None = None, maximum: int | None = None, hint: str = ""
+) -> int:
+    """Return the value of a saved state's field as an int from ``minimum`` to ``maximum``, both inclusive.
 
     Raises:
-        StateMismatchError: ``value`` is not such an integer.
+        StateMismatchError: ``value`` is not such an integer; with the likely cause as its ``hint``.
     """
     try:
-        return integer(field, value, minimum=minimum)
+        return integer(field, value, minimum=minimum, maximum=maximum)
     except ConfigurationError as error:
-        raise StateMismatchError(field, value, f"<{error.expected}>") from None
+        raise StateMismatchError(field, value, f"<{error.expected}>", hint) from None
 
 
 def saved_numbers(state_dict: object, present: Mapping[str, int], kind: str) -> list[int]:

@@ -24,8 +24,8 @@ Plain values, if the states of the user's own samplers and datasets are.
 from collections.abc import Mapping
 from typing import Any, cast
 
-from fkat_data.arguments import integer
-from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.arguments import saved_integer
+from fkat_data.errors import StateMismatchError
 
 __all__ = ["VERSION", "checked_loader_state", "state_at_epoch", "state_of_rank"]
 
@@ -104,8 +104,5 @@ def _check_strands(state: Mapping[str, Any]) -> None:
 
 
 def _check_count(state: Mapping[str, Any], field: str) -> None:
-    try:
-        integer(field, state.get(field), minimum=None if field == "seed" else 0)
-    except ConfigurationError as error:
-        saved = state.get(field, "<missing>")
-        raise StateMismatchError(field, saved, f"<{error.expected}>", _NOT_A_STATE) from None
+    minimum = None if field == "seed" else 0
+    saved_integer(field, state.get(field, "<missing>"), minimum=minimum, hint=_NOT_A_STATE)

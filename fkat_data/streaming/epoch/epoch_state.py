@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from fkat_data.arguments import integer
-from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.arguments import saved_integer
+from fkat_data.errors import StateMismatchError
 from fkat_data.streaming.epoch.resume_point import LARGEST_NUMBER, ResumePoint
 from fkat_data.streaming.order.epoch_order import OrderSettings
 from fkat_data.streaming.order.partition import Grid
@@ -119,7 +119,4 @@ def _grid(state: Mapping[str, Any]) -> Grid | None:
 
 
 def _number(state: Mapping[str, Any], field: str, minimum: int) -> int:
-    try:
-        return integer(field, state[field], minimum=minimum, maximum=LARGEST_NUMBER)
-    except ConfigurationError as error:
-        raise StateMismatchError(field, state[field], f"<{error.expected}>") from None
+    return saved_integer(field, state[field], minimum=minimum, maximum=LARGEST_NUMBER)
