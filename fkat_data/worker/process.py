@@ -25,6 +25,7 @@ from fkat_data.worker.inheritance import Surroundings
 from fkat_data.worker.monitor import WorkerMonitor
 from fkat_data.worker.ship import Shipment
 from fkat_data.worker.template_process import TemplateProcess
+from fkat_data.worker.trainers_end import new_lifeline
 
 __all__ = ["STACK_SIGNAL", "WorkerProcess"]
 
@@ -83,10 +84,10 @@ class WorkerProcess:
     ) -> None:
         self._stacks = stacks
         self._template = template
-        lifeline_descriptor, lifeline_end = os.pipe()
+        lifeline_descriptor, self._lifeline = new_lifeline()
         stderr_end, stderr = os.pipe()
-        # Objects: they close once, however often an interrupted call is repeated, and when nothing holds them.
-        self._lifeline, self._stderr = io.FileIO(lifeline_end, "w"), io.FileIO(stderr_end)
+        # An object: it closes once, however often an interrupted call is repeated, and when nothing holds it.
+        self._stderr = io.FileIO(stderr_end)
         descriptors = (shipment.settings, channel, page, lifeline_descriptor, stacks)
         try:
             self._child = _start(worker_index, descriptors, stderr, shipment.folder, template)

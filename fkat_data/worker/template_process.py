@@ -22,6 +22,7 @@ from fkat_data.errors import ConfigurationError, FkatDataError
 from fkat_data.worker.child import SpawnedChild, Waitable, popen_interpreter
 from fkat_data.worker.inheritance import Heritage, heritage, import_paths
 from fkat_data.worker.monitor import WorkerMonitor
+from fkat_data.worker.trainers_end import new_lifeline
 
 __all__ = [
     "READY",
@@ -87,10 +88,10 @@ class TemplateProcess:
         self._users: list[weakref.ref[object]] = []
         self._has_started_one = self._is_unfit = False
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        lifeline_descriptor, lifeline_end = os.pipe()
+        lifeline_descriptor, self._lifeline = new_lifeline()
         stderr_end, stderr = os.pipe()
-        # Objects: they close once, however often an interrupted call is repeated, and when nothing holds them.
-        self._lifeline, self._stderr = io.FileIO(lifeline_end, "w"), io.FileIO(stderr_end)
+        # An object: it closes once, however often an interrupted call is repeated, and when nothing holds it.
+        self._stderr = io.FileIO(stderr_end)
         try:
             start = _spawn if fork is None else fork
             self._child = SpawnedChild(start(theirs.fileno(), lifeline_descriptor, stderr))

@@ -1,0 +1,35 @@
+"""The trainer's end of a lifeline, which no fork of the trainer keeps: the worker would live for as long as the fork."""
+
+import io
+import os
+import threading
+import weakref
+
+__all__ = ["new_lifeline"]
+
+# Held during a fork: otherwise the fork of another thread could take over an end that is not listed here yet.
+_guard = threading.RLock()
+_ends: "weakref.WeakSet[io.FileIO]" = weakref.WeakSet()
+
+
+def new_lifeline() -> tuple[int, io.FileIO]:
+    """Return the two ends of a new lifeline: the descriptor for the worker, and the trainer's end.
+
+    Raises:
+        OSError: No descriptor is left.
+    """
+    with _guard:
+        descriptor, number = os.pipe()
+        # An object: it closes once, however often an interrupted call is repeated, and when nothing holds it.
+        end = io.FileIO(number, "w")
+        _ends.add(end)
+    return descriptor, end
+
+
+def _close_in_child() -> None:
+    for end in list(_ends):
+        end.close()
+    _guard.release()
+
+
+os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_close_in_child)
