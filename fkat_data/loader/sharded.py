@@ -260,7 +260,11 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         yield "dp_rank", self._identity.dp_rank
 
     def load_batch(self) -> None:
-        """Start to move the next microbatch to the device, without waiting; begins an epoch if none is under way."""
+        """Start to move the next microbatch to the device, without waiting; begins an epoch if none is under way.
+
+        Nothing moves yet where it has not arrived, or where a shard without microbatches, or one that is skipped, ends
+        before it: then the call that returns the microbatch moves it. What comes, and in which order, is the same.
+        """
         self._begin_if_over()
         self._delivery.prefetch()
 

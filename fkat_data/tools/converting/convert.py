@@ -60,8 +60,8 @@ def convert(
             sample. Hidden files are left out.
         out: The dataset's place, as for ``MDSWriter``.
         kind: One of ``KINDS``; None: by file name.
-        columns: Encodings that replace those inferred from the data. Of separated values, a text that an inferred number
-            would change, such as ``007``, is an error; a chosen number takes it for 7.
+        columns: Encodings that replace those inferred from the data. An inferred number keeps every value: of
+            separated values, a later ``007`` is an error, and a chosen ``int`` takes it for 7.
         only: The columns to keep; empty: all of them.
         nulls: What happens to null, and to an empty list of numbers, in a column whose encoding cannot store it.
             ``"refuse"``: it is an error. ``"json"``: the whole column is ``json``, in all files. Finding these columns
@@ -163,7 +163,7 @@ def _kind_of(path: Path) -> str | None:
 
 def _source(path: str, kind: str | None, given: Collection[str]) -> RowSource:
     makers: dict[str, Callable[[str], RowSource]] = {
-        "jsonl": JsonLinesSource,
+        "jsonl": partial(JsonLinesSource, given=given),
         "csv": partial(SeparatedSource, separator=",", given=given),
         "tsv": partial(SeparatedSource, separator="\t", given=given),
         "parquet": ParquetSource,

@@ -1,36 +1,38 @@
 """Read JSON lines, and separated values as spreadsheets write them."""
 
-import contextlib
 import csv
 import json
-import math
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import partial
 from itertools import islice
 from typing import Any, cast
 
 from fkat_data.errors import ShardCorruptError
-from fkat_data.tools.converting.inference import ColumnKinds, columns_of_rows
+from fkat_data.tools.converting.inference import columns_of_rows
 from fkat_data.tools.converting.row_source import RowSource
 from fkat_data.tools.converting.text_input import opened, opened_as_text
+from fkat_data.tools.converting.text_numbers import TextKinds, exact_float, exact_int, is_kept, parser_of
 
-__all__ = ["JsonLinesSource", "SeparatedSource", "TextKinds"]
+__all__ = ["JsonLinesSource", "SeparatedSource"]
 
 _LONGEST_FIELD = 1 << 30
 _ROWS = 1_000
 _LONGEST_REASON = 500
-#: A text that is no number, though Python parses it as one: a number would not keep its zeros, or its underscores.
-_NO_NUMBER = re.compile(r"\s*[+-]?0\d|.*_")
 
 
 class JsonLinesSource(RowSource):
-    """A file of JSON lines, plain, gzip (``.gz``) or zstd (``.zst``, ``.zstd``). Blank lines are ignored."""
+    """A file of JSON lines, plain, gzip (``.gz``) or zstd (``.zst``, ``.zstd``). Blank lines are ignored.
 
-    def __init__(self, path: str) -> None:
+    Args:
+        path: The file.
+        given: Columns whose encoding the user has chosen: it decides what becomes of true, false and large numbers.
+            In other columns, a value that a number would change is an error.
+    """
+
+    def __init__(self, path: str, given: Collection[str] = ()) -> None:
         self.name = path
+        self._given = frozenset(given)
 
     def columns(self, *, allows_nulls: bool = False) -> dict[str, str]:
         """Return encodings inferred from the first 1,000 rows, or from all if they may have nulls."""
@@ -40,7 +42,17 @@ class JsonLinesSource(RowSource):
     def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """Yield the objects. A missing key of a ``json`` column is null."""
         absent = {name: None for name, encoding in columns.items() if encoding == "json"}
-        for row in self._objects():
+        numbers = {
+            name: encoding
+            for name, encoding in columns.items()
+            if encoding in ("int", "float64") and name not in self._given
+        }
+        for number, row in enumerate(self._objects(), start=1):
+            for name, encoding in numbers.items():
+                if not is_kept(row.get(name), encoding):
+                    expected = f"{encoding}, as other rows suggest; columns={{{name!r}: 'json'}} keeps all values"
+                    place = f"row {number} (from 1), column {name!r}"
+                    raise ShardCorruptError.of_field(self.name, place, expected, row[name])
             yield {**absent, **row}
 
     def _objects(self) -> Generator[dict[str, Any]]:
@@ -125,10 +137,10 @@ class SeparatedSource(RowSource):
 
     def _parser(self, name: str, encoding: str) -> Callable[[str], Any]:
         if name in self._given:
-            return _parser_of(encoding, int, float)
+            return parser_of(encoding, int, float)
         if encoding == "json" and name in self._of_texts:
             return str
-        return _parser_of(encoding, _exact_int, _exact_float)
+        return parser_of(encoding, exact_int, exact_float)
 
     def _texts(self) -> Generator[dict[str, str]]:
         csv.field_size_limit(_LONGEST_FIELD)
@@ -150,71 +162,3 @@ class SeparatedSource(RowSource):
         for name, count in Counter(names).items():
             if count > 1:
                 raise ShardCorruptError(self.name, f"column {name!r} comes {count} times")
-
-
-class TextKinds:
-    """The narrowest encoding that stores the texts of a column as numbers, or as texts.
-
-    Args:
-        allows_nulls: Whether an empty text among numbers is null.
-    """
-
-    def __init__(self, allows_nulls: bool) -> None:
-        self._allows_nulls = allows_nulls
-        self._has_null = False
-        self._has_value = False
-        self._kinds: dict[Callable[[str], Any], ColumnKinds] = {_exact_int: ColumnKinds(), _exact_float: ColumnKinds()}
-
-    def add(self, text: str) -> None:
-        """Take a text into account."""
-        if self._allows_nulls and not text:
-            self._has_null = True
-            return
-        self._has_value = True
-        for parse in list(self._kinds):
-            try:
-                self._kinds[parse].add(parse(text))
-            except ValueError:
-                del self._kinds[parse]
-
-    @property
-    def encoding(self) -> str:
-        """The encoding."""
-        if not self._kinds or not self._has_value:
-            return "str"
-        return "json" if self._has_null else next(iter(self._kinds.values())).encoding
-
-
-def _parser_of(encoding: str, as_int: Callable[[str], int], as_float: Callable[[str], float]) -> Callable[[str], Any]:
-    if encoding in ("int", "str_int") or encoding.startswith(("int", "uint")):
-        return as_int
-    if encoding.startswith("float") or encoding == "str_float":
-        return as_float
-    if encoding == "json":
-        return partial(_json_value, parsers=(json.loads, as_int, as_float))
-    return str.encode if encoding == "bytes" else str
-
-
-def _exact_int(text: str) -> int:
-    if _NO_NUMBER.match(text):
-        raise ValueError(text)
-    return int(text)
-
-
-def _exact_float(text: str) -> float:
-    number = float(text)
-    is_rounded = text.strip().lstrip("+-").isdecimal() and number != int(text)
-    is_too_large = math.isinf(number) and "inf" not in text.lower()
-    if is_rounded or is_too_large or _NO_NUMBER.match(text):
-        raise ValueError(text)
-    return number
-
-
-def _json_value(text: str, parsers: Sequence[Callable[[str], Any]]) -> Any:
-    """Return the value of a text of JSON; a number may be written as Python does, and nothing is null."""
-    if not text:
-        return None
-    for parse in parsers:
-        with contextlib.suppress(ValueError):
-            return parse(text)
-    raise ValueError(text)

@@ -141,6 +141,16 @@ def test_a_text_that_a_float_would_change_stays_or_is_an_error(tmp_path, text):
     assert converted_column(tmp_path / "again", ("0.5", text)) == ["0.5", text]
 
 
+@pytest.mark.parametrize(("first", "late"), [("1", "true"), ("0.5", "false"), ("0.5", "9007199254740993")])
+def test_a_late_value_of_json_that_a_number_would_change_is_an_error(tmp_path, first, late):
+    lines = [f'{{"a": {value}}}' for value in (first, *(first,) * 1_000, late)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    with pytest.raises(ShardCorruptError, match=r"rows\.jsonl'.* row 1002 .* column 'a' is .*columns={'a': 'json'}"):
+        convert(tmp_path / "rows.jsonl", tmp_path / "out")
+    convert(tmp_path / "rows.jsonl", tmp_path / "out", columns={"a": "json"})
+    assert read(tmp_path / "out")[-1] == {"a": json.loads(late)}
+
+
 def test_texts_of_numbers_keep_their_value(tmp_path):
     texts = (*HALVES, " 7", "-0.0", "9007199254740992", "1e300", "inf", "nan")
     found = converted_column(tmp_path, texts)[1_000:]
