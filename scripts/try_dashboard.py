@@ -32,7 +32,7 @@ from fkat_data import ShardedDataLoader
 from fkat_data.export import PrometheusFile
 
 ROOT = Path(__file__).parents[1]
-DASHBOARD = ROOT / "docs" / "dashboards" / "fkat_data.json"
+DASHBOARD = ROOT / "docs/dashboards/fkat_data.json"
 PAGE = ROOT / "docs" / "howto" / "monitor.md"
 SCRAPE_S = 1
 RUN_S = 15.0
