@@ -9,6 +9,7 @@ import copy
 import marshal
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sized
+from itertools import islice
 from typing import Any, cast
 
 import torch
@@ -169,9 +170,9 @@ class DrawnPlan(ShardPlan):
         self._is_stale = False
         streams = ShardStreams.of(self._seed, 0, epoch, 0)
         self._generators = OwnGenerators(int.from_bytes(streams.key[:8], "little"))
-        self._iterator = self._generators.call(iter, self._sampler)
+        self._iterator = _copies(self._generators.call(iter, self._sampler))
         if self._share is not None:
-            self._iterator = self._share.deal(map(_copied, self._iterator), self._batch_size, drop_last=self._drop_last)
+            self._iterator = self._share.deal(self._iterator, self._batch_size, drop_last=self._drop_last)
         self._parts.clear()
         self._orders = {0: 0}
         self._num_parts = self._num_drawn = self._order = 0
@@ -231,12 +232,7 @@ class DrawnPlan(ShardPlan):
             )
 
     def _drawn(self, count: int) -> list[Any]:
-        drawn: list[Any] = []
-        for batch in self._iterator:
-            drawn.append(batch if self._share is not None else _copied(batch))
-            if len(drawn) == count:
-                break
-        return drawn
+        return list(islice(self._iterator, count))
 
     def num_batches(self) -> int:
         """Return this rank's microbatches of an epoch.
@@ -306,9 +302,15 @@ def _members_of(sampler: object) -> list[Any]:
     return members
 
 
-def _copied(batch: Any) -> Any:
-    """Return a copy: a sampler may fill one list again and again."""
-    return cast("list[Any]", batch)[:] if type(batch) is list else copy.copy(batch)
+def _copies(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield a copy of each batch: a sampler may fill one list again and again."""
+    # Not `for`, which calls iter() again: a sampler that is its own iterator would begin again.
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        yield cast("list[Any]", batch)[:] if type(batch) is list else copy.copy(batch)
 
 
 def _text_of(generator: torch.Generator) -> str:

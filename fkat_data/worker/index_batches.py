@@ -81,13 +81,13 @@ def _draw(sampler: Iterable[Any], streams: ShardStreams) -> Iterator[Any]:
         if chunk_index:
             streams.seed_batch_order(chunk_index)
         chunk: list[Any] = []
-        is_over = True
+        is_over = False
         try:
-            for batch in iterator:
-                chunk.append(batch)
-                if len(chunk) == size:
-                    is_over = False
-                    break
+            # Not `for`, which calls iter() again: a sampler that is its own iterator would begin again in each chunk.
+            while len(chunk) < size:
+                chunk.append(next(iterator))
+        except StopIteration:
+            is_over = True
         except Exception as error:
             if not is_interruption(error):
                 yield from chunk

@@ -2,7 +2,7 @@ import copy
 import json
 import pickle
 import threading
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from fkat_data import ConfigurationError, DataLoader, StaleIteratorError, WorkerStalledError
+from fkat_data import ConfigurationError, DataLoader, ShardedDataLoader, StaleIteratorError, WorkerStalledError
 from fkat_data.testing import digest
 
 # A machine may have fewer cores than torch wants for that many workers.
@@ -66,6 +66,32 @@ def test_the_same_bits_as_torch_in_workers(processes):
         same(form, count, options, num_workers)
 
     check()
+
+
+class OwnIterator:
+    """Batches of indices that begin again whenever somebody calls iter(), as samplers do that are their own iterators."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __iter__(self):
+        self.left = iter(range(self.count))
+        return self
+
+    def __next__(self):
+        return [next(self.left)]
+
+
+@pytest.mark.parametrize("count", [5, 70])
+def test_a_sampler_that_is_its_own_iterator_gives_each_batch_once(count):
+    """Lightning makes one for every prediction."""
+    expected = [[index] for index in range(count)]
+    product = TorchDataLoader(range(count), batch_sampler=OwnIterator(count))
+    for loader in (
+        DataLoader(range(count), batch_sampler=OwnIterator(count)),
+        ShardedDataLoader(0, ["shard"], lambda shard: product, multiprocessing=False),
+    ):
+        assert [batch.tolist() for batch in islice(loader, count + 1)] == expected
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
