@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import currentframe
 from pathlib import Path
 from typing import Any, Generic, cast
 
@@ -18,6 +19,7 @@ from fkat_data.drop_in.changes import LengthWarning, can_pin, pinned
 from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.epochs_of_ranks import EpochsOfRanks
 from fkat_data.drop_in.inner_loader import inner_loader
+from fkat_data.drop_in.lightning_side import is_begun_by_fabric, original_of
 from fkat_data.drop_in.map_source import MapSource
 from fkat_data.drop_in.numbered_plan import NumberedPlan, is_numbered
 from fkat_data.drop_in.own_terms import DataLoaderStatistics
@@ -195,6 +197,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             vars(self)["sampler"] = shuffled
             if self.batch_sampler is not None:
                 vars(self)["batch_sampler"] = torch_data.BatchSampler(shuffled, cast("int", batch_size), drop_last)
+        original = original_of(self)
+        if isinstance(original, DataLoader):
+            self._succeed(cast("DataLoader[Any]", original))
 
     @property
     def epoch(self) -> int:
@@ -229,6 +234,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         """
         if self._driven is not None:
             return self._driven.microbatches(self._begin_driven, self._own_state, self.num_in_last_round())
+        if is_begun_by_fabric(currentframe()):
+            self._follow_fabric()
         if self._loaded is None or self._is_untouched:
             self._draw_as_torch_does()
         return self._begin()
@@ -241,11 +248,12 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     def _begin(self) -> Iterator[Microbatch_co]:
         source = self._source
         if source is None:
-            source = self._source = self._make_source()
+            source = self._make_source()
+            vars(self).update(_source=source)
         else:
             self._ship_again(source)
         iterator = source.begin(self._change(source))
-        self._loaded = None
+        vars(self).update(_loaded=None)
         return iterator
 
     def _repr_facts(self) -> Iterator[tuple[str, object]]:
@@ -347,13 +355,18 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         return DataLoaderStatistics.of(None if self._source is None else self._source.statistics())
 
     def close(self) -> None:
-        """End the workers, within about a second; any number of calls. A new iteration starts them again."""
+        """End the workers, within about a second; any number of calls. A new iteration starts them again.
+
+        What Lightning has made of this loader ends its workers too.
+        """
         if self._source is not None:
             self._source.close()
+        for successor in list(self._successors or ()):
+            successor.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy begins with: the same arguments, and the same position."""
-        state = dict(vars(self))
+        state = {name: value for name, value in vars(self).items() if name not in ("_successor", "_successors")}
         if self._source is not None:
             state.update(_source=None, _loaded=self.local_state_dict(), _is_untouched=False, _shipped=None)
         return state
@@ -370,7 +383,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         """Move the generators as an iteration of torch's does, so that a program's other draws stay what they were."""
         number = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
         if self._drawn_seed is None:
-            self._drawn_seed = number
+            vars(self).update(_drawn_seed=number)
         if isinstance(self.sampler, EpochShuffle) and self.generator is None:
             torch.empty((), dtype=torch.int64).random_()
 
@@ -381,7 +394,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             # The same that the first iteration would draw, without moving the generator.
             generator = torch.Generator()
             generator.set_state((self.generator or torch.default_generator).get_state())
-            self._drawn_seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+            drawn = int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+            vars(self).update(_drawn_seed=drawn)
+            return drawn
         return self._drawn_seed
 
     def _change(self, source: Source) -> Callable[[Any], Any] | None:
@@ -411,7 +426,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             if shipped == self._shipped:
                 return
         source.close()
-        self._shipped = shipped
+        vars(self).update(_shipped=shipped)
 
     def _shipment_digest(self) -> bytes | None:
         if self._keeps_workers is not None or not self.num_workers:
@@ -420,7 +435,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _make_source(self) -> Source:
         source = self._strand_source() if self._is_iterable else self._map_source()
-        self._shipped = self._shipment_digest()
+        vars(self).update(_shipped=self._shipment_digest())
         return source
 
     def _first_position(self) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """Which epoch comes next, and which of its batches are this rank's."""
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from typing import Any
+from weakref import WeakSet
 
 from fkat_data import arguments
 from fkat_data.drop_in.accelerate_side import AccelerateSide
@@ -15,7 +17,11 @@ __all__ = ["EpochsOfRanks"]
 
 
 class EpochsOfRanks(AccelerateSide):
-    """The part of a DataLoader that ranks and loops set."""
+    """The part of a DataLoader that ranks and loops set.
+
+    Its own fields are set in ``vars``: what is set as an attribute where Lightning asks a hook for loaders, Lightning sets
+    again in the loader that it makes of this one, which has another order.
+    """
 
     dataset: Any
     sampler: Any
@@ -26,11 +32,15 @@ class EpochsOfRanks(AccelerateSide):
     _source: Any
     _drawn_seed: int | None
     _loaded: dict[str, Any] | None
+    _keeps_workers: bool | None
     # Whether that state is an epoch's start that no other process has begun.
     _is_untouched: bool = False
     _share: RankShare | None = None
     # Whether a state is of all ranks, which have samplers or datasets of their own.
     _is_collective: bool = False
+    # The newest loader that Lightning has made of this one, and all of them.
+    _successor: "EpochsOfRanks | None" = None
+    _successors: "WeakSet[EpochsOfRanks] | None" = None
 
     @property
     @abstractmethod
@@ -68,10 +78,7 @@ class EpochsOfRanks(AccelerateSide):
         arguments.integer("epoch", epoch, minimum=0)
         if epoch != self._next_epoch():
             self._jump(epoch)
-        for each in (*self._samplers(), self.dataset):
-            tell = getattr(each, "set_epoch", None)
-            if callable(tell):
-                tell(epoch)
+        self._tell((*self._samplers(), self.dataset), epoch)
 
     def deal_out(self, num_ranks: int, rank: int, *, even_batches: bool = True, split_batches: bool = False) -> None:
         """Deliver this rank's share of the microbatches, dealt out as accelerate does. Every rank calls it.
@@ -102,10 +109,8 @@ class EpochsOfRanks(AccelerateSide):
                 "this process's rank, if the dataset yields this rank's own part: samples of an iterable dataset are not "
                 "dealt out, so that each rank would deliver all that it yields",
             )
-        if self._is_iterable or any(
-            hasattr(each, "rank") or hasattr(each, "process_index") for each in self._samplers()
-        ):
-            self._is_collective = True
+        if self._is_iterable or self._has_ranks:
+            vars(self).update(_is_collective=True)
             return
         share = RankShare(num_ranks, rank, even_batches, split_batches)
         size = getattr(self.sampler if self.batch_sampler is None else self.batch_sampler, "batch_size", None)
@@ -119,11 +124,45 @@ class EpochsOfRanks(AccelerateSide):
         if self._loaded is None:
             self._go_to({**state_at_epoch(agreed, 0), **shared_fields(share)}, is_untouched=True)
         check_share(self.local_state_dict(), share)
-        self._share = share
+        vars(self).update(_share=share)
 
     def num_in_last_round(self) -> int:
         """Return the samples of an epoch's last batches on all ranks, without those that fill them up; 0: all are."""
         return 0 if self._share is None else self._map_plan().num_in_last_round()
+
+    @property
+    def _has_ranks(self) -> bool:
+        """Whether a sampler knows which samples are this rank's."""
+        return any(hasattr(each, "rank") or hasattr(each, "process_index") for each in self._samplers())
+
+    def _succeed(self, original: "EpochsOfRanks") -> None:
+        """Go on where the loader stands that Lightning makes this one of: in its next epoch, or at its loaded state."""
+        fields = vars(original)
+        before: EpochsOfRanks = fields.get("_successor") or original
+        seed, loaded, epoch = before._place_to_go_on_from()
+        fields.update(_successor=self, _successors=WeakSet((self, *fields.get("_successors", ()))))
+        vars(self).update(_drawn_seed=seed, _keeps_workers=fields["_keeps_workers"])
+        if loaded is not None:
+            self._go_to(loaded)
+        elif epoch and not self._is_iterable:
+            self._go_to(self._start_of(epoch), is_untouched=True)
+
+    def _place_to_go_on_from(self) -> tuple[int | None, dict[str, Any] | None, int]:
+        """Return the seed, a loaded state within an epoch, and the next epoch."""
+        loaded = dict(self._loaded) if self._loaded is not None and self.step else None
+        return self._drawn_seed, loaded, self._next_epoch()
+
+    def _follow_fabric(self) -> None:
+        """Tell the samplers the epoch that comes: Fabric counts from 0 again in each process, and saves as all ranks."""
+        vars(self).update(_is_collective=self._has_ranks)
+        self._tell(self._samplers(), self._next_epoch())
+
+    @staticmethod
+    def _tell(told: Iterable[Any], epoch: int) -> None:
+        for each in told:
+            tell = getattr(each, "set_epoch", None)
+            if callable(tell):
+                tell(epoch)
 
     def _next_epoch(self) -> int:
         """Return the epoch that the next iteration is of: one that was left is over."""
@@ -135,8 +174,7 @@ class EpochsOfRanks(AccelerateSide):
 
     def _go_to(self, state: dict[str, Any], *, is_untouched: bool = False) -> None:
         self.close()
-        self._is_untouched = is_untouched
-        self._loaded, self._drawn_seed, self._source = state, state["seed"], None
+        vars(self).update(_is_untouched=is_untouched, _loaded=state, _drawn_seed=state["seed"], _source=None)
         if self._driven is not None:
             self._driven.place = None
 

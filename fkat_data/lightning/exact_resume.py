@@ -8,8 +8,9 @@ from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.lightning.epoch_limits import EpochLimits
 from fkat_data.lightning.feed import EvaluationFeed, TrainFeed, fed
 from fkat_data.lightning.feed_position import FeedPosition, FeedState, is_ours
+from fkat_data.lightning.first_places import FirstPlaces
 from fkat_data.lightning.framework import Flavoured, package_of
-from fkat_data.lightning.gradients import accumulated_gradients, restore_gradients
+from fkat_data.lightning.gradients import accumulated_gradients, restore_accumulation, restore_gradients
 from fkat_data.lightning.progress_counts import is_validation_open, mend_counts
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ class ExactResume(Flavoured, Callback):
     Gradients that wait for an optimizer step are in the checkpoint. Each epoch has its own length: Lightning alone cuts
     a longer one at the length of the first.
 
+    A learning rate finder, a batch size finder and a ``Tuner`` leave the loaders where they were before. With
+    ``overfit_batches``, each epoch has the microbatches of the first.
+
     The place of other loaders with a state is saved and loaded where Lightning would, and after
     ``estimated_stepping_batches`` in ``configure_optimizers`` as well.
 
@@ -47,11 +51,14 @@ class ExactResume(Flavoured, Callback):
         self._state: FeedState | None = None
         self._gradients: dict[str, Any] = {}
         self._resumed_epoch = 0
+        self._first_places = FirstPlaces()
+        self._has_trained = False
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Stand between the Trainer and its loaders."""
         del pl_module, stage
         self._state, self._gradients = None, {}
+        self._first_places, self._has_trained = FirstPlaces(), False
         for loop in _loops(trainer):
             _intercept(trainer, loop, self._feed_of)
 
@@ -63,6 +70,7 @@ class ExactResume(Flavoured, Callback):
         saved: dict[str, Any] = checkpoint.get("callbacks", {}).get(self.state_key) or {}
         self._state = _state_in(checkpoint, saved, is_counted_in_steps=trainer.max_steps != -1)
         if self._state is None:
+            self._begin_again(trainer)
             return
         self._gradients = {} if self._state.is_over else saved.get("gradients", {})
         epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]
@@ -87,8 +95,16 @@ class ExactResume(Flavoured, Callback):
         del pl_module, batch, batch_idx
         feed = _train_feed(trainer)
         if self._state is not None and feed is not None:
+            restore_accumulation(trainer)
             feed.position.train()
         self._state, self._gradients = None, {}
+        self._has_trained = True
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Accumulate as before the checkpoint: one that is saved in this validation has the gradients as well."""
+        del pl_module
+        if self._state is not None:
+            restore_accumulation(trainer)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Write the place of every loader, on all ranks."""
@@ -119,11 +135,20 @@ class ExactResume(Flavoured, Callback):
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Leave the Trainer as it was, and the loaders of evaluations where they began."""
-        del pl_module, stage
+        del pl_module
+        if stage == "fit" and not self._has_trained:
+            self._begin_again(trainer)
         for loop in _loops(trainer):
             if isinstance(_combined(loop), EvaluationFeed):
                 _combined(loop).rewind()
         _leave(trainer)
+
+    def _begin_again(self, trainer: Any) -> None:
+        """Bring the loaders back: what was fetched was for trials, in which a Trainer calls no callback of the user's."""
+        self._first_places.go_back()
+        feed = _train_feed(trainer)
+        if feed is not None:
+            feed.position.begin_again()
 
     def _epoch(self, trainer: Any) -> int:
         """Return the epoch that begins: Lightning may begin it before it has read its own counts in the checkpoint."""
@@ -134,9 +159,16 @@ class ExactResume(Flavoured, Callback):
         combined_class = package_of(trainer).utilities.CombinedLoader
         if not isinstance(loaders, combined_class):
             loaders = combined_class(loaders, "max_size_cycle" if is_training else "sequential")
+        before = _combined(loop)
         if not is_training:
-            return fed(loaders, EvaluationFeed)
+            if isinstance(before, EvaluationFeed):
+                before.rewind()
+            evaluated: EvaluationFeed = fed(loaders, EvaluationFeed)
+            evaluated.first_places = self._first_places
+            return evaluated
         feed: TrainFeed = fed(loaders, TrainFeed)
+        feed.first_places = self._first_places
+        feed.is_made_again = self._has_trained and not trainer.overfit_batches
         feed.epoch = lambda: self._epoch(trainer)
         feed.epoch_limits = EpochLimits(trainer, lambda: len(cast("Any", feed)))
         progress = trainer.fit_loop.epoch_loop.batch_progress
@@ -144,6 +176,7 @@ class ExactResume(Flavoured, Callback):
         feed.position = FeedPosition(
             lambda: progress.total.processed,
             lambda: hasattr(trainer.fit_loop._data_fetcher, "batches"),  # noqa: SLF001 - as above
+            self._first_places.go_back if trainer.overfit_batches else None,
         )
         if self._state is not None:
             feed.position.restore(self._state)
@@ -178,12 +211,20 @@ def _state_in(checkpoint: dict[str, Any], saved: dict[str, Any], *, is_counted_i
 
 
 def _check_ranks(trainer: Any, feed: TrainFeed) -> None:
-    """Refuse loaders that were made before this process had its rank."""
+    """Refuse loaders that were made before this process had its rank; warn of those that know of no ranks."""
     kwargs: dict[str, Any] = trainer.distributed_sampler_kwargs or {}
-    num_ranks = kwargs.get("num_replicas", 1)
+    num_ranks, rank = kwargs.get("num_replicas", 1), kwargs.get("rank", 0)
     for loader in feed.flattened:
-        state = loader.local_state_dict() if is_ours(loader) else None
-        found = None if state is None else state.get("fingerprint", {}).get("dp_size")
+        state = (loader.local_state_dict() if is_ours(loader) else None) or {}
+        found = state.get("fingerprint", {}).get("dp_size")
+        if found is None and rank and _is_of_first_rank(loader, state):
+            _logger.warning(
+                "rank %d of %d trains with a %s that knows no rank: it may deliver the same microbatches on all ranks. Give "
+                "it this rank's part of the data, and dp_rank",
+                rank,
+                num_ranks,
+                type(loader).__name__,
+            )
         if found is not None and found != num_ranks:
             raise ConfigurationError(
                 "dp_size",
@@ -192,6 +233,15 @@ def _check_ranks(trainer: Any, feed: TrainFeed) -> None:
                 "know them: make it in train_dataloader(), or give a function that makes it to fkat_data.lightning."
                 "DataModule",
             )
+
+
+def _is_of_first_rank(loader: Any, state: dict[str, Any]) -> bool:
+    """Return whether a loader draws as data-parallel rank 0 does, because nothing has told it another rank."""
+    if "fingerprint" in state:
+        return state["fingerprint"].get("dp_rank") == 0
+    samplers = (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
+    is_dealt = "num_ranks" in state or any(hasattr(each, "rank") for each in samplers)
+    return hasattr(loader, "deal_out") and not loader.dp_rank and not is_dealt
 
 
 def _loops(trainer: Any) -> list[Any]:

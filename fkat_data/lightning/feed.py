@@ -1,15 +1,19 @@
 """What stands in for Lightning's ``CombinedLoader``: the same loaders, at the places that are right."""
 
+import logging
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, cast
 
 from fkat_data.lightning.epoch_limits import EpochLimits
 from fkat_data.lightning.feed_position import FeedPosition, FeedState, is_ours
+from fkat_data.lightning.first_places import FirstPlaces
 from fkat_data.lightning.rounds import Rounds
 from fkat_data.types import ResumableLoader, Stateful
 
 __all__ = ["EvaluationFeed", "TrainFeed", "fed"]
+
+_logger = logging.getLogger(__name__)
 
 
 class TrainFeed:
@@ -17,8 +21,10 @@ class TrainFeed:
 
     position: FeedPosition
     epoch_limits: EpochLimits
+    first_places: FirstPlaces
     epoch: Callable[[], int]
     saved: FeedState | None = None
+    is_made_again: bool = False
     flattened: list[Any]
     limits: list[Any] | None
     _iterator: Any
@@ -26,6 +32,9 @@ class TrainFeed:
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch of Lightning's, or the rest of one."""
+        self.first_places.note(self.flattened)
+        if self.is_made_again and self._iterator is None and not self.position.is_restored:
+            _warn_of_first_epochs(self.flattened, self.epoch())
         ended = self.position.begin(self.flattened)
         for loader in filter(is_ours, self.flattened):
             _set_epoch(loader, self.epoch())
@@ -85,10 +94,12 @@ class EvaluationFeed:
     """
 
     flattened: list[Any]
+    first_places: FirstPlaces
     starts: list[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an evaluation."""
+        self.first_places.note(self.flattened)
         if self.starts is None:
             self.starts = [_start_of_epoch(loader) if is_ours(loader) else None for loader in self.flattened]
         self.rewind()
@@ -109,6 +120,20 @@ def _set_epoch(loader: Any, epoch: int) -> None:
         tell = getattr(each, "set_epoch", None)
         if callable(tell):
             tell(epoch)
+
+
+def _warn_of_first_epochs(loaders: list[Any], epoch: int) -> None:
+    for loader in filter(is_ours, loaders):
+        state = loader.local_state_dict() or {}
+        # One without a seed draws another.
+        if state.get("epoch") == 0 and getattr(loader, "seed", 0) is not None:
+            _logger.warning(
+                "epoch %d of the Trainer begins with a %s that was made again, which begins with its own first epoch: all "
+                "epochs have the same order and the same random draws. Return the same loader each time, as "
+                "fkat_data.lightning.DataModule does",
+                epoch,
+                type(loader).__name__,
+            )
 
 
 def _start_of_epoch(loader: ResumableLoader) -> dict[str, Any] | None:

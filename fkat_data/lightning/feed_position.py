@@ -49,11 +49,19 @@ class FeedPosition:
         num_trained: Returns the microbatches that the Trainer has trained on in all.
         fetches_ahead: Returns whether the Trainer fetches one microbatch for each step; False for a
             ``training_step(dataloader_iter)``, which fetches for itself.
+        repeat: Called with the loaders where another epoch begins; brings them to the microbatches that each epoch has,
+            for ``overfit_batches``. None: epochs differ.
     """
 
-    def __init__(self, num_trained: Callable[[], int], fetches_ahead: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        num_trained: Callable[[], int],
+        fetches_ahead: Callable[[], bool],
+        repeat: Callable[[Sequence[Any]], None] | None = None,
+    ) -> None:
         self._num_trained = num_trained
         self._fetches_ahead = fetches_ahead
+        self._repeat = repeat
         self._loaders: Sequence[Any] = ()
         self._rounds: Rounds | None = None
         self._epochs: list[Any] = []
@@ -70,6 +78,14 @@ class FeedPosition:
     def restore(self, state: FeedState) -> None:
         """Have the next iterations begin at a state, until something is trained on."""
         self._restored = state
+        self.is_stale = True
+
+    def begin_again(self) -> None:
+        """Forget what was fetched and trained on: the loaders are back where they were before."""
+        self._restored = self._start = None
+        self._has_ended = False
+        self._num_fetched = 0
+        self._fetches.clear()
         self.is_stale = True
 
     @property
@@ -114,6 +130,9 @@ class FeedPosition:
             self._has_ended = False
         if state is not None:
             self._go_to(state)
+        if self._repeat is not None and (state is None or state.is_over):
+            self._repeat(loaders)
+        if state is not None:
             ended = ended if state.is_over or not state.ended else list(state.ended)
         self.is_stale = False
         self._trained_before = trained

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from fkat_data.distributed import gather
+from fkat_data.lightning.framework import package_of
 
-__all__ = ["accumulated_gradients", "restore_gradients"]
+__all__ = ["accumulated_gradients", "restore_accumulation", "restore_gradients"]
 
 _logger = logging.getLogger(__name__)
 
@@ -52,3 +53,10 @@ def restore_gradients(module: Any, gradients: dict[str, torch.Tensor]) -> None:
     parameters = dict(module.named_parameters())
     for name, gradient in gradients.items():
         parameters[name].grad = gradient.to(parameters[name])
+
+
+def restore_accumulation(trainer: Any) -> None:
+    """Accumulate as many microbatches as in the epoch under way: Lightning asks its scheduler when an epoch begins only."""
+    for callback in trainer.callbacks:
+        if isinstance(callback, package_of(trainer).callbacks.GradientAccumulationScheduler):
+            trainer.accumulate_grad_batches = callback.get_accumulate_grad_batches(trainer.current_epoch)

@@ -5,7 +5,12 @@ import logging
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+    OnExceptionCheckpoint,
+)
 from lightning.pytorch.utilities import CombinedLoader
 from lightning_examples import KNOWN, Model, Saver, counted, known, plain, sweep, trainer_of, unknown, weights
 from loader_examples import make
@@ -177,6 +182,22 @@ def test_a_training_that_an_exception_ended_resumes_with_that_microbatch(tmp_pat
         trainer_of().fit(second, LENGTHS[length](), ckpt_path=tmp_path / f"{fails_at}.ckpt")
         assert first.seen + second.seen == whole.seen
         assert weights(second) == weights(whole)
+
+
+def test_an_accumulation_that_is_scheduled_by_epochs_resumes(tmp_path):
+    """Lightning asks the scheduler when an epoch begins, and not in the middle of one."""
+
+    def fit(*callbacks, ckpt_path=None):
+        model = Model()
+        trainer_of(GradientAccumulationScheduler({0: 2, 1: 3}), *callbacks).fit(model, known(), ckpt_path=ckpt_path)
+        return model
+
+    saver = Saver(tmp_path, ("on_train_batch_end",))
+    whole = fit(saver)
+    for num_seen, _, path in saver.places:
+        model = fit(ckpt_path=path)
+        assert model.seen == whole.seen[num_seen:]
+        assert weights(model) == weights(whole), path.name
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -49,9 +49,16 @@ def test_two_ranks_resume_however_they_are_started_and_one_goes_on(tmp_path, pro
                 assert resumed["seen"] == rank[case]["seen"][int(num_seen) :]
                 assert resumed["weights"] == rank[case]["weights"]
     path = "unknown/2-on_train_batch_end.ckpt"
-    for before, after in zip(ranks, run(tmp_path, "torchrun", path, by=TORCHRUN), strict=True):
+    by_torchrun = run(tmp_path, "torchrun", path, by=TORCHRUN)
+    for before, after in zip(ranks, by_torchrun, strict=True):
         assert after[path]["seen"] == before["unknown"]["seen"][3:]
         assert after[path]["weights"] == before["unknown"]["weights"]
+        fabric = after["fabric"]
+        for num_seen, rest in fabric["resumed"].items():
+            assert rest == fabric["whole"][int(num_seen) :]
+    for epoch in (slice(0, 4), slice(4, 8)):
+        together = [row[0] for rank in by_torchrun for batch in rank["fabric"]["whole"][epoch] for row in batch]
+        assert set(together) == set(range(13))
     alone = Model()
     shards = SequenceShardSampler([f"{kind}-{name}-2" for name in "abcd" for kind in ("map", "stream")])
     loader = make(DistributedDataParallelShardSampler(shards, dp_size=1, dp_rank=0), mixed)

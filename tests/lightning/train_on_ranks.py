@@ -3,10 +3,12 @@
 import json
 import logging
 import sys
+from itertools import islice
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from lightning.fabric import Fabric
 from lightning_examples import Model, Saver, counted, trainer_of, weights
 from loader_examples import make, mixed
 
@@ -36,6 +38,41 @@ def fit(*callbacks, ckpt_path=None, factory=counted, train=None, **options):
     return {"seen": model.seen, "evaluated": model.evaluated, "weights": weights(model)}
 
 
+class Augmented(torch.utils.data.Dataset):
+    """Samples, each with a random draw."""
+
+    def __len__(self):
+        return 13
+
+    def __getitem__(self, index):
+        return torch.tensor([index, float(torch.rand(()))])
+
+
+def with_fabric(folder):
+    """Two epochs, and what a new process delivers that loads the state of each microbatch."""
+    fabric = Fabric(accelerator="cpu", strategy="ddp", devices=2)
+    fabric.launch()
+    torch.manual_seed(dist.get_rank())  # each rank draws a seed of its own
+
+    def batches(path=None):
+        loader = fabric.setup_dataloaders(DataLoader(Augmented(), 2, shuffle=True))
+        if path is not None:
+            fabric.load(path, {"loader": loader})
+        while True:
+            for batch in loader:
+                yield loader, batch.tolist()
+
+    whole = []
+    for loader, batch in islice(batches(), 8):
+        whole.append(batch)
+        fabric.save(folder / f"fabric-{len(whole)}.ckpt", {"loader": loader})
+    resumed = {
+        num_seen: [batch for _, batch in islice(batches(folder / f"fabric-{num_seen}.ckpt"), 8 - num_seen)]
+        for num_seen in (2, 4, 5)
+    }
+    return {"whole": whole, "resumed": resumed}
+
+
 def main(folder, name, *resumed):
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     results = {}
@@ -49,6 +86,7 @@ def main(folder, name, *resumed):
             }
     for path in resumed:
         results[path] = fit(ckpt_path=folder / path, **CASES["unknown"])
+        results["fabric"] = with_fabric(folder)
     (folder / f"{name}-{dist.get_rank()}.json").write_text(json.dumps(results))
 
 

@@ -1,0 +1,152 @@
+"""Loaders that Lightning makes again, with the functions that it does so with."""
+
+import os
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from drop_in_examples import Drawing
+from lightning.fabric.utilities.data import _replace_dunder_methods, _update_dataloader
+from lightning.fabric.wrappers import _FabricDataLoader
+from lightning.pytorch.callbacks import BasePredictionWriter
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset, DistributedSampler
+
+from fkat_data import DataLoader, StateMismatchError
+
+pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch")
+COUNT = 13
+
+
+class Augmented(Dataset):
+    """Samples, each with a random draw."""
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, index):
+        return torch.tensor([index, float(torch.rand(()))])
+
+
+class Processes(Augmented):
+    """Samples that say which process made them."""
+
+    def __getitem__(self, index):
+        return torch.tensor([os.getpid()])
+
+
+def dealt(loader, rank=0):
+    """The loader that Lightning makes of another one on a rank of two."""
+    return _update_dataloader(loader, DistributedSampler(loader.dataset, 2, rank, shuffle=True))
+
+
+def rows(loader):
+    return [batch.tolist() for batch in loader]
+
+
+def test_a_loader_goes_on_in_the_next_epoch_when_it_is_made_again():
+    """`reload_dataloaders_every_n_epochs`: the order is Lightning's sampler's; random draws are the epoch's."""
+    original, kept = (DataLoader(Augmented(), 2, seed=3) for _ in range(2))
+    kept = dealt(kept)
+    for _ in range(3):
+        assert rows(dealt(original)) == rows(kept)
+
+
+def test_a_loader_without_a_seed_keeps_the_one_that_was_drawn():
+    original = DataLoader(Drawing(4), 2)
+    first = dealt(original)
+    assert list(first)
+    again = dealt(original)
+    assert again.local_state_dict()["seed"] == first.local_state_dict()["seed"]
+    assert again.epoch == 1
+
+
+def test_workers_stay_from_epoch_to_epoch_and_end_with_the_loader_that_was_made_again(nothing_left_behind, processes):
+    """Lightning passes on torch's `persistent_workers`, which is False where the user said nothing."""
+
+    def workers(loader):
+        return {int(row[0]) for batch in loader for row in batch}
+
+    with DataLoader(Processes(), 2, num_workers=1) as original:
+        made = dealt(original)
+        assert workers(made) == workers(made)
+
+
+def test_a_look_at_the_first_microbatch_in_a_hook_changes_nothing():
+    """Lightning sets again, in the loader that it makes, each attribute that was set in the hook."""
+    with _replace_dunder_methods(TorchDataLoader, "dataset"):
+        original = DataLoader(Augmented(), batch_size=2, shuffle=True, seed=3)
+        assert len(original) == 7
+        next(iter(original))
+    seen = [int(row[0]) for rank in range(2) for batch in rows(dealt(original, rank)) for row in batch]
+    assert sorted(set(seen)) == list(range(COUNT))
+
+
+def test_a_state_that_was_loaded_before_counts_in_the_loader_that_is_made_again():
+    whole = dealt(DataLoader(Augmented(), 2, seed=3))
+    iterator = iter(whole)
+    next(iterator)
+    state, rest = whole.state_dict(), [batch.tolist() for batch in iterator]
+    original = DataLoader(Augmented(), 2, seed=3)
+    original.load_state_dict(state)
+    assert rows(dealt(original)) == rest
+
+
+@pytest.mark.parametrize("is_shuffled_state", [True, False])
+def test_a_place_within_the_order_of_another_kind_of_sampler_is_refused(is_shuffled_state):
+    shuffled = DataLoader(Augmented(), 2, shuffle=True, seed=3)
+    saving, loading = (shuffled, dealt(shuffled)) if is_shuffled_state else (dealt(shuffled), shuffled)
+    next(iter(saving))
+    loading.load_state_dict(saving.state_dict())
+    with pytest.raises(StateMismatchError, match="DistributedSampler"):
+        next(iter(loading))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_fabric_sets_up_resumes_at_every_microbatch(rank):
+    """Fabric tells the sampler an epoch that it counts from 0 in each process."""
+
+    def set_up():
+        loader = dealt(DataLoader(Augmented(), 2, shuffle=True, seed=3), rank)
+        return loader, _FabricDataLoader(loader)
+
+    loader, fabrics = set_up()
+    whole, states = [], [loader.state_dict()]
+    for _ in range(3):
+        for batch in fabrics:
+            whole.append(batch.tolist())
+            states.append(loader.state_dict())
+    assert whole[:4] != whole[4:8]
+    for step in range(0, len(whole), 3):
+        loader, fabrics = set_up()
+        loader.load_state_dict(states[step])
+        rest = []
+        while len(rest) < len(whole) - step:
+            rest += rows(fabrics)
+        assert rest == whole[step:]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"shuffle": True}, {"drop_last": True}, {"sampler": [5, 1, 3, 0, 2, 7]}],
+    ids=str,
+)
+def test_predictions_are_of_each_sample_with_its_index(options):
+    """Lightning makes the loader again, with a batch sampler that is its own iterator and notes the indices."""
+
+    class Writer(BasePredictionWriter):
+        indices = None
+
+        def write_on_epoch_end(self, trainer, module, predictions, indices):
+            self.indices = indices
+
+    class Predicting(pl.LightningModule):
+        def predict_step(self, batch, index):
+            return batch[:, 0].int().tolist()
+
+    writer = Writer("epoch")
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=[writer])
+    with DataLoader(Augmented(), 4, **options) as loader:
+        found = trainer.predict(Predicting(), loader)
+    assert [found] == writer.indices
+    assert sorted(index for indices in found for index in indices) == sorted(options.get("sampler", range(COUNT)))
