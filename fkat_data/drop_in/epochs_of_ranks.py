@@ -158,8 +158,8 @@ class EpochsOfRanks(AccelerateSide):
         self._tell(self._samplers(), self._next_epoch())
 
     @staticmethod
-    def _tell(told: Iterable[Any], epoch: int) -> None:
-        for each in told:
+    def _tell(listeners: Iterable[Any], epoch: int) -> None:
+        for each in listeners:
             tell = getattr(each, "set_epoch", None)
             if callable(tell):
                 tell(epoch)

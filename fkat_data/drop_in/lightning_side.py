@@ -21,7 +21,7 @@ def original_of(loader: object) -> Any:
     """Return the loader that Lightning makes this one of, whose constructor asks; None: somebody else makes it."""
     frame = currentframe() if any(package in sys.modules for package in _PACKAGES) else None
     frame = None if frame is None else frame.f_back
-    while frame is not None and frame.f_locals.get("self") is loader:
+    while frame is not None and frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is loader:
         frame = frame.f_back
     if frame is None or frame.f_code.co_name != _REMAKES or not _is_in(frame, "utilities.data"):
         return None

@@ -22,8 +22,9 @@ class DataModule(Flavoured, LightningDataModule):
     """Makes the loaders of each stage once, delivers to the Trainer's device, and closes them at the end.
 
     A loader is made when the Trainer asks for it first: then torch.distributed is initialised, and the ranks are
-    known. It stays for later epochs and calls of the Trainer. ``teardown`` and exceptions close it, which ends its
-    workers; the next iteration starts them again.
+    known. It stays for later epochs and calls of the Trainer, until a ``batch_size`` of the model or of this module has
+    another value, as a ``BatchSizeFinder`` tries them. ``teardown`` and exceptions close it, which ends its workers; the
+    next iteration starts them again.
 
     Args:
         train: The loader for ``fit``: a configuration with ``_target_``, as a plain or an OmegaConf node, or a function
@@ -43,6 +44,7 @@ class DataModule(Flavoured, LightningDataModule):
         stages = dict(zip(_STAGES, (train, val, test, predict), strict=True))
         self._given = {stage: given for stage, given in stages.items() if given is not None}
         self._made: dict[str, Any] = {}
+        self._batch_sizes: dict[str, list[Any]] = {}
         for stage, given in self._given.items():
             _check(stage, given)
             # Lightning looks which methods there are to find out which stages have loaders.
@@ -55,8 +57,12 @@ class DataModule(Flavoured, LightningDataModule):
             ConfigurationError: The configuration cannot work.
             KeyError: The stage has none.
         """
+        batch_sizes = self._present_batch_sizes()
+        if stage in self._made and self._batch_sizes[stage] != batch_sizes:
+            _close(self._made.pop(stage))
         if stage not in self._made:
             self._made[stage] = _make(self._given[stage])
+            self._batch_sizes[stage] = batch_sizes
         trainer = self.trainer
         if trainer is not None and trainer.strategy.root_device.type != "cpu":
             for loader in _flat(self._made[stage]):
@@ -65,13 +71,15 @@ class DataModule(Flavoured, LightningDataModule):
                     set_device(trainer.strategy.root_device)
         return self._made[stage]
 
+    def _present_batch_sizes(self) -> list[Any]:
+        holders = [self, getattr(self.trainer, "lightning_module", None)]
+        of_hparams = [getattr(holder, "hparams", {}).get("batch_size") for holder in holders]
+        return [getattr(holder, "batch_size", None) for holder in holders] + of_hparams
+
     def close(self) -> None:
         """Close every loader that was made and can be closed; any number of calls."""
         for made in self._made.values():
-            for loader in _flat(made):
-                close = getattr(loader, "close", None)
-                if callable(close):
-                    close()
+            _close(made)
 
     def teardown(self, stage: str) -> None:
         """Close the loaders."""
@@ -82,6 +90,13 @@ class DataModule(Flavoured, LightningDataModule):
         """Close the loaders."""
         del exception
         self.close()
+
+
+def _close(made: Any) -> None:
+    for loader in _flat(made):
+        close = getattr(loader, "close", None)
+        if callable(close):
+            close()
 
 
 def _check(stage: str, given: object) -> None:

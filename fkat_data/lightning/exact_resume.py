@@ -236,7 +236,7 @@ def _check_ranks(trainer: Any, feed: TrainFeed) -> None:
 
 
 def _is_of_first_rank(loader: Any, state: dict[str, Any]) -> bool:
-    """Return whether a loader draws as data-parallel rank 0 does, because nothing has told it another rank."""
+    """Return whether a loader draws as data-parallel rank 0 does, because it was given no rank."""
     if "fingerprint" in state:
         return state["fingerprint"].get("dp_rank") == 0
     samplers = (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))

@@ -6,10 +6,12 @@ import sys
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import BatchSizeFinder
 from lightning_examples import KNOWN, Model, Saver, known, plain, trainer_of, unknown
 from loader_examples import make
 from omegaconf import OmegaConf
 
+from fkat_data import DataLoader
 from fkat_data.configuration import instantiate
 from fkat_data.errors import ConfigurationError
 from fkat_data.lightning import DataModule, ExactResume
@@ -84,6 +86,20 @@ def test_loaders_are_made_once_and_closed_in_the_end():
     trainer.validate(Both(), datamodule=data, verbose=False)
     assert len(made) == 2
     assert closed == made + made
+
+
+def test_a_batch_size_that_is_tried_makes_the_loader_again(tmp_path):
+    class Sized(Both):
+        batch_size = 1
+
+    def sized():
+        return DataLoader(list(torch.zeros(40, 2)), model.batch_size)
+
+    data, model = DataModule(train=sized, val=known), Sized()
+    finder = BatchSizeFinder(max_trials=3, steps_per_trial=1, init_val=2)
+    trainer_of(finder, max_epochs=1, default_root_dir=tmp_path).fit(model, datamodule=data)
+    # Lightning has made the first loader before it sets the first size.
+    assert [len(batch) for batch in model.seen] == [1, 4, 8, *[8] * 5]
 
 
 def test_an_exception_closes_the_loaders(nothing_left_behind, processes):
