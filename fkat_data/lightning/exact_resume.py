@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from fkat_data.errors import ConfigurationError, StateMismatchError
@@ -214,7 +215,7 @@ def _check_ranks(trainer: Any, feed: TrainFeed) -> None:
     """Refuse loaders that were made before this process had its rank; warn of those that know of no ranks."""
     kwargs: dict[str, Any] = trainer.distributed_sampler_kwargs or {}
     num_ranks, rank = kwargs.get("num_replicas", 1), kwargs.get("rank", 0)
-    for loader in feed.flattened:
+    for loader in (part for combined in feed.flattened for part in _parts(combined)):
         state = (loader.local_state_dict() if is_ours(loader) else None) or {}
         found = state.get("fingerprint", {}).get("dp_size")
         if found is None and rank and _is_of_first_rank(loader, state):
@@ -233,6 +234,16 @@ def _check_ranks(trainer: Any, feed: TrainFeed) -> None:
                 "know them: make it in train_dataloader(), or give a function that makes it to fkat_data.lightning."
                 "DataModule",
             )
+
+
+def _parts(loader: Any) -> Iterator[Any]:
+    """Yield the loaders that a mixture is of, or a loader itself."""
+    mixed: Any = getattr(loader, "dataloaders", None)
+    if not isinstance(mixed, Mapping):
+        yield loader
+        return
+    for part in cast("Mapping[Any, Any]", mixed).values():
+        yield from _parts(part)
 
 
 def _is_of_first_rank(loader: Any, state: dict[str, Any]) -> bool:

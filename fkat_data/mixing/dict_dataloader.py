@@ -78,6 +78,11 @@ class DictDataLoader(Described, Closing):
         self._begun_epoch = 0
 
     @property
+    def dataloaders(self) -> dict[str, Iterable[Any]]:
+        """The loaders that it mixes, by name."""
+        return {name: source.loader for name, source in self._sources.items()}
+
+    @property
     def epoch(self) -> int:
         """The epoch of the next microbatch, from 0."""
         self._settle()

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.utilities import CombinedLoader
 from lightning_examples import KNOWN, Model, Saver, counted, known, plain, sweep, trainer_of, unknown, weights
 from loader_examples import make
+from torch.utils.data import DistributedSampler
 
 from fkat_data import DataLoader
 from fkat_data.errors import ConfigurationError, StateMismatchError
@@ -314,10 +315,27 @@ class Unchecked(ExactResume):
         trainer.fit_loop._combined_loader.position.begin_training()
 
 
-def test_a_loader_for_another_number_of_ranks_is_refused():
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_a_loader_for_another_number_of_ranks_is_refused(is_mixed):
     sampler = DistributedDataParallelShardSampler(SequenceShardSampler(KNOWN), dp_size=2, dp_rank=0)
+    loader = make(sampler, counted)
+    if is_mixed:
+        loader = DictDataLoader({"a": loader}, RoundRobin(["a"]), key=None)
     with pytest.raises(ConfigurationError, match=r"dp_size.*train_dataloader"):
-        trainer_of().fit(Model(), make(sampler, counted))
+        trainer_of().fit(Model(), loader)
+
+
+def test_a_loader_that_knows_no_rank_gets_a_word_in_the_log(caplog, monkeypatch):
+    """One process that plays the second of two ranks."""
+    with_rank = DataLoader(list(torch.ones(4, 2)), sampler=DistributedSampler(range(4), num_replicas=2, rank=1))
+    without = DataLoader(list(torch.ones(4, 2)))
+    monkeypatch.setattr(pl.Trainer, "distributed_sampler_kwargs", {"num_replicas": 2, "rank": 1})
+    trainer_of(max_epochs=1).fit(Model(), with_rank)
+    assert "knows no rank" not in caplog.text
+    for loader in (known(), without, DictDataLoader({"a": without}, RoundRobin(["a"]), key=None)):
+        caplog.clear()
+        trainer_of(max_epochs=1).fit(Model(), loader)
+        assert caplog.text.count("knows no rank") == 1
 
 
 def test_a_checkpoint_of_other_loaders_is_refused(tmp_path):
