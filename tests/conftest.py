@@ -1,6 +1,7 @@
 """What tests of several folders need: nothing left behind, and scripts run in processes of their own."""
 
 import gc
+import multiprocessing
 import os
 import shutil
 import signal
@@ -135,6 +136,7 @@ def _wait_until_none(left):
         if not left():
             return
         gc.collect()
+        multiprocessing.active_children()  # reaps the workers that torch's loader ended: torch 2.4 does not do so itself
         time.sleep(0.01)
 
 

@@ -24,9 +24,8 @@ def reduce_sparse(tensor: torch.Tensor) -> Any:
     return NotImplemented
 
 
-_EMPTY: torch.Tensor = torch.sparse_coo_tensor(
-    torch.empty((1, 0), dtype=torch.int64, device="cpu"), torch.empty(0, device="cpu"), (0,), check_invariants=False
-)
+# Made in this way it brings no warning, which torch 2.12 gives for one of indices and values.
+_EMPTY: torch.Tensor = torch.empty(0, layout=torch.sparse_coo, device="cpu")
 _TORCH_REBUILDS: Any = cast("Any", _EMPTY.__reduce_ex__(5))[0]
 
 

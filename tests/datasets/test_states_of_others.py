@@ -1,3 +1,4 @@
+import _codecs
 import json
 import os
 import pickle
@@ -19,6 +20,10 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "states"
 CASES = json.loads((GOLDEN / "cases.json").read_text())
 KEYS = CASES["keys"]
 buffers = pytest.mark.parametrize("case", CASES["buffer_sorted"], ids=lambda case: case["file"])
+
+
+# torch 2.4 takes no bytes in a file unless the function that pickle makes them with is named.
+torch.serialization.add_safe_globals([_codecs.encode])
 
 
 def saved(case):

@@ -8,7 +8,7 @@ from torch.distributed import checkpoint
 
 from fkat_data.streaming import Stream, StreamingDataLoader, StreamingDataset
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is .*:UserWarning")
 
 GLOBAL_BATCH = 8
 NUM_SAMPLES = 96

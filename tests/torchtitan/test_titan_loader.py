@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fkat_data import ConfigurationError, DistributedDataParallelShardSampler, ShardedDataLoader
 from fkat_data.torchtitan import TitanDataLoader
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is .*:UserWarning")
 
 SHARDS = [str(10 * index) for index in range(6)]
 NUM_SAMPLES = 24
