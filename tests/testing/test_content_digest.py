@@ -4,9 +4,9 @@ import dataclasses
 import datetime as dt
 import decimal
 import enum
+import io
 import math
 import pathlib
-import pickle
 import re
 from typing import NamedTuple
 
@@ -189,7 +189,11 @@ OTHERS = [
 @pytest.mark.parametrize("index", range(len(OTHERS)))
 def test_any_object_that_pickles_has_a_digest_of_its_own(index):
     value = OTHERS[index]
-    assert digest(pickle.loads(pickle.dumps(value))) == digest(value)
+    # torch keeps a sparse tensor that pickle alone has read, and the next torch.load warns of it.
+    saved = io.BytesIO()
+    torch.save(value, saved)
+    saved.seek(0)
+    assert digest(torch.load(saved, weights_only=False)) == digest(value)
     assert [other for other in range(len(OTHERS)) if digest(OTHERS[other]) == digest(value)] == [index]
 
 
