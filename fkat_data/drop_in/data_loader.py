@@ -16,6 +16,7 @@ from fkat_data.description import Described
 from fkat_data.device.choice import device_of
 from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.drop_in.changes import LengthWarning, can_pin, pinned
+from fkat_data.drop_in.datasets_library import is_of_datasets, order_of
 from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.epochs_of_ranks import EpochsOfRanks
 from fkat_data.drop_in.inner_loader import inner_loader
@@ -25,7 +26,7 @@ from fkat_data.drop_in.numbered_plan import NumberedPlan, is_numbered
 from fkat_data.drop_in.own_terms import DataLoaderStatistics
 from fkat_data.drop_in.rank_share import check_share, shared_fields
 from fkat_data.drop_in.sample_order import EpochShuffle
-from fkat_data.drop_in.saved_state import VERSION, checked_loader_state, state_of_rank
+from fkat_data.drop_in.saved_state import VERSION, check_order, checked_loader_state, state_of_rank
 from fkat_data.drop_in.source import Source
 from fkat_data.drop_in.strand_plan import StrandPlan
 from fkat_data.drop_in.strand_source import StrandSource, first_strand_state
@@ -190,6 +191,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         self._drawn_seed: int | None = None
         # A state that the next iteration begins with.
         self._loaded: dict[str, Any] | None = None
+        # Where the newest iteration has begun, if a load has put it there.
+        self._resumed: tuple[int, int] | None = None
         self._shipped: bytes | None = None
         if shuffle and not self._is_iterable:
             shuffled = EpochShuffle(cast("Any", dataset), generator)
@@ -240,6 +243,10 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             self._draw_as_torch_does()
         return self._begin()
 
+    def _get_iterator(self) -> Any:
+        # torch's name for it, which subclasses and frameworks call: its own iterator would not count as an epoch.
+        return DataLoader.__iter__(self)
+
     def _begin_driven(self) -> Iterator[Microbatch_co]:
         # No number is drawn from the program's generators: a run that resumes begins one iteration more.
         self.set_epoch(self._next_epoch())
@@ -248,10 +255,20 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     def _begin(self) -> Iterator[Microbatch_co]:
         source = self._source
         if source is None:
+            check_order(self._loaded, order_of(self.dataset))
             source = self._make_source()
             vars(self).update(_source=source)
         else:
             self._ship_again(source)
+            if (self.epoch, self.step - 1) == self._resumed:
+                _logger.warning(
+                    "the rest of epoch %d, where a state was loaded, is left after one microbatch, and the next epoch "
+                    "begins. If that was a look at a microbatch, take it before load_state_dict(), or call take_back() "
+                    "after it",
+                    self.epoch,
+                )
+        resumed = None if self._loaded is None or self._is_untouched else (self.epoch, self.step)
+        vars(self).update(_resumed=resumed)
         iterator = source.begin(self._change(source))
         vars(self).update(_loaded=None)
         return iterator
@@ -288,6 +305,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     def _own_state(self) -> dict[str, Any]:
         position = self._first_position() if self._source is None else self._source.state()
         fingerprint = {**self._fingerprint(), **shared_fields(self._share)}
+        if order := order_of(self.dataset):
+            fingerprint["dataset_order"] = order
         return {"version": VERSION, "seed": self._known_seed(), **fingerprint, **position}
 
     @staticmethod
@@ -441,7 +460,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     def _first_position(self) -> dict[str, Any]:
         """Return the position of a loader that was not iterated."""
         if self._is_iterable:
-            return first_strand_state(self.num_workers, None if self.num_workers else self.dataset)
+            return first_strand_state(self.num_workers, self._own_dataset(self.num_workers))
         return {"epoch": 0, "step": 0, "sampler": self._map_plan().state_at(0, 0)}
 
     def _map_plan(self) -> NumberedPlan | DrawnPlan:
@@ -468,8 +487,12 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
                 trace = path.with_name(f"{path.stem}-strand{plan.index}{path.suffix}")
             return self._inner(plan, num_strands, num_workers, num_inner=max(1, num_strands), trace=trace)
 
-        own_dataset = None if num_strands or self.num_workers else self.dataset
+        own_dataset = self._own_dataset(num_strands or self.num_workers)
         return StrandSource(make_inner, num_strands, self._known_dp_rank(), own_dataset, self._loaded)
+
+    def _own_dataset(self, num_strands: int) -> Any:
+        """Return the dataset if it is iterated in this process, and has a state behind an epoch's end."""
+        return None if num_strands or is_of_datasets(self.dataset) else self.dataset
 
     def _inner(self, plan: ShardPlan, num_told: int, num_workers: int, **options: Any) -> ShardedDataLoader:
         given: dict[str, Any] = {"seed": self._known_seed(), "dp_rank": self._known_dp_rank(), "trace": self.trace}

@@ -14,6 +14,7 @@
         "num_strands": 4,              # iterable datasets: their strands, with "epoch", "step", "snapshot", and "delivered":
                                        # how many of the loader's epoch, which the strand may have ended
         "strands": [...],
+        "dataset_order": {...},        # of a dataset of the library "datasets": its epoch, and a digest of its generators
     }
 
 Several ranks together have ``{"version": 1, "all_rank_states": [...]}``, a state for each.
@@ -27,7 +28,7 @@ from typing import Any, cast
 from fkat_data.arguments import saved_integer
 from fkat_data.errors import StateMismatchError
 
-__all__ = ["VERSION", "checked_loader_state", "state_at_epoch", "state_of_rank"]
+__all__ = ["VERSION", "check_order", "checked_loader_state", "state_at_epoch", "state_of_rank"]
 
 VERSION = 1
 _NOT_A_STATE = "this is not a state of a fkat_data.DataLoader"
@@ -90,6 +91,26 @@ def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: i
     if "strands" in state:
         _check_strands(state)
     return state
+
+
+def check_order(state: Mapping[str, Any] | None, present: Mapping[str, Any] | None) -> None:
+    """Return if a dataset's order is the one of the epoch that a loaded state goes on with.
+
+    Args:
+        state: The state; None: none was loaded.
+        present: What the order depends on; None: nothing that can be compared.
+
+    Raises:
+        StateMismatchError: It is another order.
+    """
+    saved = None if state is None or not state["step"] else state.get("dataset_order")
+    if saved is None or present is None or saved == present:
+        return
+    field = next(name for name in ("epoch", "shuffle") if saved.get(name) != present[name])
+    hint = "pass shuffle() of the dataset the seed that the run that saved had: without one, each process has its own"
+    if field == "epoch":
+        hint = f"call dataset.set_epoch({saved.get(field)}) before the resumed epoch, as the run that saved had"
+    raise StateMismatchError(f"dataset_order.{field}", saved.get(field), present[field], hint)
 
 
 def _check_strands(state: Mapping[str, Any]) -> None:

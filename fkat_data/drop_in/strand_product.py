@@ -3,11 +3,13 @@
 import logging
 import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, cast
 
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
+from fkat_data.drop_in.datasets_library import has_whole_state, is_of_datasets
 from fkat_data.drop_in.strand import Snapshot, Stamped, Strand, StrandEnd
 from fkat_data.interruption import is_interruption
 from fkat_data.types import Stateful
@@ -27,6 +29,17 @@ class DatasetMemory:
         """The epoch that the dataset goes on with as it is; None: an epoch is under way, or was left."""
         self.begun: bytes | None = None
         """Its state when the newest epoch began, pickled; None: it has none."""
+        self._replaced: list[Any] = []
+
+    def load(self, dataset: Any, load: Callable[[], None]) -> None:
+        """Load a state into a dataset of the library ``datasets``, and remember what ``unload`` puts back."""
+        self._replaced = [getattr(dataset, "_starting_state_dict", None)]
+        load()
+
+    def unload(self, dataset: Any) -> None:
+        """Have the dataset's next iteration begin where it did before ``load``."""
+        while self._replaced:
+            dataset.load_state_dict(self._replaced.pop())
 
 
 class StrandProduct(NearestProduct):
@@ -65,6 +78,11 @@ class StrandProduct(NearestProduct):
             Exception: The user's.
         """
         dataset, memory = self._make()
+        replaced = None
+        if memory is not None and is_of_datasets(dataset):
+            # What an epoch leaves behind is none of its states: each begins as the first did.
+            memory.unload(dataset)
+            memory, replaced = None, memory
         snapshot = self._snapshot(first_microbatch, memory)
         state = {} if snapshot is None else cast("dict[str, Any]", pickle.loads(snapshot.state))
         first = 0 if snapshot is None else snapshot.step
@@ -72,7 +90,9 @@ class StrandProduct(NearestProduct):
             memory.next_epoch = None
         if state.get("is_over"):  # the iterator has ended within the last microbatch
             return first, _end_of(state, dataset, memory)
-        if state.get("dataset") is not None:
+        if state.get("dataset") is not None and replaced is not None:
+            replaced.load(dataset, partial(_load, dataset, state))
+        elif state.get("dataset") is not None:
             _load(dataset, state)
         watched = _Watched(dataset)
         loader = TorchDataLoader(
@@ -81,7 +101,7 @@ class StrandProduct(NearestProduct):
         microbatches = direct_iteration(loader, collate)
         if state.get("iterator") is not None:
             watched.iterator.load_state_dict(state["iterator"])
-        if not watched.has_state:
+        if not watched.has_state or not has_whole_state(dataset):
             return first, microbatches
         if memory is not None and not first:
             memory.begun = watched.state()

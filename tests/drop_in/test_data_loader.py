@@ -270,6 +270,34 @@ def test_a_newer_iterator_ends_an_older_one(processes):
             assert next(newer, None) is None
 
 
+def test_a_look_at_a_resumed_epoch_is_named(caplog):
+    loader = DataLoader(Items(12, "int"), 2, shuffle=True, seed=1)
+    rest = iter(loader)
+    next(rest)
+    state, expected = loader.state_dict(), digests(rest)
+    for num_looked, is_taken_back, num_lines in ((1, True, 0), (2, False, 0), (1, False, 1)):
+        resumed = DataLoader(Items(12, "int"), 2, shuffle=True, seed=1)
+        resumed.load_state_dict(state)
+        looked = iter(resumed)
+        for _ in range(num_looked):
+            next(looked)
+        assert resumed.take_back() if is_taken_back else True
+        caplog.clear()
+        assert (digests(resumed) == expected) == is_taken_back
+        assert len([line for line in caplog.messages if "rest of epoch 0" in line]) == num_lines
+        assert "take_back()" in caplog.text or not num_lines
+
+
+def test_torchs_name_for_an_iterator_is_one_of_this_loader():
+    class Doubled(DataLoader):
+        def __iter__(self):
+            return (2 * batch for batch in self._get_iterator())
+
+    loader = Doubled(Items(4, "int"), 2)
+    assert [batch.tolist() for batch in loader] == [[0, 2], [4, 6]]
+    assert loader.epoch == 1
+
+
 def test_what_a_worker_raises_is_the_users_own(processes):
     loader = DataLoader(Items(3, "int"), num_workers=1, worker_init_fn=refuse)
     with loader, pytest.raises(KeyError, match="worker 0 is refused"):
