@@ -1,12 +1,14 @@
 """Refuse to be stepped over: a loader that keeps its place goes on there by itself."""
 
+import sys
 from abc import ABC, abstractmethod
 from inspect import currentframe
 from types import FrameType
+from typing import Any
 
 from fkat_data.errors import ConfigurationError
 
-__all__ = ["NotSteppedOver", "caller_of"]
+__all__ = ["NotSteppedOver", "accelerator_that_asks", "caller_of"]
 
 
 class NotSteppedOver(ABC):
@@ -51,3 +53,11 @@ def caller_of(frame: FrameType | None) -> FrameType | None:
     while caller is not None and caller.f_code.co_name in ("<dictcomp>", "<listcomp>", "<genexpr>"):
         caller = caller.f_back
     return caller
+
+
+def accelerator_that_asks(frame: FrameType | None) -> Any:
+    """Return the ``Accelerator`` whose method reads the property of this frame; None: somebody else does."""
+    module = sys.modules.get("accelerate")
+    caller = caller_of(frame)
+    asks = None if caller is None else caller.f_locals.get("self")
+    return asks if module is not None and isinstance(asks, module.Accelerator) else None

@@ -5,18 +5,17 @@ attribute of a loader that is prepared. Its settings for loaders belong to the `
 """
 
 import logging
-import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from inspect import currentframe
-from types import FrameType
 from typing import Any
 
 import torch
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.stepping_over import NotSteppedOver, caller_of
+from fkat_data.missing_place import watch_checkpoints
+from fkat_data.stepping_over import NotSteppedOver, accelerator_that_asks
 
 __all__ = ["AccelerateSide", "DrivenLoop"]
 
@@ -84,7 +83,7 @@ class AccelerateSide(NotSteppedOver):
     @property
     def _is_accelerate_prepared(self) -> bool:
         """Whether accelerate drives the loop; from when an ``Accelerator`` asks, it does."""
-        accelerator = _accelerator_that_asks(currentframe())
+        accelerator = accelerator_that_asks(currentframe())
         if accelerator is not None and self._driven is None:
             self._prepare_for(accelerator)
         return self._driven is not None
@@ -109,12 +108,5 @@ class AccelerateSide(NotSteppedOver):
             self._deliver_to(device)
             device = None
         is_moved = device is not None and device.type not in ("cpu", "cuda")
+        watch_checkpoints(self, accelerator)
         self._driven = DrivenLoop(device if is_moved else None, non_blocking=accelerator.non_blocking)
-
-
-def _accelerator_that_asks(frame: FrameType | None) -> Any:
-    """Return the ``Accelerator`` whose method reads the property of this frame; None: somebody else does."""
-    module = sys.modules.get("accelerate")
-    caller = caller_of(frame)
-    asks = None if caller is None else caller.f_locals.get("self")
-    return asks if module is not None and isinstance(asks, module.Accelerator) else None

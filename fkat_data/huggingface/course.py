@@ -23,13 +23,18 @@ class Course:
     Attributes:
         loader: The same.
         step: Microbatches of the epoch that the loop has received.
+        num_stand_ins: Empty batches for the next ``skip_first_batches`` to step over.
     """
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
         self.step = 0
+        self.num_stand_ins = 0
         self._loaded_step: int | None = None
         self._place: Any = None
+        # The place that ``mark`` asked for, and the step; None until a microbatch comes after it.
+        self._marked: tuple[Any, int] | None = None
+        self._is_to_mark = False
         self._has_local_states = callable(getattr(loader, "local_state_dict", None)) and callable(
             getattr(loader, "merge_state_dicts", None)
         )
@@ -37,7 +42,7 @@ class Course:
 
     def microbatches(self, move: Callable[[Any], Any] | None = None) -> Iterator[tuple[Any, bool]]:
         """Begin an epoch, or the rest of one; yield each microbatch, moved, and whether it is the last."""
-        may_be_over = self._loaded_step == 0
+        may_be_over, self.num_stand_ins = self._loaded_step == 0, 0
         self._set_epoch()
         self.step, self._loaded_step = self._loaded_step or 0, None
         num_workers = getattr(self.loader, "num_workers", 0)
@@ -47,24 +52,37 @@ class Course:
             # Samplers begin the next epoch by another set_epoch(): behind the last one, the place is there.
             is_next = is_last and bool(samplers_of(self.loader))
             reached = self._reached() if is_next else place
+            if self._is_to_mark:
+                self._marked, self._is_to_mark = (self._place, self.step), False
             # Last of all: if something before is interrupted, the loop does not have this microbatch.
             self._place, self.step = reached, 0 if is_last else self.step + 1
             yield moved, is_last
 
-    def state_dict(self) -> dict[str, Any]:
+    def mark(self) -> None:
+        """Remember the place before the next microbatch."""
+        self._marked, self._is_to_mark = None, True
+
+    def state_dict(self, *, is_at_mark: bool = False) -> dict[str, Any]:
         """Return the place after the last microbatch that each rank's loop has received. A collective.
+
+        Args:
+            is_at_mark: Return the place before the first microbatch that came after ``mark``.
 
         Raises:
             FkatDataError: The loader has no state for this place.
         """
-        place = self._reached() if self._place is None else self._place
+        place, step = self._place, self.step
+        if is_at_mark and self._marked is not None:
+            place, step = self._marked
+        if place is None:
+            place = self._reached()
         if isinstance(place, FkatDataError):
             raise place
         if self._has_local_states:
             place = self.loader.merge_state_dicts(gather(place))
         elif not self._is_same_on_all_ranks:
-            return {"version": _VERSION, "step": self.step, "all_rank_loaders": gather(place)}
-        return {"version": _VERSION, "step": self.step, "loader": place}
+            return {"version": _VERSION, "step": step, "all_rank_loaders": gather(place)}
+        return {"version": _VERSION, "step": step, "loader": place}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to a saved place: the next iteration begins there.
@@ -86,8 +104,8 @@ class Course:
             self.loader.load_state_dict(states[rank])
         else:
             self.loader.load_state_dict(state_dict["loader"])
-        self.step = self._loaded_step = state_dict["step"]
-        self._place = None
+        self.step = self._loaded_step = self.num_stand_ins = state_dict["step"]
+        self._place = self._marked = None
 
     def _placed(self) -> Iterator[tuple[Any, Any]]:
         """Begin an iteration; yield each microbatch, and the loader's place after it."""

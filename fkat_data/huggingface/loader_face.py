@@ -30,23 +30,24 @@ class LoaderFace(DataLoader[Any]):
     _is_accelerate_prepared = True
 
     def __init__(self, loader: Any, device: torch.device | None = None, *, non_blocking: bool = False) -> None:
-        self._course = Course(loader)
+        self.course = Course(loader)
+        """Where the loop is; an iterator holds it, too."""
         if device is not None and callable(getattr(loader, "set_device", None)):
             loader.set_device(device)
             device = None
-        self._rest = _SkippableRest(self._course, device, non_blocking=non_blocking)
+        self._rest = _SkippableRest(self.course, device, non_blocking=non_blocking)
         # A generator of its own: an iteration that steps over batches draws no number from the trainer's.
         super().__init__(self._rest, batch_size=None, collate_fn=_unchanged, generator=torch.Generator())
 
     @property
     def loader(self) -> Any:
         """The loader; one microbatch ahead of the loop during an epoch."""
-        return self._course.loader
+        return self.course.loader
 
     @property
     def step(self) -> int:
         """Microbatches of the epoch that the loop has received."""
-        return self._course.step
+        return self.course.step
 
     def __iter__(self) -> Any:
         """Begin an epoch, or the rest of one after ``load_state_dict``."""
@@ -62,11 +63,19 @@ class LoaderFace(DataLoader[Any]):
 
     def stand_in_for(self, num_skipped: int) -> None:
         """Give the next ``skip_first_batches`` this many empty batches; without this, those before the loaded place."""
-        self._rest.stand_in_for(num_skipped)
+        self.course.num_stand_ins = num_skipped
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the place after the last microbatch that the loop has received; collective if the loader's is."""
-        return self._course.state_dict()
+    def mark(self) -> None:
+        """Remember the place before the next microbatch."""
+        self.course.mark()
+
+    def state_dict(self, *, is_at_mark: bool = False) -> dict[str, Any]:
+        """Return the place after the last microbatch that the loop has received; collective if the loader's is.
+
+        Args:
+            is_at_mark: Return the place before the first microbatch that came after ``mark``.
+        """
+        return self.course.state_dict(is_at_mark=is_at_mark)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to a saved place: the next iteration begins there.
@@ -74,8 +83,7 @@ class LoaderFace(DataLoader[Any]):
         Raises:
             StateMismatchError: It is no such state, or belongs to another plan; nothing has changed then.
         """
-        self._course.load_state_dict(state_dict)
-        self._rest.stand_in_for(self._course.step)
+        self.course.load_state_dict(state_dict)
 
 
 class _SkippableRest(IterableDataset[Any]):
@@ -85,20 +93,15 @@ class _SkippableRest(IterableDataset[Any]):
         self._course = course
         self._device = device
         self._non_blocking = non_blocking
-        self._num_empty = 0
-
-    def stand_in_for(self, num_skipped: int) -> None:
-        self._num_empty = num_skipped
 
     def microbatches(self) -> Iterator[Any]:
         """Begin an epoch, or the rest of one."""
-        self._num_empty = 0
         move = mover_to(self._device, non_blocking=self._non_blocking)
         num_in_last_round = getattr(self._course.loader, "num_in_last_round", None)
         return accelerated(self._course.microbatches(move), None, num_in_last_round() if num_in_last_round else 0)
 
     def __iter__(self) -> Iterator[Any]:
-        for _ in range(self._num_empty):
+        for _ in range(self._course.num_stand_ins):
             yield {}
         yield from self.microbatches()
 

@@ -1,8 +1,9 @@
 """``accelerator.prepare`` for loaders of this library."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
+from weakref import ref
 
 import torch
 from torch.utils.data import DataLoader
@@ -24,7 +25,7 @@ def prepare(accelerator: Any, *objects: Any, device_placement: Sequence[bool | N
     ``accelerator.accumulate`` knows its last microbatch, and ``accelerator.skip_first_batches`` loads nothing that was
     delivered before. It takes one microbatch ahead.
 
-    Every rank calls this.
+    Every rank calls this. A loader that the accelerator has already is returned as before.
 
     Args:
         accelerator: An ``accelerate.Accelerator``.
@@ -43,8 +44,7 @@ def prepare(accelerator: Any, *objects: Any, device_placement: Sequence[bool | N
     own = {index: item for index, item in enumerate(objects) if is_own_loader(item)}
     faces: dict[int, Any] = {}
     for index, loader in own.items():
-        faces[index] = face_for(loader, accelerator, placements[index])
-        accelerator.register_for_checkpointing(faces[index])
+        faces[index] = _registered_face(loader, accelerator, placements[index])
     others = [index for index in range(len(objects)) if index not in own]
     if others:
         # As a whole: an optimizer follows its model, a scheduler its optimizer.
@@ -53,6 +53,47 @@ def prepare(accelerator: Any, *objects: Any, device_placement: Sequence[bool | N
         faces |= zip(others, prepared if len(others) > 1 else (prepared,), strict=True)
     results = tuple(faces[index] for index in range(len(objects)))
     return results[0] if len(results) == 1 else results
+
+
+class _Place:
+    """What an ``Accelerator`` saves of a loader, for as long as the program has the loader, or an iterator of it.
+
+    The accelerator itself never drops what is registered, not even in ``free_memory``: it must not keep workers alive.
+    """
+
+    def __init__(self, face: LoaderFace) -> None:
+        self._face = ref(face)
+        self._course = ref(face.course)
+
+    @property
+    def face(self) -> LoaderFace | None:
+        return self._face()
+
+    @property
+    def is_gone(self) -> bool:
+        return self._course() is None
+
+    def state_dict(self) -> dict[str, Any]:
+        course = self._course()
+        return {} if course is None else course.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        course = self._course()
+        if course is not None:
+            course.load_state_dict(state_dict)
+
+
+def _registered_face(loader: Any, accelerator: Any, is_placed: bool | None) -> LoaderFace:
+    """Return a loader's face, the one that the accelerator saves if it has one; drop those that are gone."""
+    registered: list[Any] = accelerator._custom_objects  # noqa: SLF001 - accelerate has no other way to drop one
+    registered[:] = [each for each in registered if not (isinstance(each, _Place) and each.is_gone)]
+    faces = [each.face for each in registered if isinstance(each, _Place)]
+    found = next((face for face in faces if face is not None and loader in (face, face.loader)), None)
+    if found is not None:
+        return found
+    face = loader if isinstance(loader, LoaderFace) else face_for(loader, accelerator, is_placed)
+    accelerator.register_for_checkpointing(_Place(face))
+    return face
 
 
 def face_for(loader: Any, accelerator: Any, is_placed: bool | None = None) -> LoaderFace:

@@ -50,23 +50,26 @@ def write_loaders(checkpoint: str | os.PathLike[str], states: Mapping[str, Any],
     beside.replace(path)
 
 
-def read_loaders(checkpoint: str | os.PathLike[str], *, is_needed: bool = True) -> dict[str, Any]:
+def read_loaders(checkpoint: str | os.PathLike[str], *, needed: str | None) -> dict[str, Any]:
     """Return the states of loaders, by their roles; none if the checkpoint has none, and none is needed.
 
+    Args:
+        checkpoint: The checkpoint's folder.
+        needed: The role of a loader whose state there must be; None: there need not be any.
+
     Raises:
-        ConfigurationError: The checkpoint has none, and one is needed.
+        ConfigurationError: The checkpoint does not have the state that is needed.
     """
     path = Path(checkpoint) / _FILE
-    if not path.exists():
-        if not is_needed:
-            return {}
+    states: dict[str, Any] = torch.load(path, weights_only=True)["loaders"] if path.exists() else {}
+    if needed is not None and needed not in states:
         raise ConfigurationError(
             "resume_from_checkpoint",
             str(checkpoint),
-            f"a checkpoint with {_FILE}, which a Trainer with ExactResumeMixin writes: this one does not say where the "
-            "loader goes on. fkat_data.huggingface.last_checkpoint(output_dir) finds the newest one that does",
+            f"a checkpoint with the {needed} loader's place in {_FILE}, which a Trainer with ExactResumeMixin writes: "
+            "this one does not say where the loader goes on. fkat_data.huggingface.last_checkpoint(output_dir) finds the newest one that does",
         )
-    return torch.load(path, weights_only=True)["loaders"]
+    return states
 
 
 def read_global_step(checkpoint: str | os.PathLike[str]) -> int:

@@ -3,12 +3,15 @@
 import os
 from collections.abc import Callable
 from functools import wraps
+from importlib import import_module
+from pathlib import Path
 from typing import Any, cast
 
 from torch.utils.data import IterableDataset
 
 from fkat_data.distributed import gather
 from fkat_data.errors import ConfigurationError, RankMismatchError, StateMismatchError
+from fkat_data.huggingface.idle_arguments import warn_of_idle_arguments
 from fkat_data.huggingface.loader_face import LoaderFace, is_own_loader
 from fkat_data.huggingface.preparation import face_for
 from fkat_data.huggingface.saved_loaders import last_checkpoint, read_global_step, read_loaders, write_loaders
@@ -34,7 +37,9 @@ class ExactResumeMixin:
     ``fkat_data.DataLoader`` is dealt out.
 
     A checkpoint has the loaders' places. A resume begins with the next microbatch; what was delivered before is not
-    loaded again. The length of the loader must be the same then, and so must ``gradient_accumulation_steps``.
+    loaded again. The length of the loader must be the same then, and so must ``gradient_accumulation_steps``. A
+    checkpoint has no accumulated gradients: where training stops between two updates, it has the place before the first
+    microbatch of the update that is not complete.
     """
 
     # The Trainer's.
@@ -50,14 +55,25 @@ class ExactResumeMixin:
         self._is_training = False
         # Of the train() under way: a second call of get_train_dataloader() gets the one that is trained on.
         self._trained_face: LoaderFace | None = None
+        # The optimizer's step whose microbatches come after that loader's mark; -1: none was asked for.
+        self._marked_step = -1
         super().__init__(*args, **kwargs)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        before = cls.__mro__[: cls.__mro__.index(ExactResumeMixin)]
+        trainer = next((base for base in before if base.__module__.partition(".")[0] == "transformers"), None)
+        if trainer is not None:
+            raise TypeError(
+                f"{cls.__name__} has ExactResumeMixin behind {trainer.__name__}, where it has no effect: name it first, "
+                f"class {cls.__name__}(ExactResumeMixin, {trainer.__name__})"
+            )
         for role in ("train", "eval", "test"):
-            own = vars(cls).get(f"get_{role}_dataloader")
-            if own is not None:
-                setattr(cls, own.__name__, _faced(own, role))
+            name = f"get_{role}_dataloader"
+            definer = next((base for base in before if name in vars(base)), None)
+            # A subclass of this one has its method wrapped already.
+            if definer is cls or (definer is not None and not issubclass(definer, ExactResumeMixin)):
+                setattr(cls, name, _faced(vars(definer)[name], role))
 
     def train(
         self, resume_from_checkpoint: str | os.PathLike[str] | bool | None = None, *args: Any, **kwargs: Any
@@ -77,19 +93,21 @@ class ExactResumeMixin:
                 raise ConfigurationError(
                     "resume_from_checkpoint", True, f"a whole checkpoint in {self.args.output_dir}; there is none"
                 )
-            resume_from_checkpoint = found or resume_from_checkpoint
+            if resume_from_checkpoint is True:
+                # The Trainer's own choice may be without a loader's place: a method may return a loader that needs one.
+                resume_from_checkpoint = found or _last_of_trainer(self.args.output_dir) or True
             if not isinstance(resume_from_checkpoint, bool):
                 # A path is one of a checkpoint to the Trainer, too.
                 resume_from_checkpoint = os.fspath(resume_from_checkpoint)
-                is_needed = is_own_loader(self.train_dataset)
-                self._loader_states = read_loaders(resume_from_checkpoint, is_needed=is_needed)
+                needed = "train" if is_own_loader(self.train_dataset) else None
+                self._loader_states = read_loaders(resume_from_checkpoint, needed=needed)
                 self._resumed_checkpoint = resume_from_checkpoint
         self._is_training = True
         try:
             return cast("Any", super()).train(resume_from_checkpoint, *args, **kwargs)
         finally:
             self._resumed_checkpoint = self._trained_face = None
-            self._is_training = False
+            self._is_training, self._marked_step = False, -1
 
     def get_train_dataloader(self) -> Any:
         """Return the loader that is ``train_dataset``, as the Trainer takes it; else what the Trainer makes."""
@@ -116,7 +134,19 @@ class ExactResumeMixin:
         return self._face_of("test", cast("Any", super()).get_test_dataloader(test_dataset))
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
-        """Return what the Trainer counts with, and let the loader stand in for the batches that it will step over."""
+        """Return what the Trainer counts with, and let the loader stand in for the batches that it will step over.
+
+        Raises:
+            ConfigurationError: The Trainer got its loader past this class, whose checkpoints would not have its place.
+            StateMismatchError: The checkpoint belongs to another loader, or to other arguments of the Trainer.
+        """
+        if is_own_loader(dataloader) and not isinstance(dataloader, LoaderFace):
+            raise ConfigurationError(
+                "get_train_dataloader",
+                f"a function that returns a {type(dataloader).__name__}",
+                "a method of the Trainer's class, or train_dataset=loader: an attribute of the object hides what makes "
+                "the loader's place a part of each checkpoint",
+            )
         values: Any = cast("Any", super()).set_initial_training_values(args, dataloader)
         if self._resumed_checkpoint is not None and isinstance(dataloader, LoaderFace):
             num_updates = values[1]
@@ -131,16 +161,28 @@ class ExactResumeMixin:
                     f"the loader goes on after {dataloader.step} microbatches of its epoch, and the Trainer after "
                     f"{num_skipped}, which it computes from {global_step} steps of {args.gradient_accumulation_steps} "
                     f"microbatches and {num_updates} steps an epoch: resume with the loader's length, the number of "
-                    "ranks and the gradient_accumulation_steps of the run that saved",
+                    "ranks and the gradient_accumulation_steps of the run that saved, and from before an epoch that a "
+                    "callback ended early (should_epoch_stop)",
                 )
             dataloader.stand_in_for(num_skipped)
         return values
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the microbatches of an update: until it is complete, a checkpoint has the place before them."""
+        if self._trained_face is not None and self._marked_step != cast("Any", self).state.global_step:
+            self._marked_step = cast("Any", self).state.global_step
+            self._trained_face.mark()
+        return cast("Any", super()).get_batch_samples(*args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model; into a checkpoint, the loaders' places too."""
         cast("Any", super()).save_model(output_dir, _internal_call=_internal_call)
         if _internal_call and output_dir is not None and self._loader_faces:
-            states = {role: face.state_dict() for role, face in self._loader_faces.items()}
+            is_incomplete = self._marked_step == cast("Any", self).state.global_step
+            states = {
+                role: face.state_dict(is_at_mark=is_incomplete and face is self._trained_face)
+                for role, face in self._loader_faces.items()
+            }
             if self.args.should_save:
                 num_ranks = None if self.args.save_on_each_node else self.args.world_size
                 write_loaders(output_dir, states, num_ranks)
@@ -160,10 +202,10 @@ class ExactResumeMixin:
                     "False: the Trainer then counts from the loader's place, and loads nothing",
                 )
             if "train" not in self._loader_states:
-                read_loaders(self._resumed_checkpoint)
+                read_loaders(self._resumed_checkpoint, needed="train")
         face = self._face("train", loader)
-        _check_lengths(face)
         if self._is_training:
+            warn_of_idle_arguments(self, loader)
             self._trained_face = face
         return face
 
@@ -174,7 +216,7 @@ class ExactResumeMixin:
         # For an evaluation, it may be another loader each time: its place is not saved.
         if isinstance(loader, LoaderFace) or not is_own_loader(loader):
             return loader
-        return face_for(loader, self.accelerator)
+        return _checked(face_for(loader, self.accelerator))
 
     def _face(self, role: str, loader: Any) -> LoaderFace:
         face = self._loader_faces.get(role)
@@ -182,7 +224,7 @@ class ExactResumeMixin:
             face = self._loader_faces[role] = face_for(loader, self.accelerator)
         if role in self._loader_states:
             face.load_state_dict(self._loader_states.pop(role))
-        return face
+        return _checked(face)
 
 
 def _faced(own: Callable[..., Any], role: str) -> Callable[..., Any]:
@@ -213,10 +255,17 @@ def _length(loader: LoaderFace) -> int | None:
         return None
 
 
-def _check_lengths(loader: LoaderFace) -> None:
-    """Raise if ranks have different numbers of microbatches: at the epoch's end some would wait for the others."""
-    lengths = gather(_length(loader))
+def _checked(face: LoaderFace) -> LoaderFace:
+    """Return a face; raise if ranks have different numbers of microbatches: at the end some would wait for the others."""
+    lengths = gather(_length(face))
     if len(set(lengths)) > 1:
         raise RankMismatchError(
             "len(loader)", ", ".join(f"{length} on rank {rank}" for rank, length in enumerate(lengths))
         )
+    return face
+
+
+def _last_of_trainer(output_dir: str) -> str | None:
+    if not Path(output_dir).is_dir():
+        return None
+    return import_module("transformers.trainer_utils").get_last_checkpoint(output_dir)

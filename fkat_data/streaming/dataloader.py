@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
+from inspect import currentframe
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -12,7 +13,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from fkat_data.arguments import integer
 from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, FkatDataError, StaleIteratorError, StateMismatchError
-from fkat_data.stepping_over import NotSteppedOver
+from fkat_data.missing_place import watch_checkpoints
+from fkat_data.stepping_over import NotSteppedOver, accelerator_that_asks
 from fkat_data.streaming.batch_maker import batch_maker, collate_of_samples
 from fkat_data.streaming.dataset import StreamingDataset, has_own_iter
 from fkat_data.streaming.epoch.rank_batches import PickedSamples, RankBatches
@@ -80,7 +82,7 @@ class StreamingDataLoader(  # pyright: ignore[reportIncompatibleVariableOverride
         self._sample_in_epoch: int | None = None
         self._after: ResumePoint | None = None
         self._is_in_step = True
-        self._is_prepared = False
+        self._is_prepared = self._is_watched = False
         self._is_last = False
         self._numbered: Iterator[Any] | None = None
         self._numbered_batches: RankBatches | None = None
@@ -96,6 +98,10 @@ class StreamingDataLoader(  # pyright: ignore[reportIncompatibleVariableOverride
     @property
     def _is_accelerate_prepared(self) -> bool:
         """What accelerate reads to find out whether the batches are this rank's already, and sets afterwards."""
+        accelerator = accelerator_that_asks(currentframe())
+        if accelerator is not None and not self._is_watched and self.use_stateful_dataloader:
+            watch_checkpoints(self, accelerator)
+            self._is_watched = True
         return self.use_stateful_dataloader
 
     @_is_accelerate_prepared.setter

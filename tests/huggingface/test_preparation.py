@@ -157,6 +157,36 @@ def test_a_loader_that_accelerate_has_is_faced_like_any_other():
     assert [numbers(microbatch) for microbatch in face] == [numbers(microbatch) for microbatch in data_loader()]
 
 
+def test_a_loader_that_is_prepared_again_is_saved_once(tmp_path):
+    accelerator = Accelerator(cpu=True)
+    prepare(accelerator, data_loader(num_workers=0))  # gone, as after accelerator.free_memory()
+    loader = sharded()
+    face = prepare(accelerator, loader)
+    assert prepare(accelerator, face) is face
+    assert prepare(accelerator, loader) is face
+    next(iter(face))
+    accelerator.save_state(tmp_path)
+    other = Accelerator(cpu=True)
+    resumed = prepare(other, sharded())
+    other.load_state(tmp_path)
+    assert resumed.step == 1
+    rest = iter(face)
+    del face, resumed
+    next(rest)
+    accelerator.save_state(tmp_path / "later")  # an iterator keeps its place
+
+
+def test_a_checkpoint_without_a_loaders_place_is_named(folder, tmp_path, caplog):
+    Accelerator(cpu=True).save_state(tmp_path)
+    for make in (data_loader, partial(streaming, folder)):
+        accelerator = Accelerator(cpu=True)
+        accelerator.prepare(torch.utils.data.DataLoader(range(3)), make())
+        caplog.clear()
+        accelerator.load_state(tmp_path)
+        (line,) = caplog.messages
+        assert "has no dl_state_dict_1.bin, the place of a " in line
+
+
 def test_gather_for_metrics_gives_every_sample(folder):
     accelerator = Accelerator(cpu=True)
     for loader in (prepare(accelerator, sharded()), accelerator.prepare(streaming(folder))):

@@ -154,6 +154,83 @@ def test_a_torn_checkpoint_is_passed_over_and_a_foreign_one_refused(tmp_path):
         trainer(tmp_path, sharded(), max_steps=4).train(resume_from_checkpoint=True)
 
 
+class StopBetween(transformers.TrainerCallback):
+    """Stops after two of the three microbatches of an update."""
+
+    def on_substep_end(self, args, state, control, **given):
+        control.should_save = control.should_training_stop = state.global_step == 1
+
+
+@pytest.mark.parametrize("dataset", [Rows, EndlessLookingRows])
+def test_a_checkpoint_between_two_updates_has_the_place_before_the_incomplete_one(dataset, tmp_path):
+    stopped = trainer(tmp_path, sharded(dataset), max_steps=6, save_strategy="no")
+    stopped.add_callback(StopBetween())
+    stopped.train()
+    assert len(stopped.records) == 3 + 1
+    full, resumed = (trainer(tmp_path / "other", sharded(dataset), max_steps=6, save_strategy="no") for _ in range(2))
+    full.train()
+    resumed.train(resume_from_checkpoint=tmp_path / "checkpoint-1")
+    assert resumed.records == [record for record in full.records if record[0] >= 1]
+
+
+def test_microbatches_that_no_update_has_at_an_epochs_end_come_again(tmp_path):
+    """Of an epoch without a length, the Trainer keeps the last gradients for the next one; a checkpoint does not."""
+    settings = {"max_steps": 6, "gradient_accumulation_steps": 5}
+    run = trainer(tmp_path, sharded(EndlessLookingRows), save_strategy="epoch", **settings)
+    run.train()
+    resumed = trainer(tmp_path / "other", sharded(EndlessLookingRows), save_strategy="no", **settings)
+    resumed.train(resume_from_checkpoint=tmp_path / "checkpoint-2")
+    assert resumed.records == [record for record in run.records if record[0] >= 2]
+
+
+class WithMethod:
+    """Gives any Trainer a loader, and is named before the mixin."""
+
+    def get_train_dataloader(self):
+        return sharded()
+
+
+def test_a_loader_that_passes_by_the_mixin_is_refused(tmp_path):
+    hidden = trainer(tmp_path, rows(), max_steps=2)
+    hidden.get_train_dataloader = sharded
+    with pytest.raises(ConfigurationError, match=r"get_train_dataloader.*a method of the Trainer's class"):
+        hidden.train()
+    with pytest.raises(TypeError, match=r"class Behind\(ExactResumeMixin, Trainer\)"):
+
+        class Behind(transformers.Trainer, ExactResumeMixin):
+            pass
+
+    class Before(WithMethod, RecordingTrainer):
+        pass
+
+    run = trainer(tmp_path, rows(), trainer_class=Before, max_steps=4)
+    run.train()
+    resumed = trainer(tmp_path / "other", rows(), trainer_class=Before, max_steps=4, save_strategy="no")
+    resumed.train(resume_from_checkpoint=tmp_path / "checkpoint-2")
+    assert resumed.records == [record for record in run.records if record[0] >= 2]
+
+
+def test_a_checkpoint_of_other_loaders_alone_is_refused(tmp_path):
+    settings = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 5, "max_steps": 1}
+    run = trainer(tmp_path, Rows("0"), eval_dataset=sharded(), eval_strategy="steps", eval_steps=1, **settings)
+    run.train()
+    with pytest.raises(ConfigurationError, match="the train loader's place"):
+        trainer(tmp_path, sharded(), max_steps=2).train(resume_from_checkpoint=True)
+    (tmp_path / "checkpoint-1" / "fkat_data_loaders.pt").unlink()
+    with pytest.raises(ConfigurationError, match="the train loader's place"):
+        trainer(tmp_path, rows(), trainer_class=WithLoaders, max_steps=2).train(resume_from_checkpoint=True)
+
+
+def test_arguments_without_effect_are_named(tmp_path, caplog):
+    trainer(tmp_path, sharded(), max_steps=1).train()
+    assert not caplog.messages
+    trainer(tmp_path, data_loader(), max_steps=1, dataloader_num_workers=2, data_seed=4).train()
+    first, second = caplog.messages
+    assert "dataloader_num_workers=2" in first
+    assert "data_seed=4" in first
+    assert "per_device_train_batch_size=2" in second
+
+
 def test_what_would_lose_data_is_refused(tmp_path):
     run = trainer(tmp_path, sharded(), max_steps=2)
     run.train()

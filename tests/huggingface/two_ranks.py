@@ -85,6 +85,8 @@ def refuse_other_lengths(folder):
     uneven = sharded(rank=rank, num_ranks=2) if rank else sharded()
     with pytest.raises(RankMismatchError, match="12 on rank 0, 6 on rank 1"):
         trainer(folder / "uneven", uneven, max_steps=2).train()
+    with pytest.raises(RankMismatchError, match="12 on rank 0, 6 on rank 1"):
+        trainer(folder / "uneven", sharded(rank=rank, num_ranks=2), eval_dataset=uneven).evaluate()
 
 
 def warn_of_equal_shards():
