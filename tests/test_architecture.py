@@ -45,6 +45,7 @@ FLOORS = {
     "iteration": 1,
     "location": 1,
     "machine": 1,
+    "missing_place": 0,
     "record_locks": 1,
     "registry": 1,
     "permutation": 1,

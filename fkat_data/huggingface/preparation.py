@@ -55,7 +55,7 @@ def prepare(accelerator: Any, *objects: Any, device_placement: Sequence[bool | N
     return results[0] if len(results) == 1 else results
 
 
-class _Place:
+class _RegisteredPlace:
     """What an ``Accelerator`` saves of a loader, for as long as the program has the loader, or an iterator of it.
 
     The accelerator itself never drops what is registered, not even in ``free_memory``: it must not keep workers alive.
@@ -86,13 +86,13 @@ class _Place:
 def _registered_face(loader: Any, accelerator: Any, is_placed: bool | None) -> LoaderFace:
     """Return a loader's face, the one that the accelerator saves if it has one; drop those that are gone."""
     registered: list[Any] = accelerator._custom_objects  # noqa: SLF001 - accelerate has no other way to drop one
-    registered[:] = [each for each in registered if not (isinstance(each, _Place) and each.is_gone)]
-    faces = [each.face for each in registered if isinstance(each, _Place)]
+    registered[:] = [each for each in registered if not (isinstance(each, _RegisteredPlace) and each.is_gone)]
+    faces = [each.face for each in registered if isinstance(each, _RegisteredPlace)]
     found = next((face for face in faces if face is not None and loader in (face, face.loader)), None)
     if found is not None:
         return found
     face = loader if isinstance(loader, LoaderFace) else face_for(loader, accelerator, is_placed)
-    accelerator.register_for_checkpointing(_Place(face))
+    accelerator.register_for_checkpointing(_RegisteredPlace(face))
     return face
 
 
