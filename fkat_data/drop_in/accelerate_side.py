@@ -36,6 +36,10 @@ class DrivenLoop:
         self.place: dict[str, Any] | None = None
         """The loader's state behind the last microbatch that the loop has received; None: the loader is there."""
 
+    def copy(self) -> "DrivenLoop":
+        """Return one for a copy of the loader, which begins at this one's place."""
+        return DrivenLoop(self._device, non_blocking=self._non_blocking)
+
     def microbatches(
         self, begin: Callable[[], Iterator[Any]], state: Callable[[], dict[str, Any]], num_in_last_round: int
     ) -> Iterator[Any]:

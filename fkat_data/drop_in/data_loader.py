@@ -43,6 +43,9 @@ __all__ = ["DataLoader"]
 
 _logger = logging.getLogger(__name__)
 
+# Attributes that a program may set between two epochs, as with torch's loader.
+_SETTABLE = ("collate_fn", "worker_init_fn", "num_workers", "prefetch_factor", "timeout")
+
 
 # What torch declares as a variable is a property here.
 class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -194,6 +197,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         # Where the newest iteration has begun, if a load has put it there.
         self._resumed: tuple[int, int] | None = None
         self._shipped: bytes | None = None
+        self._made_with: list[Any] = []
         if shuffle and not self._is_iterable:
             shuffled = EpochShuffle(cast("Any", dataset), generator)
             # torch refuses to set them once they are set.
@@ -253,6 +257,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._begin()
 
     def _begin(self) -> Iterator[Microbatch_co]:
+        if self._source is not None and self._made_with != self._settable():
+            self._source.end_epoch()
+            self._go_to(self._own_state(), is_untouched=True)
         source = self._source
         if source is None:
             check_order(self._loaded, order_of(self.dataset))
@@ -388,6 +395,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         state = {name: value for name, value in vars(self).items() if name not in ("_successor", "_successors")}
         if self._source is not None:
             state.update(_source=None, _loaded=self.local_state_dict(), _is_untouched=False, _shipped=None)
+        if self._driven is not None:
+            state["_driven"] = self._driven.copy()  # its place is another from now on
         return state
 
     def _deliver_to(self, device: torch.device) -> None:
@@ -452,7 +461,11 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             return None
         return digest_of_shipment((self.dataset, self.collate_fn, self.worker_init_fn))
 
+    def _settable(self) -> list[Any]:
+        return [getattr(self, name) for name in _SETTABLE]
+
     def _make_source(self) -> Source:
+        self._made_with = self._settable()
         source = self._strand_source() if self._is_iterable else self._map_source()
         vars(self).update(_shipped=self._shipment_digest())
         return source

@@ -332,6 +332,31 @@ def test_more_samples_than_an_iterable_dataset_says_is_a_warning():
         assert list(loader) == [0, 1, 2, 3]
 
 
+def first_form(samples):
+    return ["first", *samples]
+
+
+def second_form(samples):
+    return ["second", *samples]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_is_set_between_two_epochs_counts_from_the_next_one(num_workers, processes):
+    for dataset in (Items(6, "int"), Counting(6)):
+        with DataLoader(dataset, 2, seed=1, num_workers=num_workers, collate_fn=first_form) as loader:
+            older = iter(loader)
+            assert next(older)[0] == "first"
+            loader.collate_fn = second_form
+            assert next(older)[0] == "first"
+            assert [batch[0] for batch in loader] == ["second"] * 3
+            assert loader.epoch == 2
+            state = loader.state_dict()
+            assert list(loader)
+            loader.load_state_dict(state)
+            loader.num_workers = 0
+            assert [len(batch) for batch in loader] == [3] * 3
+
+
 def test_a_copy_begins_where_the_loader_is():
     loader = DataLoader(Drawing(12), 2, shuffle=True)
     rest = iter(loader)

@@ -1,5 +1,6 @@
 """Loaders under an ``Accelerator``: each checkpoint of two epochs resumes to the same data and weights."""
 
+import copy
 import importlib.util
 import sys
 from functools import partial
@@ -174,6 +175,17 @@ def test_a_loader_that_is_prepared_again_is_saved_once(tmp_path):
     del face, resumed
     next(rest)
     accelerator.save_state(tmp_path / "later")  # an iterator keeps its place
+
+
+def test_a_copy_of_a_prepared_loader_has_a_place_of_its_own():
+    loader = Accelerator(cpu=True).prepare(data_loader())
+    rest = iter(loader)
+    next(rest)
+    copied = copy.copy(loader)
+    next(rest)
+    list(copied)
+    assert (loader.epoch, loader.step, copied.epoch) == (0, 2, 1)
+    assert len(list(rest)) == NUM_TOKENS // BATCH_SIZE - 2
 
 
 def test_a_checkpoint_without_a_loaders_place_is_named(folder, tmp_path, caplog):
