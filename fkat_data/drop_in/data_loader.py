@@ -19,8 +19,9 @@ from fkat_data.drop_in.changes import LengthWarning, can_pin, pinned
 from fkat_data.drop_in.datasets_library import is_of_datasets, order_of
 from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.epochs_of_ranks import EpochsOfRanks
-from fkat_data.drop_in.inner_loader import inner_loader
+from fkat_data.drop_in.inner_loader import inner_loader, settable_of
 from fkat_data.drop_in.lightning_side import is_begun_by_fabric, original_of
+from fkat_data.drop_in.looks import warn_of_look
 from fkat_data.drop_in.map_source import MapSource
 from fkat_data.drop_in.numbered_plan import NumberedPlan, is_numbered
 from fkat_data.drop_in.own_terms import DataLoaderStatistics
@@ -42,9 +43,6 @@ from fkat_data.worker.settings import START_METHODS, StartMethod
 __all__ = ["DataLoader"]
 
 _logger = logging.getLogger(__name__)
-
-# Attributes that a program may set between two epochs, as with torch's loader.
-_SETTABLE = ("collate_fn", "worker_init_fn", "num_workers", "prefetch_factor", "timeout")
 
 
 # What torch declares as a variable is a property here.
@@ -257,7 +255,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._begin()
 
     def _begin(self) -> Iterator[Microbatch_co]:
-        if self._source is not None and self._made_with != self._settable():
+        if self._source is not None and self._made_with != settable_of(self):
             self._source.end_epoch()
             self._go_to(self._own_state(), is_untouched=True)
         source = self._source
@@ -268,12 +266,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         else:
             self._ship_again(source)
             if (self.epoch, self.step - 1) == self._resumed:
-                _logger.warning(
-                    "the rest of epoch %d, where a state was loaded, is left after one microbatch, and the next epoch "
-                    "begins. If that was a look at a microbatch, take it before load_state_dict(), or call take_back() "
-                    "after it",
-                    self.epoch,
-                )
+                warn_of_look(self.epoch)
         resumed = None if self._loaded is None or self._is_untouched else (self.epoch, self.step)
         vars(self).update(_resumed=resumed)
         iterator = source.begin(self._change(source))
@@ -461,11 +454,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             return None
         return digest_of_shipment((self.dataset, self.collate_fn, self.worker_init_fn))
 
-    def _settable(self) -> list[Any]:
-        return [getattr(self, name) for name in _SETTABLE]
-
     def _make_source(self) -> Source:
-        self._made_with = self._settable()
+        vars(self).update(_made_with=settable_of(self))
         source = self._strand_source() if self._is_iterable else self._map_source()
         vars(self).update(_shipped=self._shipment_digest())
         return source

@@ -10,7 +10,14 @@ from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.transport.memory_limit import default_limit_bytes
 from fkat_data.worker.settings import StartMethod
 
-__all__ = ["inner_loader"]
+__all__ = ["inner_loader", "settable_of"]
+
+_SETTABLE = ("collate_fn", "worker_init_fn", "num_workers", "prefetch_factor", "timeout")
+
+
+def settable_of(loader: Any) -> list[Any]:
+    """Return what a program may set on a DataLoader between two epochs, as with torch's."""
+    return [getattr(loader, name) for name in _SETTABLE]
 
 
 def inner_loader(
