@@ -114,11 +114,12 @@ class Course:
         return ((microbatch, self._reached()) for microbatch in iterator)
 
     def _set_epoch(self) -> None:
-        """Set the samplers' epoch, as loops do for a ``DataLoader``: to the loader's own."""
-        for sampler in samplers_of(self.loader):
-            if callable(getattr(sampler, "set_epoch", None)):
+        """Set the epoch of samplers and dataset, as loops do for a ``DataLoader``: to the loader's own."""
+        samplers = samplers_of(self.loader)
+        for each in (*samplers, self.loader.dataset) if samplers else ():
+            if callable(getattr(each, "set_epoch", None)):
                 is_left_early = self._loaded_step is None and self.loader.step > 0
-                sampler.set_epoch(self.loader.epoch + is_left_early)
+                each.set_epoch(self.loader.epoch + is_left_early)
 
     def _reached(self) -> Any:
         """Return the loader's own place; or why there is none, for a caller that asks."""

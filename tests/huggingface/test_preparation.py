@@ -25,7 +25,7 @@ from huggingface_examples import (
 )
 
 import fkat_data.accelerated
-from fkat_data import ConfigurationError, StateMismatchError
+from fkat_data import ConfigurationError, DataLoader, StateMismatchError
 from fkat_data.huggingface import prepare
 
 ACCUMULATED = 3
@@ -175,6 +175,37 @@ def test_a_loader_that_is_prepared_again_is_saved_once(tmp_path):
     del face, resumed
     next(rest)
     accelerator.save_state(tmp_path / "later")  # an iterator keeps its place
+
+
+class Told(torch.utils.data.IterableDataset):
+    """Its epoch decides on what it yields."""
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return (100 * self.epoch + number for number in range(6))
+
+
+@pytest.mark.parametrize("prepared_by", [prepare, by_accelerate])
+def test_a_dataset_is_told_its_epoch_after_a_resume_too(prepared_by):
+    def make():
+        return prepared_by(Accelerator(cpu=True), DataLoader(Told(), 3, seed=1))
+
+    loader = make()
+    states, delivered = [], []
+    for _ in range(2):
+        for microbatch in loader:
+            delivered.append(microbatch.tolist())
+            states.append(loader.state_dict())
+    assert delivered == [[0, 1, 2], [3, 4, 5], [100, 101, 102], [103, 104, 105]]
+    for index, state in enumerate(states[:3], 1):
+        resumed = make()
+        resumed.load_state_dict(state)
+        found = []
+        while len(found) < 4 - index:
+            found += [microbatch.tolist() for microbatch in resumed]
+        assert found == delivered[index:]
 
 
 def test_a_copy_of_a_prepared_loader_has_a_place_of_its_own():
