@@ -7,12 +7,27 @@ from typing import Any
 import torch
 from torch.utils import data as torch_data
 
-__all__ = ["LengthWarning", "can_pin", "pinned"]
+__all__ = ["change_of"]
 
 _PIN: Any = getattr(getattr(getattr(torch_data, "_utils", None), "pin_memory", None), "pin_memory", None)
 
 
-class LengthWarning:
+def change_of(loader: Any, step: Callable[[], int]) -> Callable[[Any], Any] | None:
+    """Return what each microbatch of a DataLoader goes through in this thread; None: nothing.
+
+    Args:
+        loader: The DataLoader.
+        step: Returns the microbatches of the epoch that were delivered before this one.
+    """
+    change = None
+    if loader._IterableDataset_len_called is not None:  # noqa: SLF001 - an attribute of torch's class
+        change = _LengthWarning(loader._IterableDataset_len_called, loader.num_workers, step)  # noqa: SLF001 - as above
+    if not (loader.pin_memory and loader.device is None and _can_pin()):
+        return change
+    return _pinned if change is None else lambda microbatch: _pinned(change(microbatch))
+
+
+class _LengthWarning:
     """Warns, as torch does, where an iterable dataset has more microbatches than its length says.
 
     Args:
@@ -43,11 +58,11 @@ class LengthWarning:
         return microbatch
 
 
-def can_pin() -> bool:
+def _can_pin() -> bool:
     """Return whether this machine has a device that page-locked memory is of use for."""
     return torch.cuda.is_available()
 
 
-def pinned(microbatch: Any) -> Any:
+def _pinned(microbatch: Any) -> Any:
     """Return a copy in page-locked memory, as torch's ``pin_memory`` makes it."""
     return _PIN(microbatch)

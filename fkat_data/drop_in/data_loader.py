@@ -15,8 +15,8 @@ from fkat_data.closing import Closing
 from fkat_data.description import Described
 from fkat_data.device.choice import device_of
 from fkat_data.distributed import gather, rank_and_world_size
-from fkat_data.drop_in.changes import LengthWarning, can_pin, pinned
-from fkat_data.drop_in.datasets_library import is_of_datasets, order_of
+from fkat_data.drop_in.changes import change_of
+from fkat_data.drop_in.datasets_library import order_of
 from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.epochs_of_ranks import EpochsOfRanks
 from fkat_data.drop_in.inner_loader import inner_loader, settable_of
@@ -269,7 +269,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
                 warn_of_look(self.epoch)
         resumed = None if self._loaded is None or self._is_untouched else (self.epoch, self.step)
         vars(self).update(_resumed=resumed)
-        iterator = source.begin(self._change(source))
+        iterator = source.begin(change_of(self, lambda: source.step))
         vars(self).update(_loaded=None)
         return iterator
 
@@ -420,15 +420,6 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             return drawn
         return self._drawn_seed
 
-    def _change(self, source: Source) -> Callable[[Any], Any] | None:
-        """Return what each microbatch goes through in this thread; None: nothing."""
-        change = None
-        if self._IterableDataset_len_called is not None:
-            change = LengthWarning(self._IterableDataset_len_called, self.num_workers, lambda: source.step)
-        if not (self.pin_memory and self.device is None and can_pin()):
-            return change
-        return pinned if change is None else lambda microbatch: pinned(change(microbatch))
-
     def _ship_again(self, source: Source) -> None:
         """Have new workers make the next epoch if they are to get the dataset as it is now."""
         if self._keeps_workers or not self.num_workers:
@@ -463,7 +454,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     def _first_position(self) -> dict[str, Any]:
         """Return the position of a loader that was not iterated."""
         if self._is_iterable:
-            return first_strand_state(self.num_workers, self._own_dataset(self.num_workers))
+            return first_strand_state(self.num_workers, None if self.num_workers else self.dataset)
         return {"epoch": 0, "step": 0, "sampler": self._map_plan().state_at(0, 0)}
 
     def _map_plan(self) -> NumberedPlan | DrawnPlan:
@@ -490,12 +481,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
                 trace = path.with_name(f"{path.stem}-strand{plan.index}{path.suffix}")
             return self._inner(plan, num_strands, num_workers, num_inner=max(1, num_strands), trace=trace)
 
-        own_dataset = self._own_dataset(num_strands or self.num_workers)
+        own_dataset = None if num_strands or self.num_workers else self.dataset
         return StrandSource(make_inner, num_strands, self._known_dp_rank(), own_dataset, self._loaded)
-
-    def _own_dataset(self, num_strands: int) -> Any:
-        """Return the dataset if it is iterated in this process, and has a state behind an epoch's end."""
-        return None if num_strands or is_of_datasets(self.dataset) else self.dataset
 
     def _inner(self, plan: ShardPlan, num_told: int, num_workers: int, **options: Any) -> ShardedDataLoader:
         given: dict[str, Any] = {"seed": self._known_seed(), "dp_rank": self._known_dp_rank(), "trace": self.trace}

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from fkat_data.drop_in.datasets_library import is_of_datasets
 from fkat_data.drop_in.strand import Snapshot, Stamped, StrandEnd
 from fkat_data.drop_in.strand_plan import StrandPlan
 from fkat_data.errors import StaleIteratorError
@@ -39,7 +40,7 @@ def first_strand_state(num_strands: int, own_dataset: Any) -> dict[str, Any]:
 
 def _first_snapshot(own_dataset: Any) -> dict[str, Any] | None:
     """Return the state of a dataset of this process before an epoch's first microbatch; None: it has none yet."""
-    if not isinstance(own_dataset, Stateful):
+    if not isinstance(own_dataset, Stateful) or is_of_datasets(own_dataset):
         return None
     try:
         return {"step": 0, "dataset": own_dataset.state_dict(), "iterator": None}
