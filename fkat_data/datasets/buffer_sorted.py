@@ -105,6 +105,11 @@ class BufferSortedDataset(Described, Dataset[_Item_co]):
         """Seed of every epoch's order, given or drawn."""
         return self._seed
 
+    @property
+    def is_seed_drawn(self) -> bool:
+        """Whether ``seed`` was drawn: a state has to say which."""
+        return not self._is_seed_given
+
     def __len__(self) -> int:
         return self._length
 

@@ -109,6 +109,9 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
             raise ConfigurationError("fields", fields, "at least one name")
         self._pad_value = pad_value
         choice("too_long", too_long, ("raise", "skip", "split"))
+        if lengths is None and not callable(getattr(base_dataset, "sort_key", None)):
+            expected = "one integer for each document, or documents whose sort_key(index) returns their length"
+            raise ConfigurationError("lengths", lengths, expected)
         self._lengths = as_lengths("lengths", base_dataset if lengths is None else lengths)
         if len(self._lengths) != len(base_dataset):
             expected = f"one length for each of the {len(base_dataset)} documents, not {len(self._lengths)}"
@@ -131,6 +134,11 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
     def seed(self) -> int:
         """Seed of every epoch's order, given or drawn."""
         return self._windows.seed
+
+    @property
+    def is_seed_drawn(self) -> bool:
+        """Whether ``seed`` was drawn, and decides on the order: a state has to say which."""
+        return self._windows.shuffle and not self._windows.is_seed_given
 
     def __len__(self) -> int:
         return self._window_ends()[-1]

@@ -110,6 +110,9 @@ class PaddingCollate(Described):
         if is_bare and self.lengths_name is None:
             return self._padded("items", items)
         entries = [{"tokens": item} for item in items] if is_bare else items
+        if not isinstance(entries[0], Mapping):
+            expected = "one-dimensional tensors, or dicts that have some; other items need a collate_fn of your own"
+            raise ConfigurationError("items", f"<a list of {type(entries[0]).__name__}>", expected)
         names = self._padded_names(entries[0])
         microbatch = {
             name: self._padded(name, values) if name in names else torch.utils.data.default_collate(values)
@@ -121,12 +124,14 @@ class PaddingCollate(Described):
 
     def _padded_names(self, item: Mapping[str, Any]) -> list[str]:
         if isinstance(self.pad_value, Mapping):
-            names = list(self.pad_value)
-        else:
-            names = [name for name, value in item.items() if isinstance(value, torch.Tensor) and value.ndim == 1]
-        if not names or not set(names) <= set(item):
-            expected = f"names of entries that are one-dimensional tensors, among {list(item)}"
-            raise ConfigurationError("pad_value", self.pad_value, expected)
+            if not set(self.pad_value) <= set(item):
+                raise ConfigurationError("pad_value", self.pad_value, f"names of entries, among {list(item)}")
+            return list(self.pad_value)
+        names = [name for name, value in item.items() if isinstance(value, torch.Tensor) and value.ndim == 1]
+        if not names:
+            found = {name: type(value).__name__ for name, value in item.items()}
+            expected = "an entry that is a one-dimensional tensor; torch.tensor() makes one of a list of numbers"
+            raise ConfigurationError("items", found, expected)
         return names
 
     def _padded(self, name: str, values: Sequence[Any]) -> torch.Tensor:

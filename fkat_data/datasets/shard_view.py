@@ -106,6 +106,11 @@ class ShardedDataset(Described, Dataset[_Item_co]):
             raise ConfigurationError("dim", dim, f"a dimension of the mesh, one of {names}: {error}") from error
         return cls(dataset, total_shards, current_shard, indexing_mode, pad_to_equal_size_across_shards)
 
+    @property
+    def dataset(self) -> Dataset[_Item_co]:
+        """The dataset that this is a view of."""
+        return self._dataset
+
     def __len__(self) -> int:
         length = len(self._dataset)
         whole = -(-length // self._total_shards)

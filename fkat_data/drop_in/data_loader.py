@@ -294,7 +294,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     def local_state_dict(self) -> dict[str, Any]:
         """Return this process's position. Not collective."""
         place = self._known_place()
-        return self._own_state() if place is None else dict(place)
+        return {**(self._own_state() if place is None else place), **self._order_of_dataset()}
 
     def _known_place(self) -> dict[str, Any] | None:
         """Return a state that is not the source's: one that was loaded, or what accelerate's loop has received."""
@@ -365,6 +365,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             kinds = ("<of an iterable dataset>", "<of a dataset with indices>")
             saved, present = kinds if "strands" in loaded else kinds[::-1]
             raise StateMismatchError("strands", saved, present, "the state was saved with another kind of dataset")
+        self._load_order_of_dataset(loaded)
         self._go_to(loaded)
         if self._is_free_of_states() and self._map_plan().is_over(loaded["step"], loaded["sampler"]):
             self.end_epoch()  # a caller's set_epoch(), and what an iteration draws, are for the next one
@@ -465,6 +466,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         return DrawnPlan(order, self._known_seed(), self._known_dp_rank(), is_ahead=is_ahead, share=self._share)
 
     def _map_source(self) -> Source:
+        self._check_order_of_dataset()
         plan = self._map_plan()
         num_shard_prefetches = int(self.num_workers > 0 and isinstance(plan, DrawnPlan))
         inner = self._inner(plan, self.num_workers, self.num_workers, num_shard_prefetches=num_shard_prefetches)

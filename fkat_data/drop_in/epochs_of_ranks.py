@@ -1,11 +1,12 @@
 """Which epoch comes next, and which of its batches are this rank's."""
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 from weakref import WeakSet
 
 from fkat_data import arguments
+from fkat_data.datasets.seeded_order import seeded_order_below
 from fkat_data.drop_in.accelerate_side import AccelerateSide
 from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.numbered_plan import NumberedPlan
@@ -120,7 +121,8 @@ class EpochsOfRanks(AccelerateSide):
             )
         if share == self._share:
             return
-        agreed = agreed_state(self._own_state(), is_seed_given=self.seed is not None)
+        agreed = agreed_state({**self._own_state(), **self._order_of_dataset()}, is_seed_given=self.seed is not None)
+        self._load_order_of_dataset(agreed)
         if self._loaded is None:
             self._go_to({**state_at_epoch(agreed, 0), **shared_fields(share)}, is_untouched=True)
         check_share(self.local_state_dict(), share)
@@ -163,6 +165,36 @@ class EpochsOfRanks(AccelerateSide):
             tell = getattr(each, "set_epoch", None)
             if callable(tell):
                 tell(epoch)
+
+    def _order_of_dataset(self) -> dict[str, Any]:
+        """Return the field of a state for a dataset that drew the seed of its order; no field for any other."""
+        ordered = None if self._is_iterable else seeded_order_below(self.dataset)
+        return {"dataset": ordered.state_dict()} if ordered is not None and ordered.is_seed_drawn else {}
+
+    def _load_order_of_dataset(self, state: Mapping[str, Any]) -> None:
+        """Have the dataset give the order of a state.
+
+        Raises:
+            StateMismatchError: It cannot, or the state does not say which order that is.
+        """
+        ordered = None if self._is_iterable else seeded_order_below(self.dataset)
+        if "dataset" in state and ordered is not None:
+            ordered.load_state_dict(state["dataset"])
+        elif "dataset" in state or (ordered is not None and ordered.is_seed_drawn):
+            saved, present = ("<a drawn seed>" if has else "<none>" for has in ("dataset" in state, ordered is not None))
+            hint = "the dataset decides on the order: make it with the arguments, seeds too, that it was saved with"
+            raise StateMismatchError("dataset", saved, present, hint)
+
+    def _check_order_of_dataset(self) -> None:
+        """Check that ranks that share the indices of a dataset share its order.
+
+        Raises:
+            ConfigurationError: This rank's dataset drew an order of its own.
+        """
+        num_ranks = max(getattr(sampler, "num_replicas", None) or 1 for sampler in (None, *self._samplers()))
+        if num_ranks > 1 and self._order_of_dataset():
+            expected = f"a dataset with a seed, the same on all {num_ranks} ranks: this one drew its own"
+            raise ConfigurationError("dataset", self.dataset, expected)
 
     def _next_epoch(self) -> int:
         """Return the epoch that the next iteration is of: one that was left is over."""

@@ -10,6 +10,7 @@
         "batch_size": 32,              # None: no batches of one size
         "drop_last": False,
         "sampler": {...},              # map-style datasets: what the order of the epoch depends on
+        "dataset": {...},              # of a dataset that drew the seed of its order
         "num_ranks": 2,                # of a loader that is dealt out: this and how, "even_batches" and "split_batches"
         "num_strands": 4,              # iterable datasets: their strands, with "epoch", "step", "snapshot", and "delivered":
                                        # how many of the loader's epoch, which the strand may have ended

@@ -105,3 +105,12 @@ def test_a_collate_names_entries_that_are_no_sequences(pad_value):
 def test_a_collates_arguments_are_checked_when_it_is_made(argument, arguments):
     with pytest.raises(ConfigurationError, match=f"^{argument} = "):
         PaddingCollate(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [([(torch.zeros(2), 5)], "a list of tuple"), ([{"ids": [1, 2], "label": 5}], "'ids': 'list', 'label': 'int'")],
+)
+def test_a_collate_says_what_the_items_have_instead_of_sequences(items, words):
+    with pytest.raises(ConfigurationError, match=words):
+        PaddingCollate()(items)

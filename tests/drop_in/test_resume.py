@@ -3,14 +3,16 @@
 import base64
 import json
 import logging
+import operator
 import random
 
 import pytest
 import torch
-from drop_in_examples import Counting, Drawing, Forgetful, Items, Lazy, Remembering, Restarting, unchanged
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, WeightedRandomSampler
+from drop_in_examples import Counting, Drawing, Forgetful, Items, Lazy, Remembering, Restarting, Sized, unchanged
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Subset, WeightedRandomSampler
 
-from fkat_data import DataLoader, StaleIteratorError, StateMismatchError
+from fkat_data import ConfigurationError, DataLoader, StaleIteratorError, StateMismatchError
+from fkat_data.datasets import BufferSortedDataset, MapDataset, ShardedDataset
 from fkat_data.testing import digest
 
 # A machine may have fewer cores than torch wants for that many workers.
@@ -281,3 +283,49 @@ def test_each_strand_writes_a_timeline_of_its_own(processes, tmp_path):
     with DataLoader(Counting(6), num_workers=2, trace=tmp_path / "run.json") as loader:
         list(loader)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run-strand0.json", "run-strand1.json"]
+
+
+def bucketed(view=None, **options):
+    dataset = BufferSortedDataset(Sized(40), buffer_size=16, pack_size=4, **options)
+    dataset = view(dataset) if view else dataset
+    return DataLoader(dataset, batch_size=4), dataset
+
+
+VIEWS = {
+    "none": None,
+    "mapped": lambda dataset: MapDataset(dataset, operator.neg),
+    "a rank's": lambda dataset: ShardedDataset(dataset, 2, 1, "sequential", pad_to_equal_size_across_shards=False),
+    "a subset": lambda dataset: Subset(dataset, range(3, 38)),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=list(VIEWS))
+def test_an_order_whose_seed_the_dataset_drew_goes_on(view):
+    torch.manual_seed(random.randrange(1000))
+    loader, _ = bucketed(view)
+    states = []
+    microbatches = [states.append(loader.state_dict()) or microbatch.tolist() for microbatch in loader]
+    for step, state in enumerate(states[:-1], 1):
+        other, _ = bucketed(view)
+        other.load_state_dict(json.loads(json.dumps(state)))
+        assert other.state_dict() == state
+        assert [microbatch.tolist() for microbatch in other] == microbatches[step:]
+
+
+def test_an_order_that_a_state_does_not_say_is_an_error_instead_of_other_data():
+    drawn, seeded = bucketed()[0].state_dict(), bucketed(init_seed=3)[0].state_dict()
+    assert "dataset" in drawn and "dataset" not in seeded
+    for state, arguments in [(seeded, {}), (drawn, {"init_seed": 3})]:
+        with pytest.raises(StateMismatchError, match="seed"):
+            bucketed(**arguments)[0].load_state_dict(state)
+    with pytest.raises(StateMismatchError, match="the dataset decides on the order"):
+        DataLoader(range(40), batch_size=4).load_state_dict(drawn)
+    bucketed(init_seed=3)[0].load_state_dict(seeded)
+
+
+def test_ranks_with_orders_of_their_own_are_refused():
+    dataset = bucketed()[1]
+    with pytest.raises(ConfigurationError, match="the same on all 2 ranks"):
+        iter(DataLoader(dataset, sampler=DistributedSampler(dataset, 2, 1)))
+    dataset = bucketed(init_seed=3)[1]
+    assert len(list(DataLoader(dataset, sampler=DistributedSampler(dataset, 2, 1)))) == 20
