@@ -11,7 +11,7 @@ from typing import Protocol
 from fkat_data.errors import StaleIteratorError
 from fkat_data.interruption import is_interruption
 from fkat_data.position import START, Position
-from fkat_data.tracebacks import are_folded
+from fkat_data.tracebacks import fold
 from fkat_data.types import Microbatch
 
 __all__ = ["Cursor", "EpochIterator", "HandOver", "Iterations"]
@@ -153,10 +153,13 @@ class EpochIterator(Iterator[Microbatch]):
             self._iterations.check(self._number)
         try:
             microbatch = self._take()
-        except Exception as error:
+        except StopIteration:
+            self._iterations.check(self._number)  # another thread may have closed the loader while this one waited
+            self._is_over = True
+            raise
+        except BaseException as error:
             if not is_interruption(error):
-                self._iterations.check(self._number)  # another thread may have closed the loader while this one waited
-            self._is_over = isinstance(error, StopIteration)
-            __tracebackhide__ = not self._is_over and are_folded()
+                self._iterations.check(self._number)
+            fold(error)
             raise
         return self._cursor.hand_over(microbatch)

@@ -7,60 +7,104 @@ import functools
 import os
 import traceback
 from pathlib import Path
+from typing import TypeVar
 
 import torch.utils.data
 
-__all__ = ["are_folded", "fold", "folded_text"]
+from fkat_data.errors import FkatDataError
+from fkat_data.notes import notes_of
 
+__all__ = ["OF_WORKER", "Folding", "fold", "folded_text"]
+
+_Error = TypeVar("_Error", BaseException, traceback.TracebackException)
+
+_ROOT = f"{Path(__file__).parent}{os.sep}"
 # Between this library and a dataset may be torch's DataLoader.
-_OURS = tuple(f"{Path(file).parent}{os.sep}" for file in (__file__, torch.utils.data.__file__))
+_OURS = (_ROOT, f"{Path(torch.utils.data.__file__).parent}{os.sep}")
+#: The first line of the note with which a worker's error travels.
+OF_WORKER = "The worker's traceback:"
 _HINT = "(the frames of fkat_data before these are left out; FKAT_DATA_FULL_TRACEBACK=1 shows them)"
 
 
-def are_folded() -> bool:
-    """Return whether frames of this library are left out."""
-    return os.environ.get("FKAT_DATA_FULL_TRACEBACK", "0") in ("", "0")
-
-
 def fold(error: BaseException) -> None:
-    """Let an error's traceback begin with the first frame that is not this library's, if one is the user's."""
-    tracebacks = [error.__traceback__]
-    while tracebacks[-1] is not None:
-        tracebacks.append(tracebacks[-1].tb_next)
-    files = [each.tb_frame.f_code.co_filename for each in tracebacks if each is not None]
-    if are_folded():
+    """Let the tracebacks of an error and its causes begin with the first frame that is not this library's.
+
+    Where no frame is the user's, nothing is left of the traceback of an error of this library, a worker's error, or an
+    interruption: the message and its notes say all. The traceback of an error that this library did not mean to raise stays as it is.
+    """
+    if not _are_folded():
+        return
+    is_said = _is_said(error)
+    for each in _chain(error):
+        tracebacks = [each.__traceback__]
+        while tracebacks[-1] is not None:
+            tracebacks.append(tracebacks[-1].tb_next)
+        files = [found.tb_frame.f_code.co_filename for found in tracebacks if found is not None]
         # Not an assignment: a user's class may refuse those.
-        BaseException.with_traceback(error, tracebacks[_num_before(files)])
+        BaseException.with_traceback(each, tracebacks[_num_before(files, is_said=is_said)])
+
+
+class Folding:
+    """A context that folds what is raised in it, for an iteration that is a generator."""
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Fold the error, unless it only ends the generator."""
+        if error is not None and not isinstance(error, GeneratorExit):
+            fold(error)
 
 
 def folded_text(error: BaseException) -> str:
-    """Return an error as text without its notes, which travel beside it, and its causes, all shortened as by ``fold``."""
+    """Return an error as text without its notes, which travel beside it, and its causes, all shortened as by ``fold``.
+
+    Nothing is left of an error whose message says all.
+    """
     whole = traceback.TracebackException.from_exception(error)
     whole.__notes__ = None
-    num_left_out = sum(_shorten(each) for each in _chain(whole)) if are_folded() else 0
-    text = "".join(whole.format())
-    return f"{text}{_HINT}\n" if num_left_out else text
+    if not _are_folded():
+        return "".join(whole.format())
+    is_said, num_left_out, num_shown = _is_said(error), 0, 0
+    for each in _chain(whole):
+        num_before = _num_before([frame.filename for frame in each.stack], is_said=is_said)
+        del each.stack[:num_before]
+        num_left_out += num_before
+        num_shown += len(each.stack)
+    text = "".join(whole.format()) if num_shown or not is_said else ""
+    return f"{text}{_HINT}\n" if num_left_out and text else text
 
 
-def _chain(error: traceback.TracebackException | None) -> list[traceback.TracebackException]:
-    found: list[traceback.TracebackException] = []
-    while error is not None and error not in found:
-        found.append(error)
-        error = error.__cause__ or error.__context__
-    return found
+def _are_folded() -> bool:
+    return os.environ.get("FKAT_DATA_FULL_TRACEBACK", "0") in ("", "0")
 
 
-def _shorten(error: traceback.TracebackException) -> int:
-    num_before = _num_before([frame.filename for frame in error.stack])
-    del error.stack[:num_before]
-    return num_before
+def _chain(error: _Error) -> list[_Error]:
+    chain: list[_Error] = []
+    shown: _Error | None = error
+    while shown is not None and not any(shown is each for each in chain):
+        chain.append(shown)
+        shown = shown.__cause__ or (None if shown.__suppress_context__ else shown.__context__)
+    return chain
 
 
-def _num_before(files: list[str]) -> int:
-    """Return how many frames of this library's come before all others; 0 where no frame is the user's."""
+def _is_said(error: BaseException) -> bool:
+    is_of_worker = any(note.startswith(OF_WORKER) for note in notes_of(error))
+    return is_of_worker or isinstance(error, FkatDataError) or not isinstance(error, Exception)
+
+
+def _num_before(files: list[str], *, is_said: bool) -> int:
+    """Return how many frames are left out: this library's before all others."""
     if all(file.startswith(_others()) for file in files):
-        return 0
-    return next(index for index, file in enumerate(files) if not file.startswith(_OURS))
+        if is_said:
+            return len(files)
+        # What another library raises is likely about the user's data; what this one raises is a fault of its own.
+        return 0 if not files or files[-1].startswith(_ROOT) else _num_leading(files, (_ROOT,))
+    return _num_leading(files, _OURS)
+
+
+def _num_leading(files: list[str], roots: tuple[str, ...]) -> int:
+    return next(index for index, file in enumerate(files) if not file.startswith(roots))
 
 
 @functools.cache

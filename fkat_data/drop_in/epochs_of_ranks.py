@@ -181,7 +181,9 @@ class EpochsOfRanks(AccelerateSide):
         if "dataset" in state and ordered is not None:
             ordered.load_state_dict(state["dataset"])
         elif "dataset" in state or (ordered is not None and ordered.is_seed_drawn):
-            saved, present = ("<a drawn seed>" if has else "<none>" for has in ("dataset" in state, ordered is not None))
+            saved, present = (
+                "<a drawn seed>" if has else "<none>" for has in ("dataset" in state, ordered is not None)
+            )
             hint = "the dataset decides on the order: make it with the arguments, seeds too, that it was saved with"
             raise StateMismatchError("dataset", saved, present, hint)
 

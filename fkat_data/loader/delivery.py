@@ -19,7 +19,6 @@ from fkat_data.loader.agreement import RankAgreement
 from fkat_data.loader.prefetch import Arrival, Prefetcher, Raised, ShardEnd
 from fkat_data.observe.sink import EventSink
 from fkat_data.position import Position
-from fkat_data.tracebacks import are_folded
 from fkat_data.types import Microbatch
 
 __all__ = ["Delivery", "DeliveryProgress", "EpochWatch"]
@@ -186,7 +185,6 @@ class Delivery:
                 cursor.pass_shard(is_last_shard=taken[0].is_last_shard)
             else:
                 self._whole_at = position
-                __tracebackhide__ = are_folded()
                 raise taken[0].error
             self._whole_at = cursor.position
         raise StopIteration

@@ -36,6 +36,7 @@ from fkat_data.observe.timeline import open_timeline
 from fkat_data.plan.elastic_plan import elastic_shard_plan
 from fkat_data.plan.state import RankState, merge, read_rank
 from fkat_data.position import Position
+from fkat_data.tracebacks import Folding
 from fkat_data.types import Microbatch, Microbatch_co, Profiler, Shard
 from fkat_data.worker.settings import START_METHODS, StartMethod
 
@@ -246,7 +247,8 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
                 ``stall_warning_s``.
             Exception: A shard cannot be opened; with ``on_shard_error="skip"`` it has no microbatches.
         """
-        return self._length.of(self.epoch)
+        with Folding():
+            return self._length.of(self.epoch)
 
     def __bool__(self) -> bool:
         """Return True, even for a loader without microbatches."""

@@ -22,6 +22,7 @@ from fkat_data.streaming.epoch.resume_point import ResumePoint
 from fkat_data.streaming.handed_out import BatchEnd
 from fkat_data.streaming.own_iteration import FailedBatch, IteratedBatches
 from fkat_data.streaming.reading.read_commit import check_merged
+from fkat_data.tracebacks import Folding
 
 __all__ = ["StreamingDataLoader", "batches_together"]
 
@@ -290,13 +291,14 @@ class StreamingDataLoader(  # pyright: ignore[reportIncompatibleVariableOverride
             made = self._made_by_torch(dataset, wanted)
         else:
             made = self._made_here(dataset, wanted)
-        for (index, num_samples, batch), is_last in self._with_end(made):
-            if self._iteration != iteration:
-                raise StaleIteratorError("a later iter(), or a loaded state, has replaced this one")
-            self._is_last = is_last
-            self.num_samples_yielded += num_samples
-            self._sample_in_epoch = batches.sample_in_epoch_after(index)
-            yield batch
+        with Folding():
+            for (index, num_samples, batch), is_last in self._with_end(made):
+                if self._iteration != iteration:
+                    raise StaleIteratorError("a later iter(), or a loaded state, has replaced this one")
+                self._is_last = is_last
+                self.num_samples_yielded += num_samples
+                self._sample_in_epoch = batches.sample_in_epoch_after(index)
+                yield batch
 
     def _iterated(self, dataset: StreamingDataset, iteration: int, start: ResumePoint) -> Iterator[Any]:
         collate = collate_of_samples(self._collate)
@@ -307,21 +309,22 @@ class StreamingDataLoader(  # pyright: ignore[reportIncompatibleVariableOverride
                 self._workers = self._torch_loader(made)
             made = self._workers
         last: BatchEnd | None = None
-        for batch, is_last in self._with_end(made):
-            if isinstance(batch, FailedBatch):
-                raise batch.error
-            if self._iteration != iteration:
-                raise StaleIteratorError("a later iter(), or a loaded state, has replaced this one")
-            end: BatchEnd | None = batch.end
-            if last is None and end is not None and self._is_in_step:
-                _check_beginning(end, start)
-            if self._is_in_step and end is not None and end.follows(last):
-                last, self._after = end, end.after
-            else:
-                self._is_in_step = False
-            self._is_last = is_last
-            self.num_samples_yielded += batch.num_samples
-            yield batch.made
+        with Folding():
+            for batch, is_last in self._with_end(made):
+                if isinstance(batch, FailedBatch):
+                    raise batch.error
+                if self._iteration != iteration:
+                    raise StaleIteratorError("a later iter(), or a loaded state, has replaced this one")
+                end: BatchEnd | None = batch.end
+                if last is None and end is not None and self._is_in_step:
+                    _check_beginning(end, start)
+                if self._is_in_step and end is not None and end.follows(last):
+                    last, self._after = end, end.after
+                else:
+                    self._is_in_step = False
+                self._is_last = is_last
+                self.num_samples_yielded += batch.num_samples
+                yield batch.made
 
     def _with_end(self, made: Iterable[_Made]) -> Iterator[tuple[_Made, bool]]:
         """Yield what was made, and whether it is the epoch's last, which only accelerate wants to know."""

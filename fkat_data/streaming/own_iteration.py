@@ -1,6 +1,5 @@
 """Batches of a dataset whose subclass has an ``__iter__`` of its own, and where a resume goes on after each."""
 
-import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -8,6 +7,7 @@ from torch.utils.data import IterableDataset
 
 from fkat_data.errors import FkatDataError
 from fkat_data.streaming.handed_out import BatchEnd
+from fkat_data.tracebacks import OF_WORKER, folded_text
 
 __all__ = ["FailedBatch", "IteratedBatch", "IteratedBatches"]
 
@@ -20,7 +20,8 @@ class FailedBatch(NamedTuple):
     @classmethod
     def of(cls, error: FkatDataError) -> "FailedBatch":
         """Return the error with the worker's traceback. torch cannot rebuild an error with several arguments."""
-        error.add_note(f"In a worker of the DataLoader:\n{traceback.format_exc()}")
+        if text := folded_text(error):
+            error.add_note(f"{OF_WORKER}\n{text}")
         return cls(error)
 
 

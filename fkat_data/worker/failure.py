@@ -7,7 +7,7 @@ from typing import Any
 from fkat_data.errors import WorkerError
 from fkat_data.interruption import is_interruption
 from fkat_data.notes import add_note, notes_of
-from fkat_data.tracebacks import folded_text
+from fkat_data.tracebacks import OF_WORKER, folded_text
 from fkat_data.transport.codec import dumps, loads
 
 __all__ = ["pack_failure", "reportable", "unpack_failure"]
@@ -64,7 +64,8 @@ def unpack_failure(body: bytes) -> BaseException:
         error = WorkerError(f"{name} in a worker; it cannot be rebuilt in this process, its traceback follows")
     for note in () if notes_of(error) else notes:
         add_note(error, note)
-    add_note(error, f"The worker's traceback:\n{text}")
+    if text:
+        add_note(error, f"{OF_WORKER}\n{text}")
     return error
 
 
