@@ -29,6 +29,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fkat_data.interruption import is_interruption
+from fkat_data.shard_name import shard_name
 
 __all__ = [
     "CacheFullError",
@@ -175,7 +176,7 @@ class WorkerDiedError(WorkerError):
     def __str__(self) -> str:
         text = (
             f"worker {self.pid}{_on(self.host)} {_end(self.exit_code)} while producing microbatch "
-            f"{self.microbatch_index} of shard {_shown(self.shard)} in epoch {self.epoch}"
+            f"{self.microbatch_index} of {shard_name(self.shard, _shown)} in epoch {self.epoch}"
         )
         if self.num_restarts:
             text += f", after {self.num_restarts} restart{'' if self.num_restarts == 1 else 's'} in this epoch"
@@ -212,7 +213,7 @@ class WorkerStalledError(WorkerError):
     def __str__(self) -> str:
         return (
             f"worker {self.pid}{_on(self.host)} sent nothing for {self.waited_s:.1f} s (stall_timeout_s) while the "
-            f"trainer waited for microbatch {self.microbatch_index} of shard {_shown(self.shard)} in epoch "
+            f"trainer waited for microbatch {self.microbatch_index} of {shard_name(self.shard, _shown)} in epoch "
             f"{self.epoch}. Its Python stacks:\n{self.stack}"
         )
 
@@ -236,7 +237,7 @@ class ReplayMismatchError(WorkerError):
 
     def __str__(self) -> str:
         return (
-            f"after a worker's restart, microbatch {self.microbatch_index} of shard {_shown(self.shard)} in epoch "
+            f"after a worker's restart, microbatch {self.microbatch_index} of {shard_name(self.shard, _shown)} in epoch "
             f"{self.epoch} differs from the one delivered before: the dataset uses randomness other than the global "
             "generators of python, numpy and torch, or keeps state between microbatches (run `fkat-data verify-resume`)"
         )

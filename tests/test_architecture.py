@@ -29,6 +29,7 @@ FLOORS = {
     "requirement": 0,
     "quantities": 0,
     "roll_call": 0,
+    "shard_name": 0,
     "accelerated": 1,
     "archives": 1,
     "configs": 0,

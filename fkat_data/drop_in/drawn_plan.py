@@ -53,6 +53,8 @@ class DrawnBatches(NumberedBatches):
         batches: What the sampler gave.
     """
 
+    in_words = "the dataset"
+
     def __init__(self, first: int, batches: list[Any]) -> None:
         self.first = first
         self._batches = batches

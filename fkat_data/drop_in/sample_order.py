@@ -31,6 +31,8 @@ class SampleOrder(NumberedBatches):
         share: What one of several ranks gets of the batches; None: there is one rank.
     """
 
+    in_words = "the dataset"
+
     def __init__(
         self,
         num_samples: int,

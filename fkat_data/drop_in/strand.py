@@ -32,8 +32,13 @@ class Strand(NamedTuple):
     num_strands: int
     snapshot: Snapshot | None
 
+    @property
+    def in_words(self) -> str:
+        """What messages call it."""
+        return f"strand {self.number + 1} of {self.num_strands}" if self.num_strands > 1 else "the dataset"
+
     def __repr__(self) -> str:
-        return f"<strand {self.number + 1} of {max(1, self.num_strands)}>"
+        return f"<{self.in_words}>"
 
 
 class Stamped(NamedTuple):

@@ -6,6 +6,7 @@ import socket
 from fkat_data.errors import WorkerStalledError
 from fkat_data.observe.progress import Activity, WaitDisplay
 from fkat_data.plan.task import Task
+from fkat_data.shard_name import shard_name, shard_place
 from fkat_data.worker.messages import Worker
 
 __all__ = ["WaitClock", "activity_of"]
@@ -82,13 +83,12 @@ class WaitClock:
                 worker.pid, self._waited_s, task.shard, task.epoch, microbatch_index, stack, socket.gethostname()
             )
         logger.warning(
-            "waiting for %.1f s for microbatch %d of shard %r (epoch %d, shard index %d), which worker %d %s; "
-            "%d shards are in work, no microbatch is ready.%s Its stack:\n%s",
+            "waiting for %.1f s for microbatch %d of %s %s, which worker %d %s; "
+            "tasks under way: %d, no microbatch is ready.%s Its stack:\n%s",
             self._waited_s,
             microbatch_index,
-            task.shard,
-            task.epoch,
-            task.shard_index,
+            shard_name(task.shard),
+            shard_place(task.shard, task.epoch, task.shard_index),
             worker.pid,
             "is working on" if worker.has_begun(task.ticket) else "has not begun",
             num_in_work,
@@ -106,7 +106,7 @@ def _earlier(worker: Worker) -> str:
 def activity_of(worker: Worker, task: Task) -> Activity:
     """Return what a worker does while the trainer waits for it."""
     times = worker.times()
-    shard = f"shard {task.shard!r}"
+    shard = shard_name(task.shard)
     if not worker.has_begun(task.ticket):
         is_new = not times.stage and not times.produced
         return Activity("the worker is starting" if is_new else f"the worker has not begun {shard} yet")

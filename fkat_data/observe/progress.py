@@ -88,7 +88,7 @@ class ReplayDisplay:
         """Show, at intervals, that a microbatch is about to be made again.
 
         Args:
-            shard: The shard.
+            shard: The shard's name.
             num_done: Microbatches of it that were made again.
             num_microbatches: Microbatches to make again.
         """
@@ -97,7 +97,7 @@ class ReplayDisplay:
             self._display, self._began_s, self._shown_s = display_for(), now_s, now_s
         if now_s - self._shown_s >= self._display.interval_s:
             self._shown_s = now_s
-            text = f"making again what was delivered before the resume, of shard {shard}"
+            text = f"making again what was delivered before the resume, of {shard}"
             self._display.show(now_s - self._began_s, Activity(text, num_done, num_microbatches))
 
     def end(self) -> None:

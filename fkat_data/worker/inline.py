@@ -16,6 +16,7 @@ from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, new_page
 from fkat_data.plan.task import Task
 from fkat_data.seeding import preserved_generators
+from fkat_data.shard_name import shard_name
 from fkat_data.tracebacks import fold
 from fkat_data.transport.codec import copied
 from fkat_data.transport.digest import digest_of
@@ -192,7 +193,7 @@ class InlineWorker:
         self._mark(stage, index, label)
         if stage == "replay" and self._tasks:
             task = self._tasks[0]
-            self._replay.show(repr(task.shard), index, task.first_microbatch)
+            self._replay.show(shard_name(task.shard), index, task.first_microbatch)
 
     def _end_task(self, task: Task) -> None:
         if not self._tasks or self._tasks[0] is not task:  # the loader was closed during the task

@@ -7,6 +7,7 @@ from fkat_data.errors import ConfigurationError, ReplayMismatchError, WorkerErro
 from fkat_data.notes import add_note, notes_of
 from fkat_data.plan.task import Task
 from fkat_data.seeding import ShardStreams
+from fkat_data.shard_name import shard_name, shard_place
 from fkat_data.transport.digest import digest_of
 from fkat_data.types import Shard
 from fkat_data.worker.batches import IndexedProduction, Production, begin, is_random_access
@@ -229,7 +230,7 @@ def name_place(error: BaseException, task: Task, index: int, *, is_open: bool) -
         if note.startswith(_NOTE):
             return note
     where = f"at microbatch {index} of" if is_open else "while opening"
-    note = f"{_NOTE} {where} shard {task.shard!r} (epoch {task.epoch}, shard index {task.shard_index})"
+    note = f"{_NOTE} {where} {shard_name(task.shard)} {shard_place(task.shard, task.epoch, task.shard_index)}"
     add_note(error, note)
     return note
 

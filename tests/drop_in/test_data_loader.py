@@ -12,6 +12,7 @@ from drop_in_examples import (
     Drawing,
     Growing,
     Items,
+    Lazy,
     Remembering,
     Slow,
     Told,
@@ -373,3 +374,20 @@ def test_a_loader_knows_what_it_has_done():
         list(loader)
         assert loader.statistics().delivered == 3
     assert json.loads(json.dumps(loader.state_dict()))["epoch"] == 1
+
+
+@pytest.mark.parametrize("dataset", [{"shuffle": True}, {"sampler": Lazy(14)}, {"iterable": True}])
+def test_an_error_names_the_epoch_and_the_microbatch_of_the_dataset(dataset):
+    class Broken(Items):
+        def __getitem__(self, index):
+            raise KeyError("label")
+
+        def __iter__(self):
+            yield from range(4)
+            raise KeyError("label")
+
+    kind = type("Kind", (Broken, IterableDataset), {}) if dataset.pop("iterable", False) else Broken
+    with pytest.raises(KeyError) as caught:
+        list(DataLoader(kind(14, "int"), batch_size=4, **dataset))
+    (note,) = caught.value.__notes__
+    assert note == f"fkat_data: at microbatch {int(issubclass(kind, IterableDataset))} of the dataset (epoch 0)"

@@ -61,7 +61,7 @@ def test_reports_come_at_growing_intervals_and_say_where(caplog):
     assert waits[1].startswith(
         "waiting for 90.0 s for microbatch 7 of shard 'a' (epoch 1, shard index 2), which worker"
     )
-    assert "has not begun; 3 shards are in work, no microbatch is ready" in waits[1]
+    assert "has not begun; tasks under way: 3, no microbatch is ready" in waits[1]
 
 
 @pytest.mark.parametrize("display", [Unseen, Recording])

@@ -279,7 +279,7 @@ def test_a_silent_worker_is_reported_with_its_stack_and_at_last_ended(factory, c
         warnings = [record.getMessage() for record in caplog.records if "waiting for" in record.getMessage()]
         assert len(warnings) == 2
         assert "microbatch 1 of shard 'b'" in warnings[0] or "microbatch 0 of shard 'b'" in warnings[0]
-        assert "is working on; 1 shards are in work, no microbatch is ready" in warnings[-1]
+        assert "is working on; tasks under way: 1, no microbatch is ready" in warnings[-1]
         for text in (warnings[-1], caught.value.stack):
             assert f"in {'holding_the_lock_in_c' if factory is hanging else 'sleeping'}" in text
 
