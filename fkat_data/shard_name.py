@@ -1,7 +1,7 @@
 """How messages name a shard: by its ``repr``, or in the words of a part of a dataset that no user calls a shard."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 __all__ = ["shard_name", "shard_place"]
 
@@ -19,4 +19,4 @@ def shard_place(shard: Any, epoch: int, shard_index: int) -> str:
 
 
 def _has_words(shard: Any) -> bool:
-    return hasattr(type(shard), _WORDS)
+    return hasattr(cast("type[object]", type(shard)), _WORDS)

@@ -109,10 +109,10 @@ class PaddingCollate(Described):
         is_bare = isinstance(items[0], torch.Tensor)
         if is_bare and self.lengths_name is None:
             return self._padded("items", items)
-        entries = [{"tokens": item} for item in items] if is_bare else items
-        if not isinstance(entries[0], Mapping):
+        if not is_bare and not isinstance(items[0], Mapping):
             expected = "one-dimensional tensors, or dicts that have some; other items need a collate_fn of your own"
-            raise ConfigurationError("items", f"<a list of {type(entries[0]).__name__}>", expected)
+            raise ConfigurationError("items", f"<a list of {type(items[0]).__name__}>", expected)
+        entries: Sequence[Any] = [{"tokens": item} for item in items] if is_bare else items
         names = self._padded_names(entries[0])
         microbatch = {
             name: self._padded(name, values) if name in names else torch.utils.data.default_collate(values)

@@ -3,6 +3,7 @@
 import os
 from typing import Any
 
+from fkat_data.drop_in.own_terms import DataLoaderStatistics
 from fkat_data.drop_in.worker_side import EpochFactory
 from fkat_data.errors import ConfigurationError
 from fkat_data.loader.sharded import ShardedDataLoader
@@ -18,6 +19,10 @@ _SETTABLE = ("collate_fn", "worker_init_fn", "num_workers", "prefetch_factor", "
 def settable_of(loader: Any) -> list[Any]:
     """Return what a program may set on a DataLoader between two epochs, as with torch's."""
     return [getattr(loader, name) for name in _SETTABLE]
+
+
+class _InnerLoader(ShardedDataLoader):
+    _statistics_type = DataLoaderStatistics
 
 
 def inner_loader(
@@ -66,7 +71,7 @@ def inner_loader(
     if num_inner > 1:
         limit_bytes = max(1 << 20, (limit_bytes or default_limit_bytes()) // num_inner)
     try:
-        return ShardedDataLoader(
+        return _InnerLoader(
             seed,
             plan,  # pyright: ignore[reportArgumentType] - a plan is what the loader makes of a sampler
             factory,

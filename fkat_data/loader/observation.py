@@ -33,6 +33,7 @@ class Observation:
         sink: How long the trainer waited.
         num_shard_prefetches: The loader's argument.
         timeline: Where the trainer's events go; None: nothing is drawn.
+        statistics_type: Says what limits the loop in the terms of the user's class.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class Observation:
         sink: EventSink,
         num_shard_prefetches: int,
         timeline: Timeline | None,
+        statistics_type: type[LoaderStatistics],
     ) -> None:
+        self._statistics_type = statistics_type
         self._pool = pool
         self._prefetcher = prefetcher
         self._sink = sink
@@ -51,7 +54,7 @@ class Observation:
         self._num_cpus = num_usable_cpus()
         self._elapsed_s = 0.0
         self._began_s: float | None = None
-        self._before = LoaderStatistics()
+        self._before = statistics_type()
         self._returned_s: float | None = None
         self._is_taking = False
         self._next_drawn_s = self._sampled_s = self._recorded_s = 0.0
@@ -61,7 +64,7 @@ class Observation:
         workers, times = list(self._pool.workers), self._pool.times()
         num_in_pipe = sum(max(0, worker.times().produced - worker.num_received) for worker in workers)
         num_ready = num_in_pipe + self._prefetcher.num_arrived + progress.num_moving
-        return LoaderStatistics(
+        return self._statistics_type(
             delivered=progress.num_delivered,
             delivered_bytes=progress.delivered_bytes,
             elapsed_s=self._elapsed_s + self._under_way_s(progress),

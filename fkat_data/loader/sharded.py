@@ -7,7 +7,7 @@ delivery moves each to its device, and the cursor counts it. ``state_dict`` is t
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic
+from typing import Any, ClassVar, Generic
 
 import torch
 
@@ -109,6 +109,8 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         ConfigurationError: An argument cannot work, or the factory cannot be sent to a worker.
     """
 
+    _statistics_type: ClassVar[type[LoaderStatistics]] = LoaderStatistics
+
     def __init__(
         self,
         seed: int,
@@ -182,7 +184,9 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             num_shard_prefetches,
             num_microbatch_prefetches,
         )
-        self._observation = Observation(self._pool, self._prefetcher, self._sink, num_shard_prefetches, timeline)
+        self._observation = Observation(
+            self._pool, self._prefetcher, self._sink, num_shard_prefetches, timeline, self._statistics_type
+        )
         self._agreement = rank_agreement(replica_group, check_ranks_every, self._identity, self._plan)
         self._length = EpochLength(self._plan, settings, self._prefetcher.num_microbatches, recovery)
         self._cursor = Cursor()

@@ -165,7 +165,8 @@ class StageClock:
         if self.recorder is not None and self._stage:
             self.recorder.add(STAGES[self._stage], self._began_s, now_s, self._index, self._label)
         self._label = label
-        if self._profile is not None and name in _PROFILED:
+        is_going_on = self._stage == _STORE  # a profiler was not given that stage, and is in the one around it
+        if self._profile is not None and name in _PROFILED and not is_going_on:
             self._profile.mark(_PROFILED[name])
 
 

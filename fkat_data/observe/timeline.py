@@ -93,7 +93,7 @@ class Timeline:
         for recorder in self._recorders:
             self.write(recorder.take())
         durations = {each: getattr(statistics, each).as_dict() for each in DURATIONS}
-        numbers = {**more, **statistics.as_dict(), **durations}
+        numbers = {**more, "kind": type(statistics).__name__, **statistics.as_dict(), **durations}
         self.write(instant_event(name, time.perf_counter(), self._pid, numbers))
 
     def _end(self, reason: object) -> None:

@@ -110,7 +110,7 @@ def _of_workers(statistics: "LoaderStatistics", waited: str) -> Verdict:
     who = "the worker" if statistics.num_workers < 2 else f"the {statistics.num_workers} workers"
     doing = f"{who} spent {readable_share(share)} of the time {_DOING[limit]}"
     if statistics.num_workers == 0:
-        doing = f"{readable_share(share)} of what it waited for was {_DOING[limit]}"
+        doing = f"{readable_share(share)} of that went into {_DOING[limit]}"
         advice = "set multiprocessing=True, so that a worker makes microbatches ahead"
     elif statistics.waited_behind_s / statistics.waited_s >= _BEHIND_SHARE:
         behind = readable_share(statistics.waited_behind_s / statistics.waited_s)

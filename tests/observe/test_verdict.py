@@ -129,7 +129,7 @@ CASES = {
         "produce",
         "set multiprocessing=True, so that a worker makes microbatches ahead",
         (
-            "the trainer waited 31 % of the time; 100 % of what it waited for was making microbatches, in the DataLoader "
+            "the trainer waited 31 % of the time; 100 % of that went into making microbatches, in the DataLoader "
             "and `__getitem__`: set multiprocessing=True, so that a worker makes microbatches ahead"
         ),
     ),

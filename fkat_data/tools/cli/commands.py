@@ -138,4 +138,4 @@ def report_command(
     say(console, str(statistics.verdict))
     if statistics.delivered:
         say(console, f"waiting for a microbatch: {statistics.waiting}; making one: {statistics.making}")
-    say(console, str(written))
+    say(console, f"The report is in {written}: open it in a browser.")

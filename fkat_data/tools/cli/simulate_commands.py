@@ -107,7 +107,7 @@ def simulate_command(
     if found is not None:
         show_resplit(console, found)
     if html is not None:
-        say(console, str(html))
+        say(console, f"The plots are in {html}: open it in a browser.")
 
 
 def _resplit(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from fkat_data.drop_in.own_terms import DataLoaderStatistics
 from fkat_data.errors import ConfigurationError
 from fkat_data.observe.durations import Durations
 from fkat_data.observe.statistics import DURATIONS, LoaderStatistics
@@ -199,5 +200,6 @@ def _mark(event: dict[str, Any]) -> EpochMark:
     arguments = event.get("args", {})
     numbers = {name: value for name, value in arguments.items() if name in _FIELDS}
     durations: dict[str, Any] = {name: Durations.of(arguments[name]) for name in DURATIONS if name in arguments}
-    statistics = LoaderStatistics(**numbers, **durations)
+    kind = DataLoaderStatistics if arguments.get("kind") == DataLoaderStatistics.__name__ else LoaderStatistics
+    statistics = kind(**numbers, **durations)
     return EpochMark(event["name"], event["at_s"], statistics, str(arguments.get("verdict", "")))
