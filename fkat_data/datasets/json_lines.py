@@ -187,6 +187,8 @@ def _parsed(path: str, line: int, offset: int, text: bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ShardCorruptError(
-            path, f"line {line} (from 0, blank lines not counted), at byte {offset} of the text: {error}"
-        ) from error
+        place = f"line {line} (from 0, blank lines not counted), at byte {offset} of the text"
+        found = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else str(error)
+        # A file of one JSON document over several lines fails in the first.
+        advice = "" if line else "; each line must be a JSON value of its own"
+        raise ShardCorruptError(path, f"{place}: {found}{advice}") from error

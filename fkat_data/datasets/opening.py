@@ -7,7 +7,7 @@ from fkat_data.errors import ConfigurationError, ShardNotFoundError
 from fkat_data.location import path_of, resolved
 from fkat_data.observe.stages import reading
 
-__all__ = ["local_path", "locations_of", "names_of", "open_uri"]
+__all__ = ["local_path", "locations_of", "names_of", "not_found", "open_uri"]
 
 
 def names_of(argument: str, value: object) -> list[str]:
@@ -75,7 +75,15 @@ def open_uri(uri: str, storage_options: Mapping[str, Any]) -> Any:
         with reading():
             return _StoreFile(file_system.open(name, "rb"))
     except FileNotFoundError as error:
-        raise ShardNotFoundError(uri, "no such file") from error
+        raise not_found(uri) from error
+
+
+def not_found(path: str) -> ShardNotFoundError:
+    """Return the error of a file that does not exist."""
+    if not set(path) & set("*?["):
+        return ShardNotFoundError(path, "no such file")
+    advice = "pass the list of files, or a FsShardSampler(folder, glob=...) as the shards of a loader"
+    return ShardNotFoundError(path, f"no such file, and patterns are not expanded here: {advice}")
 
 
 class _StoreFile:

@@ -14,7 +14,7 @@ from fkat_data.arrow_column import ArrowColumn, rows_of
 from fkat_data.counted_file import CountedFile
 from fkat_data.datasets.item_index import counted_from_starts, in_parts
 from fkat_data.datasets.last_used import LastUsed
-from fkat_data.datasets.opening import local_path, locations_of, names_of, open_uri
+from fkat_data.datasets.opening import local_path, locations_of, names_of, not_found, open_uri
 from fkat_data.description import Described, place_of
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.observe.stages import reading
@@ -268,7 +268,7 @@ def _open(path: str, storage_options: dict[str, Any]) -> Any:
     except ShardNotFoundError:
         raise
     except FileNotFoundError as error:
-        raise ShardNotFoundError(path, "no such file") from error
+        raise not_found(path) from error
     except (_arrow.ArrowException, OSError) as error:
         if not _is_corruption(error):
             raise

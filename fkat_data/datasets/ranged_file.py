@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fkat_data.datasets.opening import local_path, open_uri
-from fkat_data.errors import ShardCorruptError, ShardNotFoundError
+from fkat_data.datasets.opening import local_path, not_found, open_uri
+from fkat_data.errors import ShardCorruptError
 
 __all__ = ["RangedFile"]
 
@@ -48,7 +48,7 @@ class RangedFile:
                 self.size_bytes = os.fstat(file.fileno()).st_size
                 self._descriptor = os.dup(file.fileno())
         except FileNotFoundError as error:
-            raise ShardNotFoundError(path, "no such file") from error
+            raise not_found(path) from error
         weakref.finalize(self, os.close, self._descriptor)
 
     def read(self, start: int, stop: int) -> bytes:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from fkat_data.datasets.last_used import LastUsed
-from fkat_data.datasets.opening import local_path, open_uri
+from fkat_data.datasets.opening import local_path, not_found, open_uri
 from fkat_data.datasets.ranged_file import RangedFile
-from fkat_data.errors import ShardCorruptError, ShardNotFoundError
+from fkat_data.errors import ShardCorruptError
 from fkat_data.requirement import required
 
 __all__ = ["TextFile"]
@@ -79,7 +79,7 @@ class TextFile:
         try:
             return Path(local).open("rb", buffering=0)
         except FileNotFoundError as error:
-            raise ShardNotFoundError(self.path, "no such file") from error
+            raise not_found(self.path) from error
 
     def _open_for_offsets(self) -> RangedFile | None:
         """Return the file if it is plain; else decompress it."""

@@ -145,6 +145,11 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             raise ConfigurationError(
                 "dataset", dataset, "a dataset: DataPipes, which torch no longer develops, need torch's own workers"
             )
+        if isinstance(dataset, torch_data.IterableDataset) and callable(getattr(dataset, "begin_epoch", None)):
+            expected = (
+                "fkat_data.streaming.StreamingDataLoader(dataset, ...) over it, which knows its order and its state"
+            )
+            raise ConfigurationError("dataset", "<a StreamingDataset>", expected)
         super().__init__(
             dataset,
             batch_size,

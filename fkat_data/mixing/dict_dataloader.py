@@ -14,7 +14,7 @@ from fkat_data.mixing.draw_schedule import OnExhausted, Schedule
 from fkat_data.mixing.mixed_source import MixedSource
 from fkat_data.mixing.strategies import SamplerStrategy
 from fkat_data.observe.statistics import LoaderStatistics
-from fkat_data.types import Microbatch
+from fkat_data.types import Microbatch, Stateful
 
 __all__ = ["DictDataLoader"]
 
@@ -57,10 +57,14 @@ class DictDataLoader(Described, Closing):
     ) -> None:
         if not isinstance(dataloaders, Mapping) or not dataloaders:
             raise ConfigurationError("dataloaders", dataloaders, "a mapping from names to loaders, not empty")
+        found: list[object] = []
         for name, loader in dataloaders.items():
             if not isinstance(loader, Iterable) or isinstance(loader, Iterator):
                 expected = "a loader that can be iterated again and again"
                 raise ConfigurationError(f"dataloaders[{name!r}]", cast("object", loader), expected)
+            if isinstance(loader, Stateful) and any(loader is other for other in found):
+                raise ConfigurationError(f"dataloaders[{name!r}]", loader, "a loader that is no other source, too")
+            found.append(loader)
         if key is not None and not isinstance(key, str):
             raise ConfigurationError("key", key, "the name of a field, or None")
         self._sources = {name: MixedSource(name, loader) for name, loader in dataloaders.items()}

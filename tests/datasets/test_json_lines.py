@@ -312,3 +312,10 @@ def test_threads_share_a_remote_file(tmp_path, monkeypatch):
     dataset = JsonDataset("memory://lines.jsonl")
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(dataset.__getitem__, range(100))) == list(range(100))
+
+
+def test_a_file_of_one_document_says_that_each_line_must_be_a_value(tmp_path):
+    path = tmp_path / "rows.json"
+    path.write_text('[{"i": 1},\n{"i": 2}]')
+    with pytest.raises(ShardCorruptError, match=r"Expecting value at character \d+; each line must be a JSON value"):
+        JsonDataset(str(path))[0]

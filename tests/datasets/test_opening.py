@@ -7,8 +7,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from fkat_data import ShardedDataLoader
-from fkat_data.datasets import IterableJsonDataset, IterableParquetDataset, JsonDataset, ParquetDataset
-from fkat_data.errors import ConfigurationError
+from fkat_data.datasets import IterableJsonDataset, IterableParquetDataset, JsonDataset, ParquetDataset, TarDataset
+from fkat_data.errors import ConfigurationError, ShardNotFoundError
 
 READ_S = 0.02
 reads = []
@@ -81,3 +81,9 @@ def test_files_are_found_after_chdir_and_in_the_home_directory(dataset, tmp_path
         dataset("dbfs:/Volumes/a")
     with pytest.raises(ConfigurationError, match="distinct"):
         dataset(["~/a b", str(tmp_path / "a b")])
+
+
+@pytest.mark.parametrize("kind", [JsonDataset, ParquetDataset, TarDataset])
+def test_a_pattern_says_that_it_is_not_expanded(kind, tmp_path):
+    with pytest.raises(ShardNotFoundError, match=r"no such file, and patterns are not expanded here: pass the list"):
+        kind(str(tmp_path / "part-*.json"))

@@ -474,3 +474,9 @@ def test_a_state_that_a_source_refuses_does_not_stay():
     state["sources"]["a"]["state"] = {"passes": 0, "index": 3}
     mixture.load_state_dict(state)
     assert [microbatch["number"] for _, microbatch in mixture] == ["a0.3", "a0.4"]
+
+
+def test_one_loader_is_not_two_sources():
+    loader = make(["a"])
+    with pytest.raises(ConfigurationError, match=r"dataloaders\['b'\] = .*no other source"):
+        DictDataLoader({"a": loader, "b": loader}, RoundRobin(["a", "b"]))

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
+from hashlib import blake2s
 from pathlib import Path
 from typing import BinaryIO
 
@@ -188,11 +189,12 @@ class CachedSource:
         copy = self._copy()
         try:
             report = "" if recorded is None or copy is None else self._index.report()
-            if copy is None or not report or label != report or not _is_of(copy, recorded):
+            if copy is None or not report or label != self._label(report) or not _is_of(copy, recorded):
                 return self._replaced(self._index.read(), copy, recorded)
         except (DownloadError, ShardNotFoundError) as error:
-            # A store that refuses is up: the configuration is wrong.
-            if (isinstance(error, DownloadError) and error.is_refused) or copy is None:
+            # A store that refuses is up, and a copy of another store's index says nothing: the configuration is wrong.
+            is_other = label.partition(" ")[0] not in ("", self._label("").strip())
+            if (isinstance(error, DownloadError) and error.is_refused) or copy is None or is_other:
                 raise
             # Neither the store nor a record says that the index is of this dataset: it may be the user's own.
             if recorded is None or not _is_of(copy, recorded):
@@ -200,7 +202,7 @@ class CachedSource:
             _logger.warning("reading the index of %s from its copy in %s: %s", self._store.url, self.directory, error)
             report = ""
         entries = parse_index(copy, str(self.directory / INDEX_NAME))
-        self._adopt(recorded or digest_of(copy), report, entries)
+        self._adopt(recorded or digest_of(copy), report, entries, label)
         return entries
 
     def fetch(self, entry: ShardEntry, *, wait: bool = True) -> Path | None:
@@ -305,7 +307,7 @@ class CachedSource:
         is_own = copy in (None, found.content) or (recorded is not None and _is_of(copy or b"", recorded))
         if not is_own:
             raise self._is_foreign()
-        self._adopt(found.version, found.report, found.entries)
+        self._adopt(found.version, found.report, found.entries, self._label(found.report))
         try:
             self._cache.get(INDEX_NAME, len(found.content), lambda file: _write(file, found.content))
         except OSError as error:
@@ -314,17 +316,22 @@ class CachedSource:
                 raise
         return found.entries
 
-    def _adopt(self, version: str, report: str, entries: list[ShardEntry]) -> None:
+    def _adopt(self, version: str, report: str, entries: list[ShardEntry], label: str) -> None:
         names = names_of(entries)
         self._check_apart([*names, INDEX_NAME])
 
         def names_before(_: str) -> list[str]:
             return self._names_before([*names, *filter(is_part, self._dataset_version.names())])
 
-        self._dataset_version.adopt(version, names_before, label=report)
+        self._dataset_version.adopt(version, names_before, label=label)
         self._note_commit(version)
         self._evictable.add(self._given, names, self.can_be_fetched)
         self._index.use(version, report)
+
+    def _label(self, report: str) -> str:
+        """Return what the directory records beside a version: a digest of where it is from, and what the store reports."""
+        place = str(self._remote or self.location).encode()
+        return f"{blake2s(place, digest_size=8).hexdigest()} {report}"
 
     def _note_commit(self, version: str) -> None:
         revision, commit = self._store.revision

@@ -213,7 +213,9 @@ def given_streams(
     given = {"streams": streams or None, "remote or local": remote or local or None, "stream_config": stream_config}
     present = {name: value for name, value in given.items() if value is not None}
     if len(present) != 1:
-        raise ConfigurationError("streams", sorted(present), "one of streams, remote or local, and stream_config")
+        raise ConfigurationError(
+            "streams", sorted(present), "either streams=, or remote= and local= or one of them, or stream_config="
+        )
     if streams:
         for stream in streams:
             if not isinstance(stream, Stream):

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cache"))
 
 from read_only import WAYS_TO_WRITE_NOTHING, in_child
 
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, DownloadError, ShardNotFoundError
 from fkat_data.streaming import Stream, StreamingDataset, merge_index
 
 COUNT = 30
@@ -56,6 +56,16 @@ def test_a_copy_that_no_record_knows_is_not_read_for_a_store_that_is_down(tmp_pa
 
 
 # What did not come from the remote.
+
+
+def test_a_copy_of_another_remote_is_not_read_for_one_that_is_wrong(tmp_path):
+    remote, local = written(tmp_path / "remote"), tmp_path / "local"
+    assert numbers(remote, local) == is_of(0)
+    for wrong in (tmp_path / "remtoe", "http://127.0.0.1:9/data"):
+        with pytest.raises((ShardNotFoundError, DownloadError), match=r"no such file, and|download failed"):
+            opened(wrong, local, download_retry=0)
+    remote.rename(tmp_path / "gone")
+    assert numbers(remote, local) == is_of(0)  # the same one, which is down
 
 
 def test_a_directory_with_another_dataset_is_refused_and_stays_as_it_is(tmp_path):
