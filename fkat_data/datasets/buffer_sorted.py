@@ -88,6 +88,7 @@ class BufferSortedDataset(Described, Dataset[_Item_co]):
         self._is_seed_given = init_seed is not None
         self._seed = drawn_seed() if init_seed is None else integer("init_seed", init_seed)
         self._epoch = 0
+        self._is_epoch_given = False
         self._length = len(base_dataset)
         self._orders: dict[int, array[int]] = {}  # buffer -> indices in the buffer, in the order they are served
         self._drawn: DrawnOrder | None = None  # instead of the order of seed and epoch
@@ -133,7 +134,15 @@ class BufferSortedDataset(Described, Dataset[_Item_co]):
         Raises:
             ConfigurationError: ``epoch`` is negative or not an integer.
         """
-        epoch = integer("epoch", epoch, minimum=0)
+        self._is_epoch_given = True
+        self._set_epoch(integer("epoch", epoch, minimum=0))
+
+    def follow_epoch(self, epoch: int) -> None:
+        """Do as ``set_epoch``, unless that was called: a ``fkat_data.DataLoader`` calls this before each epoch."""
+        if not self._is_epoch_given:
+            self._set_epoch(epoch)
+
+    def _set_epoch(self, epoch: int) -> None:
         set_base_epoch = getattr(self._base, "set_epoch", None)
         if callable(set_base_epoch):
             set_base_epoch(epoch)

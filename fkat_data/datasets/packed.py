@@ -119,6 +119,7 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
         self._windows = Windows(self._fitting(too_long), window_size, world_size, shuffle=shuffle, seed=seed)
         self._rank = integer("rank", rank, minimum=0, maximum=self._windows.world_size - 1)
         self._epoch = 0
+        self._is_epoch_given = False
         self._go_to(self.seed, 0)
 
     def _repr_facts(self) -> Iterable[tuple[str, object]]:
@@ -174,7 +175,15 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
         Raises:
             ConfigurationError: ``epoch`` is negative or not an integer.
         """
-        epoch = integer("epoch", epoch, minimum=0)
+        self._is_epoch_given = True
+        self._go_to_epoch(integer("epoch", epoch, minimum=0))
+
+    def follow_epoch(self, epoch: int) -> None:
+        """Do as ``set_epoch``, unless that was called: a ``fkat_data.DataLoader`` calls this before each epoch."""
+        if not self._is_epoch_given:
+            self._go_to_epoch(epoch)
+
+    def _go_to_epoch(self, epoch: int) -> None:
         if epoch != self._epoch:
             self._go_to(self.seed, epoch)
 

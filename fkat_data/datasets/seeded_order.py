@@ -16,6 +16,10 @@ class SeededOrder(Protocol):
         """Whether the dataset drew the seed: another process draws another one."""
         ...
 
+    def follow_epoch(self, epoch: int) -> None:
+        """Switch to the order of a loader's epoch, unless the caller has said an epoch by ``set_epoch``."""
+        ...
+
     def state_dict(self) -> dict[str, Any]:
         """Return seed and epoch, and what the order depends on besides."""
         ...

@@ -192,7 +192,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         self.trace = trace
         self.replay: bool = arguments.boolean("replay", replay)
         self._is_iterable = isinstance(dataset, torch_data.IterableDataset)
-        self._keeps_workers = persistent_workers
+        # Workers that kept an order of their own would deliver another one than a state says.
+        self._keeps_workers = None if persistent_workers and self._ordered_dataset() is not None else persistent_workers
         self._source: Source | None = None
         self._drawn_seed: int | None = None
         # A state that the next iteration begins with.
@@ -263,6 +264,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         if self._source is not None and self._made_with != settable_of(self):
             self._source.end_epoch()
             self._go_to(self._own_state(), is_untouched=True)
+        if (ordered := self._ordered_dataset()) is not None:
+            ordered.follow_epoch(self._next_epoch())
         source = self._source
         if source is None:
             check_order(self._loaded, order_of(self.dataset))

@@ -6,7 +6,7 @@ from typing import Any
 from weakref import WeakSet
 
 from fkat_data import arguments
-from fkat_data.datasets.seeded_order import seeded_order_below
+from fkat_data.datasets.seeded_order import SeededOrder, seeded_order_below
 from fkat_data.drop_in.accelerate_side import AccelerateSide
 from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.numbered_plan import NumberedPlan
@@ -166,9 +166,12 @@ class EpochsOfRanks(AccelerateSide):
             if callable(tell):
                 tell(epoch)
 
+    def _ordered_dataset(self) -> SeededOrder | None:
+        return None if self._is_iterable else seeded_order_below(self.dataset)
+
     def _order_of_dataset(self) -> dict[str, Any]:
         """Return the field of a state for a dataset that drew the seed of its order; no field for any other."""
-        ordered = None if self._is_iterable else seeded_order_below(self.dataset)
+        ordered = self._ordered_dataset()
         return {"dataset": ordered.state_dict()} if ordered is not None and ordered.is_seed_drawn else {}
 
     def _load_order_of_dataset(self, state: Mapping[str, Any]) -> None:
@@ -177,7 +180,7 @@ class EpochsOfRanks(AccelerateSide):
         Raises:
             StateMismatchError: It cannot, or the state does not say which order that is.
         """
-        ordered = None if self._is_iterable else seeded_order_below(self.dataset)
+        ordered = self._ordered_dataset()
         if "dataset" in state and ordered is not None:
             ordered.load_state_dict(state["dataset"])
         elif "dataset" in state or (ordered is not None and ordered.is_seed_drawn):

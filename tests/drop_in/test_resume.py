@@ -1,6 +1,7 @@
 """Resume at each position, in a fresh loader with another number of workers."""
 
 import base64
+import itertools
 import json
 import logging
 import operator
@@ -303,13 +304,43 @@ VIEWS = {
 def test_an_order_whose_seed_the_dataset_drew_goes_on(view):
     torch.manual_seed(random.randrange(1000))
     loader, _ = bucketed(view)
-    states = []
-    microbatches = [states.append(loader.state_dict()) or microbatch.tolist() for microbatch in loader]
-    for step, state in enumerate(states[:-1], 1):
+    first, second = [[(microbatch.tolist(), loader.state_dict()) for microbatch in loader] for _ in range(2)]
+    assert [numbers for numbers, _ in first] != [numbers for numbers, _ in second]
+    for step, (_, state) in enumerate([*first, *second][:-1], 1):
         other, _ = bucketed(view)
         other.load_state_dict(json.loads(json.dumps(state)))
         assert other.state_dict() == state
-        assert [microbatch.tolist() for microbatch in other] == microbatches[step:]
+        rest = [*first, *second][step : len(first) if step < len(first) else None]
+        assert [microbatch.tolist() for microbatch in other] == [numbers for numbers, _ in rest]
+
+
+@pytest.mark.parametrize("is_seed_given", [False, True])
+def test_epochs_of_a_bucketed_dataset_differ_and_resume_with_and_without_set_epoch(is_seed_given):
+    def epochs_of(loader, dataset, first, *, is_told):
+        for epoch in range(first, 3):
+            if is_told:
+                dataset.set_epoch(epoch + 5)
+            yield [(microbatch.tolist(), loader.state_dict()) for microbatch in loader]
+
+    options = {"init_seed": 3} if is_seed_given else {}
+    orders = []
+    for is_told in (False, True):
+        loader, dataset = bucketed(**options)
+        epochs = list(epochs_of(loader, dataset, 0, is_told=is_told))
+        other, dataset = bucketed(**options)
+        other.load_state_dict(epochs[1][3][1])
+        rest = list(epochs_of(other, dataset, 1, is_told=is_told))
+        delivered = [[numbers for numbers, _ in epoch] for epoch in epochs]
+        assert [[numbers for numbers, _ in epoch] for epoch in rest] == [delivered[1][4:], delivered[2]]
+        orders += delivered
+    assert all(one != other for one, other in itertools.combinations(orders, 2))
+
+
+def test_workers_that_stay_get_the_order_of_the_epoch(processes):
+    loader, _ = bucketed()
+    wanted = [[microbatch.tolist() for microbatch in loader] for _ in range(2)]
+    with DataLoader(loader.dataset, batch_size=4, num_workers=1, persistent_workers=True) as staying:
+        assert [[microbatch.tolist() for microbatch in staying] for _ in range(2)] == wanted
 
 
 def test_an_order_that_a_state_does_not_say_is_an_error_instead_of_other_data():
