@@ -59,6 +59,8 @@ class DistributedShardedDataset(Described, Dataset[_Item_co]):
         Exception: Any exception of ``dataset_type``.
     """
 
+    is_seed_drawn = False
+
     def __init__(
         self,
         dataset_type: Callable[..., Any],
@@ -102,6 +104,7 @@ class DistributedShardedDataset(Described, Dataset[_Item_co]):
             raise ConfigurationError(
                 "world_size", self.world_size, f"at most {sum(self._sizes.values())}, the number of samples"
             )
+        self._is_epoch_given = False
         self._forget()
         self._go_to(0)
 
@@ -213,7 +216,13 @@ class DistributedShardedDataset(Described, Dataset[_Item_co]):
             ConfigurationError: ``epoch`` is negative or not an integer.
         """
         epoch = integer("epoch", epoch, minimum=0)
+        self._is_epoch_given = True
         if epoch != self._epoch:
+            self._go_to(epoch)
+
+    def follow_epoch(self, epoch: int) -> None:
+        """Do as ``set_epoch``, unless that was called: a ``fkat_data.DataLoader`` calls this before each epoch."""
+        if not self._is_epoch_given and epoch != self._epoch and (self.shuffle or self.shuffle_samples):
             self._go_to(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -237,7 +246,9 @@ class DistributedShardedDataset(Described, Dataset[_Item_co]):
             StateMismatchError: The state has other settings or shards.
         """
         state = checked_state(state_dict, self.state_dict(), "epoch")
-        self.set_epoch(saved_integer("epoch", state["epoch"], minimum=0))
+        epoch = saved_integer("epoch", state["epoch"], minimum=0)
+        if epoch != self._epoch:
+            self._go_to(epoch)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in _OF_THIS_PROCESS}

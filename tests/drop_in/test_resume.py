@@ -13,7 +13,7 @@ from drop_in_examples import Counting, Drawing, Forgetful, Items, Lazy, Remember
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Subset, WeightedRandomSampler
 
 from fkat_data import ConfigurationError, DataLoader, StaleIteratorError, StateMismatchError
-from fkat_data.datasets import BufferSortedDataset, MapDataset, ShardedDataset
+from fkat_data.datasets import BufferSortedDataset, DistributedShardedDataset, MapDataset, ShardedDataset
 from fkat_data.testing import digest
 
 # A machine may have fewer cores than torch wants for that many workers.
@@ -353,6 +353,26 @@ def test_an_order_that_a_state_does_not_say_is_an_error_instead_of_other_data():
     with pytest.raises(StateMismatchError, match="the dataset decides on the order"):
         DataLoader(range(40), batch_size=4).load_state_dict(drawn)
     bucketed(init_seed=3)[0].load_state_dict(seeded)
+
+
+def test_epochs_of_a_dataset_of_shuffled_shards_differ_and_resume():
+    def made(**options):
+        params = {str(number): ((range(5 * number, 5 * number + 5),), {}) for number in range(4)}
+        return DataLoader(
+            DistributedShardedDataset(list, params, rank=0, world_size=1, prefetch=False, **options), batch_size=4
+        )
+
+    loader = made(shuffle=True)
+    first, second = list(loader), list(loader)
+    assert not all(map(torch.equal, first, second))
+    list(zip(range(2), loader, strict=False))
+    other = made(shuffle=True)
+    other.load_state_dict(loader.state_dict())
+    rest = list(other)
+    loader.load_state_dict(loader.state_dict())
+    assert len(rest) == 3
+    assert all(map(torch.equal, rest, loader))
+    assert all(map(torch.equal, *(made() for _ in range(2))))
 
 
 def test_ranks_with_orders_of_their_own_are_refused():

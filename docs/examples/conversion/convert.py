@@ -70,7 +70,7 @@ def ray_executor(address: str | None, num_workers: int) -> Generator[RayExecutor
 
 if __name__ == "__main__":
     config = OmegaConf.merge(OmegaConf.load(Path(__file__).with_name("conversion.yaml")), OmegaConf.from_cli())
-    paths = sorted(glob.glob(config.inputs))
+    paths = sorted(glob.glob(config.inputs)) or [config.inputs]
     cluster = {"dask": dask_executor, "ray": ray_executor}[config.engine]
     with cluster(config.address, config.num_workers) as executor:
         make_writer = instantiate(config.make_writer)
