@@ -380,7 +380,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done since the first iteration, or the newest loaded state; cheap enough for every step."""
-        return DataLoaderStatistics.of(None if self._source is None else self._source.statistics())
+        return DataLoaderStatistics() if self._source is None else self._source.statistics()
 
     def close(self) -> None:
         """End the workers, within about a second; any number of calls. A new iteration starts them again.

@@ -1,8 +1,7 @@
 """A DataLoader's numbers, with a verdict that names the arguments of this class."""
 
 import re
-from dataclasses import dataclass, fields, replace
-from typing import Self
+from dataclasses import dataclass, replace
 
 from fkat_data.observe import LoaderStatistics, Verdict
 
@@ -20,13 +19,6 @@ _TERMS = (
 @dataclass(frozen=True, repr=False)
 class DataLoaderStatistics(LoaderStatistics):
     """The numbers of a ``fkat_data.DataLoader``."""
-
-    @classmethod
-    def of(cls, statistics: LoaderStatistics | None) -> Self:
-        """Return the same numbers; None: those of a loader that has done nothing."""
-        return cls(
-            **({} if statistics is None else {each.name: getattr(statistics, each.name) for each in fields(cls)})
-        )
 
     @property
     def verdict(self) -> Verdict:

@@ -8,9 +8,10 @@ import logging
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from fkat_data.drop_in.datasets_library import is_of_datasets
+from fkat_data.drop_in.own_terms import DataLoaderStatistics
 from fkat_data.drop_in.strand import Snapshot, Stamped, StrandEnd
 from fkat_data.drop_in.strand_plan import StrandPlan
 from fkat_data.errors import StaleIteratorError
@@ -185,7 +186,8 @@ class StrandSource:
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done so far, by all strands together."""
-        return LoaderStatistics.together([runner.inner.statistics() for runner in self._runners])
+        found = [cast("DataLoaderStatistics", runner.inner.statistics()) for runner in self._runners]
+        return DataLoaderStatistics.together(found)
 
     def close(self) -> None:
         """End the workers."""

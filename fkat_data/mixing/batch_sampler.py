@@ -52,10 +52,10 @@ class DictBatchSampler(Described, Sampler[tuple[str, Any]]):
         self.samplers: dict[str, Iterable[Any]] = dict(samplers)
         self.strategy = strategy
         self.on_exhausted: OnExhausted = on_exhausted
-        self._schedule()  # validates the other arguments
         self._epoch = 0
         self._index = 0  # batches of the epoch that the newest iteration is past
         self._first = 0  # first batch that the next iteration yields
+        self._schedule()  # validates the other arguments
 
     def _repr_facts(self) -> Iterable[tuple[str, object]]:
         return [
@@ -158,7 +158,7 @@ class DictBatchSampler(Described, Sampler[tuple[str, Any]]):
 
     def _schedule(self) -> Schedule:
         schedule = Schedule(self.strategy, self.samplers, self.on_exhausted)
-        schedule.begin(getattr(self, "_epoch", 0))
+        schedule.begin(self._epoch)
         return schedule
 
     def _walk(self, first: int) -> Iterator[tuple[str, Any]]:

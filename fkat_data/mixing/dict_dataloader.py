@@ -211,7 +211,10 @@ class DictDataLoader(Described, Closing):
             statistics = getattr(source.loader, "statistics", None)
             if callable(statistics):
                 found.append(cast("LoaderStatistics", statistics()))
-        return replace(LoaderStatistics.together(found), delivered=self._num_delivered)
+        # In the terms of the sources' class, if they have one.
+        kinds = {type(statistics) for statistics in found}
+        kind = kinds.pop() if len(kinds) == 1 else LoaderStatistics
+        return replace(kind.together(found), delivered=self._num_delivered)
 
     def close(self) -> None:
         """Close every source that can be closed, and end the iteration under way; any number of calls."""

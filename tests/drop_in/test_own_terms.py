@@ -23,7 +23,7 @@ BUSY = {"delivered": 10, "produced": 10, "elapsed_s": 10.0, "waited_s": 9.0, "nu
     ],
 )
 def test_the_verdict_names_arguments_of_the_dataloader(numbers, advice):
-    statistics = DataLoaderStatistics.of(LoaderStatistics(**BUSY, **numbers))
+    statistics = DataLoaderStatistics(**BUSY, **numbers)
     assert advice in statistics.verdict.advice
     assert statistics.verdict.text.endswith(statistics.verdict.advice)
     for other in ("shard", "num_microbatch_prefetches", "multiprocessing"):
@@ -31,7 +31,7 @@ def test_the_verdict_names_arguments_of_the_dataloader(numbers, advice):
 
 
 def test_a_verdict_without_advice_stays():
-    assert DataLoaderStatistics.of(None).verdict == LoaderStatistics().verdict
+    assert DataLoaderStatistics().verdict == LoaderStatistics().verdict
 
 
 def test_the_log_and_the_report_name_arguments_of_the_dataloader(caplog, tmp_path):
