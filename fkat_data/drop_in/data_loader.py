@@ -23,7 +23,7 @@ from fkat_data.drop_in.inner_loader import inner_loader, settable_of
 from fkat_data.drop_in.lightning_side import is_begun_by_fabric, original_of
 from fkat_data.drop_in.looks import warn_of_look
 from fkat_data.drop_in.map_source import MapSource
-from fkat_data.drop_in.numbered_plan import NumberedPlan, is_numbered
+from fkat_data.drop_in.numbered_plan import NumberedPlan, check_kind_of_order, is_numbered
 from fkat_data.drop_in.own_terms import DataLoaderStatistics
 from fkat_data.drop_in.rank_share import check_share, shared_fields
 from fkat_data.drop_in.sample_order import EpochShuffle
@@ -373,6 +373,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             kinds = ("<of an iterable dataset>", "<of a dataset with indices>")
             saved, present = kinds if "strands" in loaded else kinds[::-1]
             raise StateMismatchError("strands", saved, present, "the state was saved with another kind of dataset")
+        if not self._is_iterable:
+            check_kind_of_order(loaded, self.sampler, self.batch_sampler)
         self._load_order_of_dataset(loaded)
         self._go_to(loaded)
         if self._is_free_of_states() and self._map_plan().is_over(loaded["step"], loaded["sampler"]):

@@ -10,7 +10,7 @@ from fkat_data.drop_in.sample_order import EpochShuffle, SampleOrder
 from fkat_data.errors import StateMismatchError
 from fkat_data.plan.shard_plan import ShardPlan
 
-__all__ = ["NumberedPlan", "is_numbered"]
+__all__ = ["NumberedPlan", "check_kind_of_order", "is_numbered"]
 
 
 def is_numbered(sampler: object, batch_sampler: object) -> bool:
@@ -20,6 +20,22 @@ def is_numbered(sampler: object, batch_sampler: object) -> bool:
             return False
         sampler = batch_sampler.sampler
     return type(sampler) in (SequentialSampler, EpochShuffle)
+
+
+def check_kind_of_order(state: Mapping[str, Any], sampler: object, batch_sampler: Any) -> None:
+    """Check that the samples come in order, shuffled, or as a sampler gives them, as they did when a state was saved.
+
+    Raises:
+        StateMismatchError: They do not, and the state is from the middle of an epoch.
+    """
+    indices = sampler if batch_sampler is None else getattr(batch_sampler, "sampler", None)
+    present = ("<a sampler>", "<in order>", "<shuffle=True>")[
+        is_numbered(sampler, batch_sampler) and 1 + isinstance(indices, EpochShuffle)
+    ]
+    kinds = {None: present, False: "<in order>", True: "<shuffle=True>"}
+    saved = kinds[state["sampler"].get("shuffle")] if "num_samples" in state["sampler"] else "<a sampler>"
+    if state["step"] and saved != present:
+        raise StateMismatchError("sampler", saved, present, "finish the epoch in the order in which it began")
 
 
 class NumberedPlan(ShardPlan):
@@ -80,7 +96,7 @@ class NumberedPlan(ShardPlan):
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """Return what the order of the rest of an epoch depends on."""
         del epoch, step
-        return {"num_samples": len(self._sampler)}
+        return {"num_samples": len(self._sampler), "shuffle": isinstance(self._sampler, EpochShuffle)}
 
     def is_over(self, step: int, state: Mapping[str, Any]) -> bool:
         """Return whether an epoch has nothing left at a saved step."""

@@ -375,6 +375,25 @@ def test_epochs_of_a_dataset_of_shuffled_shards_differ_and_resume():
     assert all(map(torch.equal, *(made() for _ in range(2))))
 
 
+KINDS = {"in order": {}, "shuffled": {"shuffle": True}, "a sampler": {"sampler": RandomSampler(range(14))}}
+
+
+@pytest.mark.parametrize("saved", KINDS)
+@pytest.mark.parametrize("present", KINDS)
+def test_an_epoch_is_not_finished_in_another_kind_of_order(saved, present):
+    loader = DataLoader(range(14), batch_size=3, **KINDS[saved])
+    begins = loader.state_dict()
+    next(iter(loader))
+    other = DataLoader(range(14), batch_size=3, **KINDS[present])
+    if saved == present:
+        other.load_state_dict(loader.state_dict())
+    else:
+        with pytest.raises(StateMismatchError, match="finish the epoch in the order in which it began"):
+            other.load_state_dict(loader.state_dict())
+    other.load_state_dict(begins)
+    assert sorted(torch.cat(list(other)).tolist()) == list(range(14))
+
+
 def test_ranks_with_orders_of_their_own_are_refused():
     dataset = bucketed()[1]
     with pytest.raises(ConfigurationError, match="the same on all 2 ranks"):
