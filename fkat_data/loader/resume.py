@@ -48,6 +48,7 @@ def rank_state(plan: ShardPlan, identity: Identity, position: Position, skipped:
         dp_size=plan.dp_size if is_elastic else None,
         layers=plan.layers if is_elastic else (),
         skipped=skipped,
+        batch_size=identity.batch_size,
     )
 
 
@@ -116,7 +117,7 @@ def _split_again(ranks: Sequence[RankState], saved_size: int, plan: ElasticShard
     for dp_rank, saved in sorted(enumerate(before), key=lambda item: item[1].position.epoch):
         position = saved.position
         saved_plan = plan.for_rank(saved_size, dp_rank, position.epoch, saved.layers)
-        verify(saved, rank_state(saved_plan, Identity(identity.seed, dp_rank), Position(position.epoch, 0, 0, 0)))
+        verify(saved, rank_state(saved_plan, identity._replace(dp_rank=dp_rank), Position(position.epoch, 0, 0, 0)))
         while position.shard >= (num_shards := saved_plan.num_shards(position.epoch) or 0):
             position = position.after_epoch()
         positions[dp_rank] = position

@@ -23,6 +23,7 @@ from fkat_data.iteration import Cursor, EpochIterator, Iterations
 from fkat_data.loader.agreement import rank_agreement
 from fkat_data.loader.delivery import Delivery
 from fkat_data.loader.epoch_length import EpochLength
+from fkat_data.loader.factory import DataLoaderFactory
 from fkat_data.loader.identity import identity_of
 from fkat_data.loader.observation import Observation
 from fkat_data.loader.prefetch import Prefetcher
@@ -138,7 +139,9 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         replay: bool = False,
         num_threads_per_worker: int = 1,
     ) -> None:
-        self._identity = identity_of(seed, dp_rank, shard_sampler)
+        factory: object = dataloader_factory
+        batch_size = factory.known_batch_size if isinstance(factory, DataLoaderFactory) else None
+        self._identity = identity_of(seed, dp_rank, shard_sampler)._replace(batch_size=batch_size)
         num_shard_prefetches = arguments.integer("num_shard_prefetches", num_shard_prefetches, minimum=0)
         num_microbatch_prefetches = arguments.integer(
             "num_microbatch_prefetches", num_microbatch_prefetches, minimum=-1

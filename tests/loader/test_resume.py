@@ -13,8 +13,8 @@ import torch
 from loader_examples import MIXED, MapDataset, epoch, make, plain, same_state
 from torch.utils.data import DataLoader
 
-from fkat_data import DistributedDataParallelShardSampler, ShuffledShardSampler
-from fkat_data.errors import StaleIteratorError
+from fkat_data import DataLoaderFactory, DistributedDataParallelShardSampler, ShuffledShardSampler
+from fkat_data.errors import StaleIteratorError, StateMismatchError
 from fkat_data.samplers import ShardSampler
 
 NUM_EPOCHS = 2
@@ -598,3 +598,23 @@ def test_an_iterator_of_an_epoch_that_was_ended_is_stale():
 
 def epochs(loader, count):
     return [epoch(loader) for _ in range(count)]
+
+
+@pytest.mark.parametrize("num_delivered", range(6))
+def test_another_batch_size_may_begin_a_shard_and_not_finish_one(num_delivered):
+    def made(batch_size):
+        return make(
+            ["a", "b"],
+            DataLoaderFactory(lambda shard: [f"{shard}{index}" for index in range(6)], batch_size=batch_size),
+        )
+
+    loader = made(2)
+    delivered = [row for _, rows in zip(range(num_delivered), loader, strict=False) for row in rows]
+    other = made(3)
+    if num_delivered % 3:
+        with pytest.raises(StateMismatchError, match="batches of the size that it was begun with"):
+            other.load_state_dict(loader.state_dict())
+    else:
+        other.load_state_dict(loader.state_dict())
+        rest = [row for rows in other for row in rows]
+        assert len({*delivered, *rest}) == len(delivered) + len(rest) == 12
