@@ -24,14 +24,15 @@ from fkat_data.drop_in.lightning_side import is_begun_by_fabric, original_of
 from fkat_data.drop_in.looks import warn_of_look
 from fkat_data.drop_in.map_source import MapSource
 from fkat_data.drop_in.numbered_plan import NumberedPlan, check_kind_of_order, is_numbered
+from fkat_data.drop_in.own_generators import next_number
 from fkat_data.drop_in.own_terms import DataLoaderStatistics
 from fkat_data.drop_in.rank_share import check_share, shared_fields
 from fkat_data.drop_in.sample_order import EpochShuffle
-from fkat_data.drop_in.saved_state import VERSION, check_order, checked_loader_state, state_of_rank
+from fkat_data.drop_in.saved_state import VERSION, check_order, checked_loader_state, merged_states, state_of_rank
 from fkat_data.drop_in.source import Source
 from fkat_data.drop_in.strand_plan import StrandPlan
 from fkat_data.drop_in.strand_source import StrandSource, first_strand_state
-from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import is_interruption
 from fkat_data.loader.sharded import ShardedDataLoader
 from fkat_data.observe.statistics import LoaderStatistics
@@ -324,10 +325,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         Raises:
             StateMismatchError: There are none.
         """
-        if not local_state_dicts:
-            raise StateMismatchError("local_state_dicts", 0, "<one for each rank>")
-        states = [dict(state) for state in local_state_dicts]
-        return states[0] if len(states) == 1 else {"version": VERSION, "all_rank_states": states}
+        return merged_states(local_state_dicts)
 
     def end_epoch(self) -> None:
         """Count the rest of the epoch as delivered: the next iteration begins the next epoch.
@@ -367,14 +365,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
                 then.
         """
         own = state_of_rank(state_dict, *rank_and_world_size())
-        loaded = checked_loader_state(own, self._fingerprint(), self.seed)
+        loaded = checked_loader_state(own, self._fingerprint(), self.seed, is_iterable=self._is_iterable)
         check_share(loaded, self._share)
-        if ("strands" in loaded) != self._is_iterable:
-            kinds = ("<of an iterable dataset>", "<of a dataset with indices>")
-            saved, present = kinds if "strands" in loaded else kinds[::-1]
-            raise StateMismatchError("strands", saved, present, "the state was saved with another kind of dataset")
-        if not self._is_iterable:
-            check_kind_of_order(loaded, self.sampler, self.batch_sampler)
         self._load_order_of_dataset(loaded)
         self._go_to(loaded)
         if self._is_free_of_states() and self._map_plan().is_over(loaded["step"], loaded["sampler"]):
@@ -423,10 +415,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         if self.seed is not None:
             return self.seed
         if self._drawn_seed is None:
-            # The same that the first iteration would draw, without moving the generator.
-            generator = torch.Generator()
-            generator.set_state((self.generator or torch.default_generator).get_state())
-            drawn = int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+            drawn = next_number(self.generator)
             vars(self).update(_drawn_seed=drawn)
             return drawn
         return self._drawn_seed
@@ -477,6 +466,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _map_source(self) -> Source:
         self._check_order_of_dataset()
+        if self._loaded is not None:  # not before: Lightning may give the loader another sampler after a load
+            check_kind_of_order(self._loaded, self.sampler, self.batch_sampler)
         plan = self._map_plan()
         num_shard_prefetches = int(self.num_workers > 0 and isinstance(plan, DrawnPlan))
         inner = self._inner(plan, self.num_workers, self.num_workers, num_shard_prefetches=num_shard_prefetches)

@@ -5,7 +5,6 @@ from typing import Any
 
 from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.numbered_plan import NumberedPlan
-from fkat_data.errors import StateMismatchError
 from fkat_data.iteration import EpochIterator, Iterations
 from fkat_data.loader.sharded import ShardedDataLoader
 from fkat_data.observe.statistics import LoaderStatistics
@@ -24,7 +23,7 @@ class MapSource:
         state: Where to begin, as ``state`` returned it; None: at the first epoch's start.
 
     Raises:
-        StateMismatchError: The state is damaged, or it was saved within an epoch of another kind of sampler.
+        StateMismatchError: The state is damaged.
     """
 
     def __init__(
@@ -40,14 +39,6 @@ class MapSource:
         self._iterations = Iterations("loader")
         if state is not None:
             is_numbered = isinstance(plan, NumberedPlan)
-            if state["step"] and is_numbered == ("generators" in state["sampler"]):
-                kinds = "<a sampler or batch sampler>", "<none, or shuffle=True>"
-                saved, present = kinds if is_numbered else kinds[::-1]
-                hint = (
-                    "pass the sampler that the state was saved with. On several ranks, Lightning gives the loader a "
-                    "DistributedSampler"
-                )
-                raise StateMismatchError("sampler", saved, present, hint)
             place = {"version": 1, "epoch": state["epoch"], "index": -1, "step": state["step"]}
             place["microbatch"] = state["step"] if is_numbered else 0
             fingerprint = {"seed": seed, "dp_rank": dp_rank}

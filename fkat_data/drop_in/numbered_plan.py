@@ -35,7 +35,11 @@ def check_kind_of_order(state: Mapping[str, Any], sampler: object, batch_sampler
     kinds = {None: present, False: "<in order>", True: "<shuffle=True>"}
     saved = kinds[state["sampler"].get("shuffle")] if "num_samples" in state["sampler"] else "<a sampler>"
     if state["step"] and saved != present:
-        raise StateMismatchError("sampler", saved, present, "finish the epoch in the order in which it began")
+        hint = (
+            "finish the epoch in the order in which it began, with the sampler or the shuffle of the run that saved. On "
+            "several ranks, Lightning gives the loader a DistributedSampler"
+        )
+        raise StateMismatchError("sampler", saved, present, hint)
 
 
 class NumberedPlan(ShardPlan):

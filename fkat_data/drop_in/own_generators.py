@@ -10,7 +10,7 @@ import torch
 
 from fkat_data.seeding import seed_global_generators
 
-__all__ = ["OwnGenerators"]
+__all__ = ["OwnGenerators", "next_number"]
 
 
 class OwnGenerators:
@@ -46,6 +46,13 @@ class OwnGenerators:
         """
         with self.installed():
             return function(*arguments)
+
+
+def next_number(generator: torch.Generator | None) -> int:
+    """Return the number that an iteration draws next, without moving the generator; None: torch's global one."""
+    copied = torch.Generator()
+    copied.set_state((generator or torch.default_generator).get_state())
+    return int(torch.empty((), dtype=torch.int64).random_(generator=copied).item())
 
 
 def _states() -> tuple[Any, Any, Any]:

@@ -23,13 +23,13 @@ Several ranks together have ``{"version": 1, "all_rank_states": [...]}``, a stat
 Plain values, if the states of the user's own samplers and datasets are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from fkat_data.arguments import saved_integer
 from fkat_data.errors import StateMismatchError
 
-__all__ = ["VERSION", "check_order", "checked_loader_state", "state_at_epoch", "state_of_rank"]
+__all__ = ["VERSION", "check_order", "checked_loader_state", "merged_states", "state_at_epoch", "state_of_rank"]
 
 VERSION = 1
 _NOT_A_STATE = "this is not a state of a fkat_data.DataLoader"
@@ -60,13 +60,16 @@ def state_at_epoch(state: Mapping[str, Any], epoch: int) -> dict[str, Any]:
     return {**begun, "sampler": {**state["sampler"], **order}}
 
 
-def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
+def checked_loader_state(
+    state_dict: object, present: Mapping[str, Any], seed: int | None, *, is_iterable: bool
+) -> dict[str, Any]:
     """Return a saved state, after a look at each field.
 
     Args:
         state_dict: The state.
         present: What the loader that is to load it has in the fields that must be the same.
         seed: The seed that the user has given to the loader; None: none.
+        is_iterable: Whether its dataset is iterable.
 
     Raises:
         StateMismatchError: It is no such state, or one of another loader; the error names the first field.
@@ -91,7 +94,24 @@ def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: i
         raise StateMismatchError("sampler", "<missing>", "<a state>", _NOT_A_STATE)
     if "strands" in state:
         _check_strands(state)
+    if ("strands" in state) != is_iterable:
+        kinds = ("<of a dataset with indices>", "<of an iterable dataset>")
+        saved, now = kinds["strands" in state], kinds[is_iterable]
+        raise StateMismatchError("strands", saved, now, "the state was saved with another kind of dataset")
     return state
+
+
+def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return one state for all ranks, from each rank's in their order.
+
+    Raises:
+        StateMismatchError: There are none.
+    """
+    if not states:
+        raise StateMismatchError("local_state_dicts", 0, "<one for each rank>")
+    if len(states) == 1:
+        return dict(states[0])
+    return {"version": VERSION, "all_rank_states": [dict(state) for state in states]}
 
 
 def check_order(state: Mapping[str, Any] | None, present: Mapping[str, Any] | None) -> None:
