@@ -446,9 +446,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         return digest_of_shipment((self.dataset, self.collate_fn, self.worker_init_fn))
 
     def _make_source(self) -> Source:
-        vars(self).update(_made_with=settable_of(self))
         source = self._strand_source() if self._is_iterable else self._map_source()
-        vars(self).update(_shipped=self._shipment_digest())
+        vars(self).update(_made_with=settable_of(self), _shipped=self._shipment_digest())
         return source
 
     def _first_position(self) -> dict[str, Any]:
@@ -461,8 +460,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         if is_numbered(self.sampler, self.batch_sampler):
             return NumberedPlan(self.sampler, self.batch_sampler, self._known_seed(), self._share)
         order = self.sampler if self.batch_sampler is None else self.batch_sampler
-        is_ahead = self.num_workers > 0
-        return DrawnPlan(order, self._known_seed(), self._known_dp_rank(), is_ahead=is_ahead, share=self._share)
+        seed, dp_rank = self._known_seed(), self._known_dp_rank()
+        return DrawnPlan(order, seed, dp_rank, is_ahead=self.num_workers > 0, share=self._share)
 
     def _map_source(self) -> Source:
         self._check_order_of_dataset()
@@ -479,9 +478,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         def make_inner(plan: StrandPlan) -> ShardedDataLoader:
             num_workers = 1 if num_strands or self.num_workers else 0
             trace = self.trace
-            if num_strands > 1 and isinstance(trace, (str, os.PathLike)):
-                path = Path(trace)
-                trace = path.with_name(f"{path.stem}-strand{plan.index}{path.suffix}")
+            if num_strands > 1 and trace is not None:
+                trace = Path(trace).with_stem(f"{Path(trace).stem}-strand{plan.index}")
             return self._inner(plan, num_strands, num_workers, num_inner=max(1, num_strands), trace=trace)
 
         own_dataset = None if num_strands or self.num_workers else self.dataset
