@@ -71,9 +71,11 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
         self.shard_sizes: Mapping[str, int] | Callable[[Shard], int] | None = shard_sizes
 
     @property
-    def known_batch_size(self) -> int | None:
-        """Samples in each microbatch; None where a batch sampler decides, or the dataset's items are microbatches."""
-        return None if self.batch_sampler_generator else self.batch_size
+    def batching(self) -> str:
+        """How a shard's samples are grouped into microbatches, in words."""
+        if self.batch_sampler_generator:
+            return "by a batch_sampler_generator"
+        return f"{self.batch_size or 'one by one'} {'by a sampler_generator' if self.sampler_generator else 'in order'}"
 
     def __call__(self, shard: Shard) -> Iterable[Microbatch_co]:
         """Return the iterable of the shard's microbatches; runs in the worker.
@@ -105,7 +107,7 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
 
     def _repr_facts(self) -> Iterator[tuple[str, object]]:
         yield "dataset_generator", self.dataset_generator
-        yield "batch_size", self.known_batch_size
+        yield "batch_size", None if self.batch_sampler_generator else self.batch_size
         yield "sampler_generator", self.sampler_generator
         yield "batch_sampler_generator", self.batch_sampler_generator
         yield "dataloader_generator", self.dataloader_generator

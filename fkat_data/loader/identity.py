@@ -16,12 +16,12 @@ class Identity(NamedTuple):
     Attributes:
         seed: The loader's seed.
         dp_rank: The loader's data-parallel rank.
-        batch_size: Samples in a microbatch, which decides where a microbatch begins; None: unknown.
+        batching: How samples are grouped, which decides on what is in a microbatch; None: unknown.
     """
 
     seed: int
     dp_rank: int
-    batch_size: int | None = None
+    batching: str | None = None
 
 
 def identity_of(seed: int, dp_rank: int | None, sampler: object) -> Identity:

@@ -48,7 +48,7 @@ def rank_state(plan: ShardPlan, identity: Identity, position: Position, skipped:
         dp_size=plan.dp_size if is_elastic else None,
         layers=plan.layers if is_elastic else (),
         skipped=skipped,
-        batch_size=identity.batch_size,
+        batching=identity.batching,
     )
 
 

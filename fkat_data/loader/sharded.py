@@ -140,8 +140,8 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         num_threads_per_worker: int = 1,
     ) -> None:
         factory: object = dataloader_factory
-        batch_size = factory.known_batch_size if isinstance(factory, DataLoaderFactory) else None
-        self._identity = identity_of(seed, dp_rank, shard_sampler)._replace(batch_size=batch_size)
+        batching = factory.batching if isinstance(factory, DataLoaderFactory) else None
+        self._identity = identity_of(seed, dp_rank, shard_sampler)._replace(batching=batching)
         num_shard_prefetches = arguments.integer("num_shard_prefetches", num_shard_prefetches, minimum=0)
         num_microbatch_prefetches = arguments.integer(
             "num_microbatch_prefetches", num_microbatch_prefetches, minimum=-1

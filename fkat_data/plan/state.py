@@ -14,7 +14,7 @@ A *rank state* describes one rank, in plain values that JSON can hold. A *state*
         "dp_size": 2,
         "fingerprint": {"seed": 7, "all_rank_dp_ranks": [0, 1], "all_rank_num_shards": [4, 4],
                         "all_rank_shards": ["9f3c…", "11ab…"],
-                        "all_rank_batch_sizes": [32, 32],  # compared where a shard is begun
+                        "all_rank_batchings": ["32 in order", "32 in order"],  # compared where a shard is begun
                         "dp_size": 2},                 # ranks that the sampler splits over; None if it does not split
         "resplits": (),                                # positions of the ranks whenever their number changed, see below
     }
@@ -58,7 +58,7 @@ class RankState(NamedTuple):
         dp_size: Number of data-parallel ranks that the sampler splits its shards over.
         layers: Positions of all ranks at each change of their number.
         skipped: Indices of the epoch's shards that failed and were skipped.
-        batch_size: Samples in a microbatch.
+        batching: How samples are grouped into microbatches; None: unknown.
     """
 
     position: Position
@@ -70,7 +70,7 @@ class RankState(NamedTuple):
     dp_size: int | None = None
     layers: tuple[Layer, ...] = ()
     skipped: tuple[int, ...] = ()
-    batch_size: int | None = None
+    batching: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the rank state as plain values."""
@@ -86,7 +86,7 @@ class RankState(NamedTuple):
                 "dp_rank": self.dp_rank,
                 "num_shards": self.num_shards,
                 "shards": self.shards,
-                "batch_size": self.batch_size,
+                "batching": self.batching,
             },
         }
         if self.sampler is not None:
@@ -135,7 +135,7 @@ def merge(ranks: Sequence[RankState]) -> dict[str, Any]:
             "all_rank_dp_ranks": [rank.dp_rank for rank in ranks],
             "all_rank_num_shards": [rank.num_shards for rank in ranks],
             "all_rank_shards": [rank.shards for rank in ranks],
-            "all_rank_batch_sizes": [rank.batch_size for rank in ranks],
+            "all_rank_batchings": [rank.batching for rank in ranks],
             "dp_size": dp_size,
         },
         "resplits": tuple(_resplits(without_idle(layers, epoch) if is_whole else layers)),
@@ -173,9 +173,8 @@ def read(state: Mapping[str, Any]) -> list[RankState]:
     }
     fingerprint = _mapping(state.get("fingerprint", {}), "fingerprint")
     seed = fingerprint.get("seed")
-    dp_ranks, nums_shards, digests, batch_sizes = (
-        _items(fingerprint, f"all_rank_{name}", num_ranks)
-        for name in ("dp_ranks", "num_shards", "shards", "batch_sizes")
+    dp_ranks, nums_shards, digests, batchings = (
+        _items(fingerprint, f"all_rank_{name}", num_ranks) for name in ("dp_ranks", "num_shards", "shards", "batchings")
     )
     saved_dp_size, layers = _dp_size(fingerprint), _layers(state)
     if "version" not in state:
@@ -190,8 +189,8 @@ def read(state: Mapping[str, Any]) -> list[RankState]:
         skipped = _shard_indices(columns["skipped"][rank], "all_rank_skipped")
         dp_rank = _dp_rank(dp_ranks[rank])
         own = RankState(position, seed, dp_rank, nums_shards[rank], digests[rank], sampler)
-        batch_size = batch_sizes[rank]
-        ranks.append(own._replace(dp_size=saved_dp_size, layers=layers, skipped=skipped, batch_size=batch_size))
+        batching = batchings[rank]
+        ranks.append(own._replace(dp_size=saved_dp_size, layers=layers, skipped=skipped, batching=batching))
     return ranks
 
 
@@ -220,7 +219,7 @@ def read_rank(state: Mapping[str, Any]) -> RankState:
         dp_size=_dp_size(fingerprint),
         layers=_layers(state),
         skipped=_shard_indices(state.get("skipped", ()), "skipped"),
-        batch_size=fingerprint.get("batch_size"),
+        batching=fingerprint.get("batching"),
     )
 
 
@@ -235,9 +234,9 @@ def verify(saved: RankState, present: RankState) -> None:
         ("dp_rank", "load the state on the rank that saved it"),
         ("num_shards", "the shards have changed since the state was saved"),
         ("shards", "the shards, or their order, have changed since the state was saved"),
-        ("batch_size", "a shard that was begun is finished in batches of the size that it was begun with"),
+        ("batching", "finish a shard that was begun in the same batches: with the batch_size and the samplers of then"),
     ):
-        if field == "batch_size" and not saved.position.microbatch and not saved.layers:
+        if field == "batching" and not saved.position.microbatch and not saved.layers:
             continue  # no shard is begun
         was, now = getattr(saved, field), getattr(present, field)
         # Compare types first: a value in a foreign state may define its own equality.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from loader_examples import MIXED, MapDataset, epoch, make, plain, same_state
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from fkat_data import DataLoaderFactory, DistributedDataParallelShardSampler, ShuffledShardSampler
 from fkat_data.errors import StaleIteratorError, StateMismatchError
@@ -600,19 +600,26 @@ def epochs(loader, count):
     return [epoch(loader) for _ in range(count)]
 
 
-@pytest.mark.parametrize("num_delivered", range(6))
-def test_another_batch_size_may_begin_a_shard_and_not_finish_one(num_delivered):
-    def made(batch_size):
-        return make(
-            ["a", "b"],
-            DataLoaderFactory(lambda shard: [f"{shard}{index}" for index in range(6)], batch_size=batch_size),
-        )
+OTHER_BATCHES = {
+    "batch_size": {"batch_size": 3},
+    "sampler_generator": {"batch_size": 2, "sampler_generator": SequentialSampler},
+    "batch_sampler_generator": {
+        "batch_sampler_generator": lambda dataset: BatchSampler(SequentialSampler(dataset), 2, drop_last=False)
+    },
+}
 
-    loader = made(2)
+
+@pytest.mark.parametrize("num_delivered", range(6))
+@pytest.mark.parametrize("other", OTHER_BATCHES)
+def test_other_batches_may_begin_a_shard_and_not_finish_one(num_delivered, other):
+    def made(**options):
+        return make(["a", "b"], DataLoaderFactory(lambda shard: [f"{shard}{index}" for index in range(6)], **options))
+
+    loader = made(batch_size=2)
     delivered = [row for _, rows in zip(range(num_delivered), loader, strict=False) for row in rows]
-    other = made(3)
+    other = made(**OTHER_BATCHES[other])
     if num_delivered % 3:
-        with pytest.raises(StateMismatchError, match="batches of the size that it was begun with"):
+        with pytest.raises(StateMismatchError, match=r"2 in order.*begun in the same batches"):
             other.load_state_dict(loader.state_dict())
     else:
         other.load_state_dict(loader.state_dict())

@@ -87,8 +87,8 @@ def test_the_state_of_eight_ranks_adds_less_than_2_kb_to_a_checkpoint():
 
 def test_the_documented_form_is_what_is_written():
     ranks = [
-        RankState(Position(2, 1, 3, 13), 7, 0, 4, "9f3c", batch_size=32),
-        RankState(Position(2, 2, 0, 16), 7, 1, 4, "11ab", batch_size=32),
+        RankState(Position(2, 1, 3, 13), 7, 0, 4, "9f3c", batching="32 in order"),
+        RankState(Position(2, 2, 0, 16), 7, 1, 4, "11ab", batching="32 in order"),
     ]
     state = merge(ranks)
     assert [int(index) for index in state.pop("all_rank_indices")] == [0, 1]
@@ -106,7 +106,7 @@ def test_the_documented_form_is_what_is_written():
             "all_rank_dp_ranks": [0, 1],
             "all_rank_num_shards": [4, 4],
             "all_rank_shards": ["9f3c", "11ab"],
-            "all_rank_batch_sizes": [32, 32],
+            "all_rank_batchings": ["32 in order"] * 2,
             "dp_size": None,
         },
         "resplits": (),
