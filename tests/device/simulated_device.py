@@ -146,6 +146,8 @@ class Device:
         if not able:
             return False
         stream = self.schedule.choice(able)
+        if not stream.waiting or is_blocked(stream.waiting[0]):
+            return True  # garbage was collected, and a finalizer has waited for the device meanwhile
         work = stream.waiting[0]
         self.num_steps += 1
         if isinstance(work, Sleep) and work.left:
