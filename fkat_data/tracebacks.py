@@ -30,7 +30,8 @@ def fold(error: BaseException) -> None:
     """Let the tracebacks of an error and its causes begin with the first frame that is not this library's.
 
     Where no frame is the user's, nothing is left of the traceback of an error of this library, a worker's error, or an
-    interruption: the message and its notes say all. The traceback of an error that this library did not mean to raise stays as it is.
+    interruption: the message and its notes say all. The traceback of an error that this library did not mean to raise
+    stays as it is.
     """
     if not _are_folded():
         return

@@ -20,8 +20,9 @@ def export_to_open_telemetry(
 ) -> None:
     """Let OpenTelemetry read loaders' statistics whenever it collects metrics, in a thread of its own.
 
-    All numbers of a collection are of one moment. Sums are counters, states are gauges; the quantiles of waiting and making are gauges with the attribute
-    ``quantile``, over all since the loader was made. Each has the attributes ``loader`` and ``rank``.
+    All numbers of a collection are of one moment. Sums are counters, states are gauges; the quantiles of waiting and
+    making are gauges with the attribute ``quantile``, over all since the loader was made. Each has the attributes
+    ``loader`` and ``rank``.
 
     Args:
         loaders: A loader, or several by their names; none of them is kept alive.
