@@ -98,7 +98,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the numbers of every trial to this file")
     parser.add_argument("--only", nargs="+", choices=list(BENCHMARKS), default=list(BENCHMARKS), help="benchmarks")
-    workloads = [*WORKLOADS, *scaling.KINDS]
+    workloads = [*WORKLOADS, *scaling.KINDS, *jpeg.KINDS]
     contestants = sorted({*CONTESTANTS, *BATCHERS, *FORMATS, "memcpy"})
     parser.add_argument("--workloads", nargs="+", choices=workloads, default=[], help="kinds of microbatches")
     parser.add_argument("--contestants", nargs="+", choices=contestants, default=[], help="contestants")

@@ -1,5 +1,7 @@
 """Items that take time to make: they wait, or are JPEGs to decode, crop and resize, from files, a tar or MDS shards.
 
+Images are uint8, or, of the kind ``normalized``, float32 as most models of images want them.
+
 A separate module, so that spawned workers and the peers' environment can import it without the benchmarks.
 """
 
@@ -23,6 +25,7 @@ BATCH_SIZE = 32
 #: Images in a tar or a directory of MDS shards.
 SHARD_SIZE = 512
 _SIZE, _CROP = (500, 375), 224
+_MEANS, _DEVIATIONS = (torch.tensor(each).view(3, 1, 1) for each in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 #: Every 20th microbatch of a shard of the kind ``slow`` takes 20 times as long.
 _SLOW = 20
 
@@ -31,7 +34,7 @@ class Source(NamedTuple):
     """Where items come from.
 
     Attributes:
-        kind: ``waiting``, ``slow``, ``files``, ``tar`` or ``mds``.
+        kind: ``waiting``, ``slow``, ``files``, ``normalized`` (files as well), ``tar`` or ``mds``.
         folder: Where the images are.
         shard_size: The items of a shard.
         num_shards: The number of shards; images begin again where they end.
@@ -47,8 +50,8 @@ class Source(NamedTuple):
     def shard(self, number: int) -> Dataset[torch.Tensor]:
         if self.kind in {"waiting", "slow"}:
             return _Waiting(self.shard_size, self.wait_s, is_uneven=self.kind == "slow")
-        reader = {"files": _Files, "tar": _Tar, "mds": _Mds}[self.kind]
-        return _Images(reader(self.folder, number), self.wait_s)
+        reader = {"files": _Files, "normalized": _Files, "tar": _Tar, "mds": _Mds}[self.kind]
+        return _Images(reader(self.folder, number), self.wait_s, is_normalized=self.kind == "normalized")
 
     def whole(self) -> Dataset[torch.Tensor]:
         """Return all shards in a row."""
@@ -104,9 +107,10 @@ class _Waiting(Dataset[torch.Tensor]):
 
 
 class _Images(Dataset[torch.Tensor]):
-    def __init__(self, reader: Any, wait_s: float) -> None:
+    def __init__(self, reader: Any, wait_s: float, *, is_normalized: bool) -> None:
         self._reader = reader
         self._wait_s = wait_s
+        self._is_normalized = is_normalized
 
     def __len__(self) -> int:
         return len(self._reader)
@@ -120,7 +124,8 @@ class _Images(Dataset[torch.Tensor]):
         pixels = np.array(image.resize((_CROP, _CROP), Image.Resampling.BILINEAR, box=box))
         if self._wait_s:
             time.sleep(self._wait_s)
-        return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+        image = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+        return image.float().div_(255).sub_(_MEANS).div_(_DEVIATIONS) if self._is_normalized else image
 
 
 class _Files:
