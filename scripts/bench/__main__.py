@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import cache_limits
+import changed_import
 import collate
 import costs
 import files
@@ -49,6 +50,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "threads": threads.run,
     "scaling": scaling.run,
     "jpeg": jpeg.run,
+    "import": changed_import.run,
     "latency": latency.run,
     "start": start.run,
     "growth": growth.run,
@@ -98,7 +100,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the numbers of every trial to this file")
     parser.add_argument("--only", nargs="+", choices=list(BENCHMARKS), default=list(BENCHMARKS), help="benchmarks")
-    workloads = [*WORKLOADS, *scaling.KINDS, *jpeg.KINDS]
+    workloads = [*WORKLOADS, *scaling.KINDS, *changed_import.KINDS]
     contestants = sorted({*CONTESTANTS, *BATCHERS, *FORMATS, "memcpy"})
     parser.add_argument("--workloads", nargs="+", choices=workloads, default=[], help="kinds of microbatches")
     parser.add_argument("--contestants", nargs="+", choices=contestants, default=[], help="contestants")

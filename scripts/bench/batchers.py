@@ -50,19 +50,6 @@ def _ours_threads(source: Source, workers: int, ahead: int | None) -> AbstractCo
 
 
 @contextmanager
-def _ours_data_loader(source: Source, workers: int, ahead: int | None) -> Generator[_Epoch]:
-    """Open what one gets by one changed import."""
-    loader_type = importlib.import_module("fkat_data").DataLoader
-    prefetch = None if ahead is None else max(1, ahead // workers)
-    options = {"batch_size": BATCH_SIZE, "num_workers": workers, "persistent_workers": True}
-    loader = loader_type(source.whole(), **options, prefetch_factor=prefetch)
-    try:
-        yield lambda: loader
-    finally:
-        loader.close()
-
-
-@contextmanager
 def _torch(source: Source, workers: int, ahead: int | None, method: str | None = None) -> Generator[_Epoch]:
     loader = DataLoader(
         source.whole(),
@@ -140,7 +127,6 @@ def _batches(dataset: Any) -> list[list[int]]:
 BATCHERS: dict[str, Callable[[Source, int, int | None], AbstractContextManager[_Epoch]]] = {
     "ours": _ours,
     "ours, threads": _ours_threads,
-    "ours, DataLoader": _ours_data_loader,
     "ours, forked early": _ours,
     "ours, threads, forked early": _ours_threads,
     "torch": _torch,

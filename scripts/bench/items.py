@@ -1,6 +1,7 @@
-"""Items that take time to make: they wait, or are JPEGs to decode, crop and resize, from files, a tar or MDS shards.
+"""Items as datasets make them: they wait, are JPEGs to decode, crop and resize, or windows of a file of tokens.
 
-Images are uint8, or, of the kind ``normalized``, float32 as most models of images want them.
+JPEGs come from files, a tar or MDS shards. Images are uint8, or, of the kind ``normalized``, float32 as most models of
+images want them.
 
 A separate module, so that spawned workers and the peers' environment can import it without the benchmarks.
 """
@@ -19,9 +20,11 @@ import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
-__all__ = ["BATCH_SIZE", "SHARD_SIZE", "ShardLoaders", "Source", "make_jpegs"]
+__all__ = ["BATCH_SIZE", "CONTEXT", "SHARD_SIZE", "ShardLoaders", "Source", "make_jpegs", "make_tokens"]
 
 BATCH_SIZE = 32
+#: Tokens in a window.
+CONTEXT = 2048
 #: Images in a tar or a directory of MDS shards.
 SHARD_SIZE = 512
 _SIZE, _CROP = (500, 375), 224
@@ -34,8 +37,8 @@ class Source(NamedTuple):
     """Where items come from.
 
     Attributes:
-        kind: ``waiting``, ``slow``, ``files``, ``normalized`` (files as well), ``tar`` or ``mds``.
-        folder: Where the images are.
+        kind: ``waiting``, ``slow``, ``files``, ``normalized`` (files as well), ``tar``, ``mds`` or ``windows``.
+        folder: Where the images, or the tokens, are.
         shard_size: The items of a shard.
         num_shards: The number of shards; images begin again where they end.
         wait_s: How long each item waits, images after they are decoded.
@@ -47,13 +50,15 @@ class Source(NamedTuple):
     num_shards: int
     wait_s: float
 
-    def shard(self, number: int) -> Dataset[torch.Tensor]:
+    def shard(self, number: int) -> Dataset[Any]:
         if self.kind in {"waiting", "slow"}:
             return _Waiting(self.shard_size, self.wait_s, is_uneven=self.kind == "slow")
+        if self.kind == "windows":
+            return _Windows(self.folder)
         reader = {"files": _Files, "normalized": _Files, "tar": _Tar, "mds": _Mds}[self.kind]
         return _Images(reader(self.folder, number), self.wait_s, is_normalized=self.kind == "normalized")
 
-    def whole(self) -> Dataset[torch.Tensor]:
+    def whole(self) -> Dataset[Any]:
         """Return all shards in a row."""
         return ConcatDataset([self.shard(number) for number in range(self.num_shards)])
 
@@ -91,6 +96,12 @@ def make_jpegs(folder: str, kind: str, shard_size: int, num_shards: int) -> None
                 mds.write({"jpeg": data})
 
 
+def make_tokens(folder: str, num_windows: int) -> None:
+    """Write a file of tokens, uint16, for so many windows."""
+    tokens = np.random.default_rng(0).integers(0, 50_000, (num_windows + 1) * CONTEXT, np.uint16)
+    tokens.tofile(Path(folder, "tokens"))
+
+
 class _Waiting(Dataset[torch.Tensor]):
     def __init__(self, count: int, wait_s: float, *, is_uneven: bool) -> None:
         self._count = count
@@ -104,6 +115,26 @@ class _Waiting(Dataset[torch.Tensor]):
         is_slow = self._is_uneven and (1 + index // BATCH_SIZE) % _SLOW == 0
         time.sleep(self._wait_s * (_SLOW if is_slow else 1))
         return torch.full((2048,), index)
+
+
+class _Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Inputs and targets of a language model: windows of a file of tokens, which is mapped where it is read."""
+
+    def __init__(self, folder: str) -> None:
+        self._path = Path(folder, "tokens")
+        self._tokens: np.memmap[Any, Any] | None = None
+
+    def __len__(self) -> int:
+        return self._path.stat().st_size // (2 * CONTEXT) - 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_tokens": None}
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._tokens is None:
+            self._tokens = np.memmap(self._path, np.uint16, "r")
+        window = torch.from_numpy(self._tokens[CONTEXT * index : CONTEXT * (index + 1) + 1].astype(np.int64))
+        return window[:-1], window[1:]
 
 
 class _Images(Dataset[torch.Tensor]):

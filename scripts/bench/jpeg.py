@@ -4,9 +4,6 @@ The clock of the cold epoch starts before the loader is made, when all libraries
 one. The first batch is measured again, with items that wait 5 ms more and more workers. CPU seconds and memory (PSS) are
 of all processes together. PSS divides a library's pages by all processes of the machine that map them: the column
 without neighbours counts them in full, once.
-
-The workload ``normalized`` is what most scripts do: each image becomes float32 and is normalized, and the loader is torch's
-or ours by one changed import.
 """
 
 import tempfile
@@ -19,7 +16,7 @@ from items import BATCH_SIZE, Source, make_jpegs
 from measure import Result, Settings, Table, medians
 from process_tree import ProcessTree
 
-__all__ = ["KINDS", "run", "trial"]
+__all__ = ["run", "trial"]
 
 _COUNT = 2000
 _WAIT_S = 0.005
@@ -55,19 +52,11 @@ _ROWS = (
     _Row("grain, {} threads ({})", "grain", 4, 16, {}),
     _Row("SPDL, a batch a task, {} ({})", "SPDL", 2, 2, {}),
 )
-_CHANGED_IMPORT = (
-    _Row("`from fkat_data import DataLoader`, {} workers ({})", "ours, DataLoader", 2, 4, {}),
-    _Row("`from torch.utils.data import DataLoader`, {} workers ({})", "torch", 2, 4, {}),
-)
-KINDS = {
-    "files": ("{count:,} JPEGs in batches of {size}", _ROWS),
-    "normalized": ("{count:,} JPEGs, normalized as float32, in batches of {size}", _CHANGED_IMPORT),
-}
 
 
-def trial(contestant: str, kind: str, case: str, workers: int, count: int, folder: str) -> dict[str, Any]:
+def trial(contestant: str, case: str, workers: int, count: int, folder: str) -> dict[str, Any]:
     imported(contestant)
-    source = Source(kind, folder, count, 1, _WAIT_S if case == "first" else 0.0)
+    source = Source("files", folder, count, 1, _WAIT_S if case == "first" else 0.0)
     with ProcessTree() as tree:
         begun_cpu_s, begun_s = tree.cpu_s(), time.perf_counter()
         with BATCHERS[contestant](source, workers, None) as epoch:
@@ -90,31 +79,24 @@ def trial(contestant: str, kind: str, case: str, workers: int, count: int, folde
 
 def run(settings: Settings) -> Result:
     count = settings.count(_COUNT, at_least=2 * BATCH_SIZE)
-    with tempfile.TemporaryDirectory(prefix="fkat_data_bench_") as folder:
-        make_jpegs(folder, "files", count, 1)
-        kinds = settings.wanted_workloads(KINDS)
-        results = [_measured(settings, kind, count, folder) for kind in kinds]
-    return Result([result.tables[0] for result in results], [trial for result in results for trial in result.trials])
-
-
-def _measured(settings: Settings, kind: str, count: int, folder: str) -> Result:
-    title, all_rows = KINDS[kind]
-    names = [row.contestant for row in all_rows if settings.peers or row.contestant not in BATCHER_PEERS]
+    names = [row.contestant for row in _ROWS if settings.peers or row.contestant not in BATCHER_PEERS]
     if settings.is_together:
         names = [name for name in names if name not in BATCHERS_FORKED_EARLY]
     wanted = settings.wanted_contestants(names)
-    rows = {row.contestant: row for row in all_rows if row.contestant in wanted}
+    rows = {row.contestant: row for row in _ROWS if row.contestant in wanted}
     if settings.workers:
         rows = {
             name: row._replace(workers=min(settings.workers), more=max(settings.workers)) for name, row in rows.items()
         }
     variants: dict[str, tuple[str, dict[str, Any]]] = {}
-    for name, row in rows.items():
-        for case, workers in (("epochs", row.workers), ("first", row.more)):
-            arguments = {"contestant": name, "kind": kind, "case": case, "workers": workers}
-            variants[f"{name}: {case}"] = ("jpeg", {**arguments, "count": count, "folder": folder})
-    peers = [f"{name}: {case}" for name in BATCHER_PEERS for case in ("epochs", "first")]
-    found = measure.in_turn(settings, variants, pythons=settings.pythons(peers))
+    with tempfile.TemporaryDirectory(prefix="fkat_data_bench_") as folder:
+        make_jpegs(folder, "files", count, 1)
+        for name, row in rows.items():
+            for case, workers in (("epochs", row.workers), ("first", row.more)):
+                arguments = {"contestant": name, "case": case, "workers": workers, "count": count, "folder": folder}
+                variants[f"{name}: {case}"] = ("jpeg", arguments)
+        peers = [f"{name}: {case}" for name in BATCHER_PEERS for case in ("epochs", "first")]
+        found = measure.in_turn(settings, variants, pythons=settings.pythons(peers))
     headers = [
         "",
         "cold epoch, images/s",
@@ -125,9 +107,8 @@ def _measured(settings: Settings, kind: str, count: int, folder: str) -> Result:
         "without neighbours",
         "first batch, +5 ms an item, s",
     ]
-    title = title.format(count=count, size=BATCH_SIZE)
     table = Table(
-        f"{title} (in brackets: with +5 ms an item; after a slash: the target)",
+        f"{count:,} JPEGs in batches of {BATCH_SIZE} (in brackets: with +5 ms an item; after a slash: the target)",
         headers,
         [_cells(row, found) for row in rows.values()],
     )

@@ -25,7 +25,7 @@ CONTESTANTS = {
     "order": {"ours"},
 }
 #: Those of several workers and of several cores.
-OF_PRODUCTION = ("shared", "scaling", "jpeg")
+OF_PRODUCTION = ("shared", "scaling", "jpeg", "import")
 OTHERS = ["datasets", "state", "cache"]
 
 
@@ -78,7 +78,7 @@ def test_every_benchmark_is_run_by_a_test():
 @pytest.mark.usefixtures("processes")
 def test_the_benchmarks_of_production_run(tmp_path):
     command = [sys.executable, str(BENCH), "--scale", "0.001", "--repeats", "1", "--together", "--json", "report.json"]
-    command += ["--only", *OF_PRODUCTION, "--workloads", "tokens", "waiting", "files", "--workers", "1"]
+    command += ["--only", *OF_PRODUCTION, "--workloads", "tokens", "waiting", "windows", "--workers", "1"]
     subprocess.run([*command, "--contestants", "ours", "torch"], cwd=tmp_path, check=True, timeout=170)
     trials = json.loads((tmp_path / "report.json").read_text())["trials"]
     for benchmark in OF_PRODUCTION:
