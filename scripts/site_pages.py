@@ -1,4 +1,4 @@
-"""What the site adds to docs/: the repository's own pages, and links that work there.
+"""What the site adds to docs/: the repository's own pages, links that work there, and what the search puts first.
 
 Pages of docs/ link to files of the repository as they lie on disk, so that links work where the repository is read.
 On the site, links to pages lead to those pages; a link to any other file of the repository becomes its text.
@@ -23,6 +23,21 @@ _PAGES = {
 _SOURCE = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Source"]
 _ABSOLUTE = re.compile(re.escape(_SOURCE) + r"/(?:blob|raw)/main/")
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:|#)([^)\s#]*)(#[^)\s]*)?\)")
+#: A document that a docstring names.
+_NAMED = re.compile(r"<code>docs/([\w/-]+)\.md</code>")
+#: How much a hit on a page counts for the search: a decision seldom answers a reader's question.
+_BOOSTS = {
+    "howto/resume.md": 16.0,
+    "howto/extend.md": 1.0,
+    "howto/": 4.0,
+    "streaming/order.md": 8.0,
+    "reference/loader.md": 4.0,
+    "tutorial/": 2.0,
+    "concepts/": 2.0,
+    "adr/": 0.2,
+    "changelog.md": 0.2,
+    "contributing.md": 0.2,
+}
 _FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 
 
@@ -38,11 +53,24 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Make links of a page lead to pages of the site."""
     source = page.file.src_uri
+    for begin, boost in _BOOSTS.items():
+        if source.startswith(begin):
+            page.meta.setdefault("search", {"boost": boost})
     names = {page: name for name, page in _PAGES.items()}
     # As it lies in the repository.
     file = names.get(source, _DOCS + source)
     parts = _FENCE.split(markdown)
     return "".join(part if part.startswith("```") else linked(part, file, source) for part in parts)
+
+
+def on_page_content(html: str, page: Any, files: Any, **_: Any) -> str:
+    """Make the documents that a docstring names links to their pages."""
+
+    def replace(match: re.Match[str]) -> str:
+        named = files.get_file_from_path(f"{match[1]}.md")
+        return f'<a href="{named.url_relative_to(page.file)}">{named.page.title}</a>' if named else match[0]
+
+    return _NAMED.sub(replace, html)
 
 
 def linked(text: str, file: str, source: str) -> str:

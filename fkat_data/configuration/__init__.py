@@ -1,11 +1,11 @@
 """Hydra integration: resolvers for ranks, and errors that name the configuration key.
 
-::
+```python
+from fkat_data.configuration import instantiate, register_resolvers
 
-    from fkat_data.configuration import instantiate, register_resolvers
-
-    register_resolvers()                    # ${fkat.dp_rank:} and the others
-    loader = instantiate(config.loader)
+register_resolvers()                    # ${fkat.dp_rank:} and the others
+loader = instantiate(config.loader)
+```
 """
 
 from fkat_data.configuration.instantiation import instantiate

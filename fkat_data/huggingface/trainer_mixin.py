@@ -22,13 +22,13 @@ __all__ = ["ExactResumeMixin"]
 class ExactResumeMixin:
     """Lets a ``Trainer`` train on a loader of this library, and resume it exactly.
 
-    ::
+    ```python
+    class ExactTrainer(ExactResumeMixin, transformers.Trainer):
+        pass
 
-        class ExactTrainer(ExactResumeMixin, transformers.Trainer):
-            pass
-
-        trainer = ExactTrainer(model=model, args=args, train_dataset=loader)
-        trainer.train(resume_from_checkpoint=last_checkpoint(args.output_dir))
+    trainer = ExactTrainer(model=model, args=args, train_dataset=loader)
+    trainer.train(resume_from_checkpoint=last_checkpoint(args.output_dir))
+    ```
 
     ``train_dataset`` and ``eval_dataset`` may be a ``ShardedDataLoader``, a ``StreamingDataLoader`` or any other loader
     of this library, whose microbatches are what the model takes; anything else is treated as before. The same holds for

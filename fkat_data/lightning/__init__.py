@@ -3,11 +3,11 @@
 Works with ``lightning`` and with ``pytorch_lightning``: objects get the base classes of the one that is imported when
 they are made.
 
-::
+```python
+from fkat_data.lightning import ExactResume
 
-    from fkat_data.lightning import ExactResume
-
-    trainer = Trainer(callbacks=[ExactResume()])
+trainer = Trainer(callbacks=[ExactResume()])
+```
 
 Raises:
     ImportError: Neither package is installed.

@@ -2,12 +2,12 @@
 
 Nothing else in the package imports this one. Each name is imported on its first use.
 
-::
+```python
+from fkat_data.tools import verify_resume
 
-    from fkat_data.tools import verify_resume
-
-    report = verify_resume(make_loader)
-    assert report.is_exact, report
+report = verify_resume(make_loader)
+assert report.is_exact, report
+```
 """
 
 from importlib import import_module

@@ -20,18 +20,20 @@ class TitanDataLoader:
     be split over. ``state_dict`` is collective where the loader's is.
 
     The trainer builds its loader with ``dp_world_size``, ``dp_rank``, ``tokenizer`` and arguments that differ from
-    version to version. Since its configurations are classes, the loader is one too::
+    version to version. Since its configurations are classes, the loader is one too:
 
-        class Shards(TitanDataLoader, BaseDataLoader):  # torchtitan's
-            @dataclass(kw_only=True, slots=True)
-            class Config(BaseDataLoader.Config):
-                uri: str
-                seed: int = 7
+    ```python
+    class Shards(TitanDataLoader, BaseDataLoader):  # torchtitan's
+        @dataclass(kw_only=True, slots=True)
+        class Config(BaseDataLoader.Config):
+            uri: str
+            seed: int = 7
 
-            def __init__(self, config, *, dp_world_size, dp_rank, tokenizer, **sizes):
-                shards = ShuffledShardSampler(FsShardSampler(config.uri), config.seed)
-                sampler = DistributedDataParallelShardSampler(shards, dp_world_size, dp_rank, drop_last=False)
-                super().__init__(ShardedDataLoader(config.seed, sampler, factory, dp_rank=dp_rank))
+        def __init__(self, config, *, dp_world_size, dp_rank, tokenizer, **sizes):
+            shards = ShuffledShardSampler(FsShardSampler(config.uri), config.seed)
+            sampler = DistributedDataParallelShardSampler(shards, dp_world_size, dp_rank, drop_last=False)
+            super().__init__(ShardedDataLoader(config.seed, sampler, factory, dp_rank=dp_rank))
+    ```
 
     Up to torchtitan 0.2, the ``build_dataloader_fn`` of a ``TrainSpec`` returns ``TitanDataLoader(loader)``.
 
