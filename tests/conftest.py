@@ -23,6 +23,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[1], *filter(None, [os.envir
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 import leavings  # noqa: E402 - found by the path above
+from kept_template import KeptTemplate  # noqa: E402 - found by the path above
 from prepared import PreparedInterpreter  # noqa: E402 - found by the path above
 from selection import EXAMPLES, LANES, LaneSelection  # noqa: E402 - found by the path above
 
@@ -95,6 +96,8 @@ def processes():
     before, shared_memory = leavings.processes(), leavings.SharedMemory()
     yield
     gc.collect()
+    if "fkat_data.worker.template_process" in sys.modules:
+        KeptTemplate.end_others()
     _wait_until_none(lambda: (leavings.processes() - before) | shared_memory.left())
 
 
@@ -117,6 +120,8 @@ def own_template(monkeypatch):
     from fkat_data.worker import template_process
 
     monkeypatch.setattr(template_process, "_registry", template_process._Registry())
+    yield
+    KeptTemplate.end_others(set())
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from fkat_data.worker.picks import Picks
 from fkat_data.worker.settings import WorkerSettings
 from fkat_data.worker.ship import Shipment
 from fkat_data.worker.spawn import ProcessWorker
-from fkat_data.worker.template_process import TemplateProcess, template_lease
+from fkat_data.worker.template_process import TemplateProcess, find_template, uses_template
 
 __all__ = ["WorkerStarter"]
 
@@ -48,7 +48,7 @@ class WorkerStarter:
         # Where workers write their stacks on request; the trainer asks one at a time.
         self._stacks: int | None = None
         self._shipment: Shipment | None = None
-        self._template = template_lease(start_method)
+        self._uses_template = uses_template(start_method)
         self._tables: dict[int, tuple[Picks, int]] = {}
         self._ended_leases: deque[Lease] = deque()
 
@@ -71,7 +71,7 @@ class WorkerStarter:
 
     def template(self) -> TemplateProcess | None:
         """Return the process that forks workers now; None where they are spawned."""
-        return None if self._template is None else self._template.template()
+        return find_template() if self._uses_template else None
 
     def start(self, index: int, limit_bytes: int, template: TemplateProcess | None) -> ProcessWorker:
         """Start the worker with a number, without waiting for it.
@@ -118,13 +118,11 @@ class WorkerStarter:
             os.close(self._tables.popitem()[1][1])
 
     def release(self) -> None:
-        """Close what the workers shared, and use no template any more. Any number of calls."""
+        """Close what the workers shared. Any number of calls."""
         stacks, self._stacks = self._stacks, None
         if stacks is not None:
             os.close(stacks)
         shipment, self._shipment = self._shipment, None
         if shipment is not None:
             shipment.close()
-        if self._template is not None:
-            self._template.release()
         self.close_tables()

@@ -32,6 +32,9 @@ RELATIVE_ERROR: float = (_GROWTH - 1) / (_GROWTH + 1)
 # What stands for all durations of a bucket: as far from its two ends, in relation to each.
 _MIDDLES_S = SHORTEST_S * _GROWTH ** np.arange(NUM_BUCKETS) * (2 * _GROWTH / (_GROWTH + 1))
 
+# What a report says of them.
+_SAID = {"median": 0.5, "95 %": 0.95, "99 %": 0.99, "longest": 1.0}
+
 _Counts: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 _NO_COUNTS: _Counts = np.zeros(NUM_BUCKETS)
 
@@ -100,6 +103,11 @@ class Durations:
         """One in a hundred takes longer, in seconds."""
         return self.quantiles_s(0.99)[0]
 
+    @property
+    def longest_s(self) -> float:
+        """None takes longer, in seconds."""
+        return self.quantiles_s(1.0)[0]
+
     def quantiles_s(self, *shares: float) -> list[float]:
         """Return quantiles in seconds: for each share, the shortest duration that so large a share does not exceed.
 
@@ -117,6 +125,14 @@ class Durations:
             0.0 if rank <= self.num_zero or bucket >= NUM_BUCKETS else float(_MIDDLES_S[bucket])
             for rank, bucket in zip(ranks, buckets, strict=True)
         ]
+
+    def readable(self) -> dict[str, str]:
+        """Return what a report says of them: the median, two quantiles and the longest, as texts by their names."""
+        found_s = self.quantiles_s(*_SAID.values())
+        return {
+            name: readable_duration(value_s) if value_s else "none"
+            for name, value_s in zip(_SAID, found_s, strict=True)
+        }
 
     def num_up_to(self, doublings: Iterable[int]) -> list[int]:
         """Return how many durations are shorter than ``SHORTEST_S``, doubled each of these numbers of times, from 1."""
@@ -150,8 +166,7 @@ class Durations:
         return hash(self._key())
 
     def __str__(self) -> str:
-        half_s, nearly_all_s = map(readable_duration, self.quantiles_s(0.5, 0.99))
-        return f"half take up to {half_s}, and 1 in 100 over {nearly_all_s}"
+        return ", ".join(f"{name} {text}" for name, text in self.readable().items())
 
     def __repr__(self) -> str:
         p50_s, p95_s, p99_s = self.quantiles_s(0.5, 0.95, 0.99)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from fkat_data.quantities import readable_share
+from fkat_data.quantities import readable_duration, readable_share
 
 if TYPE_CHECKING:
     from fkat_data.observe.statistics import LoaderStatistics
@@ -26,6 +26,8 @@ _BUSY_SHARE = 0.6
 _STORE_WORKERS_PER_CPU = 4
 # Above this share of the waiting, what held it up was one microbatch, with others ready behind it.
 _BEHIND_SHARE = 0.5
+# Above this share of the waiting, the first microbatches are its cause.
+_FIRST_SHARE = 0.5
 
 _DOING = {
     "store": "waiting for stored bytes",
@@ -49,7 +51,7 @@ class Verdict:
         limit: One of ``LIMITS``.
         waited_share: The share of the time that the caller waited, from 0 to 1.
         limit_share: The share of their time that the workers spent on it; for ``copy``, of the caller's time; for
-            ``start``, of the time waited; for ``caller`` and ``none``, 0.
+            ``start``, of the time waited, what was for the first microbatch of an iteration; for ``caller`` and ``none``, 0.
         advice: What to change; empty where there is nothing.
         text: The sentence.
     """
@@ -83,14 +85,33 @@ def judge(statistics: "LoaderStatistics") -> Verdict:
         return Verdict("copy", share, copying, advice, text)
     if share < _NOTICED_SHARE:
         return Verdict("caller", share, 0.0, "", f"{waited}: the loader keeps up, and training itself limits the speed")
-    steady_s = statistics.elapsed_s - statistics.waited_first_s
-    steady = max(0.0, statistics.waited_s - statistics.waited_first_s) / steady_s if steady_s > 0 else 0.0
+    return _of_start(statistics, waited) or _of_workers(statistics, waited)
+
+
+def _of_start(statistics: "LoaderStatistics", waited: str) -> Verdict | None:
+    """Return the verdict on a loop that waits for first microbatches above all; None: it does not."""
+    first_s = statistics.waited_first_s
+    rest_s = max(0.0, statistics.waited_s - first_s)
+    after_s = statistics.elapsed_s - first_s
+    steady = min(1.0, rest_s / after_s) if after_s > 0 else 0.0
+    of_waited = first_s / statistics.waited_s
+    if _waits_alike(statistics):
+        return None
     if steady < _NOTICED_SHARE:
         advice = "a longer run needs no change, and one loader should serve all epochs"
-        first = f"{statistics.waited_first_s:.1f} s for the first microbatch, then {readable_share(steady)} of the rest"
-        of_waited = statistics.waited_first_s / statistics.waited_s
-        return Verdict("start", share, of_waited, advice, f"{waited}: {first}; {advice}")
-    return _of_workers(statistics, waited)
+    elif of_waited >= _FIRST_SHARE and statistics.num_workers:
+        advice = "one loader should serve all epochs, and a longer run shows what limits the rest"
+    else:
+        return None
+    first = f"{readable_duration(first_s)} of {readable_duration(statistics.waited_s)} for the first microbatch"
+    text = f"{waited}: {first}, then {readable_share(steady)} of the rest; {advice}"
+    return Verdict("start", statistics.waited_share, of_waited, advice, text)
+
+
+def _waits_alike(statistics: "LoaderStatistics") -> bool:
+    """Return whether most microbatches are waited for as the first ones are, as where an epoch has one or two."""
+    usual_s = statistics.waiting.p50_s * statistics.delivered
+    return statistics.delivered > 1 and usual_s >= _FIRST_SHARE * statistics.waited_s
 
 
 def _of_workers(statistics: "LoaderStatistics", waited: str) -> Verdict:

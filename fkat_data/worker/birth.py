@@ -5,8 +5,22 @@ from typing import NamedTuple
 
 from fkat_data.worker.inheritance import Surroundings
 
-__all__ = ["BIRTH", "DEATH", "IS_BORN", "IS_DEAD", "MOST_DESCRIPTORS", "WorkerDescriptors", "WorkerRequest"]
+__all__ = [
+    "BIRTH",
+    "DEATH",
+    "IS_BORN",
+    "IS_DEAD",
+    "MOST_DESCRIPTORS",
+    "READY",
+    "RETIRED",
+    "WorkerDescriptors",
+    "WorkerRequest",
+]
 
+READY = b"\0"
+"""What a template that was forked from the trainer sends when it can fork workers."""
+RETIRED = b"\1"
+"""What a template sends last that ends because it had nothing to do."""
 IS_BORN, IS_DEAD = 1, 2
 BIRTH = struct.Struct("<Bq?")
 """A worker's birth: ``IS_BORN``, its process id, whether it was forked; its pidfd comes along."""

@@ -17,7 +17,7 @@ from fkat_data.worker.inheritance import is_fork, own_hash_seed
 from fkat_data.worker.main import is_worker
 from fkat_data.worker.own_fork import num_threads, stop_idle_threads
 from fkat_data.worker.spawn import has_workers
-from fkat_data.worker.template_process import has_templates
+from fkat_data.worker.template_process import end_idle_templates, has_forked_template
 
 __all__ = ["refuse_unless_safe"]
 
@@ -55,7 +55,7 @@ def _reasons() -> Iterator[str]:
             "its strings hash by a random seed, which other ranks and runs do not share; start the program with a fixed "
             "seed, as in `PYTHONHASHSEED=0 python train.py` or `PYTHONHASHSEED=0 torchrun train.py`"
         )
-    if has_templates() or has_workers():
+    if has_forked_template() or has_workers():
         yield "it has a template process or workers already; call it once, before the first loader"
     if threading.current_thread() is not threading.main_thread():
         yield f"the call is in thread {threading.current_thread().name!r}, not in the main thread"
@@ -89,6 +89,7 @@ def _threads() -> Iterator[str]:
     others = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     if others:
         yield f"other threads run ({', '.join(others)}), whose locks a fork would never see released"
+    end_idle_templates()  # each has a thread here
     stop_idle_threads()
     if num_threads() > 1:
         yield (

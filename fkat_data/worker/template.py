@@ -3,7 +3,8 @@
 It is spawned, so it has none of the trainer's threads, locks and CUDA; it runs nothing of the user's, so it stays as it
 is. A request carries the worker's descriptors, and among them a socket of its own, the birth socket, on which the
 template reports the worker's birth and its end. When the trainer shuts that socket down, the template reaps the worker,
-or kills it first. The end of the control socket ends the template.
+or kills it first. The template ends with its last worker once the control socket has ended, or when it had no worker for
+a while. The end of its lifeline kills it.
 """
 
 import atexit
@@ -26,7 +27,16 @@ from typing import NoReturn
 import numpy as np
 import torch
 
-from fkat_data.worker.birth import BIRTH, DEATH, IS_BORN, IS_DEAD, MOST_DESCRIPTORS, WorkerDescriptors, WorkerRequest
+from fkat_data.worker.birth import (
+    BIRTH,
+    DEATH,
+    IS_BORN,
+    IS_DEAD,
+    MOST_DESCRIPTORS,
+    RETIRED,
+    WorkerDescriptors,
+    WorkerRequest,
+)
 from fkat_data.worker.child import popen_interpreter
 from fkat_data.worker.lifeline import bind
 from fkat_data.worker.own_fork import num_threads, stop_idle_threads
@@ -37,12 +47,13 @@ _REQUEST_BYTES = 1 << 18
 _ending = {"exit_code": 0}
 
 
-def run(control: socket.socket, lifeline: int) -> tuple[mmap.mmap, int, int, int]:
+def run(control: socket.socket, lifeline: int, idle_ms: int | None = None) -> tuple[mmap.mmap, int, int, int]:
     """Be the template until the control socket ends; return in each worker that was forked from it.
 
     Args:
         control: The socket on which requests come.
         lifeline: The template's own.
+        idle_ms: Milliseconds without a worker after which it ends as well; None: never.
 
     Returns:
         The arguments of the worker's ``main``, the settings still with what comes before ``WorkerSettings``.
@@ -54,7 +65,12 @@ def run(control: socket.socket, lifeline: int) -> tuple[mmap.mmap, int, int, int
     # What is there now stays: a collection of garbage in a worker would write to its pages, and so copy them.
     gc.freeze()
     gc.enable()
-    request, descriptors = _Template(control).serve()
+    # It may live as long as the trainer: it must not keep a file system busy, nor the reader of a pipe waiting.
+    os.chdir("/")
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+    request, descriptors = _Template(control, idle_ms).serve()
     os.close(lifeline)
     if chosen is not None:
         signal.signal(signal.SIGCHLD, chosen)
@@ -130,11 +146,6 @@ class _BornWorker:
             self._kill()
         return self._has_ended
 
-    def finish(self) -> None:
-        """Kill the worker with its children, and reap it."""
-        self._kill()
-        self._reap()
-
     def close(self) -> None:
         """Close the descriptors."""
         self._birth.close()
@@ -161,10 +172,13 @@ class _Template:
 
     Args:
         control: The socket on which requests come.
+        idle_ms: Milliseconds without a worker after which it ends; None: never.
     """
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, idle_ms: int | None) -> None:
         self._control = control
+        self._idle_ms = idle_ms
+        self._has_control = True
         self._environment = dict(os.environ)
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
@@ -173,9 +187,12 @@ class _Template:
         self._workers: dict[_BornWorker, tuple[int, int]] = {}
 
     def serve(self) -> tuple[WorkerRequest, WorkerDescriptors]:
-        """Fork a worker on each request. Return in the worker; the template ends here with its control socket."""
-        while True:
-            for descriptor, _ in self._poll.poll():
+        """Fork a worker on each request. Return in the worker; the template ends here."""
+        while self._workers or self._has_control:
+            events = self._poll.poll(None if self._workers else self._idle_ms)
+            if not events:
+                self._retire()
+            for descriptor, _ in events:
                 if descriptor in self._by_pidfd:
                     self._poll.unregister(descriptor)
                     worker = self._by_pidfd.pop(descriptor)
@@ -188,15 +205,25 @@ class _Template:
                     asked = self._take_request()
                     if asked is not None and self._start(*asked):
                         return asked
+        os._exit(0)
+
+    def _retire(self) -> None:
+        """Take no request that comes from now on. One that has come is read yet, before the socket's end."""
+        with contextlib.suppress(OSError):  # the trainer has closed its end
+            self._control.send(RETIRED, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self._control.shutdown(socket.SHUT_RD)
 
     def _take_request(self) -> tuple[WorkerRequest, WorkerDescriptors] | None:
-        message, descriptors, flags, _ = socket.recv_fds(
-            self._control, _REQUEST_BYTES, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-        )
+        try:
+            message, descriptors, flags, _ = socket.recv_fds(
+                self._control, _REQUEST_BYTES, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionResetError:  # the trainer has closed its end, and has not read that this one retires
+            message, descriptors, flags = b"", [], 0
         if not message:
-            for worker in self._workers:
-                worker.finish()
-            os._exit(0)
+            self._poll.unregister(self._control)
+            self._has_control = False
+            return None
         if flags & socket.MSG_CTRUNC:
             os.write(2, b"fkat_data: no worker was started: the template has too many open files (see `ulimit -n`)\n")
             _close(descriptors)

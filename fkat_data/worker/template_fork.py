@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import NoReturn
 
+from fkat_data.worker.birth import READY
 from fkat_data.worker.child import Waitable
 from fkat_data.worker.lifeline import DEAF_TO, bind
 from fkat_data.worker.main import main
@@ -20,7 +21,7 @@ from fkat_data.worker.own_fork import fork
 from fkat_data.worker.refusal import refuse_unless_safe
 from fkat_data.worker.shed import open_descriptors, shed
 from fkat_data.worker.template import leave, run
-from fkat_data.worker.template_process import READY, add_forked_template
+from fkat_data.worker.template_process import add_forked_template
 
 __all__ = ["fork_trainer"]
 

@@ -1,8 +1,9 @@
-"""The trainer's side of the template process: started with the first loader that needs it, ended with the last.
+"""The trainer's side of the template process: started with the first loader that needs it, kept for those to come.
 
-All loaders of a process that are open at the same time share one template, as long as a new one would be no different
-(see ``fkat_data.worker.inheritance``). A template that the program has forked from itself is there before the first
-loader and ends with the trainer.
+All loaders of a process share one template, as long as a new one would be no different (see
+``fkat_data.worker.inheritance``). It ends with the trainer, or after minutes without a worker: then the next worker comes
+from a new one. A template that the program has forked from itself is there before the first loader and ends with the
+trainer.
 """
 
 import contextlib
@@ -14,27 +15,23 @@ import select
 import socket
 import sys
 import threading
-import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from fkat_data.errors import ConfigurationError, FkatDataError
+from fkat_data.worker.birth import READY, RETIRED
 from fkat_data.worker.child import SpawnedChild, Waitable, popen_interpreter
 from fkat_data.worker.inheritance import Heritage, heritage, import_paths
 from fkat_data.worker.monitor import WorkerMonitor
 from fkat_data.worker.trainers_end import new_lifeline
 
 __all__ = [
-    "READY",
-    "TemplateLease",
     "TemplateProcess",
     "add_forked_template",
-    "has_templates",
-    "template_lease",
+    "end_idle_templates",
+    "find_template",
+    "has_forked_template",
+    "uses_template",
 ]
-
-READY = b"\0"
-"""What a template that was forked from the trainer sends when it can fork workers."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -42,7 +39,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 # is small yet is a fast one. No garbage is looked for while everything that is imported stays.
 _PROGRAM = """\
 import faulthandler, gc
-control, lifeline = map(int, sys.argv[1:])
+control, lifeline, idle_ms = map(int, sys.argv[1:])
 bind(lifeline)
 faulthandler.enable()
 gc.disable()
@@ -58,7 +55,7 @@ if len(os.listdir("/proc/self/task")) > 1:
         os.wait()
 from fkat_data.worker.main import main
 from fkat_data.worker.template import leave, run
-settings, *worker = run(control, lifeline)
+settings, *worker = run(control, lifeline, idle_ms)
 sys.path[:], sys.argv = pickle.load(settings)
 main(settings, *worker)
 leave()
@@ -66,6 +63,9 @@ leave()
 _GRACE_S = 1.0
 _KILL_GRACE_S = 5.0
 _MOST_FAILURES = 2
+# A program that changes an environment variable for some loaders finds the template of both kinds.
+_MOST_TEMPLATES = 2
+_IDLE_MS = 300_000
 _LONGEST_FORK_S = 30.0
 
 
@@ -74,6 +74,7 @@ class TemplateProcess:
 
     Args:
         origin: What it takes over from this process, see ``heritage``.
+        templates: Where it enters itself: an interrupted call loses none.
         fork: Forks it from this process: a function of its end of the control socket, its lifeline and its stderr.
             None: it is spawned.
 
@@ -81,41 +82,46 @@ class TemplateProcess:
         OSError: It cannot be started.
     """
 
-    def __init__(self, origin: Heritage, fork: Callable[[int, int, int], Waitable] | None = None) -> None:
+    def __init__(
+        self,
+        origin: Heritage,
+        templates: "list[TemplateProcess]",
+        fork: Callable[[int, int, int], Waitable] | None = None,
+    ) -> None:
         self._origin = origin
         self._is_forked = fork is not None
-        # Weakly: a call that is interrupted may drop a user without a word.
-        self._users: list[weakref.ref[object]] = []
         self._has_started_one = self._is_unfit = False
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        lifeline_descriptor, self._lifeline = new_lifeline()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control = _Control(ours)
+        lifeline_descriptor, lifeline = new_lifeline()
         stderr_end, stderr = os.pipe()
         # An object: it closes once, however often an interrupted call is repeated, and when nothing holds it.
         self._stderr = io.FileIO(stderr_end)
         try:
             start = _spawn if fork is None else fork
-            self._child = SpawnedChild(start(theirs.fileno(), lifeline_descriptor, stderr))
+            self._child = _TemplateChild(start(theirs.fileno(), lifeline_descriptor, stderr), self._control, lifeline)
         except BaseException:
             self._control.close()
-            self._lifeline.close()
+            lifeline.close()
             self._stderr.close()
             raise
         finally:
             theirs.close()
             os.close(lifeline_descriptor)
             os.close(stderr)
+        self.pid: int = self._child.pid
+        """The process id."""
         try:
             if fork is None:
                 with contextlib.suppress(OSError):  # it has ended already: the first request finds that out
                     self._control.send(pickle.dumps(import_paths()))
             self._monitor = WorkerMonitor(self._child, self._stderr)
             self._monitor.start()
+            templates.append(self)
         except BaseException:
             self._control.close()
-            self._lifeline.close()
+            lifeline.close()
             raise
-        self.pid: int = self._child.pid
-        """The process id."""
 
     @property
     def exit_code(self) -> int | None:
@@ -126,6 +132,11 @@ class TemplateProcess:
     def last_words(self) -> str:
         """The last lines that the process wrote to stderr."""
         return self._monitor.last_words
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended before it started a worker, and not because it had nothing to do."""
+        return not (self._has_started_one or self._control.has_retired())
 
     @property
     def has_started_one(self) -> bool:
@@ -142,23 +153,17 @@ class TemplateProcess:
         """Whether it was forked from this process."""
         return self._is_forked
 
-    @property
-    def is_used(self) -> bool:
-        """Whether a loader uses it, or may ask for it later."""
-        return any(user() is not None for user in self._users) or (self._is_forked and not self.is_dead())
+    def is_serving(self) -> bool:
+        """Return whether it takes requests: it has neither ended nor announced its end."""
+        return self._control.is_open() and not self._child.is_dead()
 
-    def is_dead(self) -> bool:
-        """Return whether it has ended."""
-        return self._child.is_dead()
-
-    def is_usable(self, origin: Heritage) -> bool:
+    def is_like(self, origin: Heritage) -> bool:
         """Return whether its workers would be those of a new template.
 
         What was imported before a fork of this process has read its environment variables here, too: the worker gets
         those of now.
         """
-        is_alike = self._origin.rest == origin.rest if self._is_forked else self._origin == origin
-        return is_alike and not self.is_dead()
+        return self._origin.rest == origin.rest if self._is_forked else self._origin == origin
 
     def changed_variables(self) -> dict[str, str | None]:
         """Return the environment variables that differ from those that it has; None: removed."""
@@ -171,12 +176,10 @@ class TemplateProcess:
         Raises:
             FkatDataError: It has ended, or does not answer.
         """
-        poll = select.poll()
-        poll.register(self._control, select.POLLIN)
-        has_answered = bool(poll.poll(1000 * _LONGEST_FORK_S))
-        if has_answered and self._control.recv(len(READY)):
+        answer = self._control.answer(_LONGEST_FORK_S)
+        if answer:
             return
-        if not has_answered:
+        if answer is None:
             raise FkatDataError(
                 f"{self.name} did not answer within {_LONGEST_FORK_S:.0f} s; "
                 "leave the call out, and a template is spawned with the first loader"
@@ -197,7 +200,7 @@ class TemplateProcess:
         Raises:
             OSError: The template is gone, or has too many requests to read.
         """
-        socket.send_fds(self._control, [message], list(descriptors), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        self._control.send(message, descriptors)
 
     def has_started(self, *, is_forked: bool) -> None:
         """Record that it has started a worker."""
@@ -206,113 +209,150 @@ class TemplateProcess:
             self._is_unfit = True
             _registry.close(f"the template process {self.pid} has threads, so that it cannot fork")
 
-    def add_user(self, user: object) -> None:
-        """Record a loader that uses it."""
-        self._users.append(weakref.ref(user))
+    def join(self, timeout_s: float) -> bool:
+        """Wait until the process has ended and was reaped, at most ``timeout_s``; return whether it has."""
+        # Other threads no longer run at the interpreter's end.
+        return not sys.is_finalizing() and self._monitor.wait(timeout_s)
 
-    def discard_user(self, user: object) -> None:
-        """Record that a loader does not use it any more."""
-        self._users[:] = [known for known in self._users if known() not in (None, user)]
-
-    def join(self, timeout_s: float) -> None:
-        """Wait until the process has ended and was reaped, at most ``timeout_s``."""
-        if not sys.is_finalizing():  # other threads no longer run then
-            self._monitor.wait(timeout_s)
+    def dismiss(self) -> None:
+        """Ask for nothing more, and wait for nothing: the process ends with the last of its workers."""
+        self._control.close()
 
     def end(self) -> None:
-        """End the process, whose workers have ended; it reaps those that it has not reaped."""
-        self._control.close()
-        try:
-            if self._has_started_one:
-                self.join(_GRACE_S)
-        finally:  # Ctrl-C ends the wait, but not the template's end
-            self._child.kill()
-            self.join(_KILL_GRACE_S)
-            self._lifeline.close()
-            if self._monitor.wait(0):
-                self._child.close()
+        """End the process, which has no workers."""
+        self.dismiss()
+        self._child.kill()
+        self.join(_KILL_GRACE_S)
 
     def abandon(self) -> None:
         """In a forked child: close what would keep the process alive, and nothing else."""
-        self._control.close()
-        self._lifeline.close()
         if self._monitor.is_listening:
             self._stderr.close()
         self._child.abandon()
 
 
-class TemplateLease:
-    """A loader's use of template processes: of one, unless that dies or would be a different one now."""
+class _Control:
+    """The trainer's end of a control socket, which another thread may close.
 
-    def __init__(self) -> None:
-        self._owner_pid = os.getpid()
-        self._used: list[TemplateProcess] = []
+    Args:
+        sock: The socket.
+    """
 
-    def template(self) -> TemplateProcess | None:
-        """Return a process that forks workers; None where workers have to be spawned."""
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        # A handler of a signal may need a worker in the middle of a request.
+        self._lock = threading.RLock()
+        self._has_retired = False
+
+    def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Send a message without waiting.
+
+        Raises:
+            OSError: The template takes no message any more, or has too many to read.
+        """
+        with self._lock:
+            socket.send_fds(self._sock, [message], list(descriptors), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+    def answer(self, timeout_s: float) -> bytes | None:
+        """Return the template's next message, empty if it has ended; None after ``timeout_s``."""
         try:
-            with _registry.lock:
-                if not _registry.is_open:
-                    return None
-                origin = heritage()
-                found = next((used for used in self._used if used.is_usable(origin)), None) or _registry.find(origin)
-                if found is not None and found not in self._used:
-                    self._used.append(found)
-                    found.add_user(self)
-                return found
-        finally:
-            _registry.settle()
+            poll = select.poll()
+            poll.register(self._sock, select.POLLIN)
+            if not poll.poll(1000 * timeout_s):
+                return None
+            with self._lock:
+                return self._sock.recv(len(READY))
+        except (OSError, ValueError):  # closed by the thread that saw its end
+            return b""
 
-    def release(self) -> None:
-        """Use none any more; a process that no loader uses ends. Any number of calls."""
-        if os.getpid() != self._owner_pid:  # a fork of the trainer has the object, not the process
-            return
-        _registry.released.append(self)
-        _registry.settle()
+    def is_open(self) -> bool:
+        """Return whether the template takes messages."""
+        with self._lock:
+            try:
+                self._has_retired = self._sock.recv(len(RETIRED), socket.MSG_DONTWAIT | socket.MSG_PEEK) == RETIRED
+            except BlockingIOError:
+                return True
+            except OSError:  # closed by this side
+                return False
+            return False
 
-    def give_up(self) -> list[TemplateProcess]:
-        """Use none any more; return those that no loader uses, which are to be ended."""
-        for template in self._used:
-            template.discard_user(self)
-        unused = _registry.take_unused(self._used)
-        self._used.clear()
-        return unused
+    def has_retired(self) -> bool:
+        """Return whether the template has ended because it had nothing to do."""
+        self.is_open()
+        return self._has_retired
+
+    def close(self) -> None:
+        """Close the socket. Any number of calls."""
+        with self._lock:
+            self.is_open()
+            self._sock.close()
+
+    def abandon(self) -> None:
+        """In a forked child: close the socket; another thread of the parent's may have had the lock."""
+        self._sock.close()
+
+
+class _TemplateChild(SpawnedChild):
+    """The template process; its thread holds the descriptors, and closes them when it has ended.
+
+    They live as long as the process, also when no other object refers to it, and the interpreter's end does not complain about them.
+
+    Args:
+        process: The process.
+        control: The trainer's end of its control socket.
+        lifeline: The trainer's end of its lifeline.
+    """
+
+    def __init__(self, process: Waitable, control: _Control, lifeline: io.FileIO) -> None:
+        super().__init__(process)
+        self._control = control
+        self._lifeline = lifeline
+
+    def reap(self) -> None:
+        """Wait for the process, and close the descriptors."""
+        super().reap()
+        self._control.close()
+        self._lifeline.close()
+        self.close()
+
+    def abandon(self) -> None:
+        """In a forked child: close the descriptors."""
+        self._control.abandon()
+        self._lifeline.close()
+        super().abandon()
 
 
 class _Registry:
-    """The templates of this process that loaders use."""
+    """The templates of this process."""
 
     def __init__(self) -> None:
-        # A finaliser may run in the middle of a call, in the same thread.
-        self.lock = threading.RLock()
+        # A handler of a signal may need a worker in the middle of a call.
+        self._lock = threading.RLock()
         self.templates: list[TemplateProcess] = []
+        """Those that took requests when they were last looked at, the one used last at the end."""
         self.is_open = True
-        self.released: deque[TemplateLease] = deque()
-        """Leases that have ended; the templates that only they used are to be ended."""
         self._num_failures = 0
         self._has_warned = False
 
-    def settle(self) -> None:
-        """End the templates that no loader uses any more.
+    def find(self) -> TemplateProcess | None:
+        """Return a template for the worker that is to be started now; None if it has to be spawned."""
+        with self._lock:
+            if not self.is_open:
+                return None
+            origin = heritage()
+            template = self._known(origin) or self._new(origin)
+            if template is not None:
+                self.templates.remove(template)
+                self.templates.append(template)
+                self._dismiss_oldest()
+            return template
 
-        A finaliser may call it in any thread, also in one that the holder of the lock waits for: it never waits.
-        The holder calls it again after the release.
-        """
-        while self.released and self.lock.acquire(blocking=False):
-            try:
-                unused = self.released.popleft().give_up() if self.released else []
-            finally:
-                self.lock.release()
-            for template in unused:
-                template.end()
-
-    def find(self, origin: Heritage) -> TemplateProcess | None:
-        """Return a template, which may be a new one; None if none can be had."""
+    def _known(self, origin: Heritage) -> TemplateProcess | None:
         for template in list(self.templates):
-            if template.is_usable(origin):
-                return template
-            if template.is_dead():
+            if not template.is_serving():
                 self._remove(template)
+            elif template.is_like(origin):
+                return template
             elif template.is_forked and not self._has_warned:
                 self._has_warned = True
                 logger.warning(
@@ -320,58 +360,71 @@ class _Registry:
                     "since. The next worker comes from a new template, which imports torch again",
                     template.name,
                 )
+        return None
+
+    def _new(self, origin: Heritage) -> TemplateProcess | None:
         if self._num_failures >= _MOST_FAILURES:
             self.close(f"{self._num_failures} template processes ended before they had started a worker")
             return None
         try:
-            template = TemplateProcess(origin)
+            return TemplateProcess(origin, self.templates)
         except OSError as error:
             logger.warning("workers are spawned, which takes longer: no template process could be started: %s", error)
             return None
-        self.templates.append(template)
-        return template
 
-    def take_unused(self, left: Sequence[TemplateProcess]) -> list[TemplateProcess]:
-        """Return the templates that no loader uses, of these and of all, and forget them.
-
-        One that an interrupted call has started is among them.
-        """
-        unused = [template for template in {*left, *self.templates} if not template.is_used]
-        for template in unused:
-            if template in self.templates:
-                self._remove(template)
-        return unused
+    def _dismiss_oldest(self) -> None:
+        spawned = [template for template in self.templates if not template.is_forked]
+        for template in spawned[:-_MOST_TEMPLATES]:
+            self.templates.remove(template)
+            template.dismiss()
 
     def _remove(self, template: TemplateProcess) -> None:
         self.templates.remove(template)
+        template.dismiss()
         if template.has_started_one:
             self._num_failures = 0
-        elif template.is_dead():
+        elif template.has_failed:
             self._num_failures += 1
         if template.is_forked:
+            template.join(_GRACE_S)
             logger.warning(
                 "%s has ended (exit code %s). The next worker comes from a new template, which imports torch again",
                 template.name,
                 template.exit_code,
             )
 
+    def end_spawned(self) -> None:
+        """End the templates that were spawned, and wait for that."""
+        with self._lock:
+            for template in [template for template in self.templates if not template.is_forked]:
+                self.templates.remove(template)
+                template.end()
+
     def close(self, reason: str) -> None:
         """Use no templates from now on."""
         if self.is_open:
             self.is_open = False
             logger.warning("workers are spawned from now on, which takes longer: %s", reason)
+            with self._lock:
+                while self.templates:
+                    self.templates.pop().dismiss()
 
 
 _registry = _Registry()
 
 
 def _spawn(control: int, lifeline: int, stderr: int) -> Waitable:
-    return popen_interpreter(_PROGRAM, (control, lifeline), (), stderr)
+    return popen_interpreter(_PROGRAM, (control, lifeline), (_IDLE_MS,), stderr)
 
 
-def has_templates() -> bool:
-    """Return whether this process has a template process."""
-    return bool(_registry.templates)
+def has_forked_template() -> bool:
+    """Return whether a template was forked from this process, and had not ended when it was last looked at."""
+    return any(template.is_forked for template in _registry.templates)
+
+
+def end_idle_templates() -> None:
+    """End the spawned templates of this process, which has no workers."""
+    _registry.end_spawned()
 
 
 def add_forked_template(fork: Callable[[int, int, int], Waitable]) -> None:
@@ -384,17 +437,17 @@ def add_forked_template(fork: Callable[[int, int, int], Waitable]) -> None:
         FkatDataError: It has ended at once.
         OSError: It cannot be started.
     """
-    template = TemplateProcess(heritage(), fork)
+    template = TemplateProcess(heritage(), _registry.templates, fork)
     try:
         template.wait_until_ready()
-        _registry.templates.append(template)
     except BaseException:
+        _registry.templates.remove(template)
         template.end()
         raise
 
 
-def template_lease(start_method: str | None) -> TemplateLease | None:
-    """Return a loader's use of the template process; None if its workers are spawned.
+def uses_template(start_method: str | None) -> bool:
+    """Return whether a loader's workers are forked from a template process.
 
     Args:
         start_method: The loader's; None: the template where this system has what it needs, Linux with pidfds.
@@ -409,13 +462,18 @@ def template_lease(start_method: str | None) -> TemplateLease | None:
             "'spawn' on macOS, whose libraries do not work in a fork of a process that uses them",
         )
     if start_method == "spawn" or sys.platform == "darwin":
-        return None
+        return False
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError) as error:
         _registry.close(f"this system has no pidfds: {error}")
-        return None
-    return TemplateLease()
+        return False
+    return True
+
+
+def find_template() -> TemplateProcess | None:
+    """Return the process that forks the worker which is to be started now; None where it has to be spawned."""
+    return _registry.find()
 
 
 def _abandon_templates() -> None:

@@ -1,7 +1,6 @@
 """Run trials in separate processes, in turn, and measure time, CPU seconds, page faults and memory."""
 
 import contextlib
-import functools
 import importlib
 import json
 import os
@@ -207,19 +206,7 @@ def medians(trials: list[dict[str, Any]]) -> Callable[[str], float]:
 
 def _here(python: str, module: str, arguments: dict[str, Any]) -> dict[str, Any]:
     del python
-    _keep_template()
     return importlib.import_module(module).trial(**arguments)
-
-
-@functools.cache
-def _keep_template() -> Any:
-    """Keep one template process for the loaders of all trials."""
-    from fkat_data.worker.template_process import template_lease  # noqa: PLC0415 - torch's workers import this file
-
-    lease = template_lease(None)
-    if lease is not None:
-        lease.template()
-    return lease
 
 
 def _apart(python: str, module: str, arguments: dict[str, Any]) -> dict[str, Any]:

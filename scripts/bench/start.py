@@ -3,6 +3,9 @@
 Each trial is a new process that imports both libraries before the clock starts, as a training script does. CPU counts
 all processes, up to the time when every worker has made what it may make ahead. Memory is the proportional set size of
 all processes but the trainer.
+
+The second table is about a program that makes a loader for each phase: ours and torch's in turn, in one process, each
+closed before the next one is made. torch forks the trainer here, as it does by default on Linux.
 """
 
 import importlib
@@ -25,13 +28,18 @@ _AHEAD = 2
 _MANY = 8
 _SMALLEST_SCALE = 0.1
 _RESTARTS = 5
+_NUM_PHASES = 30
+_PHASES = "ours and torch in turn"
+_PHASE_TARGET = 1.5
 _SETTLED_S, _LONGEST_S = 0.5, 60.0
 _CONTESTANTS = ("ours, template", "ours, spawn", "torch")
 # Of eight workers' clock and CPU to one's, of one worker's clock to torch's, of memory in MiB, of a restart in seconds.
 _CLOCK_TARGET, _CPU_TARGET, _ONE_TARGET, _MEMORY_TARGET, _RESTART_TARGET = 1.3, 1.5, 1.2, 30, 0.3
 
 
-def trial(contestant: str, num_workers: int) -> dict[str, Any]:
+def trial(contestant: str, num_workers: int = 1, num_phases: int = 0) -> dict[str, Any]:
+    if num_phases:
+        return _trial_of_phases(num_phases)
     importlib.import_module("fkat_data")
     before = Usage.now()
     with _open(contestant, num_workers) as loader:
@@ -49,6 +57,49 @@ def trial(contestant: str, num_workers: int) -> dict[str, Any]:
         if contestant != "torch" and num_workers == 1:
             found["restart_s"] = median(_restart_s(loader, microbatches) for _ in range(_RESTARTS))
     return found
+
+
+def _trial_of_phases(num_phases: int) -> dict[str, Any]:
+    importlib.import_module("fkat_data")
+    seconds: dict[str, list[float]] = {"ours": [], "torch": []}
+    for _ in range(num_phases):
+        for name, open_loader in (("ours", _open_ours), ("torch", _open_torchs)):
+            began_s = time.perf_counter()
+            with open_loader() as loader:
+                microbatches = iter(loader)
+                next(microbatches)
+                seconds[name].append(time.perf_counter() - began_s)
+                del microbatches  # torch ends its worker then
+    return {f"{name}_{place}_s": value for name, found in seconds.items() for place, value in _places(found).items()}
+
+
+def _places(found: list[float]) -> dict[str, float]:
+    return {"first": found[0], "later": median(found[1:]), "slowest": max(found[1:])}
+
+
+@contextmanager
+def _open_torchs() -> Generator[Iterable[Any]]:
+    yield DataLoader(workloads.Stream("tiny"), batch_size=None, num_workers=1)
+
+
+@contextmanager
+def _open_ours() -> Generator[Iterable[Any]]:
+    with importlib.import_module("fkat_data").ShardedDataLoader(0, ["0"], workloads.Factory("tiny")) as loader:
+        yield loader
+
+
+def _phases(settings: Settings) -> tuple[Table, list[dict[str, Any]]]:
+    num_phases = max(2, round(_NUM_PHASES * min(1.0, settings.scale)))
+    variants = {"phases": ("start", {"contestant": _PHASES, "num_phases": num_phases})}
+    trials = measure.in_turn(settings, variants)["phases"]
+    value = medians(trials)
+    rows = [
+        [name, *(f"{value(f'{name}_{place}_s'):.3f}" for place in ("first", "later", "slowest")), f"{ratio:.2f}"]
+        for name, ratio in (("ours", value("ours_later_s") / value("torch_later_s")), ("torch", 1.0))
+    ]
+    rows.append(["target (at most)", "", "", "", str(_PHASE_TARGET)])
+    headers = ["", "first loader, s", f"each of {num_phases - 1} later ones, s", "slowest of them, s", "to torch"]
+    return Table("A loader for each phase, to its first microbatch", headers, rows), trials
 
 
 def run(settings: Settings) -> Result:
@@ -91,7 +142,9 @@ def run(settings: Settings) -> Result:
         "restart until the next microbatch, s",
     ]
     title = "From construction to the first microbatch"
-    return Result([Table(title, headers, rows)], [trial for trials in found.values() for trial in trials])
+    phases, trials_of_phases = _phases(settings)
+    trials = [trial for trials in found.values() for trial in trials]
+    return Result([Table(title, headers, rows), phases], [*trials, *trials_of_phases])
 
 
 @contextmanager

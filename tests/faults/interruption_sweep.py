@@ -23,6 +23,7 @@ import torch
 
 import fkat_data
 from fkat_data import ShardedDataLoader
+from fkat_data.worker.template_process import find_template
 
 ROOT = str(Path(fkat_data.__file__).parent)
 #: A generator that is dropped is closed by Python: what is raised then is lost. Handlers run at these alone, and none is
@@ -234,7 +235,7 @@ def sweep(make, interruptions, check=check_epoch, first_stop=3, num_stops=6):
 
 
 def sweep_replay(make, interruptions):
-    with interruptions, make() as other:  # it keeps the template
+    with interruptions, make() as other:
         next(iter(other))
         others, num_before = children(), -1
         while interruptions.num_raised > num_before:
@@ -252,6 +253,14 @@ def sweep_replay(make, interruptions):
 
 def children():
     return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def left():
+    """Return the processes that are left, but for the template process that waits for the next loader."""
+    template = find_template()
+    kept = set() if template is None else {template.pid}
+    wait_until(lambda: children() <= kept)
+    return sorted(children() - kept)
 
 
 def wait_until(condition):
@@ -288,6 +297,4 @@ def main(way, factory, error, share, offset="0"):
     interruptions = Interruptions(ERRORS[error], int(share), int(offset))
     run = sweep_replay if way == "replay" else sweep
     run(lambda: ShardedDataLoader(0, list(SIZES), FACTORIES[factory], **WAYS[way]), interruptions)
-    wait_until(lambda: not children())
-    left = [str(process) for process in psutil.Process().children(recursive=True)]
-    print(json.dumps({"raised": interruptions.num_raised, "left": left}))
+    print(json.dumps({"raised": interruptions.num_raised, "left": left()}))

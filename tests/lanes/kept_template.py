@@ -6,27 +6,27 @@ __all__ = ["KeptTemplate"]
 
 
 class KeptTemplate:
-    """A lease of the template process that a loader would use now."""
-
-    def __init__(self):
-        self._lease = None
+    """The template process that a loader would use now, and the end of all others."""
 
     def renew(self):
-        """Keep the template that a loader would use now; one that has died or is of another environment ends."""
+        """Keep the template that a loader would use now; one of another environment ends."""
         from fkat_data import ShardedDataLoader
-        from fkat_data.worker.template_process import template_lease
+        from fkat_data.worker.template_process import find_template, uses_template
 
-        lease = template_lease(None)
-        template = None if lease is None else lease.template()
-        self.release()
-        self._lease = lease
+        template = find_template() if uses_template(None) else None
+        self.end_others({template.pid} if template is not None else set())
         if template is not None and ("process", template.pid) not in SHARED:
             SHARED.add(("process", template.pid))
             with ShardedDataLoader(0, ["0"], list) as loader:
                 next(iter(loader))  # it has imported everything before a test looks at the clock
 
-    def release(self):
-        """Keep none."""
-        if self._lease is not None:
-            self._lease.release()
-            self._lease = None
+    @staticmethod
+    def end_others(kept=None):
+        """End the templates that do not have these process ids; None: those that no test has shared."""
+        from fkat_data.worker import template_process
+
+        templates = template_process._registry.templates
+        for template in list(templates):
+            if template.pid not in kept if kept is not None else ("process", template.pid) not in SHARED:
+                templates.remove(template)
+                template.end()

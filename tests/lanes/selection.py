@@ -130,7 +130,7 @@ class LaneSelection:
         return result
 
     def pytest_sessionfinish(self):
-        self._kept_template.release()
+        self._kept_template.end_others(set())
 
 
 def starts(item):

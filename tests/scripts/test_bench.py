@@ -14,7 +14,7 @@ CONTESTANTS = {
     "throughput": {"ours", "torch", "memcpy"},
     "collate": {"ours", "generator", "torch", "stack"},
     "latency": {"ours", "torch"},
-    "start": {"ours, template", "ours, spawn", "torch"},
+    "start": {"ours, template", "ours, spawn", "torch", "ours and torch in turn"},
     "growth": {"ours"},
     "overlap": {"ours", "torch"},
     "costs": {"ours", "torch"},

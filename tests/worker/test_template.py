@@ -1,9 +1,11 @@
-"""The template process: shared by loaders, replaced where need be, gone with the last one; no death of it hangs."""
+"""The template process: shared by loaders, kept for the next one, replaced where need be; no death of it hangs."""
 
 import contextlib
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -17,6 +19,7 @@ from fkat_data.worker import template_process
 pytestmark = pytest.mark.usefixtures("own_template", "processes")
 
 CLOSED_S = 2.0
+LONGEST_START_S = 60.0
 
 
 class Facts:
@@ -44,14 +47,14 @@ def load(shard):
 
 
 def template_of(loader):
-    return loader._pool._starter._template._used[-1]
+    return loader._pool.workers[-1]._process._template
 
 
 def children():
     return {child.pid for child in psutil.Process().children()}
 
 
-def test_loaders_share_one_template_that_ends_with_the_last_of_them():
+def test_loaders_share_one_template_that_is_kept_for_the_next():
     before = children()
     with ShardedDataLoader(0, ["a", "b"], Facts(), num_shard_prefetches=2) as first:
         with ShardedDataLoader(0, ["a"], Facts()) as second:
@@ -69,7 +72,9 @@ def test_loaders_share_one_template_that_ends_with_the_last_of_them():
             assert len({worker["torch"] for worker in found}) == 4
         assert children() - before == parents
         assert len(list(first)) == 2
-    assert children() == before
+    assert children() - before == parents
+    with ShardedDataLoader(0, ["a"], Facts()) as third:
+        assert {worker["parent"] for worker in third} == parents
 
 
 def test_another_environment_is_another_template(monkeypatch):
@@ -156,7 +161,7 @@ def test_a_template_with_threads_starts_interpreters(monkeypatch, tmp_path, capl
             list(loader)
         assert (caught.value.pid, caught.value.exit_code) == (pid, -signal.SIGKILL)
     assert sum("has threads" in record.message for record in caplog.records) == 1
-    assert template_process.template_lease(None).template() is None
+    assert template_process.find_template() is None
 
 
 def test_a_template_with_too_many_open_files_says_so(capfd):
@@ -185,4 +190,170 @@ def test_a_stopped_template_keeps_nobody_waiting():
         first.close()
         # Its end cannot be seen by a parent that is stopped: a second for each.
         assert time.monotonic() - began_s < 2 * CLOSED_S
-    assert not psutil.pid_exists(template.pid)
+    os.kill(template.pid, signal.SIGCONT)
+    with ShardedDataLoader(0, ["a"], load) as third:
+        assert len(list(third)) == 20
+        assert template_of(third) is template
+
+
+@pytest.mark.usefixtures("nothing_left_behind")
+def test_a_template_without_work_ends_by_itself_and_the_next_loader_gets_another(monkeypatch, caplog):
+    monkeypatch.setattr(template_process, "_IDLE_MS", 100)
+    for _ in range(3):
+        loader = ShardedDataLoader(0, ["a"], load)
+        template = template_of(loader)
+        loader.close()  # before it has started a worker
+        assert template.join(LONGEST_START_S)
+        assert not psutil.pid_exists(template.pid)
+    with ShardedDataLoader(0, ["a"], load) as loader:
+        assert len(list(loader)) == 20
+        time.sleep(0.3)  # a worker that waits for the next epoch is work
+        assert len(list(loader)) == 20
+    assert not caplog.records
+
+
+def test_a_request_that_meets_the_end_of_an_idle_template_is_served(monkeypatch):
+    monkeypatch.setattr(template_process, "_IDLE_MS", 100)
+    with ShardedDataLoader(0, ["a"], load) as loader:
+        assert len(list(loader)) == 20
+        template = template_of(loader)
+    os.kill(template.pid, signal.SIGSTOP)
+    time.sleep(0.2)
+    with ShardedDataLoader(0, ["a"], load) as loader:
+        assert template_of(loader) is template
+        os.kill(template.pid, signal.SIGCONT)
+        assert len(list(loader)) == 20
+    assert template.join(LONGEST_START_S)
+    with pytest.raises(OSError):
+        template.request(b"", [])
+
+
+def test_environments_in_turn_use_two_templates_and_a_third_one_ends_the_first_with_its_last_worker(monkeypatch):
+    before, parents = children(), []
+    kept = ShardedDataLoader(0, ["a"] * 2, Facts())
+    iterator = iter(kept)
+    parents.append(next(iterator)["parent"])
+    for value in ("1", None, "1", "2"):
+        if value is None:
+            monkeypatch.delenv("FKAT_TEMPLATE_TEST")
+        else:
+            monkeypatch.setenv("FKAT_TEMPLATE_TEST", value)
+        with ShardedDataLoader(0, ["a"], Facts()) as loader:
+            (found,) = loader
+        assert found["variable"] == value
+        parents.append(found["parent"])
+    first, second, third = parents[0], parents[1], parents[4]
+    assert parents == [first, second, first, second, third]
+    assert len({first, second, third}) == 3
+    assert next(iterator)["parent"] == first
+    kept.close()
+    deadline_s = time.monotonic() + LONGEST_START_S
+    while children() - before != {second, third} and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert children() - before == {second, third}
+
+
+@pytest.mark.usefixtures("nothing_left_behind")
+def test_loaders_one_after_another_leak_nothing_though_workers_are_killed():
+    def round_of(number):
+        with ShardedDataLoader(0, ["a"], load, num_microbatch_prefetches=1) as loader:
+            iterator = iter(loader)
+            next(iterator)
+            if number % 3 == 0:
+                os.kill(loader._pool.workers[0].pid, signal.SIGKILL)
+                with pytest.raises(WorkerDiedError):
+                    list(iterator)
+            return psutil.Process(template_of(loader).pid)
+
+    def held(template):
+        trainer = psutil.Process()
+        return trainer.num_fds(), trainer.num_threads(), template.num_fds(), len(template.children())
+
+    def settled(template, most):
+        deadline_s = time.monotonic() + CLOSED_S  # threads and zombies end a moment after close() has returned
+        while (found := held(template)) > most and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        return found
+
+    template = round_of(1)
+    time.sleep(0.5)
+    before = held(template)
+    for number in range(30):
+        assert round_of(number) == template
+    assert settled(template, before) == before
+
+
+PHASES = """
+import os, pathlib, sys, time
+from fkat_data import ShardedDataLoader
+
+def phase(folder, text):
+    os.makedirs(folder)
+    os.chdir(folder)
+    pathlib.Path(f"of_{folder}.py").write_text(f"NAME = {text!r}")
+    sys.path.insert(0, os.getcwd())
+
+def load():
+    with ShardedDataLoader(0, ["a"], Dataset()) as loader:
+        return list(loader)
+
+phase("first", "1st")
+class Dataset:
+    def __call__(self, shard):
+        import of_first
+        yield of_first.NAME, os.getcwd(), os.getppid(), sys.argv[1:]
+found = load()
+os.chdir("..")
+phase("second", "2nd")
+sys.argv.append("changed")
+sys.path.remove(os.path.abspath("../first"))
+class Dataset:  # as a cell of a notebook that is run again
+    size = 2
+    def __call__(self, shard):
+        import of_second
+        for number in range(self.size):
+            yield of_second.NAME, os.getcwd(), os.getppid(), sys.argv[1:], "of_first" in sys.modules
+found += load()
+print([facts[0] for facts in found], [os.path.basename(facts[1]) for facts in found])
+print(len({facts[2] for facts in found}), found[-1][3:])
+
+if os.fork() == 0:
+    os._exit(5 if load()[0][2] not in (found[0][2], os.getpid()) else 6)
+print(os.waitstatus_to_exitcode(os.wait()[1]), load()[0][2] == found[0][2])
+print(*(os.readlink(f"/proc/{found[0][2]}/{name}") for name in ("cwd", "fd/1")))
+"""
+
+
+def test_phases_of_a_script_find_what_is_there_now_and_its_fork_has_a_template_of_its_own(run_script, monkeypatch):
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    done = run_script(PHASES)
+    assert done.stdout.splitlines() == [
+        "['1st', '2nd', '2nd'] ['first', 'second', 'second']",
+        "1 (['changed'], False)",
+        "5 True",
+        "/ /dev/null",
+    ]
+    assert done.stderr == ""
+
+
+KILLED = """
+import signal
+from fkat_data import ShardedDataLoader
+with ShardedDataLoader(0, ["a"], lambda shard: [0]) as loader:
+    list(loader)
+print("closed", flush=True)
+signal.pause()
+"""
+
+
+def test_a_killed_trainer_leaves_no_idle_template(tmp_path):
+    (tmp_path / "script.py").write_text(KILLED)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, str(tmp_path / "script.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as trainer:
+        try:
+            assert trainer.stdout.readline() == "closed\n"
+            (template,) = psutil.Process(trainer.pid).children(recursive=True)
+        finally:
+            trainer.kill()
+    assert not psutil.wait_procs([template], timeout=CLOSED_S)[1]

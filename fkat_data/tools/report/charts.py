@@ -9,7 +9,7 @@ from fkat_data.quantities import readable_duration
 from fkat_data.tools.report.series import Distribution, columns
 from fkat_data.tools.report.traced_run import Sample, Span, Track
 
-__all__ = ["WIDTH", "histogram", "lanes", "stacked", "stepped"]
+__all__ = ["WIDTH", "clock", "histogram", "lanes", "stacked", "stepped"]
 
 WIDTH = 960
 """Width of every plot in SVG units; a page may scale it."""
@@ -88,7 +88,7 @@ def histogram(found: Distribution, name: str, title: str) -> str:
             height = max(1.0, frame.height * count / most)
             hint = f"{count:,}: {readable_duration(left)} to {readable_duration(right)}"
             parts.append(_rectangle(name, x, frame.y(0) - height, end - x - 1, height, hint))
-    for label, quantile in zip(("median", "90 %", "99 %"), found.quantiles_s, strict=False):
+    for label, quantile in zip(("median", "95 %", "99 %"), found.quantiles_s, strict=False):
         x = frame.x(math.log10(quantile))
         parts.append(
             f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{frame.y(0):.1f}">'
@@ -121,7 +121,7 @@ def lanes(tracks: Sequence[Track], start_s: float, end_s: float, title: str) -> 
 
 def _span(frame: _Frame, span: Span, y: float, start_s: float, end_s: float) -> str:
     x, right = frame.x(max(span.began_s, start_s)), frame.x(min(span.ended_s, end_s))
-    hint = f"{span.name} {span.about}, {readable_duration(span.duration_s)}, at {span.began_s:.3f} s"
+    hint = f"{span.name} {span.about}, {readable_duration(span.duration_s)}, at {clock(span.began_s, 1e-6, end_s)}"
     return _rectangle(span.name, x, y, max(0.3, right - x), _LANE - 6, hint)
 
 
@@ -134,7 +134,7 @@ def _time_axis(frame: _Frame, start_s: float, end_s: float) -> list[str]:
     step_s = _rounded_up(span_s / 9)
     first = math.ceil(start_s / step_s)
     last = math.floor(end_s / step_s)
-    return [_vertical(frame, frame.x(n * step_s), _clock(n * step_s, step_s)) for n in range(first, last + 1)]
+    return [_vertical(frame, frame.x(n * step_s), clock(n * step_s, step_s, end_s)) for n in range(first, last + 1)]
 
 
 def _horizontal(frame: _Frame, share: float, text: str) -> str:
@@ -162,7 +162,9 @@ def _rectangle(name: str, x: float, y: float, width: float, height: float, hint:
 
 def _svg(parts: Sequence[str], frame: _Frame, title: str) -> str:
     size = f"0 0 {frame.width} {frame.height + _TOP + _BOTTOM}"
-    return f'<svg viewBox="{size}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
+    drawn = f'<svg viewBox="{size}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
+    # A narrow screen moves over what a wide one shows at once, so that its words stay legible.
+    return f'<div class="plot" tabindex="0">{drawn}</div>' if frame.width == WIDTH else drawn
 
 
 def _thinned(samples: Sequence[Sample], key: str) -> list[Sample]:
@@ -189,6 +191,16 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:,.3g}"
 
 
-def _clock(at_s: float, step_s: float) -> str:
-    digits = max(0, -math.floor(math.log10(step_s)))
-    return f"{at_s:.{digits}f} s"
+def clock(at_s: float, step_s: float, end_s: float) -> str:
+    """Return a time as its neighbours on an axis are written.
+
+    Args:
+        at_s: The time.
+        step_s: How far its neighbours are.
+        end_s: The last of them, which chooses the unit.
+    """
+    factor, unit = next(
+        ((factor, unit) for factor, unit in ((1.0, "s"), (1e-3, "ms")) if end_s >= factor), (1e-6, "µs")
+    )
+    digits = max(0, -math.floor(math.log10(max(step_s, 1e-9) / factor)))
+    return f"{at_s / factor:,.{digits}f} {unit}"

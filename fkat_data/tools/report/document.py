@@ -33,8 +33,8 @@ def section(title: str, content: str, explanation: str) -> str:
 
 def quantiles(found: Distribution) -> str:
     """Return the quantiles of durations as a paragraph."""
-    median, p90, p99, longest = map(readable_duration, found.quantiles_s)
-    return f"<p>median {median}, 90 % {p90}, 99 % {p99}, longest {longest}</p>"
+    median, p95, p99, longest = map(readable_duration, found.quantiles_s)
+    return f"<p>median {median}, 95 % {p95}, 99 % {p99}, longest {longest}</p>"
 
 
 def tiles(numbers: Sequence[tuple[str, str]]) -> str:

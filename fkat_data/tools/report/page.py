@@ -3,9 +3,8 @@
 from html import escape
 
 from fkat_data.observe.durations import Durations
-from fkat_data.observe.statistics import QUANTILES
-from fkat_data.quantities import readable_duration
-from fkat_data.tools.report.charts import histogram, lanes, stacked, stepped
+from fkat_data.quantities import readable_bytes, readable_duration, readable_share
+from fkat_data.tools.report.charts import clock, histogram, lanes, stacked, stepped
 from fkat_data.tools.report.document import document, legend, quantiles, section, tiles, with_code
 from fkat_data.tools.report.series import distribution, durations_s, excerpt, shares
 from fkat_data.tools.report.style import MEANINGS
@@ -42,8 +41,8 @@ def page(run: TracedRun, name: str) -> str:
         section(
             "Time per microbatch",
             _latencies(run),
-            "Left: the time that the trainer spent in <code>next()</code>. Right: the time that a worker took to make "
-            "a microbatch. Lines: median, 90 %, 99 %.",
+            "The time that the trainer spent in <code>next()</code>, and the time that a worker took to make a "
+            "microbatch. Lines: median, 95 %, 99 %.",
         ),
         section(
             "What each process did",
@@ -69,20 +68,23 @@ def _tiles(run: TracedRun) -> str:
     per_s = numbers.delivered / numbers.elapsed_s if numbers.elapsed_s else 0.0
     mib_per_s = numbers.delivered_bytes / _MEBIBYTE / numbers.elapsed_s if numbers.elapsed_s else 0.0
     found = [
-        (f"{numbers.waited_share:.1%}", "of the time spent waiting"),
+        (readable_share(numbers.waited_share), "of the time spent waiting"),
         (f"{numbers.delivered:,}", "microbatches delivered"),
         (f"{per_s:,.4g}", "microbatches a second"),
         (f"{mib_per_s:,.4g}", "MiB a second"),
-        (_quantiles(numbers.waiting), "waited for a microbatch: half of them up to this, 95 %, 99 %"),
-        (_quantiles(numbers.making), "to make one in a worker: half of them up to this, 95 %, 99 %"),
-        (f"{numbers.waited_first_s:.2f} s", "waited for each epoch's first microbatch"),
+        _quantiles(numbers.waiting, "waited for a microbatch"),
+        _quantiles(numbers.making, "to make one"),
+        (readable_duration(numbers.waited_first_s), "waited for the first microbatch of all epochs"),
         (str(numbers.num_workers), "workers" if numbers.num_workers else "workers: data made in process"),
     ]
     return tiles(found)
 
 
-def _quantiles(durations: Durations) -> str:
-    return " · ".join(map(readable_duration, durations.quantiles_s(*QUANTILES.values())))
+def _quantiles(durations: Durations, doing: str) -> tuple[str, str]:
+    (name, value), *others = durations.readable().items()
+    # A line ends between two of them only.
+    rest = ", ".join(f"{other} {text}".replace(" ", "\N{NO-BREAK SPACE}") for other, text in others)
+    return value, f"{doing}, {name}; {rest}"
 
 
 def _legend(run: TracedRun) -> str:
@@ -116,7 +118,7 @@ def _queue(run: TracedRun) -> str:
 
 def _latencies(run: TracedRun) -> str:
     plots: list[str] = []
-    for title, name in (("next()", "next"), ("making a microbatch", "produce")):
+    for title, name in (("in next()", "next"), ("making a microbatch", "produce")):
         found = distribution(durations_s(run.tracks, name))
         if found is not None:
             plots.append(f"<figure><h3>{title}</h3>{histogram(found, name, title)}{quantiles(found)}</figure>")
@@ -126,26 +128,32 @@ def _latencies(run: TracedRun) -> str:
 def _timeline(run: TracedRun) -> str:
     tracks = [track for track in run.tracks if track.spans]
     start_s, end_s = excerpt(run, _NUM_IN_EXCERPT)
-    detail = f"<h3>From {start_s:.3f} s to {end_s:.3f} s</h3>"
+    step_s = (end_s - start_s) / 100
+    detail = f"<h3>From {clock(start_s, step_s, end_s)} to {clock(end_s, step_s, end_s)}</h3>"
     return lanes(tracks, 0.0, run.duration_s, "the whole run") + detail + lanes(tracks, start_s, end_s, "an excerpt")
 
 
 def _numbers(run: TracedRun) -> str:
     rows = [
-        f"<tr><th>{escape(name)}</th><td>{_number(value)}</td></tr>" for name, value in run.statistics.as_dict().items()
+        f"<tr><th>{escape(name)}</th><td>{_number(name, value)}</td></tr>"
+        for name, value in run.statistics.as_dict().items()
     ]
     half = (len(rows) + 1) // 2
     tables = "".join(f"<table>{''.join(part)}</table>" for part in (rows[:half], rows[half:]))
     return f'<div class="pair">{tables}</div>'
 
 
-def _number(value: float) -> str:
+def _number(name: str, value: float) -> str:
+    if "_s_" in f"{name}_":
+        return readable_duration(value)
+    if name.endswith("_bytes"):
+        return readable_bytes(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
 
 
 def _epochs(run: TracedRun) -> str:
     rows = [
-        f"<tr><th>{escape(mark.name)}</th><th>{mark.at_s:.1f} s</th><td>{with_code(mark.verdict)}</td></tr>"
+        f"<tr><th>{escape(mark.name)}</th><th>{readable_duration(mark.at_s)}</th><td>{with_code(mark.verdict)}</td></tr>"
         for mark in run.marks
         if mark.verdict
     ]

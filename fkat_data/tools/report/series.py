@@ -18,7 +18,7 @@ class Distribution(NamedTuple):
     Attributes:
         edges_s: Bounds of the bars, evenly spaced on a logarithmic scale.
         counts: The number of durations in each bar.
-        quantiles_s: The median, the 90th and 99th percentiles, and the largest.
+        quantiles_s: The median, the 95th and 99th percentiles, and the largest.
     """
 
     edges_s: list[float]
@@ -61,8 +61,8 @@ def distribution(values_s: Sequence[float]) -> Distribution | None:
     half = max((high - low) / 2, 0.5) * 1.0001
     edges = [10.0 ** float(middle - half + 2 * half * number / _NUM_BARS) for number in range(_NUM_BARS + 1)]
     counts, _ = np.histogram(values, edges)
-    median, p90, p99 = np.quantile(values, [0.5, 0.9, 0.99])
-    quantiles = (float(median), float(p90), float(p99), float(values.max()))
+    median, p95, p99 = np.quantile(values, [0.5, 0.95, 0.99])
+    quantiles = (float(median), float(p95), float(p99), float(values.max()))
     return Distribution(edges, [int(count) for count in counts], quantiles)
 
 

@@ -41,8 +41,7 @@ ul{list-style:none;padding:0;margin:0}
 .legend i{display:inline-block;width:12px;height:12px;border-radius:2px;margin-right:6px;vertical-align:-1px}
 .note,figure p{color:var(--faint);font-size:13.5px;margin:0 0 6px}
 svg{display:block;width:100%;height:auto}
-.pair{display:grid;grid-template-columns:1fr 1fr;gap:24px}figure{margin:0}
-@media (max-width:760px){.pair{grid-template-columns:1fr}}
+.pair{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:24px}figure{margin:0}
 .grid{stroke:var(--grid)}.tick,.lane{fill:var(--faint);font:11px system-ui,sans-serif;text-anchor:middle}
 .left,.lane{text-anchor:end}.lane{font-size:12px;fill:var(--ink)}
 .line{fill:none;stroke:#0072b2;stroke-width:1.5}.area{fill:#0072b2;opacity:.18}
@@ -50,6 +49,9 @@ svg{display:block;width:100%;height:auto}
 table{border-collapse:collapse;width:100%;font-size:13.5px}
 th,td{text-align:left;padding:4px 10px 4px 0;border-bottom:1px solid var(--grid);vertical-align:top}
 th{font-weight:400;color:var(--faint);white-space:nowrap}.pair td{text-align:right;font-variant-numeric:tabular-nums}
+@media (max-width:760px){.pair{grid-template-columns:minmax(0,1fr)}.verdict{font-size:18px;overflow-wrap:anywhere}
+main{padding:16px 14px 40px}h1{overflow-wrap:anywhere}.plot{overflow-x:auto}.plot svg{min-width:700px}
+.tick{font-size:15px}.lane{font-size:15px}.pair .tick{font-size:13px}th{white-space:normal}}
 """ + "".join(
     f"rect.{name}{{fill:{colour}}}.legend .{name}{{background:{colour}}}" for name, (_, colour) in _SPANS.items()
 )

@@ -15,7 +15,7 @@ def test_the_page_lies_beside_the_timeline_and_the_verdict_is_printed(tmp_path):
     code, output = report(tmp_path / "run.json")
     assert code == 0
     assert "the trainer waited" in output
-    assert "making one: half take up to " in output
+    assert "making one: median " in output
     assert str(tmp_path / "run.html") in output
     assert "<svg" in (tmp_path / "run.html").read_text()
     code, output = report(tmp_path / "run.json", "--output", tmp_path / "other.html")

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import re
 import time
@@ -8,6 +9,8 @@ import torch
 from loader_examples import epoch, make
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.observe.durations import Durations, bucket_of
+from fkat_data.tools.report.charts import clock
 from fkat_data.tools.report.page import page
 from fkat_data.tools.report.style import MEANINGS
 from fkat_data.tools.report.traced_run import read_run
@@ -79,6 +82,39 @@ def test_a_run_becomes_one_page_that_needs_nothing_else(multiprocessing, tmp_pat
     assert len([tag for tag, _ in found.seen if tag == "svg"]) == (8 if multiprocessing else 7)
     drawn = {attributes["class"] for tag, attributes in found.seen if tag == "rect"}
     assert {"step", "wait", "produce"} <= drawn <= set(MEANINGS)
+
+
+def test_figures_have_their_unit_and_one_wording(tmp_path):
+    traced(tmp_path / "run.json", multiprocessing=False)
+    run = read_run(tmp_path / "run.json")
+    statistics = run.statistics
+    microsecond, second = {str(bucket_of(3e-5)): 99, str(bucket_of(2.0)): 1}, {"0 s": 99, str(bucket_of(2.0)): 1}
+    statistics = dataclasses.replace(
+        statistics, waiting=Durations.of(second), making=Durations.of(microsecond), waited_first_s=0.0004
+    )
+    last = run.marks[-1]._replace(statistics=statistics)
+    run = dataclasses.replace(run, marks=[*run.marks[:-1], last])
+    text = "".join(checked(page(run, "run.json")).words).replace("\N{NO-BREAK SPACE}", " ")
+    assert "nonewaited for a microbatch, median; 95 % none, 99 % none, longest 2.04 s" in text
+    assert "29.9 µsto make one, median; 95 % 29.9 µs, 99 % 29.9 µs, longest 2.04 s" in text
+    assert "400 µswaited for the first microbatch" in text
+    assert "making_p50_s29.9 µs" in text
+    assert "0 s · " not in text
+    assert "90 %" not in text
+    assert "median none, 95 % none, 99 % none, longest 2.04 s" in str(run.statistics).replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("at_s", "step_s", "end_s", "text"),
+    [
+        (0.5, 0.1, 2.0, "0.5 s"),
+        (0.0302, 0.0001, 0.031, "30.2 ms"),
+        (2e-6, 1e-6, 9e-6, "2 µs"),
+        (100.0, 50.0, 900.0, "100 s"),
+    ],
+)
+def test_an_axis_has_the_unit_of_its_end(at_s, step_s, end_s, text):
+    assert clock(at_s, step_s, end_s) == text
 
 
 @pytest.mark.usefixtures("processes")
