@@ -223,7 +223,9 @@ def _check_compression(archive: str, start: bytes) -> None:
     for magic, compression in _COMPRESSIONS.items():
         if start.startswith(magic):
             raise ConfigurationError(
-                "archive", archive, f"a tar file without compression, to read any member at random; it is {compression}"
+                "archive",
+                archive,
+                f"a tar file without compression, to read any member at random; it is {compression}: decompress it",
             )
 
 

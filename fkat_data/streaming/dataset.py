@@ -99,7 +99,8 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         allow_unsafe_types: Whether columns of pickles may be read, which runs code of the files' author.
         replication: The number of consecutive ranks that get the same samples.
         stream_name: The kind of stream that ``stream_config`` makes: ``"stream"``.
-        stream_config: Arguments of the only stream, instead of ``streams``, ``remote`` and ``local``.
+        stream_config: Arguments of the only stream, instead of ``streams``. The dataset's own arguments precede them,
+            unless they have their default.
         arrays: Whether ``ndarray`` columns give NumPy arrays or torch tensors.
         writable: Whether arrays belong to the caller; otherwise they are read-only. Those of shards that are read in
             place are views.
@@ -180,19 +181,18 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         )
         arguments.choice("arrays", arrays, ("numpy", "torch"))
         arguments.boolean("writable", writable)
-        filled = [
-            stream.filled(
-                split=split,
-                download_retry=arguments.integer("download_retry", download_retry, minimum=0),
-                download_timeout=arguments.seconds("download_timeout", download_timeout),
-                validate_hash=validate_hash or None,
-                keep_zip=arguments.boolean("keep_zip", keep_zip),
-                storage_options=storage_options,
-                columns=columns,
-                decode=decode,
-            )
-            for stream in given_streams(streams, remote, local, stream_name, stream_config)
-        ]
+        defaults = {
+            "split": split,
+            "download_retry": arguments.integer("download_retry", download_retry, minimum=0),
+            "download_timeout": arguments.seconds("download_timeout", download_timeout),
+            "validate_hash": validate_hash or None,
+            "keep_zip": arguments.boolean("keep_zip", keep_zip),
+            "storage_options": storage_options,
+            "columns": columns,
+            "decode": decode,
+        }
+        given = given_streams(streams, stream_name, stream_config, remote=remote, local=local, **defaults)
+        filled = [stream.filled(**defaults) for stream in given]
         catalog = Catalog(
             filled,
             allow_unsafe_types=arguments.boolean("allow_unsafe_types", allow_unsafe_types),

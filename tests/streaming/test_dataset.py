@@ -258,6 +258,9 @@ def test_a_dataset_of_another_directory_is_read_in_place_or_copied(data, tmp_pat
     [
         ({"local": None}, "streams"),
         ({"streams": [Stream(local="x")]}, "streams"),
+        ({"streams": [Stream(local="x")], "local": None, "stream_config": {}}, "streams"),
+        ({"stream_config": "x"}, "stream_config"),
+        ({"stream_name": "x"}, "stream_name"),
         ({"local": None, "streams": []}, "streams"),
         ({"local": None, "streams": ["x"]}, "streams"),
         ({"batch_size": 0}, "batch_size"),
@@ -273,8 +276,8 @@ def test_a_dataset_of_another_directory_is_read_in_place_or_copied(data, tmp_pat
         ({"epoch_size": "64kb"}, "epoch_size"),
         ({"epoch_size": -1}, "epoch_size"),
         ({"epoch_size": 2**70}, "epoch_size"),
-        ({"stream_config": {"repeat": 1e30}, "local": None}, "streams"),
-        ({"stream_config": {"choose": 2**44}, "local": None}, "streams"),
+        ({"stream_config": {"repeat": 1e30}}, "streams"),
+        ({"stream_config": {"choose": 2**44}}, "streams"),
         ({"shuffle_seed": 2**63}, "shuffle_seed"),
         ({"cache_limit": "10q"}, "cache_limit"),
         ({"predownload": -1}, "predownload"),
@@ -292,10 +295,39 @@ def test_a_dataset_of_another_directory_is_read_in_place_or_copied(data, tmp_pat
     ],
 )
 def test_what_cannot_work_is_an_error_of_the_constructor(data, options, argument):
-    if "stream_config" in options:
-        options = options | {"stream_config": options["stream_config"] | {"local": data}}
     with pytest.raises(ConfigurationError, match=argument):
         StreamingDataset(**{"local": data, "batch_size": 4} | options)
+
+
+def test_a_stream_config_adds_to_the_datasets_own_arguments(data, tmp_path):
+    config = {"repeat": 2, "split": "none", "local": "nowhere", "download_retry": 7, "keep_zip": True}
+    parent, _, split = data.rpartition("/")
+    dataset = StreamingDataset(local=parent, split=split, batch_size=4, stream_config=config, download_timeout=9)
+    (stream,) = dataset.streams
+    assert (stream.local, stream.split, stream.repeat) == (parent, split, 2)
+    assert (stream.download_retry, stream.download_timeout, stream.keep_zip) == (7, 9, True)
+    assert len(dataset) == 2 * 97
+    assert config["local"] == "nowhere"
+    copied = StreamingDataset(remote=data, batch_size=4, stream_config={"local": str(tmp_path / "copy")})
+    assert len(list(copied)) == 97
+    assert (tmp_path / "copy" / "index.json").is_file()
+
+
+def test_a_stream_of_a_users_class_stays_one(data):
+    class Licensed(Stream):
+        def __init__(self, *, licence, **options):
+            super().__init__(**options)
+            self.licence = licence
+
+    given = Licensed(local=data, licence="MIT", split="")
+    dataset = StreamingDataset(streams=[given], batch_size=4, keep_zip=True)
+    (stream,) = dataset.streams
+    assert type(stream) is Licensed
+    assert (stream.licence, stream.keep_zip, stream.local) == ("MIT", True, data)
+    assert given.keep_zip is None
+    assert len(list(dataset)) == 97
+    with pytest.raises(ConfigurationError, match="columns"):
+        given.filled(columns="text")
 
 
 def test_an_epoch_without_a_batch_size_is_an_error_that_says_so(data):

@@ -5,6 +5,7 @@ import itertools
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -501,3 +502,45 @@ def _until(condition):
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert condition()
+
+
+def test_a_file_that_is_no_stream_is_named_with_what_would_do(tmp_path, data, bucket, processes):
+    folder = tmp_path / "data"
+    shutil.copytree(data, folder)
+    (folder / "train.bin").write_bytes(bytes(100))
+    (folder / "below").mkdir()
+    (folder / "below" / "x.txt").write_text("x")
+    bucket.fill(folder)
+    places = [
+        {"local": f"{folder}/%"},
+        {"remote": f"{folder}/%"},
+        {"remote": f"{folder}/%/"},
+        {"remote": f"file://{folder}/%"},
+        {"remote": str(folder), "split": "%"},
+        {"remote": f"{folder}/%", "local": str(tmp_path / "cache")},
+        {
+            "remote": f"s3://bucket/{bucket.prefix}/%",
+            "local": str(tmp_path / "s3"),
+            "storage_options": bucket.server.options(),
+        },
+    ]
+    with FaultServer(folder) as server:
+        places += [{"remote": f"{server.url}/%?signature=s", "local": str(tmp_path / "web")}]
+        for place in places:
+            for name, advice in {
+                "train.bin": r"a file\. A stream is a directory of shards.*fkat-data convert.*MDSWriter",
+                "index.json": "name its directory",
+                "shard.00000.mds": "name its directory",
+            }.items():
+                named = {
+                    key: value.replace("%", name) if isinstance(value, str) else value for key, value in place.items()
+                }
+                with pytest.raises(ShardNotFoundError, match=rf"data/{name}'|:\d+/{name}'") as caught:
+                    StreamingDataset(batch_size=4, download_retry=0, **named)
+                assert re.search(advice, str(caught.value)), named
+                assert "signature" not in str(caught.value)
+            named = {
+                key: value.replace("%", "below") if isinstance(value, str) else value for key, value in place.items()
+            }
+            with pytest.raises(ShardNotFoundError, match=r"below/index\.json': no such file"):
+                StreamingDataset(batch_size=4, download_retry=0, **named)

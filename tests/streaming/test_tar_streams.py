@@ -1,8 +1,11 @@
 """Tar files as streams: the same samples in the same orders as MDS shards, from everywhere, in any world."""
 
+import bz2
 import gzip
 import io
+import lzma
 import pickle
+import re
 import shutil
 from itertools import chain
 from pathlib import Path
@@ -10,9 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import zstandard
 from file_streams import COUNT, OPTIONS, all_same, equal, fill_and_be_killed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from parquet_examples import write_parquet
 from PIL import Image
 from streaming_examples import global_batches, numbers, same, world
 from tar_examples import COLUMNS, DECODE, archive, write_both, write_tar
@@ -205,13 +210,42 @@ def test_what_is_no_dataset_is_an_error_that_names_file_and_place(tmp_path):
     (tmp_path / "a.tar").write_bytes(archive([("a.cls", b"2")]))
     with pytest.raises(ShardCorruptError, match="written again"):
         in_place[0]
-    (tmp_path / "c.tar.gz").write_bytes(gzip.compress(content))
-    for location in (tmp_path, f"{tmp_path}/*.tar.gz"):
-        with pytest.raises(ConfigurationError, match="a tar file without compression"):
-            LocalDataset(location)
     assert len(LocalDataset(f"{tmp_path}/*.tar")) == 1
     with pytest.raises(ShardNotFoundError, match="no file matches"):
         LocalDataset(f"{tmp_path}/z*.tar")
+
+
+@pytest.mark.parametrize("suffix", [".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst"])
+def test_a_compressed_file_is_refused_and_no_message_lists_its_suffix(tmp_path, suffix):
+    pack = {"gz": gzip.compress, "gz2": bz2.compress, "xz": lzma.compress, "st": zstandard.ZstdCompressor().compress}
+    kind = {".tar.bz2": "gz2", ".tgz": "gz"}.get(suffix, suffix[-2:])
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(pack[kind](archive([("a.cls", b"1")])))
+    for location in (tmp_path, path, f"{tmp_path}/*{suffix}"):
+        with pytest.raises(ConfigurationError, match=r"a tar file without compression.*decompress it"):
+            StreamingDataset(local=str(location), batch_size=1)
+    path.unlink()
+    for location in (tmp_path, path):
+        with pytest.raises(ShardNotFoundError) as caught:
+            StreamingDataset(local=str(location), batch_size=1)
+        assert ".tar" in str(caught.value)
+        assert suffix not in str(caught.value).replace(str(path), "")
+
+
+def test_every_suffix_that_an_error_lists_is_read(tmp_path):
+    with pytest.raises(ShardNotFoundError) as caught:
+        StreamingDataset(local=str(tmp_path), batch_size=1)
+    listed = re.search(r"needs no index \(([^)]*)\)", str(caught.value)).group(1).split(", ")
+    assert set(listed) == {".parquet", ".parq", ".pq", ".tar"}
+    for number, suffix in enumerate(listed):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        if suffix == ".tar":
+            write_tar(folder / "a.tar", range(3))
+        else:
+            write_parquet(folder / f"a{suffix}", range(3), [3])
+        for location in (folder, folder / f"a{suffix}", f"{folder}/*{suffix}"):
+            assert StreamingDataset(local=str(location), batch_size=1).num_samples == 3
 
 
 def test_a_file_that_is_removed_before_its_headers_are_read_is_named(tmp_path):

@@ -25,9 +25,10 @@ __all__ = [
 #: The suffixes of each format's files, in lower case.
 FILE_SUFFIXES: dict[str, tuple[str, ...]] = {
     "parquet": (".parquet", ".parq", ".pq"),
-    # Compressed ones are refused when they are described, with a message that says why.
-    "tar": (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"),
+    "tar": (".tar",),
 }
+#: These name files of the format, too, which are refused when they are described, with a message that says why.
+_REFUSED_SUFFIXES = {"tar": (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")}
 _PART = re.compile(r"(.+\.parts/[0-9a-f]{10}-)[\w.]+", re.ASCII | re.DOTALL)
 _MODULES = {
     "parquet": "fkat_data.streaming.formats.parquet_index",
@@ -151,4 +152,11 @@ def file_format(name: str) -> FileFormat:
 def format_of_name(name: str) -> str | None:
     """Return the format of a file by the suffix of its name; None if it has none of the suffixes."""
     lowered = name.lower()
-    return next((kind for kind, suffixes in FILE_SUFFIXES.items() if lowered.endswith(suffixes)), None)
+    return next(
+        (
+            kind
+            for kind, suffixes in FILE_SUFFIXES.items()
+            if lowered.endswith(suffixes + _REFUSED_SUFFIXES.get(kind, ()))
+        ),
+        None,
+    )

@@ -108,7 +108,8 @@ class ParquetReader(PartReader):
         # An access to what was cut off would end the process.
         self._check_version()
         try:
-            with _parquet.ParquetFile(self._source, metadata=self._metadata) as file:
+            # Pages that have a checksum are compared with it; the others cost nothing.
+            with _parquet.ParquetFile(self._source, metadata=self._metadata, page_checksum_verification=True) as file:
                 if self._leaves is None:
                     # Names are ambiguous: "a.b" is a column, and also the field "b" of a column "a".
                     paths: list[list[str]] = file.reader.column_paths
@@ -117,8 +118,11 @@ class ParquetReader(PartReader):
                 table = file.reader.read_row_group(self._group, column_indices=self._leaves, use_threads=False)
             # A process that writes into the file changes what is mapped.
             self._check_version()
-            if table.num_rows != self.num_samples:
-                raise ShardCorruptError.of_field(self._name, "number of rows", str(self.num_samples), table.num_rows)
+            for name in self._names:
+                if len(table.column(name)) != self.num_samples:
+                    raise ShardCorruptError.of_field(
+                        self._name, f"rows of column {name!r}", str(self.num_samples), len(table.column(name))
+                    )
             columns = {name: ArrowValues(table.column(name)) for name in self._names}
         except (_arrow.ArrowException, OSError, KeyError) as error:
             raise ShardCorruptError(self._name, f"cannot be decoded: {error}") from error

@@ -26,7 +26,7 @@ def caveats_of(settings: OrderSettings, shares: StreamShares, num_canonical_node
                     f"py1e does not spread the shards of stream {stream} that are larger than its shuffle block: the "
                     f"largest has {largest:,} samples, the block {size:,} (shuffle_block_size)"
                 )
-    if not settings.is_keyed:
+    if not settings.is_even:
         parts = [shares.epoch_size] if is_joint else [count for count in shares.choose if count]
         if min(parts, default=num_canonical_nodes) < num_canonical_nodes:
             found.append(

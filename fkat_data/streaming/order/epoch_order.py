@@ -79,12 +79,17 @@ class OrderSettings:
         """Whether the global batches of an epoch depend on the grid that it begins in, besides their size."""
         if self.batching_method == "random":
             return False
-        return self.batching_method == "device_per_stream" or not self.is_keyed
+        return self.batching_method == "device_per_stream" or not self.is_even
 
     @property
     def is_keyed(self) -> bool:
         """Whether the order is ``block``, which computes any place alone with keyed permutations."""
         return self.shuffle and self.shuffle_algo == "block"
+
+    @property
+    def is_even(self) -> bool:
+        """Whether ranks divide the order evenly, in any world: ``block``, and shuffles that users register."""
+        return self.shuffle and self.shuffle_algo not in REFERENCE_SHUFFLES
 
     def block_size(self, num_canonical_nodes: int) -> int:
         """Return the number of places over which a shard is spread."""
@@ -302,7 +307,7 @@ def _partition(
     drop_first: int = 0,
     is_exact: bool = False,
 ) -> Partition:
-    if settings.is_keyed:
+    if settings.is_even:
         return EvenPartition(size, start.num_canonical_nodes, grid, drop_first)
     return partitioned(
         settings.partition_algo,

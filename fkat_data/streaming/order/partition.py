@@ -237,7 +237,7 @@ class _EvenEnd:
 
 
 class EvenPartition:
-    """The partition of ``block``: ranks read the canonical nodes' parts column by column, each place once.
+    """The partition of every shuffle but the reference's: ranks read the canonical nodes' parts column by column, each place once.
 
     It works for any number of nodes. If the ranks do not divide the rest of an epoch, a rank repeats one of its own
     samples at the end, so that all ranks read equally many.

@@ -14,7 +14,7 @@ from fkat_data.streaming.formats.open_shard import check_safe
 from fkat_data.streaming.formats.tar_files import with_decoders
 from fkat_data.streaming.order.spanner import Spanner
 from fkat_data.streaming.reading.read_commit import ReadCommit
-from fkat_data.streaming.reading.shard_source import ShardSource, check_apart, sources_of
+from fkat_data.streaming.reading.shard_source import ShardSource, check_apart, entries_of, sources_of
 from fkat_data.streaming.reading.stream import Stream
 
 __all__ = ["Catalog"]
@@ -59,7 +59,7 @@ class Catalog:
         self.entries: list[ShardEntry] = []
         per_stream: list[list[ShardEntry]] = []
         for stream, source in zip(streams, self.sources, strict=True):
-            entries = source.read_index()
+            entries = entries_of(stream, source)
             if not sum(entry.samples for entry in entries):
                 raise ShardCorruptError(str(source.directory), "the dataset has no samples")
             if stream.decode is not None:

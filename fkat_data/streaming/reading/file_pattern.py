@@ -6,7 +6,7 @@ from typing import NamedTuple
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.formats.file_formats import FILE_SUFFIXES, format_of_name
 
-__all__ = ["KNOWN_SUFFIXES", "NO_DATASET", "FilePattern", "split_location"]
+__all__ = ["KNOWN_SUFFIXES", "NO_DATASET", "FilePattern", "no_stream", "split_location", "split_name"]
 
 #: For messages: the suffixes of all formats.
 KNOWN_SUFFIXES = ", ".join(suffix for suffixes in FILE_SUFFIXES.values() for suffix in suffixes)
@@ -17,6 +17,8 @@ NO_DATASET = (
     "dataset of JSON lines and of other tables"
 )
 
+#: The files of a dataset with an index.
+_OF_DATASET = re.compile(r"index\.json|shard\.\d+\..+")
 _WILDCARD = re.compile(r"[*?\[]")
 #: The schemes of web servers, in whose URLs a question mark begins the query.
 _WEB = ("http", "https")
@@ -58,17 +60,44 @@ class FilePattern(NamedTuple):
         return _compiled(self.text).fullmatch(name) is not None
 
 
+def no_stream(name: str) -> str:
+    """Return why a file is no stream, and what to do, for messages.
+
+    Args:
+        name: The name of a file that exists.
+    """
+    if _OF_DATASET.fullmatch(name):
+        return "a file of a dataset: name its directory, which has the index.json"
+    return (
+        f"a file. A stream is a directory of shards with an index.json, or files that need no index ({KNOWN_SUFFIXES}). "
+        "`fkat-data convert` makes shards of JSON lines and of other tables, MDSWriter of any samples; a Dataset of "
+        "your own reads the file as it is"
+    )
+
+
+def split_name(location: str) -> tuple[str, str]:
+    """Return the directory and the last name of a location; "" for either one that it does not have."""
+    scheme, separator, path, query = _parts(location)
+    directory, _, name = path.rstrip("/").rpartition("/")
+    return (f"{scheme}{separator}{directory}{query}" if directory else ""), name
+
+
+def _parts(location: str) -> tuple[str, str, str, str]:
+    """Return the scheme, ``://``, the path and the query; "" for what a location does not have."""
+    scheme, separator, rest = location.partition("://")
+    if not separator:
+        return "", "", location, ""
+    path, mark, query = rest.partition("?") if scheme in _WEB else (rest, "", "")
+    return scheme, separator, path, mark + query
+
+
 def split_location(location: str) -> tuple[str, FilePattern] | None:
     """Return the directory and the pattern of a location that names files; None if it names a directory.
 
     A location names files if it ends with the suffix of a format that needs no index, such as ``.parquet``. A slash at
     its end makes it a directory.
     """
-    scheme, separator, rest = location.partition("://")
-    path, query = (rest if separator else location), ""
-    if separator and scheme in _WEB:
-        path, mark, query = rest.partition("?")
-        query = mark + query
+    scheme, separator, path, query = _parts(location)
     if format_of_name(path) is None:
         return None
     found = _WILDCARD.search(path)

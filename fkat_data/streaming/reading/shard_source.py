@@ -1,11 +1,12 @@
 """The sources of a stream's shards: the interface between reading and the storage of the files."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from fkat_data.errors import ConfigurationError, ShardNotFoundError
+from fkat_data.errors import ConfigurationError, DownloadError, ShardError, ShardNotFoundError
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import make_safe
 from fkat_data.streaming.formats.entry import ShardEntry
@@ -15,14 +16,14 @@ from fkat_data.streaming.formats.mapping import MapRegister
 from fkat_data.streaming.reading.cached_source import CachedSource, Evictable, names_of
 from fkat_data.streaming.reading.dataset_index import DatasetIndex
 from fkat_data.streaming.reading.decompressed_source import DecompressedSource, folder_of
-from fkat_data.streaming.reading.file_pattern import NO_DATASET, FilePattern
+from fkat_data.streaming.reading.file_pattern import NO_DATASET, FilePattern, no_stream, split_name
 from fkat_data.streaming.reading.generated_index import GeneratedIndex, kept_path
 from fkat_data.streaming.reading.read_commit import ReadCommit
 from fkat_data.streaming.reading.shared_files import shared_file
 from fkat_data.streaming.reading.stream import Stream
 from fkat_data.streaming.store.open_store import open_store
 
-__all__ = ["DirectorySource", "ShardSource", "check_apart", "sources_of"]
+__all__ = ["DirectorySource", "ShardSource", "check_apart", "entries_of", "sources_of"]
 
 
 #: Seconds after which a directory that is read in place does not answer.
@@ -115,6 +116,42 @@ def sources_of(streams: Sequence[Stream]) -> tuple[list[ShardSource], CacheBudge
     evictable = Evictable()
     budget = CacheBudget(folders, None, evictable)
     return [plan.made(budget, evictable) if isinstance(plan, _Planned) else plan for plan in plans], budget
+
+
+def entries_of(stream: Stream, source: ShardSource) -> list[ShardEntry]:
+    """Return what the index of a stream says about the shards, in its order.
+
+    Raises:
+        ShardNotFoundError: The stream has no index, and no files that need none, or is a file.
+        Exception: What the source's ``read_index`` raises.
+    """
+    try:
+        return source.read_index()
+    except ShardNotFoundError:
+        file = None if stream.file_pattern is not None else _file_at(stream)
+        if file is None:
+            raise
+        raise ShardNotFoundError(file, no_stream(split_name(file)[1])) from None
+
+
+def _file_at(stream: Stream) -> str | None:
+    """Return the location of a stream if it is a file; None if it is none, or that cannot be found out."""
+    location = stream.remote_location
+    if stream.remote_directory is not None:
+        return location if stream.remote_directory.is_file() else None
+    directory, name = split_name(location)
+    if not directory:
+        return None
+    with suppress(ConfigurationError, DownloadError, ShardError):
+        store = open_store(
+            directory,
+            storage_options=stream.storage_options,
+            num_retries=0,
+            timeout_s=stream.download_timeout or _LONGEST_LOOK_S,
+        )
+        if store.is_file(name):
+            return f"{store.url.rstrip('/')}/{name}"
+    return None
 
 
 def check_apart(sources: Sequence[ShardSource], entries: Sequence[Sequence[ShardEntry]]) -> None:
@@ -231,6 +268,8 @@ def _in_place(stream: Stream) -> "DirectorySource | _Planned":
     try:
         found = index.read_in_place(directory)
     except ShardNotFoundError as error:
+        if directory.is_file():
+            raise ShardNotFoundError(str(directory.absolute()), no_stream(directory.name)) from None
         if not directory.is_dir():
             raise ShardNotFoundError(str(directory.absolute()), "no such directory") from None
         raise ShardNotFoundError(error.shard, NO_DATASET) from None

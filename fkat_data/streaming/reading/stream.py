@@ -4,9 +4,10 @@ import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from hashlib import blake2s
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from fkat_data import arguments
 from fkat_data.archives.member_decoding import DecoderName, checked_decode
@@ -90,19 +91,44 @@ class Stream(Described):
             raise ConfigurationError("Stream", given, "at most one of proportion, repeat and choose")
         for kind, value in given.items():
             _check_weight(kind, value)
+        # Absolute from now on, whatever directory is current later.
+        self.remote: str | None = None if remote is None else resolved("remote", remote)
+        self.local: str | None = None if local is None else resolved("local", local, _LOCAL)
+        self.proportion = proportion
+        self.repeat = repeat
+        self.choose = choose
+        self._set(
+            split=split,
+            download_retry=download_retry,
+            download_timeout=download_timeout,
+            validate_hash=validate_hash,
+            keep_zip=keep_zip,
+            storage_options=storage_options,
+            columns=columns,
+            decode=decode,
+        )
+        if self.local is not None and path_of(self.local) is None:
+            raise ConfigurationError("local", local, _LOCAL)
+
+    def _set(
+        self,
+        *,
+        split: str | None,
+        download_retry: int | None,
+        download_timeout: float | None,
+        validate_hash: str | None,
+        keep_zip: bool | None,
+        storage_options: Mapping[str, Any] | None,
+        columns: Sequence[str] | None,
+        decode: Mapping[str, DecoderName] | DecoderName | None,
+    ) -> None:
         if download_retry is not None:
             arguments.integer("download_retry", download_retry, minimum=0)
         if download_timeout is not None:
             arguments.seconds("download_timeout", download_timeout)
         if keep_zip is not None:
             arguments.boolean("keep_zip", keep_zip)
-        # Absolute from now on, whatever directory is current later.
-        self.remote: str | None = None if remote is None else resolved("remote", remote)
-        self.local: str | None = None if local is None else resolved("local", local, _LOCAL)
         self.split = split
-        self.proportion = proportion
-        self.repeat = repeat
-        self.choose = choose
         self.download_retry = download_retry
         self.download_timeout = download_timeout
         self.validate_hash: str | None = validate_hash or None
@@ -111,10 +137,8 @@ class Stream(Described):
         self.columns: tuple[str, ...] | None = None if columns is None else _names("columns", columns)
         self.decode: dict[str, str] | str | None = checked_decode(decode)
         # A remote that cannot be opened is an error here, before training starts.
-        if remote is not None:
-            open_store(remote, storage_options=storage_options, num_retries=0, timeout_s=1)
-        if self.local is not None and path_of(self.local) is None:
-            raise ConfigurationError("local", local, _LOCAL)
+        if self.remote is not None:
+            open_store(self.remote, storage_options=storage_options, num_retries=0, timeout_s=1)
 
     @property
     def weight(self) -> StreamWeight:
@@ -169,8 +193,8 @@ class Stream(Described):
         yield "repeat", self.repeat
         yield "choose", self.choose
 
-    def filled(self, **defaults: Any) -> "Stream":
-        """Return a copy of this stream with its missing settings filled in.
+    def filled(self, **defaults: Any) -> Self:
+        """Return a copy of this stream, of its own class and with all its attributes, with missing settings filled in.
 
         Args:
             **defaults: ``split``, ``download_retry``, ``download_timeout``, ``validate_hash``, ``keep_zip``,
@@ -184,45 +208,48 @@ class Stream(Described):
                 "streams", "<a stream without remote and local>", "remote or local for every stream"
             )
         settings = {name: getattr(self, name) for name in _DEFAULTS}
-        filled = {
-            name: settings[name] if settings[name] is not None else defaults.get(name, default)
-            for name, default in _DEFAULTS.items()
-        }
-        return Stream(
-            remote=self.remote,
-            local=self.local,
-            proportion=self.proportion,
-            repeat=self.repeat,
-            choose=self.choose,
-            **filled,
+        filled = copy(self)
+        filled._set(  # noqa: SLF001 - of this object
+            **{
+                name: settings[name] if settings[name] is not None else defaults.get(name, default)
+                for name, default in _DEFAULTS.items()
+            }
         )
+        return filled
 
 
 def given_streams(
     streams: Sequence[Stream] | None,
-    remote: str | None,
-    local: str | None,
     stream_name: str,
     stream_config: Mapping[str, Any] | None,
+    **options: Any,
 ) -> Sequence[Stream]:
-    """Return the streams of a dataset, from the one of three ways in which they were given.
+    """Return the streams of a dataset, without its defaults.
+
+    Args:
+        streams: The streams; None or empty: the only one is made of the other arguments.
+        stream_name: The kind of the only stream.
+        stream_config: Arguments of the only stream.
+        **options: What the dataset has for the same arguments. Precedes ``stream_config``, unless it is the default.
 
     Raises:
-        ConfigurationError: They were given in no way, or in several.
+        ConfigurationError: Both ``streams`` and the only stream are given, or neither, or an argument is invalid.
     """
-    given = {"streams": streams or None, "remote or local": remote or local or None, "stream_config": stream_config}
-    present = {name: value for name, value in given.items() if value is not None}
-    if len(present) != 1:
-        raise ConfigurationError(
-            "streams", sorted(present), "either streams=, or remote= and local= or one of them, or stream_config="
-        )
-    if streams:
-        for stream in streams:
-            if not isinstance(stream, Stream):
-                raise ConfigurationError("streams", stream, "a list of Stream")
-        return streams
     arguments.choice("stream_name", stream_name, ("stream",))
-    return [Stream(remote=remote, local=local) if stream_config is None else Stream(**stream_config)]
+    if stream_config is not None and not isinstance(cast("object", stream_config), Mapping):
+        raise ConfigurationError("stream_config", stream_config, "a dictionary of arguments of Stream")
+    own = {name: value for name, value in options.items() if value is not None and value != _DEFAULTS.get(name)}
+    ways = ["streams"] if streams else []
+    ways += [name for name in ("remote", "local") if name in own]
+    ways += [] if stream_config is None else ["stream_config"]
+    if not ways or (streams and len(ways) > 1):
+        raise ConfigurationError("streams", ways, "either streams, or one stream by remote, local and stream_config")
+    if not streams:
+        return [Stream(**{**(stream_config or {}), **own})]
+    for stream in streams:
+        if not isinstance(stream, Stream):
+            raise ConfigurationError("streams", stream, "a list of Stream")
+    return streams
 
 
 def _check_weight(kind: str, value: object) -> None:

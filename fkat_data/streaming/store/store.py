@@ -179,6 +179,14 @@ class Store:
 
         return self._tried(name, look)
 
+    def is_file(self, name: str) -> bool:
+        """Return whether a name is that of a file. Raises what ``version`` raises, except for a missing file."""
+        try:
+            self._tried(name, lambda: self.client().open(name, 0, "", self._timeout_s, 1).close())
+        except ShardNotFoundError:
+            return False
+        return True
+
     def has(self, name: str) -> bool:
         """Return whether a file exists. Raises what ``version`` raises, except for a missing file."""
         try:

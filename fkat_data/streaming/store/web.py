@@ -59,6 +59,8 @@ class WebClient:
                 raise ChangedError(f"status {response.status} for bytes from {start:,}")
             if response.status not in (200, 206):
                 raise status_error(response)
+            if response.url.path.endswith("/"):
+                raise IsADirectoryError(f"{name} is a folder: the server shows it as a page")
             return WebBody(self._session.loop, response, content_version(response))
         except BaseException:
             response.close()

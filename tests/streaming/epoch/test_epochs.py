@@ -1,5 +1,6 @@
 """An epoch that resumes in other grids of nodes, ranks and batch sizes: each remaining sample comes once."""
 
+import itertools
 import json
 from collections import Counter
 from dataclasses import replace
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from fkat_data import registry
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.streaming.epoch.epochs import Epochs
 from fkat_data.streaming.epoch.resume_point import ResumePoint
@@ -36,6 +38,12 @@ def epochs_in(grid, order, weights, schedule, canonical_nodes, epoch_size):
     made = None if schedule is None else WeightSchedule(schedule, len(SHARDS), epoch_size)
     world = World(grid.num_nodes, grid.ranks_per_node)
     return Epochs(order, weights, made, epoch_size, 5, canonical_nodes, grid.batch_size, None, world)
+
+
+def epochs_of(order, grid, canonical_nodes=None):
+    world = World(grid.num_nodes, grid.ranks_per_node)
+    weights = [StreamWeight()] * len(order.shard_sizes)
+    return Epochs(order, weights, None, None, 5, canonical_nodes, grid.batch_size, None, world)
 
 
 def begun(epochs, point):
@@ -149,6 +157,66 @@ def check_each_once(epochs, delivered, grids, canonical_nodes):
     size = sum(phase.epoch_size for phase in epochs.phases(1))
     most_filled = canonical_nodes + 2 * max(grid.num_ranks for grid in grids)
     assert size <= delivered.total() <= size + len(epochs.phases(1)) * most_filled
+
+
+class Mirrored:
+    """The samples, from the last one to the first."""
+
+    def __init__(self, unit_sizes, num_canonical_nodes, seed, epoch, block_size):
+        self.size = int(unit_sizes.sum())
+
+    def samples_at(self, places):
+        return self.size - 1 - places
+
+
+SMALL_GRIDS = [Grid(*numbers) for numbers in itertools.product((1, 3), (1, 2, 3), (1, 4))]
+
+
+@pytest.mark.parametrize(
+    ("shuffle_algo", "batching_method"),
+    [
+        *itertools.product(["block", "mirrored"], BATCHING_METHODS),
+        *itertools.product(["py1e", None], [method for method in BATCHING_METHODS if method != "random"]),
+    ],
+)
+def test_a_resume_in_the_same_world_reads_what_the_run_that_was_not_stopped_reads(
+    monkeypatch, shuffle_algo, batching_method
+):
+    monkeypatch.setitem(registry._entries["shuffle"], "mirrored", Mirrored)
+    num_resumes = 0
+    for size, grid, canonical in itertools.product((5, 26), SMALL_GRIDS, (None, 2)):
+        shards = (np.array([size - size // 3]), np.array([size // 3]))
+        order = OrderSettings(
+            shards,
+            shuffle=shuffle_algo is not None,
+            shuffle_algo=shuffle_algo or "py1e",
+            shuffle_block_size=20,
+            batching_method=batching_method,
+        )
+        epochs = epochs_of(order, grid, canonical)
+        try:
+            whole = epochs.plan(ResumePoint())
+        except ConfigurationError:  # too few samples for a batch, or nodes that do not divide
+            continue
+        batches = whole.global_batches(np.arange(whole.batching.num_even_batches))
+        for num_batches in range(1, len(batches)):
+            rest = epochs.plan(epochs.resume_point(stopped(epochs, ResumePoint(), num_batches)))
+            found = rest.global_batches(np.arange(rest.batching.num_even_batches))
+            assert found.tolist() == batches[num_batches:].tolist(), (size, grid, canonical, num_batches)
+            num_resumes += 1
+    assert num_resumes > 30
+
+
+def test_without_a_shuffle_a_resume_fills_up_the_last_batch_as_the_reference_does():
+    # As MosaicML's partitions of 50 samples for 3 nodes of 2 ranks, of which 0 and then 48 have been read.
+    order = OrderSettings((np.array([50]),))
+    epochs = epochs_of(order, Grid(3, 2, 4))
+    whole = epochs.plan(ResumePoint()).global_batches(np.array([2]))
+    rest = epochs.plan(epochs.resume_point(stopped(epochs, ResumePoint(), 2))).global_batches(np.array([0]))
+    assert whole[0, :, 0].tolist() == [15, 15, 32, 31, 49, 48]
+    assert rest[0, :, 0].tolist() == [15, 15, 32, 32, 49, 49]
+    assert (whole[0, :, 1:] == -1).all()
+    assert (rest[0, :, 1:] == -1).all()
 
 
 def test_a_state_without_a_grid_is_continued_as_if_the_grid_were_the_present_one(caplog):
