@@ -4,7 +4,7 @@
 
     python scripts/prepare_data.py
     python scripts/train.py                                    # configs/train.yaml lists the settings
-    python scripts/train.py resume=true                        # continue after the latest checkpoint
+    python scripts/train.py resume=true                        # continue after the latest checkpoint; else start over
     torchrun --nproc_per_node=2 scripts/train.py               # two ranks, each with its own shards
 
 A resumed run has the same losses as an uninterrupted one, bit for bit. The loader resumes at the next microbatch, the
@@ -14,6 +14,10 @@ number of threads is fixed and the algorithms are deterministic.
 
 import hashlib
 import json
+import os
+import shlex
+import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import islice
@@ -36,6 +40,8 @@ from tqdm import tqdm
 from fkat_data import ConfigurationError, ShardedDataLoader, StateMismatchError
 from fkat_data.configuration import instantiate, rank, register_resolvers, world_size
 
+LOSSES = "losses.jsonl"
+
 register_resolvers()
 
 
@@ -49,12 +55,23 @@ def main(config: DictConfig) -> None:
         check_data(config.data)
         torch.set_num_threads(config.threads)
         torch.use_deterministic_algorithms(True)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         with process_group(), instantiate(config.loader) as loader:
+            every_steps = config.checkpoint.every_steps
+            say(f"a checkpoint every {every_steps} steps; after Ctrl-C or kill -9, go on: {resuming_command()}")
             say(train(config, loader))
     except (ConfigurationError, StateMismatchError) as error:
         raise SystemExit("\n".join([f"{error}", *getattr(error, "__notes__", [])])) from error
     except KeyboardInterrupt:
-        raise SystemExit("stopped; continue after the latest checkpoint with resume=true") from None
+        raise SystemExit(f"stopped; go on after the latest checkpoint: {resuming_command()}" * (rank() == 0)) from None
+
+
+def resuming_command() -> str:
+    """Return the command that continues this run."""
+    launcher = "python" if world_size() == 1 else f"torchrun --nproc_per_node={world_size()}"
+    program = os.environ.get("DEMO_COMMAND", f"{launcher} {sys.argv[0]}")
+    settings = [setting for setting in sys.argv[1:] if not setting.startswith("resume=")]
+    return shlex.join([*program.split(), "resume=true", *settings])
 
 
 def train(config: DictConfig, loader: ShardedDataLoader) -> str:
@@ -67,7 +84,7 @@ def train(config: DictConfig, loader: ShardedDataLoader) -> str:
 
     output_dir = Path(config.output_dir)
     checkpoints = Checkpoints(output_dir / "checkpoints", config.checkpoint.keep)
-    begun = begin(checkpoints, resume=config.resume)
+    begun = begin(checkpoints, output_dir / LOSSES, resume=config.resume)
     step = 0
     if begun is not None:
         step = begun["step"]
@@ -75,7 +92,7 @@ def train(config: DictConfig, loader: ShardedDataLoader) -> str:
         optimizer.load_state_dict(begun["optimizer"])
         loader.load_state_dict(begun["loader"])
 
-    losses = LossLog(output_dir / "losses.jsonl", step) if rank() == 0 else None
+    losses = LossLog(output_dir / LOSSES, step) if rank() == 0 else None
     report = Report(loader, step, config.steps, is_shown=rank() == 0)
     microbatches = endless(loader)
     while step < config.steps:
@@ -135,8 +152,8 @@ def in_step_with_other_ranks(model: nn.Module) -> nn.Module:
     return replica
 
 
-def begin(checkpoints: Checkpoints, *, resume: bool) -> dict[str, Any] | None:
-    """Return the checkpoint to resume from, or None. Without ``resume``, discard the checkpoints of an earlier run."""
+def begin(checkpoints: Checkpoints, losses: Path, *, resume: bool) -> dict[str, Any] | None:
+    """Return the checkpoint to resume from, or None. Without ``resume``, an earlier run moves into a folder of its own."""
     latest = checkpoints.latest()
     if resume and latest is not None:
         say(f"resuming after {latest}")
@@ -145,9 +162,9 @@ def begin(checkpoints: Checkpoints, *, resume: bool) -> dict[str, Any] | None:
         say(f"no checkpoint in {checkpoints.folder}: starting at the first step")
     if rank() == 0:
         # A later resume must not mistake an earlier run's checkpoint for this run's.
-        num_discarded = checkpoints.discard()
-        if num_discarded:
-            say(f"discarded {num_discarded} checkpoints of an earlier run (resume=true continues a run instead)")
+        earlier = checkpoints.set_aside(losses)
+        if earlier is not None:
+            say(f"starting over; the earlier run is kept: to go on with it, resume=true output_dir={earlier}")
     return None
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,25 @@ class Checkpoints:
         """Return a checkpoint's content, which may only be tensors and plain values."""
         return torch.load(path, weights_only=True)
 
-    def discard(self) -> int:
-        """Remove all checkpoints, including incomplete ones, and return the number of complete ones."""
-        whole = self._whole()
-        for path in (*whole, *self.folder.glob(".step-*.partial")):
+    def set_aside(self, *others: Path) -> Path | None:
+        """Move an earlier run into the first free folder ``earlier-1``, ``earlier-2`` … beside the checkpoints.
+
+        Args:
+            *others: Other files of the run, which move first: a kill in between leaves the checkpoints to the next call.
+
+        Returns:
+            The folder of the earlier run, in which it can be resumed; None if there is no complete checkpoint.
+        """
+        for path in self.folder.glob(".step-*.partial"):
             path.unlink()
-        return len(whole)
+        if not self._whole():
+            return None
+        numbers = (number for number in count(1) if not (self.folder.parent / f"earlier-{number}").exists())
+        earlier = self.folder.parent / f"earlier-{next(numbers)}"
+        earlier.mkdir()
+        for path in (*filter(Path.exists, others), self.folder):
+            path.rename(earlier / path.name)
+        return earlier
 
     def _whole(self) -> list[Path]:
         names = re.compile(r"step-(\d+)\.pt")

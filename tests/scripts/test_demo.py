@@ -17,8 +17,8 @@ case "$*" in
   "-m pip --version") ;;
   "-m venv"*) mkdir -p .venv/bin && cp "$0" .venv/bin/python && echo venv >>asked ;;
   "-m pip install"*"pip>="*) ;;
-  "-m pip install"*) echo install >>asked && [[ ! -e no-network ]] ;;
-  *) echo "$*" >>asked ;;
+  "-m pip install"*) [[ "$*" = *" -q"* ]] || echo Downloading torch; echo install >>asked && [[ ! -e no-network ]] ;;
+  *) echo "$*" >>asked; echo "DEMO_COMMAND=$DEMO_COMMAND" >&2 ;;
 esac
 """
 TRAIN = ["scripts/prepare_data.py", "scripts/train.py"]
@@ -37,8 +37,8 @@ def fresh(tmp_path):
     return tmp_path
 
 
-def run_demo(checkout, *arguments, expected_code=0, **environment):
-    """Run the script from elsewhere, and return what Python was asked for."""
+def output_of_demo(checkout, *arguments, expected_code=0, **environment):
+    """Run the script from elsewhere, and return what it wrote to standard error."""
     (checkout / "asked").unlink(missing_ok=True)
     done = subprocess.run(
         [checkout / "scripts" / "demo", *arguments],
@@ -49,13 +49,27 @@ def run_demo(checkout, *arguments, expected_code=0, **environment):
         check=False,
     )
     assert done.returncode == expected_code, done.stderr
+    return done.stderr
+
+
+def run_demo(checkout, *arguments, expected_code=0, **environment):
+    """Run the script from elsewhere, and return what Python was asked for, or what the script wrote instead."""
+    output = output_of_demo(checkout, *arguments, expected_code=expected_code, **environment)
     asked = checkout / "asked"
-    return asked.read_text().splitlines() if asked.exists() else done.stderr
+    return asked.read_text().splitlines() if asked.exists() else output
 
 
 @pytest.mark.usefixtures("processes")
 def test_from_nothing_it_makes_an_environment_installs_prepares_and_trains(fresh):
     assert run_demo(fresh) == ["venv", "install", *TRAIN]
+
+
+@pytest.mark.usefixtures("processes")
+def test_it_shows_how_far_the_installation_is_and_has_the_training_name_this_script(fresh):
+    output = output_of_demo(fresh)
+    assert "Downloading torch" in output
+    assert "DEMO_COMMAND=scripts/demo" in output
+    assert "Downloading" not in output_of_demo(fresh)  # everything is there
 
 
 @pytest.mark.usefixtures("processes")

@@ -2,6 +2,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -220,13 +221,37 @@ def test_a_new_run_takes_nothing_from_an_earlier_one(folder, python, uninterrupt
     output_dir = "again"
     train(python, "loader=debug", "seed=2", output_dir=output_dir)
     assert losses(folder, output_dir) != losses(folder, "uninterrupted")
-    assert "discarded 1 checkpoints" in train(python, "loader=debug", output_dir=output_dir)
+    first = losses(folder, output_dir)
+    output = train(python, "loader=debug", output_dir=output_dir)
     assert_equal_runs(folder, "uninterrupted", output_dir)
+    assert f"the earlier run is kept: to go on with it, resume=true output_dir={output_dir}/earlier-1" in output
+    assert losses(folder, f"{output_dir}/earlier-1") == first
+    kept = train(python, "loader=debug", "seed=2", "resume=true", output_dir=f"{output_dir}/earlier-1")
+    assert "nothing to do: all 30 steps are done" in kept
     assert "nothing to do" in train(python, "loader=debug", "resume=true", output_dir=output_dir)
     assert_equal_runs(folder, "uninterrupted", output_dir)
     refused = train(python, "loader=debug", "resume=true", "seed=2", "steps=31", output_dir=output_dir, expected_code=1)
     assert "seed" in refused
     assert "Traceback" not in refused
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_says_how_to_go_on(folder, python, number):
+    output_dir = f"stopped by {number.name}"
+    command = program("steps=100000", "resume=false", output_dir=output_dir)
+    started = python.start([command], variables=[{"DEMO_COMMAND": "scripts/demo"}])
+    log, deadline = folder / output_dir / "losses.jsonl", time.monotonic() + 60
+    while time.monotonic() < deadline and (not log.exists() or log.read_bytes().count(b"\n") < 3):
+        time.sleep(0.01)
+    os.kill(started.pids[0], number)
+    (stopped,) = started.wait()
+    assert stopped.returncode == 1
+    settings = [word for word in command[1:] if word != "resume=false"]
+    expected = shlex.join(["scripts/demo", "resume=true", *settings])
+    assert f"a checkpoint every 5 steps; after Ctrl-C or kill -9, go on: {expected}\n" in stopped.stdout
+    assert stopped.stderr.splitlines()[-1] == f"stopped; go on after the latest checkpoint: {expected}"
+    assert "Traceback" not in stopped.stderr
 
 
 @pytest.mark.usefixtures("processes")
@@ -285,8 +310,15 @@ def test_only_the_latest_checkpoints_stay_and_half_written_ones_are_no_checkpoin
     (tmp_path / "folder" / ".step-1000002.pt.partial").write_bytes(b"half")
     (tmp_path / "folder" / "notes.pt").write_bytes(b"not ours")
     assert checkpoints.load(checkpoints.latest()) == {"step": 1_000_001}
-    assert checkpoints.discard() == 2
-    assert os.listdir(tmp_path / "folder") == ["notes.pt"]  # noqa: PTH208
+    (tmp_path / "losses").write_text("a line")
+    for name in ("earlier-1", "earlier-2"):
+        assert checkpoints.set_aside(tmp_path / "losses", tmp_path / "not there") == tmp_path / name
+        checkpoints.save(7, {"step": 7})
+    assert {path.name for path in (tmp_path / "earlier-1").rglob("*.*")} == {
+        *("step-1000000.pt", "step-1000001.pt", "notes.pt")
+    }
+    assert (tmp_path / "earlier-1" / "losses").read_text() == "a line"
+    assert checkpoints.latest().name == "step-000007.pt"
 
 
 @pytest.mark.parametrize(

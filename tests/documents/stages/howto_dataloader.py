@@ -4,6 +4,7 @@ import torch
 
 Path("train.py").write_text("from torch.utils.data import DataLoader\n")
 dataset = torch.arange(3200)
+num_ranks, rank = 2, 0
 model = torch.nn.Linear(1, 1)
 
 
@@ -12,5 +13,5 @@ def train(batch):
 
 
 # after
-assert loader.epoch >= 9
+assert len(loader) == 50
 loader.close()
