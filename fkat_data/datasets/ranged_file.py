@@ -9,6 +9,7 @@ from typing import Any
 
 from fkat_data.datasets.opening import local_path, not_found, open_uri
 from fkat_data.errors import ShardCorruptError
+from fkat_data.interruption import genuine
 
 __all__ = ["RangedFile"]
 
@@ -47,7 +48,7 @@ class RangedFile:
             with Path(local).open("rb", buffering=0) as file:
                 self.size_bytes = os.fstat(file.fileno()).st_size
                 self._descriptor = os.dup(file.fileno())
-        except FileNotFoundError as error:
+        except genuine(FileNotFoundError) as error:
             raise not_found(path) from error
         weakref.finalize(self, os.close, self._descriptor)
 

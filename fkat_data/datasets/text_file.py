@@ -13,6 +13,7 @@ from fkat_data.datasets.last_used import LastUsed
 from fkat_data.datasets.opening import local_path, not_found, open_uri
 from fkat_data.datasets.ranged_file import RangedFile
 from fkat_data.errors import ShardCorruptError
+from fkat_data.interruption import genuine
 from fkat_data.requirement import required
 
 __all__ = ["TextFile"]
@@ -78,7 +79,7 @@ class TextFile:
             return open_uri(self.path, self._storage_options)
         try:
             return Path(local).open("rb", buffering=0)
-        except FileNotFoundError as error:
+        except genuine(FileNotFoundError) as error:
             raise not_found(self.path) from error
 
     def _open_for_offsets(self) -> RangedFile | None:
@@ -101,7 +102,7 @@ class TextFile:
             with gzip.GzipFile(fileobj=file) as text:
                 while chunk := text.read(_CHUNK_BYTES):
                     yield chunk
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        except genuine(EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ShardCorruptError(self.path, f"gzip: {error}") from error
 
     def _of_zstd(self, file: Any) -> Iterator[bytes]:
@@ -118,7 +119,7 @@ class TextFile:
                         piece, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
                         if text:
                             yield text
-        except zstandard.ZstdError as error:
+        except genuine(zstandard.ZstdError) as error:
             raise ShardCorruptError(self.path, f"zstd: {error}") from error
         if frame is not None:
             raise ShardCorruptError(self.path, "zstd: the file ends in the middle of a frame")

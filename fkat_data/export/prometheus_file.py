@@ -1,6 +1,5 @@
 """A file with the present statistics, for node_exporter's textfile collector."""
 
-import contextlib
 import logging
 import os
 import re
@@ -15,6 +14,7 @@ from fkat_data.distributed import rank_and_world_size
 from fkat_data.errors import ConfigurationError
 from fkat_data.export.metrics import StatisticsSource, WatchedLoaders, present, watched
 from fkat_data.export.prometheus_text import prometheus_text
+from fkat_data.interruption import genuine, suppress
 from fkat_data.location import machine_path
 
 __all__ = ["PrometheusFile"]
@@ -124,7 +124,7 @@ class _Text:
 
 def _identity(path: Path) -> tuple[int, int] | None:
     """Return what differs between two files that had the same name; None if there is none."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         status = path.stat()
         return status.st_ino, status.st_mtime_ns
     return None
@@ -138,7 +138,7 @@ def _write_often(path: Path, text: _Text, interval_s: float, is_over: threading.
 def _write(path: Path, text: _Text) -> None:
     try:
         text.write(path)
-    except Exception as error:  # noqa: BLE001 - numbers are no reason to end a training run
+    except genuine(Exception) as error:  # numbers are no reason to end a training run
         if not text.has_failed:
             logger.warning("the statistics cannot be written to %s: %s: %s", path, type(error).__name__, error)
         text.has_failed = True

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 import torch
 
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import genuine
 from fkat_data.modes import is_any_autocast_enabled, num_dispatch_modes, num_function_modes, without_modes
 from fkat_data.transport.definitions import is_definition, is_importable, reduce_definition
 from fkat_data.transport.forms import RememberedForms
@@ -134,9 +134,7 @@ def copied(microbatch: Any) -> tuple[Any, int]:
     """
     try:
         return _copy(microbatch)
-    except Exception as error:
-        if is_interruption(error):
-            raise
+    except genuine(Exception):
         return _copy_by_parts(microbatch)  # what stays in this process need not be fit for another
     except BaseException as raised:
         # Raised again by what is pickled; what a signal has raised here is the caller's.

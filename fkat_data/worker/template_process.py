@@ -5,7 +5,6 @@ All loaders of a process that are open at the same time share one template, as l
 loader and ends with the trainer.
 """
 
-import contextlib
 import io
 import logging
 import os
@@ -19,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from fkat_data.errors import ConfigurationError, FkatDataError
+from fkat_data.interruption import genuine, suppress
 from fkat_data.worker.child import SpawnedChild, Waitable, popen_interpreter
 from fkat_data.worker.inheritance import Heritage, heritage, import_paths
 from fkat_data.worker.monitor import WorkerMonitor
@@ -106,7 +106,7 @@ class TemplateProcess:
             os.close(stderr)
         try:
             if fork is None:
-                with contextlib.suppress(OSError):  # it has ended already: the first request finds that out
+                with suppress(OSError):  # it has ended already: the first request finds that out
                     self._control.send(pickle.dumps(import_paths()))
             self._monitor = WorkerMonitor(self._child, self._stderr)
             self._monitor.start()
@@ -325,7 +325,7 @@ class _Registry:
             return None
         try:
             template = TemplateProcess(origin)
-        except OSError as error:
+        except genuine(OSError) as error:
             logger.warning("workers are spawned, which takes longer: no template process could be started: %s", error)
             return None
         self.templates.append(template)
@@ -412,7 +412,7 @@ def template_lease(start_method: str | None) -> TemplateLease | None:
         return None
     try:
         os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError) as error:
+    except genuine(AttributeError, OSError) as error:
         _registry.close(f"this system has no pidfds: {error}")
         return None
     return TemplateLease()

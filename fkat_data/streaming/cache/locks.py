@@ -1,6 +1,5 @@
 """File locks that the kernel releases when their holder dies, even by SIGKILL."""
 
-import contextlib
 import fcntl
 import io
 import os
@@ -10,6 +9,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
+
+from fkat_data.interruption import genuine, suppress
 
 __all__ = ["LockFile", "pauses"]
 
@@ -64,7 +65,7 @@ class LockFile(io.FileIO):
     def inherited(self) -> int | None:
         """What a forked child has to close: the descriptor, also where another thread was about to close it."""
         descriptor, *file = self._opened
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             status = os.fstat(descriptor)
             # Closed before, the number may be another file's by now.
             return descriptor if [status.st_dev, status.st_ino] == file else None
@@ -76,7 +77,7 @@ class LockFile(io.FileIO):
         # The link count does not tell: NFS and FUSE rename an open file instead of removing it.
         try:
             return os.path.samestat(os.fstat(self.descriptor), os.lstat(self._path))
-        except FileNotFoundError:
+        except genuine(FileNotFoundError):
             return False
 
     def try_lock(self, *, shared: bool = False) -> bool:
@@ -87,7 +88,7 @@ class LockFile(io.FileIO):
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
             fcntl.flock(self.descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except genuine(BlockingIOError):
             return False
         return True
 
@@ -121,9 +122,9 @@ def _release_in_child() -> None:
             os.dup2(null, descriptor, inheritable=False)
         if null >= 0:
             os.close(null)
-    except OSError:
+    except genuine(OSError):
         for descriptor in descriptors:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.close(descriptor)
     finally:
         _files.clear()

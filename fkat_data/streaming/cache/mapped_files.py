@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator
 from pathlib import Path
 
+from fkat_data.interruption import genuine
 from fkat_data.record_locks import lock_byte
 from fkat_data.streaming.cache.locks import LockFile
 
@@ -130,7 +131,7 @@ class MappedFiles:
     def _made(self) -> LockFile | None:
         try:
             return LockFile(self._path)
-        except OSError as error:
+        except genuine(OSError) as error:
             if error.errno not in _NOT_POSSIBLE:
                 raise
             return None
@@ -143,7 +144,7 @@ def _lock(lock: LockFile, kind: int, place: int) -> bool:
     """Set a lock; return False if another process's excludes it."""
     try:
         lock_byte(lock.descriptor, kind, place)
-    except OSError as error:
+    except genuine(OSError) as error:
         if error.errno in _BUSY:
             return False
         if error.errno not in (*_NOT_POSSIBLE, errno.EBADF):

@@ -1,6 +1,5 @@
 """When each file of a cache was last used, by the monotonic clock."""
 
-import contextlib
 import os
 import struct
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fkat_data.interruption import genuine, suppress
 from fkat_data.streaming.cache.locks import LockFile
 from fkat_data.streaming.cache.system import boot_id
 
@@ -70,7 +70,7 @@ class Recency:
         if table is None:
             return None
         key = self.key_of(name)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             _, keys, ticks = self._window(table, key)
             if key in keys and (tick := ticks[keys.index(key)]) < _MOST:
                 return tick - table.base
@@ -86,7 +86,7 @@ class Recency:
         if table is None:
             return
         key = self.key_of(name)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             offset, keys, ticks = self._window(table, key)
             place = _place(key, keys, ticks, is_used=is_used)
             if place is not None:
@@ -107,7 +107,7 @@ class Recency:
         if table is None or os.fstat(table.descriptor).st_nlink == 0:
             try:
                 table = self._table = _Table(self._path)
-            except OSError:
+            except genuine(OSError):
                 return None
         return table
 

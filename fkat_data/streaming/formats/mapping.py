@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import ShardCorruptError, ShardNotFoundError
+from fkat_data.interruption import genuine
 from fkat_data.streaming.formats.entry import FileInfo
 from fkat_data.streaming.formats.hashing import check_size
 from fkat_data.streaming.formats.memory_map import map_file
@@ -84,7 +85,7 @@ def _mapped(path: Path, start: int, stop: int, register: MapRegister | None) -> 
             return map_file(descriptor, stop - first, enter, start=first)[start - first :]
         finally:
             os.close(descriptor)
-    except FileNotFoundError as error:
+    except genuine(FileNotFoundError) as error:
         raise ShardNotFoundError(str(path), "no such file") from error
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils import data
 
 from fkat_data.errors import ShardCorruptError, ShardNotFoundError
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import genuine
 from fkat_data.observe.stages import reading
 from fkat_data.registry import Registrations
 from fkat_data.streaming.cache.locks import pauses
@@ -218,9 +218,7 @@ class OpenShards:
         self._failed_shard = None
         try:
             return together()
-        except Exception as error:
-            if is_interruption(error):
-                raise
+        except genuine(Exception) as error:
             # It is raised at its position in the order.
             return self._one_by_one(parts(), alone, error)
 
@@ -419,7 +417,7 @@ def _whole(values: list[Any], name: str | None = None) -> Any:
     """Collate samples, or the values of one column; if that fails because of a null, say which column has it."""
     try:
         return _collate(values)
-    except (TypeError, RuntimeError) as error:
+    except genuine(TypeError, RuntimeError) as error:
         samples = values if name is None else [{name: value} for value in values]
         found = next((key for sample in samples for key, value in sample.items() if value is None), None)
         if found is None:
