@@ -383,7 +383,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         """
         if self._source is not None:
             self._source.close()
-        for successor in list(self._successors or ()):
+        for successor in () if self._successors is None else self._successors.values():
             successor.close()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class Interruptions:
         if error is None:
             assert not was_raised, f"what was raised at {self.last_site} was swallowed"
             return result, False
-        if type(error) is self.error and str(error) == "interrupted":
+        if type(error) is self.error and error.args == ("interrupted",):
             return None, True
         assert not was_raised, f"raised at {self.last_site}, the caller got {error!r}"
         raise error
@@ -273,7 +273,9 @@ WAYS = {
 }
 
 FACTORIES = {function.__name__: function for function in (known, unknown)}
-ERRORS = {error.__name__: error for error in (KeyboardInterrupt, Preempted, SystemExit)}
+#: What code that is interrupted may take for an error of its own, too.
+LIKE_OWN = (TimeoutError, BlockingIOError, FileNotFoundError, ValueError, EOFError, KeyError, RuntimeError)
+ERRORS = {error.__name__: error for error in (KeyboardInterrupt, Preempted, SystemExit, *LIKE_OWN)}
 
 
 def main(way, factory, error, share, offset="0"):

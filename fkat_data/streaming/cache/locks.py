@@ -5,11 +5,11 @@ import io
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
+from fkat_data.dropped import WeakTable
 from fkat_data.interruption import genuine, suppress
 
 __all__ = ["LockFile", "pauses"]
@@ -19,7 +19,7 @@ _LONGEST_PAUSE_S = 0.05
 
 # Held during a fork: otherwise a child could inherit an open file that is not listed here yet, and its lock.
 _guard = threading.RLock()
-_files: "weakref.WeakSet[LockFile]" = weakref.WeakSet()
+_files: "WeakTable[int, LockFile]" = WeakTable()
 
 
 class LockFile(io.FileIO):
@@ -47,7 +47,7 @@ class LockFile(io.FileIO):
     def __init__(self, path: str | Path, flags: int = os.O_RDWR | os.O_CREAT, mode: int = 0o600) -> None:
         self._path = path
         with _guard:
-            _files.add(self)
+            _files[id(self)] = self
             super().__init__(
                 str(path),
                 "r" if flags & os.O_ACCMODE == os.O_RDONLY else "r+",
@@ -115,7 +115,7 @@ def pauses() -> Iterator[float]:
 def _release_in_child() -> None:
     # Closing is enough: the parent's descriptors keep its locks. /dev/null takes the numbers, since an object of a
     # thread that the child does not have may still write to them.
-    descriptors = [number for file in _files if (number := file.inherited) is not None]
+    descriptors = [number for file in _files.values() if (number := file.inherited) is not None]
     try:
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC) if descriptors else -1
         for descriptor in descriptors:

@@ -10,13 +10,13 @@ A process waits for a maker for a limited time. It computes the part in its own 
 or the disk does not work.
 """
 
+import functools
 import logging
 import mmap
 import os
 import stat
 import tempfile
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fkat_data.dropped import after_end
 from fkat_data.interruption import genuine, suppress
 from fkat_data.machine import boot_text
 from fkat_data.streaming.cache.locks import LockFile, pauses
@@ -79,7 +80,7 @@ class SharedPart:
         # A list, which the finalizer can empty: the map has a descriptor, and so the lock, as long as it lives.
         self._samples: list[_Integers] = [np.frombuffer(mapped, dtype, size)]
         del mapped
-        weakref.finalize(self, _release, self._samples, lock, path)
+        after_end(self, functools.partial(_release, self._samples, lock, path), at_exit=True)
 
     def __getitem__(self, places: Any) -> _Integers:
         """Return the samples at an array of places."""

@@ -2,7 +2,6 @@
 
 import mmap
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -23,8 +22,8 @@ _OFFSET_BYTES = 4
 class MapRegister(Protocol):
     """Records which files this process has mapped."""
 
-    def enter(self, path: Path, found: os.stat_result) -> Callable[[], object]:
-        """Record that this process maps a file; return what removes the record.
+    def enter(self, path: Path, found: os.stat_result) -> object | None:
+        """Record that this process maps a file; return what is to live as long as the map does.
 
         Args:
             path: The file's path.
@@ -79,18 +78,14 @@ def _mapped(path: Path, start: int, stop: int, register: MapRegister | None) -> 
             if found.st_size < stop:
                 raise ShardCorruptError(str(path), f"the file shrank below {stop} bytes while it was opened")
 
-            def enter() -> Callable[[], object]:
-                return register.enter(path, found) if register else _nothing
+            def enter() -> object | None:
+                return register.enter(path, found) if register else None
 
             return map_file(descriptor, stop - first, enter, start=first)[start - first :]
         finally:
             os.close(descriptor)
     except genuine(FileNotFoundError) as error:
         raise ShardNotFoundError(str(path), "no such file") from error
-
-
-def _nothing() -> None:
-    pass
 
 
 def offsets_of(path: Path, content: memoryview, num_samples: int, data_bytes: int) -> npt.NDArray[np.int64]:
