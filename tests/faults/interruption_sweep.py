@@ -14,7 +14,6 @@ import json
 import signal
 import sys
 import time
-import weakref
 from pathlib import Path
 
 import psutil
@@ -32,15 +31,6 @@ CHECKED = frozenset(
 )
 #: No signal's handler runs between these and the caller's next instruction.
 SAFE = frozenset({dis.opmap[name] for name in ("RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE") if name in dis.opmap})
-
-
-def is_below_finaliser(frame):
-    """Return whether a loader is being ended that was dropped without ``close()``: Python swallows what is raised there."""
-    while frame is not None:
-        if frame.f_code is weakref.finalize.__call__.__code__:
-            return True
-        frame = frame.f_back
-    return False
 
 
 class Interruptions:
@@ -104,7 +94,7 @@ class Interruptions:
         raise error
 
     def _trace(self, frame, event, argument):
-        if not frame.f_code.co_filename.startswith(ROOT) or not self._is_armed or is_below_finaliser(frame):
+        if not frame.f_code.co_filename.startswith(ROOT) or not self._is_armed:
             return None
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
