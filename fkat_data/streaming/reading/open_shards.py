@@ -57,7 +57,7 @@ _LEAST_FETCHES = 10
 _LEAST_WAIT_S = 5.0
 
 
-class _Iteration:
+class _IterationLife:
     """Lives as long as an iteration does."""
 
     __slots__ = ("__weakref__",)
@@ -179,7 +179,7 @@ class OpenShards:
             return wanted, max(len(ids), num_ahead * wanted_bytes * _PART_AHEAD // share_bytes)
 
         # Python closes a generator that is dropped in the caller's thread: what is raised there then would be lost.
-        iteration = _Iteration()
+        iteration = _IterationLife()
         after_end(iteration, functools.partial(self._end, read_ahead))
         yield from read_ahead.follow(parts, needed, num_ahead)
         self._end(read_ahead)
