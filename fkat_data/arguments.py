@@ -7,6 +7,7 @@ from numbers import Real
 from typing import Any, TypeGuard, TypeVar, cast
 
 from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.interruption import genuine
 
 __all__ = [
     "boolean",
@@ -39,7 +40,7 @@ def integer(argument: str, value: object, *, minimum: int | None = None, maximum
         raise ConfigurationError(argument, value, bounds)
     try:
         number = operator.index(value)  # type: ignore[arg-type]  # raises for anything but an integer: this is the check
-    except TypeError:
+    except genuine(TypeError):
         raise ConfigurationError(argument, value, bounds) from None
     if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
         raise ConfigurationError(argument, value, bounds)

@@ -1,5 +1,6 @@
 """Calls in the background: their outcome is fetched later, or within a time limit."""
 
+import _thread
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Sequence
@@ -27,7 +28,8 @@ class BackgroundCall(Generic[_Result]):
         self._is_dropped = False
         # Not join(): Python 3.11 takes a thread for ended once Ctrl-C has interrupted a join.
         self._is_over = threading.Event()
-        threading.Thread(target=self._run, name="fkat_data background", daemon=True).start()
+        # No Thread, which is a member of a WeakSet: Python swallows what is raised in the caller when it dies there.
+        _thread.start_new_thread(self._run, ())
 
     def result(self, timeout_s: float | None = None) -> _Result:
         """Wait for the call and return what the function returned, once.

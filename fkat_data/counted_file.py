@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 from fkat_data.background import in_parallel
+from fkat_data.interruption import genuine
 from fkat_data.location import path_of, user_cache_file
 
 __all__ = ["CountedFile", "counted_files_of", "counts_of"]
@@ -67,7 +68,7 @@ class CountedFile(NamedTuple):
             if path is None:
                 return _remote_version(self.path, self.storage_options)
             found = path.stat()
-        except Exception:  # noqa: BLE001 - a file that is not there, or a store that fails: counting says what is wrong
+        except genuine(Exception):  # a file that is not there, or a store that fails: counting says what is wrong
             return ""
         if time.time() - found.st_mtime < _JUST_CHANGED_S:
             return ""
@@ -111,7 +112,7 @@ def counts_of(files: Sequence[CountedFile]) -> list[int | None]:
             return known[1]
         try:
             number = file.count_samples()
-        except Exception as error:  # noqa: BLE001 - the error comes where the file is opened
+        except genuine(Exception) as error:  # the error comes where the file is opened
             _logger.debug("%s is not counted: %s", file.path, error)
             return None
         if version and file.version() == version:
@@ -143,9 +144,9 @@ def _load(folder: str) -> dict[str, tuple[str, int]]:
         if content["version"] != _VERSION:
             return {}
         return {name: (str(version), int(number)) for name, (version, number) in content["counts"].items()}
-    except FileNotFoundError:
+    except genuine(FileNotFoundError):
         return {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except genuine(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         _logger.info("the numbers of samples in %s are counted again: %s", path, error)
         return {}
 
@@ -162,5 +163,5 @@ def _save(folder: str, counts: Mapping[str, tuple[str, int]]) -> None:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-    except OSError as error:
+    except genuine(OSError) as error:
         _logger.info("the numbers of samples of %d files are not kept in %s: %s", len(counts), path, error)

@@ -9,7 +9,7 @@ from html import escape
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, cast
 
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import genuine
 
 __all__ = ["LINE_CHARACTERS", "Described", "html_table", "one_line", "place_of"]
 
@@ -77,9 +77,8 @@ def _shown(facts: Callable[[], Iterable[tuple[str, object]]]) -> Iterator[tuple[
         for name, value in facts():
             if value is not None:
                 yield name, _text(value)
-    except Exception as error:
-        if is_interruption(error):
-            raise
+    except genuine(Exception):
+        return
 
 
 def _text(value: object) -> str:

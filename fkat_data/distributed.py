@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fkat_data.errors import RankMismatchError
+from fkat_data.interruption import genuine
 from fkat_data.modes import without_modes
 from fkat_data.roll_call import roll_call
 
@@ -55,7 +56,7 @@ def _gather(value: Any, timeout_s: float) -> list[Any]:
     if dist.get_backend() == dist.Backend.GLOO:
         try:
             dist.monitored_barrier(timeout=timedelta(seconds=timeout_s), wait_all_ranks=True)
-        except RuntimeError as error:
+        except genuine(RuntimeError) as error:
             raise RankMismatchError(
                 "state_dict()", f"not every rank called it within {timeout_s:.0f} s ({error})"
             ) from error

@@ -28,7 +28,7 @@ import signal
 from collections.abc import Iterable
 from typing import Any
 
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import genuine
 from fkat_data.shard_name import shard_name
 
 __all__ = [
@@ -60,9 +60,7 @@ def _shown(value: object) -> "_Shown":
         return value
     try:
         text = value if isinstance(value, str) and value.startswith("<") else repr(value)
-    except Exception as error:
-        if is_interruption(error):
-            raise
+    except genuine(Exception) as error:
         # A broken repr() must not hide the error that shows the value.
         text = f"<{type(value).__name__}, whose repr() raises {type(error).__name__}>"
     return _Shown(text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "…")
@@ -258,7 +256,7 @@ def _end(exit_code: int | None) -> str:
 def _name_of(number: int) -> str:
     try:
         return f" ({signal.Signals(number).name})"
-    except ValueError:  # a real-time signal
+    except genuine(ValueError):  # a real-time signal
         return ""
 
 

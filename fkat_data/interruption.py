@@ -1,11 +1,46 @@
-"""Tell an exception that a signal's handler raised from one of the code that it interrupted."""
+"""Tell an exception that a signal's handler raised from one of the code that it interrupted.
 
+A handler may raise an exception of any class: ``TimeoutError`` is an ``OSError``, and ``UnicodeError`` a ``ValueError``. So
+a class alone never says that a call has failed. What runs in the caller's thread handles errors by
+``except genuine(OSError)`` and ``with suppress(OSError)``, which let the handler's exception pass.
+"""
+
+import contextlib
 import functools
 import inspect
+import itertools
 import signal
-from types import CodeType
+import sys
+from types import CodeType, FrameType, TracebackType
+from typing import TypeVar, cast
 
-__all__ = ["is_interruption"]
+__all__ = ["genuine", "is_interruption", "suppress"]
+
+_Error = TypeVar("_Error", bound=BaseException)
+
+
+def genuine(*kinds: type[_Error]) -> type[_Error]:
+    """Return the classes that an ``except`` clause catches; none where a signal's handler raised what is being handled.
+
+    As in ``except genuine(OSError) as error``. Python asks once there is an exception: code without one pays nothing.
+
+    Args:
+        kinds: The classes.
+    """
+    error = sys.exception()
+    # In truth a tuple, which a type checker does not follow.
+    return cast("type[_Error]", () if error is not None and is_interruption(error) else kinds)
+
+
+class suppress(contextlib.suppress):  # noqa: N801 - as the one of contextlib
+    """As ``contextlib.suppress``, but an exception that came out of a signal's handler passes."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if error is None or is_interruption(error):
+            return False
+        return bool(super().__exit__(kind, error, traceback))
 
 
 def is_interruption(error: BaseException) -> bool:
@@ -16,16 +51,17 @@ def is_interruption(error: BaseException) -> bool:
     """
     if not isinstance(error, Exception):
         return True
-    codes = _handlers()
-    traceback = error.__traceback__
-    while codes and traceback is not None:
-        if traceback.tb_frame.f_code in codes:
+    # The first frame is the one that asks, and no handler: what has no other was raised by it, or by a call of C.
+    traceback = error.__traceback__ and error.__traceback__.tb_next
+    codes = _handlers() if traceback is not None else None
+    while traceback is not None and codes is not None:
+        if traceback.tb_frame.f_code in codes or _is_call_of_handler(traceback.tb_frame):
             return True
         traceback = traceback.tb_next
     return False
 
 
-def _handlers() -> set[CodeType]:
+def _handlers() -> frozenset[CodeType]:
     """Return the code of the handlers that are installed now."""
     found: set[CodeType] = set()
     for number in signal.valid_signals():
@@ -37,4 +73,21 @@ def _handlers() -> set[CodeType]:
         code = getattr(handler, "__code__", None)
         if isinstance(code, CodeType):
             found.add(code)
-    return found
+    return frozenset(found)
+
+
+def _is_call_of_handler(frame: FrameType) -> bool:
+    """Return whether a function was called as Python calls handlers, with a number and the frame that it interrupts.
+
+    A handler that serves once, and installs another before it raises, is no longer installed.
+    """
+    code = frame.f_code
+    if code.co_argcount < 2 and not code.co_flags & inspect.CO_VARARGS:
+        return False
+    values = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
+    if code.co_flags & inspect.CO_VARARGS:
+        values.extend(frame.f_locals.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount]) or ())
+    before = frame.f_back
+    return before is not None and any(
+        isinstance(number, int) and interrupted is before for number, interrupted in itertools.pairwise(values)
+    )

@@ -1,10 +1,10 @@
 """The key-value store that the ranks of a job share: each rank writes and reads there without waiting for the others."""
 
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from fkat_data.interruption import suppress
 from fkat_data.machine import call_in_forks
 
 __all__ = ["RankValue", "first_value", "job_store", "known_value"]

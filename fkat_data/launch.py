@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from fkat_data.arguments import integer
 from fkat_data.distributed import is_initialized, rank_and_world_size
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import genuine
 
 __all__ = ["Launch", "adopt_group", "current_group", "current_launch", "launch_of"]
 
@@ -156,6 +157,6 @@ def _variable(environment: Mapping[str, str], name: str, *, minimum: int) -> int
         return None
     try:
         number: object = int(text)
-    except ValueError:
+    except genuine(ValueError):
         number = text
     return integer(name, number, minimum=minimum)

@@ -4,13 +4,13 @@ Four files hold what else differs between systems: ``fkat_data.record_locks``, `
 ``fkat_data.transport.socket_calls`` and ``fkat_data.worker.process_end``.
 """
 
-import contextlib
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import genuine, suppress
 
 __all__ = [
     "boot_text",
@@ -53,7 +53,7 @@ def num_usable_cpus() -> int:
 
 def boot_text() -> str:
     """Return a text that changes when the machine restarts."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         return _BOOT.read_text()
     import psutil  # noqa: PLC0415 - on Linux, what needs this function does not need psutil
 
@@ -68,7 +68,7 @@ def started_at(pid: int) -> int:
     if sys.platform == "linux":
         try:
             status = Path(f"/proc/{pid}/stat").read_bytes()
-        except OSError:
+        except genuine(OSError):
             return 0
         # The name of the program, in parentheses, may contain anything.
         return int(status.rpartition(b")")[2].split()[19])
@@ -76,7 +76,7 @@ def started_at(pid: int) -> int:
 
     try:
         return int(100 * psutil.Process(pid).create_time())
-    except psutil.Error:
+    except genuine(psutil.Error):
         return 0
 
 
@@ -85,12 +85,12 @@ def variables_at_start() -> dict[str, str]:
     if sys.platform != "linux":
         import psutil  # noqa: PLC0415 - as above
 
-        with contextlib.suppress(psutil.Error, OSError):
+        with suppress(psutil.Error, OSError):
             return psutil.Process().environ()
         return {}
     try:
         text = Path("/proc/self/environ").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    except genuine(OSError):
         return {}
     parts = (variable.partition("=") for variable in text.split("\0") if variable)
     return {name: value for name, _, value in parts}

@@ -1,11 +1,12 @@
 """Locks on bytes of a file, by the system's ``struct flock``: its fields have another order on macOS than on Linux."""
 
-import contextlib
 import errno
 import fcntl
 import os
 import struct
 import sys
+
+from fkat_data.interruption import suppress
 
 __all__ = ["holder_pid", "lock_byte"]
 
@@ -31,7 +32,7 @@ def lock_byte(descriptor: int, kind: int, place: int) -> None:
 
 def holder_pid(descriptor: int) -> int | None:
     """Return the process that locks any part of a file by ``fcntl.lockf``; None if no other process does."""
-    with contextlib.suppress(OSError, struct.error):
+    with suppress(OSError, struct.error):
         found = fcntl.fcntl(descriptor, fcntl.F_GETLK, _packed(fcntl.F_WRLCK, 0, 0))
         if sys.platform == "darwin":
             _, _, pid, kind, _ = _DARWIN.unpack(found)

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import Any
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import genuine
 
 __all__ = ["required"]
 
@@ -20,7 +21,7 @@ def required(module: str, extra: str) -> Any:
     """
     try:
         return import_module(module)
-    except ModuleNotFoundError as error:
+    except genuine(ModuleNotFoundError) as error:
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
             raise  # the module is installed, but one of its own dependencies is not
         name = module.partition(".")[0]

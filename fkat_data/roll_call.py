@@ -7,11 +7,12 @@ The store is a connection of its own beside the backend's, so this works with an
 import logging
 import threading
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
 
+from fkat_data.interruption import suppress
 from fkat_data.job_store import job_store
 
 __all__ = ["named_ranks", "roll_call"]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from fkat_data.arguments import is_number
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import genuine
 
 __all__ = ["count_of", "size_bytes_of"]
 
@@ -48,6 +49,6 @@ def _number_of(argument: str, value: object, units: Mapping[str, int | None], ex
             return int(float(number) * size)
         if number.isdecimal():
             return int(number)
-    except (ValueError, OverflowError):  # no number, infinity, or more digits than Python converts
+    except genuine(ValueError, OverflowError):  # no number, infinity, or more digits than Python converts
         pass
     raise ConfigurationError(argument, value, expected)

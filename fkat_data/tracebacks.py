@@ -46,14 +46,14 @@ def fold(error: BaseException) -> None:
 
 
 class Folding:
-    """A context that folds what is raised in it, for an iteration that is a generator."""
+    """A context that folds what is raised in it."""
 
     def __enter__(self) -> None:
         """Do nothing."""
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Fold the error, unless it only ends the generator."""
-        if error is not None and not isinstance(error, GeneratorExit):
+        """Fold the error."""
+        if error is not None:
             fold(error)
 
 

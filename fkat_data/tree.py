@@ -7,6 +7,8 @@ from typing import Any, cast
 
 import torch
 
+from fkat_data.interruption import genuine
+
 __all__ = ["map_tensors"]
 
 
@@ -49,5 +51,5 @@ def _same_type(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     make = cast("Callable[[dict[Any, Any]], Any]", type(mapping))
     try:
         return make(items)
-    except TypeError:  # a mapping with another constructor, such as a defaultdict
+    except genuine(TypeError):  # a mapping with another constructor, such as a defaultdict
         return items

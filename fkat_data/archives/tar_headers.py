@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.interruption import genuine
 
 __all__ = ["TarMember", "members_of"]
 
@@ -271,7 +272,7 @@ def _records(archive: str, offset: int, content: bytes) -> Mapping[str, bytes]:
 def _text(archive: str, offset: int, name: bytes) -> str:
     try:
         return name.decode()
-    except UnicodeDecodeError:
+    except genuine(UnicodeDecodeError):
         raise _wrong(archive, offset, f"its name {name[:100]!r} is not UTF-8") from None
 
 

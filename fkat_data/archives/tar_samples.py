@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fkat_data.archives.tar_headers import TarMember, members_of
 from fkat_data.errors import FkatDataError, ShardCorruptError
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import genuine
 
 __all__ = ["KEY", "URL", "TarIndex"]
 
@@ -79,9 +79,7 @@ class TarIndex(NamedTuple):
                 values.append(None if content is None else decode(content))
             except FkatDataError:
                 raise
-            except Exception as error:
-                if is_interruption(error):
-                    raise
+            except genuine(Exception) as error:
                 place = f"row {row}, member {f'{self.keys[row]}.{column}'!r} at byte {start:,}"
                 raise ShardCorruptError(archive, f"{place}: {type(error).__name__}: {error}", place) from error
         return values

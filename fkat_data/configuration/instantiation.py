@@ -13,6 +13,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from fkat_data.errors import ConfigurationError, FkatDataError
+from fkat_data.interruption import genuine
 from fkat_data.notes import add_note
 
 __all__ = ["instantiate"]
@@ -41,7 +42,7 @@ def instantiate(config: DictConfig | ListConfig | Mapping[str, Any]) -> Any:
     _check(_resolved(node), "")
     try:
         return hydra.utils.instantiate(node, _convert_="all")
-    except InstantiationException as error:
+    except genuine(InstantiationException) as error:
         cause = error.__cause__
         if cause is None:
             raise
@@ -55,7 +56,7 @@ def instantiate(config: DictConfig | ListConfig | Mapping[str, Any]) -> Any:
 def _resolved(node: DictConfig | ListConfig) -> Any:
     try:
         return OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
+    except genuine(OmegaConfBaseException) as error:
         own_error = _own_cause(error)
         if own_error is not None:
             raise own_error from error
@@ -90,7 +91,7 @@ def _check_keys(node: dict[str, Any], path: str) -> None:
     located = _located(target, path)
     try:
         parameters = inspect.signature(located).parameters.values()
-    except ValueError:
+    except genuine(ValueError):
         return  # some callables written in C have no signature
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
@@ -118,7 +119,7 @@ def _located(target: object, path: str) -> Callable[..., Any]:
         return target
     try:
         found = _imported(str(target))
-    except Exception as error:
+    except genuine(Exception) as error:
         # A module may raise anything when it is imported.
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigurationError(_child_path(path, "_target_"), target, f"an importable name ({reason})") from error
@@ -136,7 +137,7 @@ def _imported(name: str) -> Any:
         path += f".{part}"
         try:
             found = getattr(found, part)
-        except AttributeError:
+        except genuine(AttributeError):
             if not isinstance(found, ModuleType):
                 raise
             found = importlib.import_module(path)

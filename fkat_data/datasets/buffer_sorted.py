@@ -15,6 +15,7 @@ from fkat_data.datasets.drawn_order import DrawnOrder
 from fkat_data.datasets.item_index import counted_from_start, is_map_style, items_at
 from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.interruption import genuine
 from fkat_data.permutation import drawn_seed, draws, permutation
 
 __all__ = ["BufferSortedDataset", "DatasetImplementingSortKeyProtocol"]
@@ -237,7 +238,7 @@ class BufferSortedDataset(Described, Dataset[_Item_co]):
                 raise ValueError("one of them is NaN")
             return sorted(ties, key=keys.__getitem__)  # Python's sort is stable
         # Arrays raise a ValueError and tensors a RuntimeError if they hold several numbers.
-        except (TypeError, ValueError, RuntimeError) as error:
+        except genuine(TypeError, ValueError, RuntimeError) as error:
             raise ConfigurationError(
                 "base_dataset",
                 self._base,

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Self, cast
 
 from fkat_data.arguments import saved_integer
 from fkat_data.errors import StateMismatchError
+from fkat_data.interruption import genuine
 
 __all__ = ["DrawnOrder"]
 
@@ -34,7 +35,7 @@ class DrawnOrder:
     ) -> None:
         try:
             random.Random().setstate(random_state)  # noqa: S311 - for an order, not for secrets
-        except (TypeError, ValueError, OverflowError, IndexError) as error:
+        except genuine(TypeError, ValueError, OverflowError, IndexError) as error:
             raise StateMismatchError("seed", "<no generator's state>", "<random.Random().getstate()>") from error
         self.epoch = epoch
         self.buffer = buffer
@@ -75,7 +76,7 @@ class DrawnOrder:
             buffer, offsets, epoch = fields["buffer"], fields["offsets"], fields["epoch"]
             is_valid = _are_integers(offsets) and _are_integers([buffer]) and (epoch is None or _are_integers([epoch]))
             random_state = (version, tuple(internal), gauss)
-        except (TypeError, KeyError, ValueError, IndexError):
+        except genuine(TypeError, KeyError, ValueError, IndexError):
             is_valid, buffer, offsets, epoch, random_state = False, -1, (), None, ()
         if not is_valid:
             raise StateMismatchError("drawn_order", state, "<what state_dict() returned>")
@@ -150,5 +151,5 @@ class _PlainUnpickler(pickle.Unpickler):
 def _unpickled(pickled: object) -> tuple[Any, ...]:
     try:
         return _PlainUnpickler(io.BytesIO(cast("bytes", pickled))).load()
-    except Exception as error:
+    except genuine(Exception) as error:
         raise StateMismatchError("seed", pickled, "<a pickled random.Random().getstate()>", str(error)) from error

@@ -16,6 +16,7 @@ from fkat_data.datasets.opening import locations_of
 from fkat_data.datasets.text_file import TextFile
 from fkat_data.description import Described, place_of
 from fkat_data.errors import ShardCorruptError
+from fkat_data.interruption import genuine
 
 __all__ = ["IterableJsonDataset", "JsonDataset"]
 
@@ -186,7 +187,7 @@ class IterableJsonDataset(_JsonFiles, IterableDataset[Any]):
 def _parsed(path: str, line: int, offset: int, text: bytes) -> Any:
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except genuine(ValueError, RecursionError) as error:
         place = f"line {line} (from 0, blank lines not counted), at byte {offset} of the text"
         found = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else str(error)
         # A file of one JSON document over several lines fails in the first.

@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import genuine
 
 __all__ = ["as_lengths"]
 
@@ -32,7 +33,7 @@ def as_lengths(argument: str, source: object) -> npt.NDArray[np.int64]:
         raise ConfigurationError(argument, source, _EXPECTED)
     try:
         lengths: npt.NDArray[Any] = np.asarray(cast("Any", source))
-    except (ValueError, TypeError):  # lists of several lengths; a tensor on a device
+    except genuine(ValueError, TypeError):  # lists of several lengths; a tensor on a device
         lengths = np.empty((0, 0))
     if lengths.shape == (0,):
         lengths = lengths.astype(np.int64)

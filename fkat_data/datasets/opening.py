@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
 from fkat_data.errors import ConfigurationError, ShardNotFoundError
+from fkat_data.interruption import genuine
 from fkat_data.location import path_of, resolved
 from fkat_data.observe.stages import reading
 
@@ -69,12 +70,12 @@ def open_uri(uri: str, storage_options: Mapping[str, Any]) -> Any:
 
     try:
         file_system, name = cast("Any", fsspec).core.url_to_fs(uri, **storage_options)
-    except (ValueError, ImportError) as error:
+    except genuine(ValueError, ImportError) as error:
         raise ConfigurationError("paths", uri, f"a URI that fsspec can open: {error}") from error
     try:
         with reading():
             return _StoreFile(file_system.open(name, "rb"))
-    except FileNotFoundError as error:
+    except genuine(FileNotFoundError) as error:
         raise not_found(uri) from error
 
 

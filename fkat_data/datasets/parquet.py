@@ -17,6 +17,7 @@ from fkat_data.datasets.last_used import LastUsed
 from fkat_data.datasets.opening import local_path, locations_of, names_of, not_found, open_uri
 from fkat_data.description import Described, place_of
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.interruption import genuine
 from fkat_data.observe.stages import reading
 from fkat_data.requirement import required
 
@@ -163,7 +164,7 @@ class ParquetDataset(_ParquetFiles, Dataset[dict[str, Any]]):
             with _reading(path):
                 table = file.read_row_group(group.index_in_file, columns=names, use_threads=False)
             return {name: ArrowColumn.of(table.column(name)) for name in names}
-        except (_arrow.ArrowException, OSError) as error:
+        except genuine(_arrow.ArrowException, OSError) as error:
             if not _is_corruption(error):
                 raise
             raise ShardCorruptError(path, f"row group {group.index_in_file}: {error}") from error
@@ -232,7 +233,7 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
                 rows = np.arange(int(batch.num_rows))
                 columns = {name: ArrowColumn.of(batch.column(name)) for name in names}
                 yield rows_of(len(rows), [(rows, rows, columns)])
-        except (_arrow.ArrowException, OSError) as error:
+        except genuine(_arrow.ArrowException, OSError) as error:
             if not _is_corruption(error):
                 raise
             raise ShardCorruptError(path, f"row group {group_index}: {error}") from error
@@ -267,9 +268,9 @@ def _open(path: str, storage_options: dict[str, Any]) -> Any:
         return _parquet.ParquetFile(open_uri(path, storage_options))
     except ShardNotFoundError:
         raise
-    except FileNotFoundError as error:
+    except genuine(FileNotFoundError) as error:
         raise not_found(path) from error
-    except (_arrow.ArrowException, OSError) as error:
+    except genuine(_arrow.ArrowException, OSError) as error:
         if not _is_corruption(error):
             raise
         raise ShardCorruptError(path, f"not a Parquet file: {error}") from error

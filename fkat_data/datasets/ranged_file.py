@@ -2,13 +2,14 @@
 
 import os
 import threading
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fkat_data.datasets.opening import local_path, not_found, open_uri
+from fkat_data.dropped import Descriptor
 from fkat_data.errors import ShardCorruptError
+from fkat_data.interruption import genuine
 
 __all__ = ["RangedFile"]
 
@@ -34,7 +35,7 @@ class RangedFile:
 
     def __init__(self, path: str, storage_options: Mapping[str, Any]) -> None:
         self._path = path
-        self._descriptor: int | None = None
+        self._file: Descriptor | None = None
         self._remote: Any = None
         self._lock = threading.Lock()  # a remote file has one position
         local = local_path(path)
@@ -46,10 +47,9 @@ class RangedFile:
         try:
             with Path(local).open("rb", buffering=0) as file:
                 self.size_bytes = os.fstat(file.fileno()).st_size
-                self._descriptor = os.dup(file.fileno())
-        except FileNotFoundError as error:
+                self._file = Descriptor(os.dup(file.fileno()))
+        except genuine(FileNotFoundError) as error:
             raise not_found(path) from error
-        weakref.finalize(self, os.close, self._descriptor)
 
     def read(self, start: int, stop: int) -> bytes:
         """Return the bytes from ``start`` to ``stop``.
@@ -67,8 +67,8 @@ class RangedFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _some(self, start: int, count: int) -> bytes:
-        if self._descriptor is not None:
-            return os.pread(self._descriptor, count, start)
+        if self._file is not None:
+            return os.pread(self._file.fileno(), count, start)
         with self._lock:
             self._remote.seek(start)
             return self._remote.read(count)

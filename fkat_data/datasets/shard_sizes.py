@@ -10,6 +10,7 @@ from uuid import uuid4
 from fkat_data.arguments import integer
 from fkat_data.background import in_parallel
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import genuine
 
 __all__ = ["cached_sizes", "checked_sizes", "size_of"]
 
@@ -80,9 +81,9 @@ def cached_sizes(
 def _read(path: Path) -> dict[str, int]:
     try:
         content = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    except genuine(FileNotFoundError):
         return {}
-    except ValueError as error:
+    except genuine(ValueError) as error:
         raise ConfigurationError("sizes_cache", str(path), f"a JSON file of shard sizes: {error}") from error
     if not isinstance(content, dict) or cast("dict[str, Any]", content).get("version") != _CACHE_VERSION:
         raise ConfigurationError("sizes_cache", str(path), f"a file of shard sizes with version {_CACHE_VERSION}")

@@ -11,6 +11,7 @@ from fkat_data.datasets.dataset_state import base_state, checked_state, is_forei
 from fkat_data.datasets.item_index import counted_from_start, is_map_style, items_at
 from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import genuine
 
 __all__ = ["ShardIndexingMode", "ShardedDataset"]
 
@@ -102,7 +103,7 @@ class ShardedDataset(Described, Dataset[_Item_co]):
         try:
             along = device_mesh[dim]
             total_shards, current_shard = int(along.size()), int(along.get_local_rank())
-        except (KeyError, RuntimeError, TypeError) as error:
+        except genuine(KeyError, RuntimeError, TypeError) as error:
             raise ConfigurationError("dim", dim, f"a dimension of the mesh, one of {names}: {error}") from error
         return cls(dataset, total_shards, current_shard, indexing_mode, pad_to_equal_size_across_shards)
 

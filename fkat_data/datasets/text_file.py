@@ -3,7 +3,6 @@
 import gzip
 import os
 import tempfile
-import weakref
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,7 +11,9 @@ from typing import Any, cast
 from fkat_data.datasets.last_used import LastUsed
 from fkat_data.datasets.opening import local_path, not_found, open_uri
 from fkat_data.datasets.ranged_file import RangedFile
+from fkat_data.dropped import Descriptor
 from fkat_data.errors import ShardCorruptError
+from fkat_data.interruption import genuine
 from fkat_data.requirement import required
 
 __all__ = ["TextFile"]
@@ -34,7 +35,7 @@ class TextFile:
     def __init__(self, path: str, storage_options: Mapping[str, Any]) -> None:
         self.path = path
         self._storage_options = storage_options
-        self._descriptor: int | None = None  # of the decompressed text; forked children share it
+        self._text: Descriptor | None = None  # of the decompressed text; forked children share it
         self._plain: LastUsed[RangedFile | None] = LastUsed(1)
 
     def chunks(self) -> Iterator[bytes]:
@@ -64,13 +65,13 @@ class TextFile:
             ShardNotFoundError: The file does not exist.
             ShardCorruptError: The compressed data is damaged or truncated, or a plain file has become shorter.
         """
-        plain = None if self._descriptor is not None else self._plain.get(0, self._open_for_offsets)
+        plain = None if self._text is not None else self._plain.get(0, self._open_for_offsets)
         if plain is not None:
             return plain.read(offset, offset + size)
-        return os.pread(cast("int", self._descriptor), size, offset)
+        return os.pread(cast("Descriptor", self._text).fileno(), size, offset)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_descriptor": None}
+        return {**self.__dict__, "_text": None}
 
     def _open(self) -> Any:
         local = local_path(self.path)
@@ -78,7 +79,7 @@ class TextFile:
             return open_uri(self.path, self._storage_options)
         try:
             return Path(local).open("rb", buffering=0)
-        except FileNotFoundError as error:
+        except genuine(FileNotFoundError) as error:
             raise not_found(self.path) from error
 
     def _open_for_offsets(self) -> RangedFile | None:
@@ -92,8 +93,7 @@ class TextFile:
                 view = memoryview(chunk)
                 while view:
                     view = view[text.write(view) :]
-            self._descriptor = os.dup(text.fileno())
-            weakref.finalize(self, os.close, self._descriptor)
+            self._text = Descriptor(os.dup(text.fileno()))
         return None
 
     def _of_gzip(self, file: Any) -> Iterator[bytes]:
@@ -101,7 +101,7 @@ class TextFile:
             with gzip.GzipFile(fileobj=file) as text:
                 while chunk := text.read(_CHUNK_BYTES):
                     yield chunk
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        except genuine(EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ShardCorruptError(self.path, f"gzip: {error}") from error
 
     def _of_zstd(self, file: Any) -> Iterator[bytes]:
@@ -118,7 +118,7 @@ class TextFile:
                         piece, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
                         if text:
                             yield text
-        except zstandard.ZstdError as error:
+        except genuine(zstandard.ZstdError) as error:
             raise ShardCorruptError(self.path, f"zstd: {error}") from error
         if frame is not None:
             raise ShardCorruptError(self.path, "zstd: the file ends in the middle of a frame")

@@ -5,12 +5,13 @@ copy's event. The host waits only if too many copies are under way for more to b
 until the event has passed.
 """
 
+import functools
 import time
-import weakref
 from typing import Any, NamedTuple
 
 from fkat_data.device.contents import tensors_in
 from fkat_data.device.engine import CopyEngine, Ticket
+from fkat_data.dropped import after_end
 from fkat_data.modes import has_modes, without_modes
 from fkat_data.observe.sink import EventSink
 from fkat_data.tree import map_tensors
@@ -62,7 +63,7 @@ class AcceleratorMover:
         self._num_issued = 0
         # What copies are being issued from: an interrupted call may have issued some.
         self._issuing: Any = None
-        weakref.finalize(self, _wait_for_all, self._sources).atexit = False
+        after_end(self, functools.partial(_wait_for_all, self._sources))
 
     @property
     def copied_s(self) -> float:

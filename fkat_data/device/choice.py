@@ -9,7 +9,7 @@ from fkat_data.device.accelerator import AcceleratorMover
 from fkat_data.device.engine import engine_for
 from fkat_data.device.host import HostMover, Mover
 from fkat_data.errors import ConfigurationError
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import genuine
 from fkat_data.observe.sink import EventSink
 from fkat_data.registry import Registry
 
@@ -30,7 +30,7 @@ def register_mover(name: str, make: Callable[[torch.device], Mover]) -> None:
     """
     try:
         torch.device(name)
-    except (RuntimeError, TypeError) as error:
+    except genuine(RuntimeError, TypeError) as error:
         raise ConfigurationError("name", cast("object", name), "a type of device that torch knows") from error
     _registered.add(name, make)
 
@@ -43,7 +43,7 @@ def device_of(device: torch.device | str) -> torch.device:
     """
     try:
         return torch.device(device)
-    except (RuntimeError, TypeError) as error:
+    except genuine(RuntimeError, TypeError) as error:
         raise ConfigurationError("device", device, f"a torch device, or null ({error})") from error
 
 
@@ -69,8 +69,6 @@ def mover_for(device: torch.device | str | None, sink: EventSink | None = None) 
         raise ConfigurationError("device", device, "a device of this machine; torch sees no CUDA device here")
     try:
         torch.empty(0, device=target)
-    except Exception as error:
-        if is_interruption(error):
-            raise
+    except genuine(Exception) as error:
         raise ConfigurationError("device", device, f"a device of this machine ({error})") from error
     return AcceleratorMover(engine_for(target), sink)

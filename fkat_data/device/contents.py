@@ -1,12 +1,12 @@
 """Which tensors a microbatch consists of: those with memory of their own, at any depth."""
 
-import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, ModuleType, NoneType
 from typing import Any, cast
 
 import torch
 
+from fkat_data.interruption import suppress
 from fkat_data.tree import map_tensors
 
 __all__ = ["tensors_in"]
@@ -58,7 +58,7 @@ def _contents(value: object) -> Iterator[Any]:
     for kind in type(cast("object", value)).__mro__:
         for member in vars(kind).values():
             if isinstance(member, MemberDescriptorType):  # of a slot
-                with contextlib.suppress(AttributeError):  # that was never set
+                with suppress(AttributeError):  # that was never set
                     yield member.__get__(value)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 
+from fkat_data.interruption import genuine
 from fkat_data.machine import can_start_workers
 
 if TYPE_CHECKING:  # it locks shared memory, which Windows has none of
@@ -204,6 +205,6 @@ def _moved(value: Any, device: torch.device, *, is_async: bool) -> Any:
     if is_async:
         try:
             return copy.copy(value).to(device, non_blocking=True)
-        except TypeError:  # takes only a device
+        except genuine(TypeError):  # takes only a device
             return copy.copy(value).to(device)
     return copy.copy(value).to(device)

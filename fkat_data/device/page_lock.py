@@ -4,7 +4,6 @@ A segment is locked at its first copy, and unlocked before it is unmapped. Locks
 several devices share them.
 """
 
-import contextlib
 import functools
 import logging
 import os
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fkat_data.interruption import suppress
 from fkat_data.transport.segment import Mapping, mapping_at
 
 __all__ = ["PageLocks"]
@@ -64,7 +64,7 @@ class PageLocks:
 
     def _warn(self, code: int, size_bytes: int) -> None:
         # CUDA reports an error again at the next kernel: launch one here, and not in the caller's code.
-        with contextlib.suppress(RuntimeError):
+        with suppress(RuntimeError):
             torch.zeros(1, device=self._device)
         if not _warned:
             _warned.append(code)

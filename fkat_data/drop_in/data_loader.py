@@ -33,7 +33,7 @@ from fkat_data.drop_in.source import Source
 from fkat_data.drop_in.strand_plan import StrandPlan
 from fkat_data.drop_in.strand_source import StrandSource, first_strand_state
 from fkat_data.errors import ConfigurationError
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import genuine
 from fkat_data.loader.sharded import ShardedDataLoader
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.plan.shard_plan import ShardPlan
@@ -383,7 +383,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         """
         if self._source is not None:
             self._source.close()
-        for successor in list(self._successors or ()):
+        for successor in () if self._successors is None else self._successors.values():
             successor.close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -428,9 +428,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         if self._keeps_workers is None:
             try:
                 shipped = self._shipment_digest()
-            except Exception as error:
-                if is_interruption(error):
-                    raise
+            except genuine(Exception) as error:
                 _logger.warning(
                     "workers keep the dataset that they have, as it cannot be sent to them any more: %s", error
                 )

@@ -26,6 +26,7 @@ from fkat_data.drop_in.own_generators import OwnGenerators
 from fkat_data.drop_in.rank_share import Dealt, RankShare
 from fkat_data.drop_in.sample_order import SampleOrder
 from fkat_data.errors import StateMismatchError
+from fkat_data.interruption import genuine
 from fkat_data.plan.elastic import Piece
 from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.seeding import ShardStreams
@@ -310,7 +311,7 @@ def _copies(batches: Iterator[Any]) -> Iterator[Any]:
     while True:
         try:
             batch = next(batches)
-        except StopIteration:
+        except genuine(StopIteration):
             return
         yield cast("list[Any]", batch)[:] if type(batch) is list else copy.copy(batch)
 
@@ -322,5 +323,5 @@ def _text_of(generator: torch.Generator) -> str:
 def _digest(batch: Any, before: int) -> int:
     try:
         return zlib.crc32(marshal.dumps(batch, 2), before)
-    except ValueError:  # something that is no plain value: it is not compared
+    except genuine(ValueError):  # something that is no plain value: it is not compared
         return before

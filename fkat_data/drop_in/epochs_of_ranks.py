@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
-from weakref import WeakSet
 
 from fkat_data import arguments
 from fkat_data.datasets.seeded_order import SeededOrder, seeded_order_below
@@ -12,6 +11,7 @@ from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.numbered_plan import NumberedPlan
 from fkat_data.drop_in.rank_share import RankShare, agreed_state, check_share, shared_fields
 from fkat_data.drop_in.saved_state import state_at_epoch
+from fkat_data.dropped import WeakTable
 from fkat_data.errors import ConfigurationError, StateMismatchError
 
 __all__ = ["EpochsOfRanks"]
@@ -41,7 +41,7 @@ class EpochsOfRanks(AccelerateSide):
     _is_collective: bool = False
     # The newest loader that Lightning has made of this one, and all of them.
     _successor: "EpochsOfRanks | None" = None
-    _successors: "WeakSet[EpochsOfRanks] | None" = None
+    _successors: "WeakTable[int, EpochsOfRanks] | None" = None
 
     @property
     @abstractmethod
@@ -142,7 +142,9 @@ class EpochsOfRanks(AccelerateSide):
         fields = vars(original)
         before: EpochsOfRanks = fields.get("_successor") or original
         seed, loaded, epoch = before._place_to_go_on_from()
-        fields.update(_successor=self, _successors=WeakSet((self, *fields.get("_successors", ()))))
+        successors = fields.get("_successors") or WeakTable[int, EpochsOfRanks]()
+        successors[id(self)] = self
+        fields.update(_successor=self, _successors=successors)
         vars(self).update(_drawn_seed=seed, _keeps_workers=fields["_keeps_workers"])
         if loaded is not None:
             self._go_to(loaded)

@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 
 from fkat_data.drop_in.datasets_library import has_whole_state, is_of_datasets
 from fkat_data.drop_in.strand import Snapshot, Stamped, Strand, StrandEnd
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import genuine
 from fkat_data.types import Stateful
 from fkat_data.worker.batches import NearestProduct
 from fkat_data.worker.fetch import direct_iteration
@@ -129,9 +129,9 @@ class StrandProduct(NearestProduct):
 def _load(dataset: Any, state: dict[str, Any]) -> None:
     try:
         dataset.load_state_dict(state["dataset"])
-    except Exception as error:
+    except genuine(Exception) as error:
         # A dataset that is its own iterator may have nothing to load into before iter(), which then begins an epoch.
-        if not state.get("is_own_iterator") or is_interruption(error):
+        if not state.get("is_own_iterator"):
             raise
         _logger.warning("%s begins its epoch without a state: %r", type(dataset).__name__, error)
 
@@ -160,7 +160,7 @@ class _Watched(IterableDataset[Any]):
         while True:
             try:
                 sample = next(self.iterator)
-            except StopIteration:
+            except genuine(StopIteration):
                 break
             yield sample
         self._is_over = True

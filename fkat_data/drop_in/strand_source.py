@@ -15,7 +15,7 @@ from fkat_data.drop_in.own_terms import DataLoaderStatistics
 from fkat_data.drop_in.strand import Snapshot, Stamped, StrandEnd
 from fkat_data.drop_in.strand_plan import StrandPlan
 from fkat_data.errors import StaleIteratorError
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import genuine
 from fkat_data.iteration import Iterations
 from fkat_data.loader.sharded import ShardedDataLoader
 from fkat_data.observe.statistics import LoaderStatistics
@@ -45,9 +45,7 @@ def _first_snapshot(own_dataset: Any) -> dict[str, Any] | None:
         return None
     try:
         return {"step": 0, "dataset": own_dataset.state_dict(), "iterator": None}
-    except Exception as error:
-        if is_interruption(error):
-            raise
+    except genuine(Exception):
         return None  # it has a state once it is iterated
 
 
@@ -261,7 +259,7 @@ class _Turns(Iterator[Any]):
             epoch, step = self._began[0], self._step
             try:
                 taken = runner.take()
-            except StopIteration:
+            except genuine(StopIteration):
                 if runner.inner.epoch == epoch:
                     iter(runner.inner)  # which an interrupted call has not done
                 else:

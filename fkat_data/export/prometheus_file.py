@@ -1,20 +1,20 @@
 """A file with the present statistics, for node_exporter's textfile collector."""
 
-import contextlib
 import logging
 import os
 import re
 import threading
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Self, cast
 
 from fkat_data import arguments
 from fkat_data.distributed import rank_and_world_size
+from fkat_data.dropped import WeakTable, after_end
 from fkat_data.errors import ConfigurationError
 from fkat_data.export.metrics import StatisticsSource, WatchedLoaders, present, watched
 from fkat_data.export.prometheus_text import prometheus_text
+from fkat_data.interruption import genuine, suppress
 from fkat_data.location import machine_path
 
 __all__ = ["PrometheusFile"]
@@ -22,7 +22,7 @@ __all__ = ["PrometheusFile"]
 logger: logging.Logger = logging.getLogger(__name__)
 
 # Those that this process writes; a fork of it writes none of them.
-_open_files: "weakref.WeakValueDictionary[tuple[int, Path], PrometheusFile]" = weakref.WeakValueDictionary()
+_open_files: "WeakTable[tuple[int, Path], PrometheusFile]" = WeakTable()
 
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
@@ -65,13 +65,14 @@ class PrometheusFile:
         text = _Text(watched(loaders), {"rank": str(rank), **_checked(labels or {})})
         interval_s = arguments.seconds("interval_s", interval_s)
         self._key = (os.getpid(), file.parent.resolve() / file.name)
-        if _open_files.setdefault(self._key, self) is not self:
+        if _open_files.get(self._key) is not None:
             free = "a file that no other PrometheusFile of this process writes: close that one, or give one of them all"
             raise ConfigurationError("path", path, f"{free} loaders, as a dict with their names")
+        _open_files[self._key] = self
         try:
             text.write(file)
         except BaseException as error:
-            del _open_files[self._key]
+            _open_files.pop(self._key)
             if isinstance(error, OSError):
                 raise ConfigurationError("path", path, f"a file that can be written ({error})") from error
             raise
@@ -82,7 +83,7 @@ class PrometheusFile:
             target=_write_often, args=arguments_of_thread, name="fkat_data export", daemon=True
         )
         self._thread.start()
-        weakref.finalize(self, self._is_over.set).atexit = False
+        after_end(self, self._is_over.set)
 
     def close(self) -> None:
         """Write the file a last time; it stays. Any number of calls."""
@@ -91,7 +92,7 @@ class PrometheusFile:
         self._is_over.set()
         self._thread.join()
         _write(self.path, self._text)
-        _open_files.pop(self._key, None)
+        _open_files.pop(self._key)
 
     def __enter__(self) -> Self:
         return self
@@ -124,7 +125,7 @@ class _Text:
 
 def _identity(path: Path) -> tuple[int, int] | None:
     """Return what differs between two files that had the same name; None if there is none."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         status = path.stat()
         return status.st_ino, status.st_mtime_ns
     return None
@@ -138,7 +139,7 @@ def _write_often(path: Path, text: _Text, interval_s: float, is_over: threading.
 def _write(path: Path, text: _Text) -> None:
     try:
         text.write(path)
-    except Exception as error:  # noqa: BLE001 - numbers are no reason to end a training run
+    except genuine(Exception) as error:  # numbers are no reason to end a training run
         if not text.has_failed:
             logger.warning("the statistics cannot be written to %s: %s: %s", path, type(error).__name__, error)
         text.has_failed = True

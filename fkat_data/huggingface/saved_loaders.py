@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import genuine
 
 __all__ = ["last_checkpoint", "read_global_step", "read_loaders", "write_loaders"]
 
@@ -82,7 +83,7 @@ def _is_whole(checkpoint: Path) -> bool:
     try:
         read_global_step(checkpoint)
         num_ranks = torch.load(checkpoint / _FILE, weights_only=True)["num_ranks"]
-    except (OSError, ValueError, KeyError):
+    except genuine(OSError, ValueError, KeyError):
         return False
     # A rank other than the first writes its random state while the first one goes on.
     random_states = list(checkpoint.glob("rng_state*.pth"))

@@ -15,6 +15,7 @@ from fkat_data.huggingface.idle_arguments import warn_of_idle_arguments
 from fkat_data.huggingface.loader_face import LoaderFace, is_own_loader
 from fkat_data.huggingface.preparation import face_for
 from fkat_data.huggingface.saved_loaders import last_checkpoint, read_global_step, read_loaders, write_loaders
+from fkat_data.interruption import genuine
 
 __all__ = ["ExactResumeMixin"]
 
@@ -251,7 +252,7 @@ def _refuse_dataset(argument: str, value: Any) -> None:
 def _length(loader: LoaderFace) -> int | None:
     try:
         return len(loader)
-    except TypeError:
+    except genuine(TypeError):
         return None
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from fkat_data.interruption import genuine
 from fkat_data.lightning.feed_position import is_ours
 
 __all__ = ["EpochLimits"]
@@ -35,7 +36,7 @@ class EpochLimits:
         trainer = self._trainer
         try:
             num_rounds = self._count()
-        except TypeError:
+        except genuine(TypeError):
             return
         trainer.fit_loop.max_batches = num_rounds
         if isinstance(trainer.val_check_interval, float) and isinstance(getattr(trainer, "val_check_batch", None), int):
@@ -46,7 +47,7 @@ class EpochLimits:
             return limit
         try:
             length = len(loader)  # type: ignore[arg-type]  # where it has none, that is a TypeError
-        except TypeError:
+        except genuine(TypeError):
             return limit
         share = self._trainer.limit_train_batches
         return min(length, share) if isinstance(share, int) else max(1, int(length * share))

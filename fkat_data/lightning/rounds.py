@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fkat_data.interruption import genuine
+
 __all__ = ["Rounds"]
 
 
@@ -64,7 +66,7 @@ class Rounds:
             return None
         try:
             return (next(self._iterators[index]),)
-        except StopIteration:
+        except genuine(StopIteration):
             self.ended[index] = True
             return None
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 from fkat_data import arguments
 from fkat_data.distributed import Exchange, group_ranks, is_initialized, rank_and_world_size
 from fkat_data.errors import ConfigurationError, RankMismatchError
+from fkat_data.interruption import genuine
 from fkat_data.loader.identity import Identity
 from fkat_data.plan.elastic_plan import ElasticShardPlan
 from fkat_data.plan.shard_plan import ShardPlan
@@ -177,7 +178,7 @@ def _members(group: Any) -> list[int]:
     else:
         try:
             members = group_ranks(group)
-        except (TypeError, KeyError, ValueError, RuntimeError, AttributeError) as error:
+        except genuine(TypeError, KeyError, ValueError, RuntimeError, AttributeError) as error:
             raise ConfigurationError("replica_group", group, "a process group, or a list of ranks") from error
     if rank_and_world_size()[0] not in members:
         raise ConfigurationError("replica_group", members, f"a group with this rank, {rank_and_world_size()[0]}, in it")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from fkat_data.device.host import Mover
 from fkat_data.device.placement import Placement
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import genuine
 from fkat_data.iteration import Cursor
 from fkat_data.loader.agreement import RankAgreement
 from fkat_data.loader.prefetch import Arrival, Prefetcher, Raised, ShardEnd
@@ -237,9 +237,7 @@ class Delivery:
             return True
         try:
             self._moving.append(self._moved(arrival))
-        except Exception as error:
-            if is_interruption(error):
-                raise
+        except genuine(Exception):
             return False  # it is moved again, and raises, when it is its turn
         return True
 

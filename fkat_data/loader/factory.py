@@ -10,6 +10,7 @@ from fkat_data import arguments
 from fkat_data.counted_file import counted_files_of, counts_of
 from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import genuine
 from fkat_data.types import Microbatch_co, Shard
 
 __all__ = ["DataLoaderFactory"]
@@ -165,7 +166,9 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
         drop_last = _option(self.dataloader_generator, "drop_last", False)
         try:
             return len(DataLoader(dataset, **self._batching(dataset), drop_last=drop_last))
-        except (TypeError, ValueError):  # torch refuses these arguments, or an empty dataset: so it does in the worker
+        except genuine(
+            TypeError, ValueError
+        ):  # torch refuses these arguments, or an empty dataset: so it does in the worker
             return None
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 from fkat_data.errors import MemoryLimitError, StaleIteratorError, WorkerDiedError, WorkerError, WorkerStalledError
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import genuine
 from fkat_data.loader.garbage import GarbageCollection
 from fkat_data.loader.look_ahead import LookAhead
 from fkat_data.loader.recovery import Recovery, Remedy, Restarts, ShardSkips
@@ -298,9 +298,7 @@ class Prefetcher:
         """Return the shard at an index of this epoch, or None if that is past its end, or the sampler has failed."""
         try:
             shard = self._plan.shard(self._epoch, index)
-        except Exception as error:
-            if is_interruption(error):
-                raise
+        except genuine(Exception) as error:
             # The user's sampler's; it comes when the shards before it are through.
             self._sampler_error, shard = error, None
         if shard is None:

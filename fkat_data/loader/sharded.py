@@ -5,7 +5,6 @@ delivery moves each to its device, and the cursor counts it. ``state_dict`` is t
 """
 
 import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic
 
@@ -17,6 +16,7 @@ from fkat_data.description import Described
 from fkat_data.device.choice import mover_for
 from fkat_data.device.placement import Placement
 from fkat_data.distributed import gather, rank_and_world_size
+from fkat_data.dropped import after_end
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.interruption import is_interruption
 from fkat_data.iteration import Cursor, EpochIterator, Iterations
@@ -212,7 +212,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         # A state that is being loaded: an interrupted call has left it to the next one.
         self._loading: Resumption | None = None
         # For a loader that is dropped without close(). Not at exit: a process that ends takes its workers with it.
-        weakref.finalize(self, self._pool.kill).atexit = False
+        after_end(self, self._pool.kill)
         self._pool.start()
 
     @property

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from fkat_data import arguments
+from fkat_data.interruption import suppress
 from fkat_data.launch import current_group
 from fkat_data.loader.worker_group import WorkerGroup
 from fkat_data.machine import refuse_workers
@@ -194,7 +195,7 @@ class WorkerPool:
         self._dismiss_workers()
         while self._ending:
             self._ending[-1].close(0.0)
-            with contextlib.suppress(IndexError):  # a signal handler, or another thread, was quicker
+            with suppress(IndexError):  # a signal handler, or another thread, was quicker
                 self._ending.pop()
 
     def _remember(self, workers: Sequence[Worker]) -> None:

@@ -9,6 +9,7 @@ from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSam
 from fkat_data import arguments
 from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import genuine
 from fkat_data.mixing.draw_schedule import OnExhausted, Schedule
 from fkat_data.mixing.strategies import SamplerStrategy
 
@@ -173,7 +174,7 @@ class DictBatchSampler(Described, Sampler[tuple[str, Any]]):
         while (name := schedule.source()) is not None:
             try:
                 batch = next(iterators[name])
-            except StopIteration:
+            except genuine(StopIteration):
                 if schedule.ran_out(name, is_empty=taken[name] == 0):
                     iterators[name], taken[name] = iter(self.samplers[name]), 0
                 continue

@@ -8,7 +8,7 @@ from typing import Any, cast
 from fkat_data.closing import Closing
 from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, StateMismatchError
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import genuine, is_interruption
 from fkat_data.iteration import EpochIterator, Iterations
 from fkat_data.mixing.draw_schedule import OnExhausted, Schedule
 from fkat_data.mixing.mixed_source import MixedSource
@@ -303,7 +303,7 @@ class DictDataLoader(Described, Closing):
             source = self._sources[name]
             try:
                 microbatch = source.take()
-            except StopIteration:
+            except genuine(StopIteration):
                 # A pass that was at its end when the epoch began has not run out in this epoch.
                 is_of_this_epoch = source.delivered > 0 or source.taken == 0
                 if not is_of_this_epoch or self._schedule.ran_out(name, is_empty=source.taken == 0):

@@ -5,7 +5,6 @@ where it has a ``filename``, the worker's number is added, and at the worker's e
 called where the object has one. ``torch.profiler`` sees the same names while it records.
 """
 
-import contextlib
 import logging
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fkat_data.interruption import suppress
 from fkat_data.types import Profiler
 
 __all__ = ["TrainerProfile", "WorkerProfile"]
@@ -100,5 +100,5 @@ def _use_own_file(profiler: Any, worker_index: int) -> None:
     filename = getattr(profiler, "filename", None)
     if isinstance(filename, (str, Path)) and filename:
         path = Path(filename)
-        with contextlib.suppress(AttributeError):  # a read-only property: the profiler names its files itself
+        with suppress(AttributeError):  # a read-only property: the profiler names its files itself
             profiler.filename = type(filename)(path.with_name(f"{path.stem}-worker{worker_index}{path.suffix}"))

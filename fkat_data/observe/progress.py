@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fkat_data.distributed import rank_and_world_size
+from fkat_data.interruption import genuine
 
 __all__ = ["Activity", "ReplayDisplay", "WaitDisplay", "display_for"]
 
@@ -121,12 +122,12 @@ def display_for(stream: Any = None) -> WaitDisplay:
         return WaitDisplay()
     try:
         return WaitDisplay(importlib.import_module("tqdm").tqdm)
-    except ModuleNotFoundError:
+    except genuine(ModuleNotFoundError):
         return WaitDisplay()
 
 
 def _is_terminal(stream: Any) -> bool:
     try:
         return bool(stream.isatty())
-    except (AttributeError, ValueError):  # no stream, or a closed one
+    except genuine(AttributeError, ValueError):  # no stream, or a closed one
         return False

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import genuine
 from fkat_data.location import machine_path
 from fkat_data.observe.events import MAIN_THREAD, EventRecorder, counter_event, instant_event, named_event
 from fkat_data.observe.statistics import DURATIONS, LoaderStatistics
@@ -44,7 +45,7 @@ class Timeline:
         self._path = Path(path).absolute()
         try:
             self._path.write_bytes(b"")
-        except (OSError, ValueError) as error:
+        except genuine(OSError, ValueError) as error:
             raise ConfigurationError("trace", path, f"the path of a file that can be written ({error})") from error
         self._pid = os.getpid()
         self._size_bytes = 0
@@ -111,7 +112,7 @@ class Timeline:
                     raise OSError("another loader or program writes to this file, too")
                 file.seek(start)
                 file.write(content)
-        except OSError as error:
+        except genuine(OSError) as error:
             self._end(error)
         self._size_bytes = start + len(content) - len(_END)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import genuine
 from fkat_data.samplers.base import ShardSampler, check_shards
 from fkat_data.seeding import preserved_generators, seed_global_generators
 from fkat_data.types import Shard
@@ -35,9 +35,7 @@ class IteratedShardSampler(ShardSampler):
         self._argument = argument
         try:
             self._begun: ShardSampler = copy.deepcopy(sampler)
-        except Exception as error:
-            if is_interruption(error):
-                raise
+        except genuine(Exception) as error:
             raise ConfigurationError(
                 argument,
                 sampler,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 from fkat_data.arguments import boolean, integer
 from fkat_data.description import place_of
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import genuine
 from fkat_data.location import LOST_AND_FOUND, pass_over_unreadable
 from fkat_data.notes import add_note
 from fkat_data.samplers.sequence import SequenceShardSampler, merge_uris
@@ -112,7 +113,7 @@ def _files_of_uri(uri: str, *, recursive: bool, storage_options: dict[str, Any])
 
     try:
         file_system, root = cast("tuple[Any, str]", core.url_to_fs(uri, **storage_options))
-    except (ValueError, ImportError, FileNotFoundError) as error:
+    except genuine(ValueError, ImportError, FileNotFoundError) as error:
         raise ConfigurationError("uri", uri, f"a URI that fsspec can open: {error}") from error
     if isinstance(file_system, LocalFileSystem):
         names = _local_files(root, uri, recursive=recursive)
@@ -156,7 +157,7 @@ def files_below(
         return
     try:
         listing = os.scandir(directory)
-    except PermissionError as error:
+    except genuine(PermissionError) as error:
         if not above:
             raise
         pass_over_unreadable(directory, error)
@@ -176,7 +177,7 @@ def _remote_files(file_system: Any, root: str, uri: str, *, recursive: bool) -> 
         # Some file systems' find() has no maxdepth.
         depth = {} if recursive else {"maxdepth": 1}
         entries: dict[str, dict[str, Any]] = file_system.find(root, detail=True, **depth)
-    except FileNotFoundError:
+    except genuine(FileNotFoundError):
         raise _not_found(uri, root) from None
     except Exception as error:
         # A store's client names neither the place nor what would help.

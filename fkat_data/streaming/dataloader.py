@@ -22,11 +22,13 @@ from fkat_data.streaming.epoch.resume_point import ResumePoint
 from fkat_data.streaming.handed_out import BatchEnd
 from fkat_data.streaming.own_iteration import FailedBatch, IteratedBatches
 from fkat_data.streaming.reading.read_commit import check_merged
-from fkat_data.tracebacks import Folding
+from fkat_data.tracebacks import fold
 
 __all__ = ["StreamingDataLoader", "batches_together"]
 
 #: Batches of the plan: their indices, and their samples.
+#: All that is raised in an iteration, but what closes one that is dropped: no call runs then that could be interrupted.
+_RAISED = (Exception, KeyboardInterrupt, SystemExit)
 _Group = tuple[list[int], list[PickedSamples]]
 _Made = TypeVar("_Made")
 
@@ -291,7 +293,7 @@ class StreamingDataLoader(  # pyright: ignore[reportIncompatibleVariableOverride
             made = self._made_by_torch(dataset, wanted)
         else:
             made = self._made_here(dataset, wanted)
-        with Folding():
+        try:
             for (index, num_samples, batch), is_last in self._with_end(made):
                 if self._iteration != iteration:
                     raise StaleIteratorError("a later iter(), or a loaded state, has replaced this one")
@@ -299,6 +301,9 @@ class StreamingDataLoader(  # pyright: ignore[reportIncompatibleVariableOverride
                 self.num_samples_yielded += num_samples
                 self._sample_in_epoch = batches.sample_in_epoch_after(index)
                 yield batch
+        except _RAISED as error:
+            fold(error)
+            raise
 
     def _iterated(self, dataset: StreamingDataset, iteration: int, start: ResumePoint) -> Iterator[Any]:
         collate = collate_of_samples(self._collate)
@@ -309,7 +314,7 @@ class StreamingDataLoader(  # pyright: ignore[reportIncompatibleVariableOverride
                 self._workers = self._torch_loader(made)
             made = self._workers
         last: BatchEnd | None = None
-        with Folding():
+        try:
             for batch, is_last in self._with_end(made):
                 if isinstance(batch, FailedBatch):
                     raise batch.error
@@ -325,6 +330,9 @@ class StreamingDataLoader(  # pyright: ignore[reportIncompatibleVariableOverride
                 self._is_last = is_last
                 self.num_samples_yielded += batch.num_samples
                 yield batch.made
+        except _RAISED as error:
+            fold(error)
+            raise
 
     def _with_end(self, made: Iterable[_Made]) -> Iterator[tuple[_Made, bool]]:
         """Yield what was made, and whether it is the epoch's last, which only accelerate wants to know."""

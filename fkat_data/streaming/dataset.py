@@ -302,15 +302,12 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
                     yield part
                     together = min(2 * together, _READ_TOGETHER)
 
-        try:
-            for part in self.follow(parts(), lambda part: part.ids):
-                for sample in self.picked(part):
-                    if self.handed_out is not handed_out:
-                        raise StaleIteratorError("a later iter() of this StreamingDataset has begun another epoch")
-                    handed_out.num_samples += 1
-                    yield sample
-        finally:
-            handed_out.close()
+        for part in self.follow(parts(), lambda part: part.ids):
+            for sample in self.picked(part):
+                if self.handed_out is not handed_out:
+                    raise StaleIteratorError("a later iter() of this StreamingDataset has begun another epoch")
+                handed_out.num_samples += 1
+                yield sample
 
     def follow(
         self, parts: Iterable[_Part], ids_of: Callable[[_Part], npt.NDArray[np.int64]], *, is_opened: bool = True

@@ -1,5 +1,6 @@
 """What an iteration over a dataset has handed out, so that a state knows where code that passes samples on has got."""
 
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -50,7 +51,8 @@ class HandedOut:
 
     def __init__(self, batches: RankBatches, part: int, num_parts: int) -> None:
         self.num_samples = 0
-        self._batches: RankBatches | None = batches
+        # Weakly: the plan of an epoch, which may be large, lives as long as the iteration does.
+        self._batches = weakref.ref(batches)
         self._next_ordinal = part
         self._num_parts = num_parts
         self._num_planned = 0
@@ -67,13 +69,9 @@ class HandedOut:
         """Return the batch that ends with the last sample; None if that sample is in the middle of a batch."""
         while self._ends and self._ends[0][0] < self.num_samples:
             self._ends.popleft()
-        batches = self._batches
+        batches = self._batches()
         if batches is None or not self._ends or self._ends[0][0] > self.num_samples:
             return None
         _, ordinal, index = self._ends[0]
         after = replace(batches.point, sample_in_epoch=batches.sample_in_epoch_after(index))
         return BatchEnd(ordinal, batches.is_short(index), batches.point, after, self._num_parts)
-
-    def close(self) -> None:
-        """Release the plan of the epoch, which may be large."""
-        self._batches = None

@@ -5,7 +5,6 @@ either loses its name before anything else happens. macOS can neither read, writ
 and gives it a size only once.
 """
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -16,6 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from fkat_data.errors import MemoryLimitError
+from fkat_data.interruption import genuine, suppress
 from fkat_data.transport.memory_limit import available_bytes
 
 __all__ = ["anonymous_file", "anonymous_memory"]
@@ -61,7 +61,7 @@ def _unnamed_memory() -> int:
     try:
         return shared_memory.shm_open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode=0o600)
     finally:
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             shared_memory.shm_unlink(name)
 
 
@@ -72,7 +72,7 @@ def _reserve(descriptor: int, size_bytes: int) -> None:
             os.posix_fallocate(descriptor, 0, size_bytes)
         else:
             os.ftruncate(descriptor, size_bytes)
-    except OSError as error:
+    except genuine(OSError) as error:
         if error.errno == errno.EFBIG:
             limit_bytes = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
             reason = "the limit of file sizes (`ulimit -f`) counts for shared memory"

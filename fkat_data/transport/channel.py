@@ -23,6 +23,7 @@ from contextlib import AbstractContextManager
 from typing import TypeAlias
 
 from fkat_data.errors import WorkerError
+from fkat_data.interruption import genuine, suppress
 from fkat_data.transport.ring import AllowanceBoard, Frame, RingReader, RingWriter, has_rings, new_ring
 from fkat_data.transport.socket_calls import CLOSE_ON_EXEC, NO_SIGNAL, keep_from_programs, prepare, wait_for_room
 
@@ -128,7 +129,7 @@ class Channel:
             return
         try:
             memory, bell = new_ring()
-        except OSError:
+        except genuine(OSError):
             return
         try:
             outgoing = RingWriter(memory, bell)
@@ -282,14 +283,14 @@ class Channel:
         """Let the peer receive end of file, while what it still sends can be received."""
         self._outbox.clear()
         self._unsent = b""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def hang_up(self) -> None:
         """Let both sides receive end of file, a thread in ``wait`` included; the descriptors stay open."""
         self._outbox.clear()
         self._unsent = b""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             # Reaches the peer even if a forked process still holds the descriptor.
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -333,7 +334,7 @@ class Channel:
                 with self._while_full():
                     self._send_rest(frame, rights, sent)
             self._is_mid_frame = False
-        except (BrokenPipeError, ConnectionResetError):
+        except genuine(BrokenPipeError, ConnectionResetError):
             self._is_mid_frame = False
             raise ChannelClosed from None
 
@@ -341,7 +342,7 @@ class Channel:
         """Return how many bytes the socket has taken."""
         try:
             return self._socket.sendmsg([frame], rights, flags) if rights else self._socket.send(frame, flags)
-        except OSError as error:
+        except genuine(OSError) as error:
             if error.errno in _FULL:
                 return 0
             raise
@@ -367,12 +368,14 @@ class Channel:
     def _send_some(self) -> bool:
         """Send once; return whether the socket took all that was offered."""
         offered = self._unsent
-        with contextlib.suppress(IndexError):  # another thread may close the channel meanwhile
+        try:
             while self._outbox:
                 offered += self._outbox.popleft()
+        except genuine(IndexError):  # another thread may close the channel meanwhile
+            pass
         try:
             sent = self._socket.send(offered, socket.MSG_DONTWAIT | NO_SIGNAL)
-        except OSError as error:
+        except genuine(OSError) as error:
             # Nothing receives it from here on: the peer is gone, or the socket was closed.
             sent = 0 if error.errno in _FULL else len(offered)
         self._unsent = offered[sent:]
@@ -416,11 +419,11 @@ class Channel:
             received, ancillary, flags, _ = self._socket.recvmsg_into(
                 [self._view[self._end :]], _ANCILLARY_BYTES, socket.MSG_DONTWAIT | CLOSE_ON_EXEC
             )
-        except BlockingIOError:
+        except genuine(BlockingIOError):
             return
-        except ConnectionResetError:
+        except genuine(ConnectionResetError):
             received, ancillary, flags = 0, [], 0
-        except OSError as error:
+        except genuine(OSError) as error:
             if error.errno != errno.EMSGSIZE:
                 raise
             received, ancillary, flags = 0, [], socket.MSG_CTRUNC  # macOS says it so

@@ -14,13 +14,13 @@ import io
 import math
 import pickle
 import struct
-import weakref
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
 
-from fkat_data.interruption import is_interruption
+from fkat_data.dropped import WeakTable
+from fkat_data.interruption import genuine
 from fkat_data.modes import is_any_autocast_enabled, num_dispatch_modes, num_function_modes, without_modes
 from fkat_data.transport.definitions import is_definition, is_importable, reduce_definition
 from fkat_data.transport.forms import RememberedForms
@@ -134,9 +134,7 @@ def copied(microbatch: Any) -> tuple[Any, int]:
     """
     try:
         return _copy(microbatch)
-    except Exception as error:
-        if is_interruption(error):
-            raise
+    except genuine(Exception):
         return _copy_by_parts(microbatch)  # what stays in this process need not be fit for another
     except BaseException as raised:
         # Raised again by what is pickled; what a signal has raised here is the caller's.
@@ -369,11 +367,11 @@ class _InBandPickler(pickle.Pickler):
 
 
 # Classes and functions of microbatches that stay in this process, by their ids, for as long as they live.
-_definitions: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
+_definitions: WeakTable[int, Any] = WeakTable()
 
 
 def _definition(number: int) -> Any:
-    return _definitions[number]
+    return _definitions.get(number)
 
 
 class _Pickler(_InBandPickler):

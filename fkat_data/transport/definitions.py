@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, cast
 
 import cloudpickle
 
+from fkat_data.dropped import WeakTable
 from fkat_data.machine import call_in_forks
 
 __all__ = [
@@ -36,6 +37,7 @@ _Cache = type(functools.lru_cache(lambda: None))
 _Property: Any = functools.cached_property
 _DEFINITIONS = (type, types.FunctionType, _Cache)
 _NUM_REDUCED = 6
+_LEAST_PRUNED = 64
 
 
 class _Known(NamedTuple):
@@ -58,9 +60,10 @@ class _KeyedDefinitions:
     """The definitions that have a key, for as long as they live."""
 
     def __init__(self) -> None:
-        self._by_key: weakref.WeakValueDictionary[bytes, Any] = weakref.WeakValueDictionary()
+        self._by_key: WeakTable[bytes, Any] = WeakTable()
         # By identity: a metaclass may make its classes equal, or refuse to hash them.
         self._by_identity: dict[int, _Known] = {}
+        self._most = _LEAST_PRUNED
         self._incomplete: set[bytes] = set()
         self._numbers = itertools.count()
         self._process = os.urandom(8)
@@ -79,7 +82,8 @@ class _KeyedDefinitions:
 
     def known(self, definition: Any) -> _Known | None:
         """Return what is known of a definition; None if it has no key."""
-        return self._by_identity.get(id(definition))
+        known = self._by_identity.get(id(definition))
+        return known if known is not None and known.reference() is definition else None
 
     def key_of(self, definition: Any) -> bytes:
         """Return a definition's key, which may be a new one."""
@@ -120,9 +124,13 @@ class _KeyedDefinitions:
             self._incomplete.discard(key)
 
     def _add(self, definition: Any, key: bytes, *, is_received: bool) -> None:
-        identity, by_identity = id(definition), self._by_identity
-        reference = weakref.ref(definition, lambda _: by_identity.pop(identity, None))
-        by_identity[identity] = _Known(reference, key, is_received)
+        # Without a callback, in which Python would swallow what a signal's handler raises.
+        if len(self._by_identity) >= self._most:
+            for identity, known in list(self._by_identity.items()):
+                if known.reference() is None:
+                    self._by_identity.pop(identity, None)
+            self._most = max(_LEAST_PRUNED, 2 * len(self._by_identity))
+        self._by_identity[id(definition)] = _Known(weakref.ref(definition), key, is_received)
         self._by_key[key] = definition
 
 

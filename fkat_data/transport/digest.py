@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import torch
 
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import genuine
 
 __all__ = ["digest_of"]
 
@@ -54,9 +54,7 @@ def _add(value: Any, digest: int, containers: _Containers, depth: int) -> int:
         if isinstance(value, (np.ndarray, np.generic)):
             return _add_array(np.asarray(cast("Any", value)), digest)
         return zlib.crc32(_DIGEST.pack(_digest_of_container(value, containers, depth)), digest)
-    except Exception as error:
-        if is_interruption(error):
-            raise
+    except genuine(Exception):
         return _add_type(value, digest)  # what can be delivered need not be readable
 
 

@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from fkat_data.interruption import genuine
+
 __all__ = ["available_bytes", "default_limit_bytes", "group_bytes"]
 
 _MEBIBYTE = 1 << 20
@@ -74,7 +76,7 @@ def _memory_groups(mounts: Path, own_groups: Path) -> list[tuple[Path, _Files]]:
 def _groups(mounts: Path, own_groups: Path) -> Iterator[tuple[Path, _Files]]:
     try:
         lines = own_groups.read_text().splitlines()
-    except OSError:
+    except genuine(OSError):
         lines = []
     for line in lines:
         number, _, rest = line.partition(":")
@@ -105,7 +107,7 @@ def _left_bytes(group: Path, files: _Files) -> int | None:
 def _reclaimable_bytes(path: Path, names: tuple[str, ...]) -> int:
     try:
         lines = path.read_text().splitlines()
-    except OSError:
+    except genuine(OSError):
         return 0
     pairs = (line.split() for line in lines)
     return sum(int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] in names and pair[1].isdigit())
@@ -114,6 +116,6 @@ def _reclaimable_bytes(path: Path, names: tuple[str, ...]) -> int:
 def _number_in(path: Path, otherwise: int) -> int:
     try:
         text = path.read_text().strip()
-    except OSError:
+    except genuine(OSError):
         return otherwise
     return int(text) if text.isdigit() else otherwise

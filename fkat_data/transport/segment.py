@@ -10,7 +10,6 @@ segment back.
 """
 
 import bisect
-import contextlib
 import ctypes
 import functools
 import mmap
@@ -24,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import MemoryLimitError
+from fkat_data.interruption import suppress
 from fkat_data.transport.anonymous import anonymous_memory
 from fkat_data.transport.memory_limit import group_bytes
 
@@ -109,7 +109,7 @@ class _MappingEnd(weakref.ref[Any]):
 
 def _end_mappings() -> None:
     while _ended_mappings:
-        with contextlib.suppress(IndexError):  # another thread was quicker
+        with suppress(IndexError):  # another thread was quicker
             mapping = getattr(_ended_mappings.popleft(), "mapping", None)
             if mapping is not None:  # else a signal's handler interrupted its making
                 mapping.end()

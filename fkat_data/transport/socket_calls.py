@@ -3,12 +3,13 @@
 macOS ignores ``MSG_DONTWAIT`` when it sends, has no ``MSG_CMSG_CLOEXEC``, and raises SIGPIPE unless the socket says no.
 """
 
-import contextlib
 import os
 import select
 import socket
 import sys
 from collections.abc import Iterable
+
+from fkat_data.interruption import suppress
 
 __all__ = ["CLOSE_ON_EXEC", "NO_SIGNAL", "keep_from_programs", "prepare", "wait_for_room"]
 
@@ -26,10 +27,10 @@ def prepare(sock: socket.socket) -> None:
         return
     sock.setblocking(False)
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
     if not NO_SIGNAL:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, _NO_SIGPIPE, 1)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 from torch.utils.data import DataLoader, IterableDataset
 
 from fkat_data import arguments
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import genuine
 from fkat_data.seeding import ShardStreams, enter_place, seed_global_generators
 from fkat_data.types import RandomAccess, Skippable
 from fkat_data.worker.fetch import direct_fetch, direct_iteration, gives_items_together
@@ -138,11 +138,9 @@ class _DrawnProduction(IndexedProduction):
         ):
             try:
                 self._drawn = next(self._draws)
-            except StopIteration:
+            except genuine(StopIteration):
                 self._is_over = True
-            except Exception as error:
-                if is_interruption(error):
-                    raise
+            except genuine(Exception) as error:
                 self._error = error  # the sampler's; raised for the first microbatch that it left out
         if self._drawn is not None and self._drawn.microbatch_index > index:
             raise ValueError(f"microbatch {index} was asked for after microbatch {self._drawn.microbatch_index}")

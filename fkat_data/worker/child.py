@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib.abc import InspectLoader
 from typing import Protocol, cast
 
+from fkat_data.interruption import genuine, suppress
 from fkat_data.worker import lifeline
 from fkat_data.worker.inheritance import new_interpreter
 from fkat_data.worker.process_end import end_of, has_ended
@@ -143,7 +144,7 @@ class SpawnedChild:
         """Kill the process and its children."""
         # Once it is reaped its number may be another's; the monitor has killed what was left of the group by then.
         if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+            with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def disown(self) -> None:
@@ -228,7 +229,7 @@ def has_stdout() -> bool:
     """Return whether descriptor 1 is this process's stdout: without one, it may be any file."""
     try:
         os.fstat(1)
-    except OSError:
+    except genuine(OSError):
         return False
     return sys.__stdout__ is not None
 

@@ -16,6 +16,7 @@ import torch
 from torch.utils import data as torch_data
 from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves its elements open
 
+from fkat_data.interruption import genuine
 from fkat_data.transport.codec import ALIGNMENT
 
 if TYPE_CHECKING:  # Windows has no segments
@@ -77,7 +78,7 @@ class SegmentCollate:
         plan = _Plan()
         try:
             form = plan.add(batch) if _FUNCTIONS == _KNOWN else None
-        except Exception:  # noqa: BLE001 - default_collate raises its own below
+        except genuine(Exception):  # default_collate raises its own below
             form = None
         if form is None:
             return default_collate(batch)
@@ -87,7 +88,7 @@ class SegmentCollate:
             memory = None if segment is None else _Memory(segment.view)
         try:
             return form(memory)
-        except Exception:  # noqa: BLE001 - default_collate raises its own, or succeeds where only the views do not
+        except genuine(Exception):  # default_collate raises its own, or succeeds where only the views do not
             return default_collate(batch)
 
 

@@ -5,7 +5,7 @@ import traceback
 from typing import Any
 
 from fkat_data.errors import WorkerError
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import genuine
 from fkat_data.notes import add_note, notes_of
 from fkat_data.tracebacks import OF_WORKER, folded_text
 from fkat_data.transport.codec import dumps, loads
@@ -83,8 +83,6 @@ def _rebuilt(pickled: bytes | None) -> BaseException | None:
         return None
     try:
         rebuilt: Any = loads(pickled)
-    except Exception as error:
-        if is_interruption(error):
-            raise
+    except genuine(Exception):
         return None  # a class that only the worker can import
     return rebuilt if isinstance(rebuilt, BaseException) else None

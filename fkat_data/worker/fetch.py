@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import dataloader as torch_dataloader
 
 from fkat_data.errors import WorkerError
+from fkat_data.interruption import genuine
 from fkat_data.worker.items import ItemThreads, items_in_turn
 
 __all__ = ["direct_fetch", "direct_iteration", "gives_items_together", "is_plain"]
@@ -88,7 +89,7 @@ class _Collate:
     def __call__(self, samples: Any) -> Any:
         try:
             return self._collate(samples)
-        except StopIteration as error:
+        except genuine(StopIteration) as error:
             raise WorkerError("collate_fn raised StopIteration, which would end the shard early") from error
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Generator
 
+from fkat_data.interruption import genuine, suppress
 from fkat_data.worker.birth import BIRTH, DEATH, IS_DEAD
 from fkat_data.worker.latch import Latch
 from fkat_data.worker.template_process import TemplateProcess
@@ -84,7 +85,7 @@ class ForkedChild:
             return True
         try:
             message, descriptors, _, _ = socket.recv_fds(self._birth, BIRTH.size, 1, socket.MSG_CMSG_CLOEXEC)
-        except OSError:
+        except genuine(OSError):
             message, descriptors = b"", []
         if not message:  # the template is gone, or was asked to take the worker back
             self._is_orphan = True
@@ -121,7 +122,7 @@ class ForkedChild:
             if self._is_reaped or self._is_unwanted:
                 return
             if self._pid is not None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
+                with suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._pid, signal.SIGKILL)
             elif not self._is_orphan and not _has_hung_up(self._birth.fileno()):
                 self._is_unwanted = True
@@ -153,12 +154,12 @@ class ForkedChild:
                 self._reaping.release()
 
     def _shut_down(self, how: int) -> None:
-        with contextlib.suppress(OSError):  # the template may be gone
+        with suppress(OSError):  # the template may be gone
             self._birth.shutdown(how)
 
     def _wait_until_reaped(self) -> None:
         deadline_s = time.monotonic() + _REAPED_WITHIN_S
-        with contextlib.suppress(OSError):  # at the latest the timeout
+        with suppress(OSError):  # at the latest the timeout
             while (left_s := deadline_s - time.monotonic()) > 0:
                 self._birth.settimeout(left_s)
                 if not self._birth.recv(BIRTH.size):

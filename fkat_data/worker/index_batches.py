@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import genuine, is_interruption
 from fkat_data.seeding import ShardStreams
 
 __all__ = ["IndexBatch", "NumberedBatches", "draw_batches"]
@@ -86,7 +86,7 @@ def _draw(sampler: Iterable[Any], streams: ShardStreams) -> Iterator[Any]:
             # Not `for`, which calls iter() again: a sampler that is its own iterator would begin again in each chunk.
             while len(chunk) < size:
                 chunk.append(next(iterator))
-        except StopIteration:
+        except genuine(StopIteration):
             is_over = True
         except Exception as error:
             if not is_interruption(error):

@@ -4,7 +4,6 @@ Some of it can be set in a process that runs already (``Surroundings``). For the
 processes that are started now and then would take over the same.
 """
 
-import contextlib
 import os
 import resource
 import subprocess
@@ -12,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple, cast
 
+from fkat_data.interruption import genuine, suppress
 from fkat_data.machine import variables_at_start
 
 __all__ = [
@@ -62,12 +62,12 @@ class Surroundings(NamedTuple):
         """
         if pid == 0 and self.umask is not None:
             os.umask(self.umask)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, pid, self.nice)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.sched_setaffinity(pid, self.cpus)
         for number, limits in self.limits.items():
-            with contextlib.suppress(OSError, ValueError):
+            with suppress(OSError, ValueError):
                 if resource.prlimit(pid, number) != limits:
                     resource.prlimit(pid, number, limits)
 
@@ -136,7 +136,7 @@ def import_paths() -> list[str]:
     """Return where modules are imported from, with the working directory by its name, if it has one."""
     try:
         folder = os.getcwd()  # noqa: PTH109 - sys.path holds strings
-    except OSError:  # it was removed, or may not be searched
+    except genuine(OSError):  # it was removed, or may not be searched
         folder = ""
     return [path or folder for path in sys.path if path or folder]
 
@@ -152,7 +152,7 @@ def _umask() -> int | None:
 def _text(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    except genuine(OSError):
         return ""
 
 

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 import torch
 
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import genuine
 from fkat_data.modes import are_modes_of_a_worker, modes_of_a_worker
 from fkat_data.observe.progress import ReplayDisplay
 from fkat_data.observe.sink import EventSink
@@ -157,9 +157,7 @@ class InlineWorker:
                     self._mark_and_show("encode", produced.microbatch_index)
                     microbatch, size_bytes = copied(produced.microbatch)
                     produced = produced._replace(microbatch=microbatch)
-            except Exception as error:
-                if is_interruption(error):
-                    raise
+            except genuine(Exception) as error:
                 # It comes in its place in the order.
                 self._end_task(task)
                 fold(error)

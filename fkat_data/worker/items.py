@@ -6,16 +6,17 @@ what the others do at that instant. The states are compared, and a dataset that 
 """
 
 import contextvars
+import functools
 import os
 import threading
 import time
-import weakref
 from collections.abc import Iterable
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import torch
 
+from fkat_data.dropped import after_end
 from fkat_data.errors import ConfigurationError
 from fkat_data.observe.stages import helping, shift_to_store
 from fkat_data.seeding import enter_place, generator_states, leave_place, microbatch_seed
@@ -89,7 +90,7 @@ class ItemThreads:
         if self._queue is None or self._pid != os.getpid():  # the child of a fork has the queue, and no threads
             self._queue, self._pid = SimpleQueue[_Share | None](), os.getpid()
             # At exit, daemon threads end by themselves.
-            weakref.finalize(self, _end, self._queue, self._num_threads).atexit = False
+            after_end(self, functools.partial(_end, self._queue, self._num_threads))
             for number in range(self._num_threads):
                 name = f"fkat_data items {number}"
                 threading.Thread(target=_work, args=(self._queue,), name=name, daemon=True).start()

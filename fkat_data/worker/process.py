@@ -5,7 +5,6 @@ stay behind. It does not import the trainer's ``__main__`` (so a script needs no
 a process group of its own (so that Ctrl-C at the terminal is the trainer's alone).
 """
 
-import contextlib
 import io
 import os
 import pickle
@@ -18,6 +17,7 @@ from typing import TypeAlias
 
 import psutil
 
+from fkat_data.interruption import genuine, suppress
 from fkat_data.worker.birth import WorkerDescriptors, WorkerRequest
 from fkat_data.worker.child import Child, SpawnedChild, has_stdout, popen_interpreter
 from fkat_data.worker.forked_child import ForkedChild
@@ -174,7 +174,7 @@ class WorkerProcess:
         if not int(status.get("SigCgt", "0"), 16) >> (STACK_SIGNAL - 1) & 1:
             return f"no Python stack yet: the process is starting (state {status.get('State', 'gone')})"
         os.ftruncate(self._stacks, 0)
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             os.kill(self.pid, STACK_SIGNAL)
         deadline_s = time.monotonic() + _STACK_WAIT_S
         size = 0
@@ -192,7 +192,7 @@ def _start(
     worker_index: int, descriptors: _Inherited, stderr: int, folder: int | None, template: TemplateProcess | None
 ) -> Child:
     if template is not None and folder is not None:
-        with contextlib.suppress(OSError):  # the template is gone, or cannot keep up
+        with suppress(OSError):  # the template is gone, or cannot keep up
             return _fork(worker_index, descriptors, stderr, folder, template)
     numbers = worker_index, int(STACK_SIGNAL)
     return SpawnedChild(popen_interpreter(_BOOTSTRAP, descriptors, numbers, stderr, folder=folder))
@@ -219,11 +219,11 @@ def _fork(
 def _status(pid: int) -> dict[str, str]:
     if sys.platform != "linux":
         # A signal that is not handled yet is ignored: SIGWINCH is by default.
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with suppress(psutil.NoSuchProcess):
             return {"State": psutil.Process(pid).status(), "SigCgt": _EVERY_SIGNAL}
         return {}
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
-    except OSError:
+    except genuine(OSError):
         return {}
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}

@@ -1,12 +1,13 @@
 """The end of a child process, as a descriptor that becomes readable: a pidfd, or a pipe that a thread writes to."""
 
 import _thread
-import contextlib
 import io
 import os
 import time
 
 import psutil
+
+from fkat_data.interruption import genuine, suppress
 
 __all__ = ["end_of", "has_ended"]
 
@@ -18,7 +19,7 @@ def end_of(pid: int) -> io.FileIO | None:
 
     Where the kernel has no pidfds, a thread looks 20 times a second.
     """
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         if hasattr(os, "pidfd_open"):
             return io.FileIO(os.pidfd_open(pid))
         reading, writing = os.pipe()
@@ -33,11 +34,11 @@ def has_ended(pid: int) -> bool:
     if hasattr(os, "waitid"):  # macOS has it from Python 3.13 on
         try:
             return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # it was asked for
+        except genuine(ChildProcessError):  # it was asked for
             return True
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+    except genuine(psutil.NoSuchProcess):
         return True
 
 
@@ -46,7 +47,7 @@ def _watch(pid: int, writing: int) -> None:
         while not has_ended(pid):
             time.sleep(_PAUSE_S)
         # A fork of this process may hold the pipe open: its end would tell nothing.
-        with contextlib.suppress(BrokenPipeError):
+        with suppress(BrokenPipeError):
             os.write(writing, b"\0")
     finally:
         os.close(writing)

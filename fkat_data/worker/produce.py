@@ -4,6 +4,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
 from fkat_data.errors import ConfigurationError, ReplayMismatchError, WorkerError
+from fkat_data.interruption import genuine
 from fkat_data.notes import add_note, notes_of
 from fkat_data.plan.task import Task
 from fkat_data.seeding import ShardStreams
@@ -142,14 +143,14 @@ class OpenShard:
             first -= self._task.digest is not None and first > 0
             collate, threads = self._producer.collate, self._producer.threads
             return begin(product, first, self._streams, collate, threads, is_shared=is_shared)
-        except StopIteration as error:
+        except genuine(StopIteration) as error:
             raise WorkerError("the factory's product raised StopIteration when its iteration began") from error
 
     def _made(self, index: int, stage: str) -> Produced | None:
         self._mark(stage, index)
         try:
             made = cast("IndexedProduction", self._production).make(index)
-        except StopIteration as error:
+        except genuine(StopIteration) as error:
             raise WorkerError("the dataset raised StopIteration, which would end the shard early") from error
         # half of what the class itself takes, whose function is one of Python's
         return None if made is None else tuple.__new__(Produced, (index, *made))
@@ -168,7 +169,7 @@ class OpenShard:
             self._mark("produce" if index >= self._task.first_microbatch else "replay", index)
             try:
                 microbatch = next(production.microbatches)
-            except StopIteration as error:
+            except genuine(StopIteration) as error:
                 if batches is not None and (batches.num_batches is None or index < batches.num_batches):
                     raise WorkerError("the dataset raised StopIteration, which would end the shard early") from error
                 return
@@ -206,7 +207,7 @@ def _streams_of(task: Task, producer: Producer) -> ShardStreams:
 def _made_by(factory: Callable[[Shard], Any], shard: Shard) -> Any:
     try:
         product: Any = factory(shard)
-    except StopIteration as error:
+    except genuine(StopIteration) as error:
         raise WorkerError("the factory raised StopIteration") from error
     if not isinstance(product, Iterable) and not is_random_access(product):
         raise ConfigurationError(

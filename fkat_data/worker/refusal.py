@@ -1,7 +1,6 @@
 """Why this process must not fork a template from itself now, if there is a reason."""
 
 import asyncio
-import contextlib
 import multiprocessing
 import os
 import threading
@@ -12,6 +11,7 @@ import torch
 from torch import distributed
 
 from fkat_data.errors import FkatDataError
+from fkat_data.interruption import genuine, suppress
 from fkat_data.modes import has_modes
 from fkat_data.worker.inheritance import is_fork, own_hash_seed
 from fkat_data.worker.main import is_worker
@@ -44,7 +44,7 @@ def _reasons() -> Iterator[str]:
         yield "this system has no pidfds (Linux has)"
     try:
         os.close(os.pidfd_open(os.getpid()))
-    except OSError as error:
+    except genuine(OSError) as error:
         yield f"this system has no pidfds: {error}"
     if is_worker() or is_fork():
         yield "it is a worker, or was itself forked by a process that has imported fkat_data"
@@ -72,7 +72,7 @@ def _reasons_of_torch() -> Iterator[str]:
     if used:
         yield f"torch.{used[0]} is initialised, and a fork cannot use it any more"
     for path in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the listing's own
+        with suppress(OSError):  # the listing's own
             if (file := os.readlink(path)).startswith(_DRIVERS):  # noqa: PTH115 - a text is compared
                 yield (
                     f"the driver of an accelerator is in use ({file} is open; torch.cuda.is_available() opens it), and "

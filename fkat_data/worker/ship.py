@@ -1,6 +1,5 @@
 """Ship the user's objects to a worker: pickle them by value if need be, and name what cannot be pickled."""
 
-import contextlib
 import functools
 import inspect
 import os
@@ -12,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import genuine, suppress
 from fkat_data.transport.anonymous import anonymous_file
 from fkat_data.transport.definitions import dump_shipment
 from fkat_data.worker.inheritance import import_paths
@@ -41,9 +40,7 @@ class Shipment:
         try:
             # Microbatches come back with references to the definitions.
             payload, self._definitions = dump_shipment(settings)
-        except Exception as error:
-            if is_interruption(error):
-                raise
+        except genuine(Exception) as error:
             found = (find_unshippable(argument, value) for argument, value in users.items())
             path, culprit, reason = next(filter(None, found), (" and ".join(users), settings, error))
             raise ConfigurationError(
@@ -60,7 +57,7 @@ class Shipment:
             with os.fdopen(os.dup(self.settings), "wb") as file:
                 file.write(pickle.dumps((import_paths(), sys.argv)))
                 file.write(payload)
-            with contextlib.suppress(PermissionError):
+            with suppress(PermissionError):
                 self.folder = os.open(".", _FOLDER)
         except BaseException:
             self.close()
@@ -95,9 +92,7 @@ def find_unshippable(path: str, value: Any) -> tuple[str, Any, Exception] | None
 def _find(path: str, value: Any, seen: set[int], depth: int) -> tuple[str, Any, Exception] | None:
     try:
         dump_shipment(value)
-    except Exception as error:
-        if is_interruption(error):
-            raise
+    except genuine(Exception) as error:
         # Any error in pickling is what is looked for.
         if id(value) not in seen and depth < _DEEPEST:
             seen.add(id(value))
@@ -131,13 +126,13 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
             for name, item in getattr(value, "__dict__", {}).items():
                 yield f"{path}.{name}", item
             for name, member in inspect.getmembers_static(type(cast("object", value)), inspect.ismemberdescriptor):
-                with contextlib.suppress(AttributeError):  # a slot that nothing was put into
+                with suppress(AttributeError):  # a slot that nothing was put into
                     yield f"{path}.{name}", member.__get__(value)
 
 
 def _parts_of_function(path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-        with contextlib.suppress(ValueError):  # a cell that was never filled
+        with suppress(ValueError):  # a cell that was never filled
             yield f"{path}.<closure {name}>", cell.cell_contents
     for name in function.__code__.co_names:
         if name in function.__globals__:

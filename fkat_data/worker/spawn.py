@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fkat_data.errors import WorkerError
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import genuine, suppress
 from fkat_data.notes import add_note
 from fkat_data.observe.events import MAIN_THREAD
 from fkat_data.observe.sink import EventSink
@@ -126,7 +126,7 @@ class ProcessWorker:
         # Each in one step: another thread may start a worker, too.
         _workers.append(weakref.ref(self))
         for gone in [known for known in list(_workers) if known() is None]:
-            with contextlib.suppress(ValueError):  # another thread was quicker
+            with suppress(ValueError):  # another thread was quicker
                 _workers.remove(gone)
 
     @property
@@ -382,9 +382,7 @@ class ProcessWorker:
                     microbatch = decode(envelope, sizes, base, 0)
             else:
                 microbatch = decode(envelope, sizes, base, 0)
-        except Exception as error:
-            if is_interruption(error):
-                raise
+        except genuine(Exception) as error:
             # What rebuilding a user's class raises belongs in its place.
             return _unbuilt(ticket, index, error)
         except BaseException as error:

@@ -6,7 +6,6 @@ from a new one. A template that the program has forked from itself is there befo
 trainer.
 """
 
-import contextlib
 import io
 import logging
 import os
@@ -18,6 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from fkat_data.errors import ConfigurationError, FkatDataError
+from fkat_data.interruption import genuine, suppress
 from fkat_data.worker.birth import READY, RETIRED
 from fkat_data.worker.child import SpawnedChild, Waitable, popen_interpreter
 from fkat_data.worker.inheritance import Heritage, heritage, import_paths
@@ -113,7 +113,7 @@ class TemplateProcess:
         """The process id."""
         try:
             if fork is None:
-                with contextlib.suppress(OSError):  # it has ended already: the first request finds that out
+                with suppress(OSError):  # it has ended already: the first request finds that out
                     self._control.send(pickle.dumps(import_paths()))
             self._monitor = WorkerMonitor(self._child, self._stderr)
             self._monitor.start()
@@ -262,7 +262,7 @@ class _Control:
                 return None
             with self._lock:
                 return self._sock.recv(len(READY))
-        except (OSError, ValueError):  # closed by the thread that saw its end
+        except genuine(OSError, ValueError):  # closed by the thread that saw its end
             return b""
 
     def is_open(self) -> bool:
@@ -270,9 +270,9 @@ class _Control:
         with self._lock:
             try:
                 self._has_retired = self._sock.recv(len(RETIRED), socket.MSG_DONTWAIT | socket.MSG_PEEK) == RETIRED
-            except BlockingIOError:
+            except genuine(BlockingIOError):
                 return True
-            except OSError:  # closed by this side
+            except genuine(OSError):  # closed by this side
                 return False
             return False
 
@@ -368,7 +368,7 @@ class _Registry:
             return None
         try:
             return TemplateProcess(origin, self.templates)
-        except OSError as error:
+        except genuine(OSError) as error:
             logger.warning("workers are spawned, which takes longer: no template process could be started: %s", error)
             return None
 
@@ -465,7 +465,7 @@ def uses_template(start_method: str | None) -> bool:
         return False
     try:
         os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError) as error:
+    except genuine(AttributeError, OSError) as error:
         _registry.close(f"this system has no pidfds: {error}")
         return False
     return True

@@ -3,13 +3,14 @@
 import io
 import os
 import threading
-import weakref
+
+from fkat_data.dropped import Descriptor, WeakTable
 
 __all__ = ["new_lifeline"]
 
 # Held during a fork: otherwise the fork of another thread could take over an end that is not listed here yet.
 _guard = threading.RLock()
-_ends: "weakref.WeakSet[io.FileIO]" = weakref.WeakSet()
+_ends: "WeakTable[int, io.FileIO]" = WeakTable()
 
 
 def new_lifeline() -> tuple[int, io.FileIO]:
@@ -21,13 +22,13 @@ def new_lifeline() -> tuple[int, io.FileIO]:
     with _guard:
         descriptor, number = os.pipe()
         # An object: it closes once, however often an interrupted call is repeated, and when nothing holds it.
-        end = io.FileIO(number, "w")
-        _ends.add(end)
+        end = Descriptor(number)
+        _ends[id(end)] = end
     return descriptor, end
 
 
 def _close_in_child() -> None:
-    for end in list(_ends):
+    for end in _ends.values():
         end.close()
     _guard.release()
 

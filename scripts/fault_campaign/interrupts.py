@@ -38,6 +38,13 @@ class PreemptedError(Exception):
     """What a user's handler raises."""
 
 
+# What a handler raises. Code that is interrupted may take the last ones for errors of its own.
+_ERRORS: tuple[type[BaseException], ...] = (
+    *(KeyboardInterrupt, PreemptedError),
+    *(TimeoutError, BlockingIOError, FileNotFoundError, ValueError, EOFError, KeyError),
+)
+
+
 class Samples(Dataset[dict[str, torch.Tensor]]):
     """A shard whose microbatches say which they are."""
 
@@ -175,7 +182,7 @@ def main(arguments: list[str]) -> int:
     began_s = time.monotonic()
     while found.caught < options.num_interrupts:
         way = random_.choice(list(WAYS))
-        factory, error = random_.choice([known, unknown]), random_.choice([KeyboardInterrupt, PreemptedError])
+        factory, error = random_.choice([known, unknown]), random_.choice(_ERRORS)
         num_interrupts = min(_INTERRUPTS_PER_LOADER, options.num_interrupts - found.caught)
         counts = interrupt(way, factory, error, num_interrupts, random_)
         found = found.plus(counts)

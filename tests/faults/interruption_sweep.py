@@ -14,7 +14,6 @@ import json
 import signal
 import sys
 import time
-import weakref
 from pathlib import Path
 
 import psutil
@@ -33,15 +32,6 @@ CHECKED = frozenset(
 )
 #: No signal's handler runs between these and the caller's next instruction.
 SAFE = frozenset({dis.opmap[name] for name in ("RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE") if name in dis.opmap})
-
-
-def is_below_finaliser(frame):
-    """Return whether a loader is being ended that was dropped without ``close()``: Python swallows what is raised there."""
-    while frame is not None:
-        if frame.f_code is weakref.finalize.__call__.__code__:
-            return True
-        frame = frame.f_back
-    return False
 
 
 class Interruptions:
@@ -99,13 +89,13 @@ class Interruptions:
         if error is None:
             assert not was_raised, f"what was raised at {self.last_site} was swallowed"
             return result, False
-        if type(error) is self.error and str(error) == "interrupted":
+        if type(error) is self.error and error.args == ("interrupted",):
             return None, True
         assert not was_raised, f"raised at {self.last_site}, the caller got {error!r}"
         raise error
 
     def _trace(self, frame, event, argument):
-        if not frame.f_code.co_filename.startswith(ROOT) or not self._is_armed or is_below_finaliser(frame):
+        if not frame.f_code.co_filename.startswith(ROOT) or not self._is_armed:
             return None
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
@@ -282,7 +272,9 @@ WAYS = {
 }
 
 FACTORIES = {function.__name__: function for function in (known, unknown)}
-ERRORS = {error.__name__: error for error in (KeyboardInterrupt, Preempted, SystemExit)}
+#: What code that is interrupted may take for an error of its own, too.
+LIKE_OWN = (TimeoutError, BlockingIOError, FileNotFoundError, ValueError, EOFError, KeyError, RuntimeError)
+ERRORS = {error.__name__: error for error in (KeyboardInterrupt, Preempted, SystemExit, *LIKE_OWN)}
 
 
 def main(way, factory, error, share, offset="0"):

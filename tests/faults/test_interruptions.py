@@ -14,6 +14,13 @@ CASES = [
     *((way, "known", "KeyboardInterrupt") for way in WAYS),
     *((way, "unknown", "Preempted") for way in list(WAYS)[:4]),
     ("restarts and a timeline", "unknown", "SystemExit"),
+    ("in process", "known", "KeyError"),
+    ("one worker", "known", "TimeoutError"),
+    ("two shards at once", "unknown", "BlockingIOError"),
+    ("two workers a shard", "known", "ValueError"),
+    ("restarts and a timeline", "known", "EOFError"),
+    ("simulated device", "known", "RuntimeError"),
+    ("replay", "known", "FileNotFoundError"),
 ]
 
 PROGRAM = """

@@ -408,6 +408,9 @@ def test_a_loader_that_is_dropped_ends_its_workers():
     del loader
     gc.collect()
     assert reference() is None
+    deadline_s = time.monotonic() + 30
+    while leavings.processes() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
     assert not leavings.processes()
 
 

@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 from fkat_data import arguments
 from fkat_data.errors import CacheFullError
+from fkat_data.interruption import genuine
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import CLAIMS
 from fkat_data.streaming.cache.claim import Claim
@@ -136,7 +137,7 @@ class Cache:
     def _claim(self, name: str) -> Claim:
         try:
             return Claim(self._directory, name)
-        except OSError as error:
+        except genuine(OSError) as error:
             if error.errno not in _FULL or not self._budget.evict(1):
                 raise
         return Claim(self._directory, name)
@@ -146,7 +147,7 @@ class Cache:
         for attempt in range(_MOST_ATTEMPTS):
             try:
                 return self._write(name, size_bytes, fill)
-            except OSError as error:
+            except genuine(OSError) as error:
                 if error.errno not in _FULL:
                     error.add_note(f"while making {self.directory / name}, {size_bytes} bytes")
                     raise

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import genuine, suppress
 from fkat_data.streaming.cache.ledger import Ledger
 from fkat_data.streaming.cache.locks import LockFile
 from fkat_data.streaming.cache.mapped_files import MappedFiles
@@ -106,7 +107,7 @@ class CacheDirectory:
         self.mapped_files: MappedFiles = MappedFiles(self.path / BOOKKEEPING / "mapped")
         try:
             self.prepare()
-        except OSError as error:
+        except genuine(OSError) as error:
             # Whole files can still be read; making one raises what is wrong.
             if error.errno not in NOT_WRITABLE:
                 raise
@@ -153,7 +154,7 @@ class CacheDirectory:
         try:
             # Not lexists(): it takes every error for a missing file, whose content would then pass for a new version.
             os.lstat(f"{self._text}/{name}")
-        except (FileNotFoundError, NotADirectoryError):
+        except genuine(FileNotFoundError, NotADirectoryError):
             return 0
         with self.ledger() as ledger:
             return self._remove(name, ledger) or 0
@@ -191,7 +192,7 @@ class CacheDirectory:
                         return None
                     with ledger.changing(-counted_bytes(found)):
                         os.unlink(last, dir_fd=folder)
-        except FileNotFoundError:
+        except genuine(FileNotFoundError):
             return 0
         self.recency.forget(name)
         return found.st_size
@@ -212,7 +213,7 @@ class CacheDirectory:
         with opened_folder(self.path, folders, is_made=True) as folder:
             with self.ledger() as ledger:
                 before_bytes = 0
-                with contextlib.suppress(FileNotFoundError):
+                with suppress(FileNotFoundError):
                     before_bytes = counted_bytes(os.stat(last, dir_fd=folder, follow_symlinks=False))
                 with ledger.changing(counted_bytes(temporary.lstat()) - before_bytes):
                     os.rename(temporary, last, dst_dir_fd=folder)
@@ -229,7 +230,7 @@ class CacheDirectory:
             OSError: The disk failed.
         """
         for folder in sorted({Path(name).parent for name in names} | {Path()}, reverse=True):
-            with contextlib.suppress(FileNotFoundError), opened_folder(self.path, folder.parts) as descriptor:
+            with suppress(FileNotFoundError), opened_folder(self.path, folder.parts) as descriptor:
                 os.fsync(descriptor)
 
     def files(self) -> Iterator[StoredFile]:
@@ -255,7 +256,7 @@ class CacheDirectory:
         path = f"{self._text}/{BOOKKEEPING}/{name}"
         try:
             return LockFile(path, flags, mode)
-        except FileNotFoundError:
+        except genuine(FileNotFoundError):
             # The user may have emptied the directory.
             self.prepare()
             return LockFile(path, flags, mode)
@@ -266,7 +267,7 @@ class CacheDirectory:
         Args:
             name: Its path in ``BOOKKEEPING``.
         """
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             os.unlink(f"{self._text}/{BOOKKEEPING}/{name}")  # noqa: PTH108 - as in ``open``
 
     def sweep(self, *folders: str) -> None:
@@ -277,7 +278,7 @@ class CacheDirectory:
         """
         for folder in folders:
             path = self.path / BOOKKEEPING / folder
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
                 for left in list(path.iterdir()):
                     _remove_if_free(left)
 
@@ -290,7 +291,7 @@ class CacheDirectory:
                 if not stat.S_ISDIR(os.lstat(folder).st_mode):
                     return -1
             found = os.lstat(f"{self._text}/{name}")
-        except (FileNotFoundError, NotADirectoryError):
+        except genuine(FileNotFoundError, NotADirectoryError):
             return -1
         if not stat.S_ISREG(found.st_mode) or (self._is_open and found.st_uid != os.geteuid()):
             return -1
@@ -299,7 +300,7 @@ class CacheDirectory:
     def _use_folder_of_node(self, level: int) -> None:
         try:
             make_safe(self.path)
-        except OSError as error:
+        except genuine(OSError) as error:
             if error.errno not in NOT_WRITABLE:
                 raise
             # No node can add files, so all may share those that are there.
@@ -312,7 +313,7 @@ class CacheDirectory:
             with LockFile(path) as first, LockFile(path) as second:
                 # If another process has the lock, locks exclude.
                 works = not first.try_lock() or not second.try_lock()
-        except OSError as error:
+        except genuine(OSError) as error:
             if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
                 raise
             works = False
@@ -337,7 +338,7 @@ def make_safe(directory: Path) -> None:
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except FileExistsError as error:
+    except genuine(FileExistsError) as error:
         raise ConfigurationError("local", str(directory), "a directory") from error
     found = directory.stat()
     danger = danger_of(found.st_uid, found.st_mode, os.geteuid())
@@ -356,9 +357,9 @@ def _remove_if_free(path: Path) -> None:
             # Only the lock says so: ages and process ids mislead.
             if lock.try_lock():
                 path.unlink(missing_ok=True)
-    except FileNotFoundError:
+    except genuine(FileNotFoundError):
         pass
-    except OSError as error:
+    except genuine(OSError) as error:
         if error.errno == errno.ELOOP:
             path.unlink(missing_ok=True)
         elif error.errno not in (errno.EISDIR, *NOT_WRITABLE):

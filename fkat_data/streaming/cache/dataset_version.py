@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import genuine, suppress
 from fkat_data.streaming.cache.cache_directory import NOT_WRITABLE, CacheDirectory
 from fkat_data.streaming.cache.locks import LockFile
 from fkat_data.streaming.cache.paths import BOOKKEEPING
@@ -77,9 +78,9 @@ class DatasetVersion:
             with (self._directory.path / BOOKKEEPING / _RECORD).open("rb") as file:
                 content = json.loads(file.read(_MOST_BYTES))
                 found = VersionRecord(content["version"], content.get("label", ""))
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
+        except genuine(FileNotFoundError, NotADirectoryError, PermissionError):
             return VersionRecord(None, "")
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except genuine(ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return VersionRecord("", "")
         return found if all(isinstance(text, str) for text in found) else VersionRecord("", "")
 
@@ -190,7 +191,7 @@ class DatasetVersion:
                 temporary.path.replace(self._directory.path / BOOKKEEPING / _RECORD)
                 # Nor a new file without the record: a directory without one is used as it is.
                 self._directory.sync([f"{BOOKKEEPING}/{_RECORD}"])
-        except OSError as error:
+        except genuine(OSError) as error:
             # Without this folder no file can be made: those that are there are of this version, or unrecorded.
             if error.errno not in NOT_WRITABLE:
                 raise
@@ -220,7 +221,7 @@ class DatasetVersion:
         lock = None
         try:
             lock = self._directory.open(name)
-        except OSError as error:
+        except genuine(OSError) as error:
             # This process keeps nothing there, and looks at the record again once it has joined.
             if error.errno not in NOT_WRITABLE:
                 raise
@@ -236,9 +237,9 @@ class DatasetVersion:
         for flags in (os.O_RDWR | os.O_CREAT, os.O_RDONLY):
             try:
                 return self._directory.open(name, flags)
-            except FileNotFoundError:
+            except genuine(FileNotFoundError):
                 continue
-            except OSError as error:
+            except genuine(OSError) as error:
                 if error.errno not in NOT_WRITABLE:
                     raise
         return None
@@ -266,6 +267,6 @@ def remove_if_unused(directory: Path) -> bool:
         if not users.try_lock():
             return False
         shutil.rmtree(cache.path)
-    with contextlib.suppress(OSError):  # another node's folder may be in it
+    with suppress(OSError):  # another node's folder may be in it
         directory.rmdir()
     return True

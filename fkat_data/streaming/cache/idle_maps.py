@@ -3,7 +3,8 @@
 import os
 import threading
 from typing import Protocol
-from weakref import WeakSet
+
+from fkat_data.dropped import WeakTable
 
 __all__ = ["MapOwner", "give_back_idle_maps", "register_map_owner"]
 
@@ -19,7 +20,7 @@ class MapOwner(Protocol):
         ...
 
 
-_owners: WeakSet[MapOwner] = WeakSet()
+_owners: WeakTable[int, MapOwner] = WeakTable()
 
 
 def register_map_owner(owner: MapOwner) -> None:
@@ -31,13 +32,13 @@ def register_map_owner(owner: MapOwner) -> None:
         owner: The object; it is not kept alive.
     """
     with _guard:
-        _owners.add(owner)
+        _owners[id(owner)] = owner
 
 
 def give_back_idle_maps() -> None:
     """Have all objects of this process give their maps back."""
     with _guard:
-        owners = list(_owners)
+        owners = _owners.values()
     for owner in owners:
         owner.give_back()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Self
 
+from fkat_data.interruption import genuine, suppress
 from fkat_data.streaming.cache.locks import LockFile
 from fkat_data.streaming.cache.system import boot_id
 
@@ -117,7 +118,7 @@ class Ledger:
             *(_MAGIC, boot_id(), counts.total_bytes, counts.num_files, counts.num_changes, counts.counted_at_ns),
             *(counts.queue_start, counts.queue_end),
         )
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.pwrite(self._lock.descriptor, content + _digest_of(content), 0)
 
     def pass_over(self, queue_start: int) -> None:
@@ -141,7 +142,7 @@ class Ledger:
         self.counts = None
         try:
             os.pwrite(self._lock.descriptor, bytes(_DIGEST_BYTES), _RECORD.size)
-        except OSError:
+        except genuine(OSError):
             # It needs no space; if it fails, too, the files must not change.
             os.ftruncate(self._lock.descriptor, 0)
 

@@ -1,15 +1,16 @@
 """File locks that the kernel releases when their holder dies, even by SIGKILL."""
 
-import contextlib
 import fcntl
 import io
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
+
+from fkat_data.dropped import WeakTable
+from fkat_data.interruption import genuine, suppress
 
 __all__ = ["LockFile", "pauses"]
 
@@ -18,7 +19,7 @@ _LONGEST_PAUSE_S = 0.05
 
 # Held during a fork: otherwise a child could inherit an open file that is not listed here yet, and its lock.
 _guard = threading.RLock()
-_files: "weakref.WeakSet[LockFile]" = weakref.WeakSet()
+_files: "WeakTable[int, LockFile]" = WeakTable()
 
 
 class LockFile(io.FileIO):
@@ -46,7 +47,7 @@ class LockFile(io.FileIO):
     def __init__(self, path: str | Path, flags: int = os.O_RDWR | os.O_CREAT, mode: int = 0o600) -> None:
         self._path = path
         with _guard:
-            _files.add(self)
+            _files[id(self)] = self
             super().__init__(
                 str(path),
                 "r" if flags & os.O_ACCMODE == os.O_RDONLY else "r+",
@@ -64,7 +65,7 @@ class LockFile(io.FileIO):
     def inherited(self) -> int | None:
         """What a forked child has to close: the descriptor, also where another thread was about to close it."""
         descriptor, *file = self._opened
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             status = os.fstat(descriptor)
             # Closed before, the number may be another file's by now.
             return descriptor if [status.st_dev, status.st_ino] == file else None
@@ -76,7 +77,7 @@ class LockFile(io.FileIO):
         # The link count does not tell: NFS and FUSE rename an open file instead of removing it.
         try:
             return os.path.samestat(os.fstat(self.descriptor), os.lstat(self._path))
-        except FileNotFoundError:
+        except genuine(FileNotFoundError):
             return False
 
     def try_lock(self, *, shared: bool = False) -> bool:
@@ -87,7 +88,7 @@ class LockFile(io.FileIO):
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
             fcntl.flock(self.descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except genuine(BlockingIOError):
             return False
         return True
 
@@ -114,16 +115,16 @@ def pauses() -> Iterator[float]:
 def _release_in_child() -> None:
     # Closing is enough: the parent's descriptors keep its locks. /dev/null takes the numbers, since an object of a
     # thread that the child does not have may still write to them.
-    descriptors = [number for file in _files if (number := file.inherited) is not None]
+    descriptors = [number for file in _files.values() if (number := file.inherited) is not None]
     try:
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC) if descriptors else -1
         for descriptor in descriptors:
             os.dup2(null, descriptor, inheritable=False)
         if null >= 0:
             os.close(null)
-    except OSError:
+    except genuine(OSError):
         for descriptor in descriptors:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.close(descriptor)
     finally:
         _files.clear()

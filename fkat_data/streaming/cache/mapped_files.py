@@ -5,10 +5,13 @@ import errno
 import fcntl
 import os
 import threading
+import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 
+from fkat_data.dropped import after_end
+from fkat_data.interruption import genuine
 from fkat_data.record_locks import lock_byte
 from fkat_data.streaming.cache.locks import LockFile
 
@@ -22,9 +25,28 @@ _NOT_POSSIBLE = (
     *(errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP),
 )
 
-# Re-entrant: the end of a map, which may come in any statement, enters it, too.
 _guard = threading.RLock()
 os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_guard.release)
+
+
+class _Entry:
+    """A map in a register: it lives as long as the map."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _EntryEnd(weakref.ref[_Entry]):
+    """Goes to a deque at an entry's end, which may come in any statement: no code of Python runs then."""
+
+    __slots__ = ("lock", "place", "register")
+    register: "MappedFiles"
+    lock: LockFile
+    place: int
+
+
+# The ends to come, and those that have come, of all registers of this process.
+_awaited: dict[int, _EntryEnd] = {}
+_left: deque[_EntryEnd] = deque()
 
 
 class MappedFiles:
@@ -48,10 +70,9 @@ class MappedFiles:
         self._owner = 0
         self._lock: LockFile | None = None
         self._counts: Counter[int] = Counter()
-        self._left: deque[tuple[LockFile, int]] = deque()
 
-    def enter(self, path: Path, found: os.stat_result) -> Callable[[], object]:
-        """Record that this process has mapped a file; return what removes the record.
+    def enter(self, path: Path, found: os.stat_result) -> object | None:
+        """Record that this process has mapped a file; return what is to live as long as the map does.
 
         Args:
             path: The file's path.
@@ -61,24 +82,18 @@ class MappedFiles:
             FileNotFoundError: Another process has evicted the file, or is about to.
         """
         place = found.st_ino & _MOST
+        entry = _Entry()
         with _guard:
-            self._settle()
+            _settle()
             lock = self._opened()
             if lock is None:
-                return _nothing
+                return None
             if not self._counts[place] and not _lock(lock, fcntl.F_RDLCK, place):
                 raise FileNotFoundError(errno.ENOENT, "it is being evicted", str(path))
+            end = _EntryEnd(entry, _left.append)
+            end.register, end.lock, end.place = self, lock, place
+            _awaited[id(end)] = end
             self._counts[place] += 1
-
-        def leave() -> None:
-            # Without waiting: a collection of garbage may come here from any statement, in any thread.
-            self._left.append((lock, place))
-            while self._left and _guard.acquire(blocking=False):
-                try:
-                    self._settle()
-                finally:
-                    _guard.release()
-
         try:
             # Who evicts a file holds its lock until the name is gone. Some file systems change inode numbers at each
             # look: there, nothing is known, and no file is protected.
@@ -86,9 +101,12 @@ class MappedFiles:
             if not os.path.samestat(named, found) and os.path.samestat(named, os.lstat(path)):
                 raise FileNotFoundError(errno.ENOENT, "it was replaced", str(path))
         except BaseException:
-            leave()
+            _left.append(end)
+            _settle()
             raise
-        return leave
+        # For other processes: this one asks for the ends before it looks at the register.
+        after_end(entry, _settle)
+        return entry
 
     @contextlib.contextmanager
     def claimed(self, inode: int) -> Generator[bool]:
@@ -97,6 +115,7 @@ class MappedFiles:
         Args:
             inode: The file's inode number.
         """
+        _settle()
         # Another description of the register: the locks of this process exclude it, too. It is made if it is missing:
         # a process that made it meanwhile would lock another file.
         lock = self._made()
@@ -106,13 +125,10 @@ class MappedFiles:
         with lock:
             yield _lock(lock, fcntl.F_WRLCK, inode & _MOST)
 
-    def _settle(self) -> None:
-        """Release the locks of what was unmapped. The caller holds the guard."""
-        while self._left:
-            lock, place = self._left.popleft()
-            # After a fork, and after the directory was emptied, this process holds other locks.
-            if lock is not self._lock:
-                continue
+    def leave(self, lock: LockFile, place: int) -> None:
+        """Release the lock of what was unmapped. The caller holds the guard."""
+        # After a fork, and after the directory was emptied, this process holds other locks.
+        if lock is self._lock and self._owner == os.getpid():
             self._counts[place] -= 1
             if not self._counts[place]:
                 del self._counts[place]
@@ -130,26 +146,31 @@ class MappedFiles:
     def _made(self) -> LockFile | None:
         try:
             return LockFile(self._path)
-        except OSError as error:
+        except genuine(OSError) as error:
             if error.errno not in _NOT_POSSIBLE:
                 raise
             return None
 
     def __getstate__(self) -> dict[str, object]:
-        return {"_path": self._path, "_owner": 0, "_lock": None, "_counts": Counter(), "_left": deque()}
+        return {"_path": self._path, "_owner": 0, "_lock": None, "_counts": Counter()}
+
+
+def _settle() -> None:
+    """Release the locks of what was unmapped."""
+    with _guard:
+        while _left:
+            end = _left.popleft()
+            if _awaited.pop(id(end), None) is not None:
+                end.register.leave(end.lock, end.place)
 
 
 def _lock(lock: LockFile, kind: int, place: int) -> bool:
     """Set a lock; return False if another process's excludes it."""
     try:
         lock_byte(lock.descriptor, kind, place)
-    except OSError as error:
+    except genuine(OSError) as error:
         if error.errno in _BUSY:
             return False
         if error.errno not in (*_NOT_POSSIBLE, errno.EBADF):
             raise
     return True
-
-
-def _nothing() -> None:
-    pass

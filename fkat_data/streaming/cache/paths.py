@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fkat_data.errors import ShardCorruptError
+from fkat_data.interruption import genuine, suppress
 
 __all__ = [
     "BOOKKEEPING",
@@ -78,11 +79,11 @@ def opened_folder(root: Path, folders: Sequence[str], *, is_made: bool = False) 
     try:
         for depth, folder in enumerate(folders, start=1):
             if is_made:
-                with contextlib.suppress(FileExistsError):
+                with suppress(FileExistsError):
                     os.mkdir(folder, dir_fd=descriptor)
             try:
                 below = os.open(folder, _FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
-            except OSError as error:
+            except genuine(OSError) as error:
                 if error.errno not in (errno.ELOOP, errno.ENOTDIR):
                     raise
                 path = root.joinpath(*folders[:depth])
@@ -105,7 +106,7 @@ def files_below(root: str, prefix: str = "") -> Iterator[StoredFile]:
     """
     try:
         entries = list(os.scandir(root))
-    except (FileNotFoundError, NotADirectoryError):
+    except genuine(FileNotFoundError, NotADirectoryError):
         return
     if prefix and any(entry.name == BOOKKEEPING for entry in entries):
         return
@@ -114,7 +115,7 @@ def files_below(root: str, prefix: str = "") -> Iterator[StoredFile]:
             if entry.name != BOOKKEEPING:
                 yield from files_below(entry.path, f"{prefix}{entry.name}/")
             continue
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             found = entry.stat(follow_symlinks=False)
             if stat.S_ISREG(found.st_mode):
                 yield StoredFile(prefix + entry.name, found.st_size, found.st_mtime_ns)
@@ -127,7 +128,7 @@ def files_in_the_making(root: str) -> Iterator[StoredFile]:
         root: The cache's directory.
     """
     # Another user's: this one cannot make files there.
-    with contextlib.suppress(PermissionError):
+    with suppress(PermissionError):
         for file in files_below(f"{root}/{BOOKKEEPING}/{MAKING}", f"{BOOKKEEPING}/{MAKING}/"):
             size_bytes = max(file.size_bytes, reserved_bytes(file.name.rpartition("/")[2]))
             yield file._replace(size_bytes=size_bytes)

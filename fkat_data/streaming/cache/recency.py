@@ -1,15 +1,15 @@
 """When each file of a cache was last used, by the monotonic clock."""
 
-import contextlib
 import os
 import struct
 import time
-from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
 
+from fkat_data.dropped import Descriptor
+from fkat_data.interruption import genuine, suppress
 from fkat_data.streaming.cache.locks import LockFile
 from fkat_data.streaming.cache.system import boot_id
 
@@ -70,7 +70,7 @@ class Recency:
         if table is None:
             return None
         key = self.key_of(name)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             _, keys, ticks = self._window(table, key)
             if key in keys and (tick := ticks[keys.index(key)]) < _MOST:
                 return tick - table.base
@@ -86,7 +86,7 @@ class Recency:
         if table is None:
             return
         key = self.key_of(name)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             offset, keys, ticks = self._window(table, key)
             place = _place(key, keys, ticks, is_used=is_used)
             if place is not None:
@@ -107,7 +107,7 @@ class Recency:
         if table is None or os.fstat(table.descriptor).st_nlink == 0:
             try:
                 table = self._table = _Table(self._path)
-            except OSError:
+            except genuine(OSError):
                 return None
         return table
 
@@ -127,8 +127,8 @@ class _Table:
     """The open file. A forked child may use it: it has no lock and no offset in use."""
 
     def __init__(self, path: Path) -> None:
-        self.descriptor = -1
-        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._file = Descriptor(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        self.descriptor = self._file.fileno()
         base = self._base()
         if base is None:
             with LockFile(path, os.O_RDWR) as lock:
@@ -158,7 +158,3 @@ class _Table:
         os.ftruncate(self.descriptor, _FILE_BYTES)
         os.pwrite(self.descriptor, _HEADER.pack(_MAGIC, boot_id(), base, 0), 0)
         return base
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if self.descriptor >= 0:
-            close(self.descriptor)

@@ -1,12 +1,12 @@
 """One directory of a cache under its lock: what its files take, and which of them goes next."""
 
-import contextlib
 import os
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Self
 
+from fkat_data.interruption import genuine, suppress
 from fkat_data.streaming.cache.cache_directory import NOT_WRITABLE, CacheDirectory
 from fkat_data.streaming.cache.ledger import Counts, Ledger
 from fkat_data.streaming.cache.paths import MAKING, StoredFile
@@ -63,7 +63,7 @@ class Stock:
         self._mapped: set[str] = set()
         try:
             self._ledger = directory.ledger()
-        except OSError as error:
+        except genuine(OSError) as error:
             # In a directory that is not writable, no process adds files.
             if error.errno not in NOT_WRITABLE:
                 raise
@@ -153,11 +153,11 @@ class Stock:
                     )
                     if lines:
                         break
-        except OSError:
+        except genuine(OSError):
             return False
         for line in lines:
             start += len(line) + 1
-            with contextlib.suppress(ValueError):
+            with suppress(ValueError):
                 last_use, changed_ns, name = line.split(b" ", 2)
                 self._listed.append((Candidate(int(last_use), int(changed_ns), os.fsdecode(name)), start))
         return bool(self._listed)
@@ -199,7 +199,7 @@ class Stock:
         try:
             with self._directory.open(_QUEUE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
                 return os.write(file.descriptor, content) == len(content)
-        except OSError:
+        except genuine(OSError):
             # The disk may be full: this process goes on with what it has listed.
             return False
 

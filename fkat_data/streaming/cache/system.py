@@ -9,6 +9,7 @@ from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
+from fkat_data.interruption import genuine
 from fkat_data.machine import boot_text
 
 __all__ = ["allocate", "boot_id", "file_system_of", "is_node_local"]
@@ -92,7 +93,7 @@ def allocate(descriptor: int, size_bytes: int) -> None:
         return
     try:
         _call(None, _C.fallocate, descriptor, _KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size_bytes))
-    except OSError as error:
+    except genuine(OSError) as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
             raise
 

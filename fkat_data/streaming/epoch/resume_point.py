@@ -9,7 +9,6 @@ import fcntl
 import mmap
 import os
 import threading
-import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fkat_data.dropped import Descriptor
 from fkat_data.errors import ConfigurationError, StaleIteratorError
 from fkat_data.machine import started_at
 from fkat_data.streaming.epoch.torch_iteration import TorchIteration, iteration_that_starts, trainer_here
@@ -194,8 +194,7 @@ class SharedResumePoint:
         self._trainers[0] = (process, 0, 0, _packed(point), _packed(point))
 
     def _open(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        weakref.finalize(self, os.close, descriptor).atexit = False
+        self._file = Descriptor(descriptor)
         os.ftruncate(descriptor, _SIZE_BYTES)
         page = mmap.mmap(descriptor, _SIZE_BYTES)
         self._count: npt.NDArray[np.int64] = np.frombuffer(page, np.int64, 1)
@@ -208,11 +207,11 @@ class SharedResumePoint:
     @contextmanager
     def _locked(self) -> Generator[None]:
         with _thread_turn[0]:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+            fcntl.lockf(self._file.fileno(), fcntl.LOCK_EX)
             try:
                 yield
             finally:
-                fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+                fcntl.lockf(self._file.fileno(), fcntl.LOCK_UN)
 
     def __getstate__(self) -> dict[str, Any]:
         with self._locked():
@@ -223,7 +222,7 @@ class SharedResumePoint:
             starting = iteration_that_starts()
             if starting is not None:
                 self._announce(trainer, starting[0])
-            return {"page": DupFd(self._descriptor), "origin": self._process}
+            return {"page": DupFd(self._file.fileno()), "origin": self._process}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "page" in state:

@@ -10,14 +10,13 @@ A process waits for a maker for a limited time. It computes the part in its own 
 or the disk does not work.
 """
 
-import contextlib
+import functools
 import logging
 import mmap
 import os
 import stat
 import tempfile
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fkat_data.dropped import after_end
+from fkat_data.interruption import genuine, suppress
 from fkat_data.machine import boot_text
 from fkat_data.streaming.cache.locks import LockFile, pauses
 from fkat_data.streaming.cache.system import allocate
@@ -55,7 +56,7 @@ def shared_part(
         deadline_s = time.monotonic() + _WAIT_S + _WAIT_PER_SAMPLE_S * size
         lock = _opened(path, size * np.dtype(dtype).itemsize, dtype, make, deadline_s)
         return SharedPart(lock, path, size, dtype)
-    except OSError as error:
+    except genuine(OSError) as error:
         _logger.warning("each process computes the order of its epoch alone, because sharing it failed: %s", error)
         return kept_here(key, size, dtype, make)
 
@@ -79,7 +80,7 @@ class SharedPart:
         # A list, which the finalizer can empty: the map has a descriptor, and so the lock, as long as it lives.
         self._samples: list[_Integers] = [np.frombuffer(mapped, dtype, size)]
         del mapped
-        weakref.finalize(self, _release, self._samples, lock, path)
+        after_end(self, functools.partial(_release, self._samples, lock, path), at_exit=True)
 
     def __getitem__(self, places: Any) -> _Integers:
         """Return the samples at an array of places."""
@@ -137,7 +138,7 @@ def _fill(
             file.writelines(np.ascontiguousarray(samples, dtype).data for samples in make())
             file.write(_TRAILER)
     except BaseException:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             path.unlink()
         raise
 
@@ -150,7 +151,7 @@ def _remove_others(path: Path) -> None:
 
 def _remove_unused(path: Path) -> None:
     """Remove a file unless a process maps or makes it."""
-    with contextlib.suppress(OSError), LockFile(path, os.O_RDWR) as lock:
+    with suppress(OSError), LockFile(path, os.O_RDWR) as lock:
         if lock.try_lock() and lock.is_there:
             path.unlink()
 
@@ -162,7 +163,7 @@ def _folder() -> Path:
         OSError: It cannot be made, or another user could write into it.
     """
     folder = Path(tempfile.gettempdir()) / f"fkat_data-{os.geteuid()}-orders"
-    with contextlib.suppress(FileExistsError):
+    with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:

@@ -1,7 +1,6 @@
 """Compression of whole files, by the names in the index. Decompression stops at the size in the index."""
 
 import bz2
-import contextlib
 import gzip
 import secrets
 import zlib
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.interruption import genuine, suppress
 from fkat_data.requirement import required
 from fkat_data.streaming.formats.entry import FileInfo
 from fkat_data.streaming.formats.files import file_size
@@ -61,7 +61,7 @@ def _brotli_chunks(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
             if not chunk and not text and decompressor.can_accept_more_data():
                 raise _BrokenError("the data end too early")
             yield text
-    except brotli.error as error:
+    except genuine(brotli.error) as error:
         raise _BrokenError(str(error)) from error
     if file.read(1):
         raise _BrokenError("extra bytes follow the compressed data")
@@ -74,7 +74,7 @@ def _file_chunks(open_file: Callable[[BinaryIO], Any]) -> Callable[[BinaryIO, in
             with open_file(file) as text:
                 while chunk := text.read(_CHUNK_BYTES):
                     yield chunk
-        except (OSError, EOFError, ValueError, zlib.error) as error:
+        except genuine(OSError, EOFError, ValueError, zlib.error) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # the disk failed; the data may be intact
             raise _BrokenError(str(error)) from error
@@ -101,7 +101,7 @@ def _snappy_chunks(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
         if stated_bytes != size_bytes or stated_bytes > _SNAPPY_GROWTH * len(data) + 64:
             raise _BrokenError(f"its header states {stated_bytes} decompressed bytes")
         yield bytes(cramjam.snappy.decompress_raw(data))
-    except cramjam.DecompressionError as error:
+    except genuine(cramjam.DecompressionError) as error:
         raise _BrokenError(str(error)) from error
 
 
@@ -116,7 +116,7 @@ def _zstd_chunks(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
         with zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=False) as text:
             while chunk := text.read(_CHUNK_BYTES):
                 yield chunk
-    except zstandard.ZstdError as error:
+    except genuine(zstandard.ZstdError) as error:
         raise _BrokenError(str(error)) from error
 
 
@@ -247,7 +247,7 @@ def decompress_file(compression: str, source: Path, target: Path, raw: FileInfo)
             decompress_into(compression, source, output, raw)
         temporary.replace(target)
     finally:
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             temporary.unlink()
 
 

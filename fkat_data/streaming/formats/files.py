@@ -5,6 +5,7 @@ import stat
 from pathlib import Path
 
 from fkat_data.errors import ShardCorruptError, ShardNotFoundError
+from fkat_data.interruption import genuine
 
 __all__ = ["file_size", "is_same_place"]
 
@@ -18,7 +19,7 @@ def file_size(path: Path) -> int:
     """
     try:
         found = path.stat()
-    except (FileNotFoundError, NotADirectoryError) as error:
+    except genuine(FileNotFoundError, NotADirectoryError) as error:
         raise ShardNotFoundError(str(path), "no such file") from error
     if not stat.S_ISREG(found.st_mode):
         raise ShardCorruptError(str(path), "not a regular file")
@@ -32,7 +33,7 @@ def is_same_place(first: Path, second: Path) -> bool:
     """
     try:
         return first.samefile(second)
-    except OSError:
+    except genuine(OSError):
         # Unlike Path.resolve, this does not raise for links that lead in a circle.
         first, second = Path(os.path.realpath(first)), Path(os.path.realpath(second))
     if first == second:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.interruption import genuine
 from fkat_data.requirement import required
 from fkat_data.streaming.formats.entry import FileInfo
 from fkat_data.streaming.formats.files import file_size
@@ -85,7 +86,7 @@ def validate_file(path: Path, info: FileInfo, algorithm: str | None = None) -> N
         with path.open("rb", buffering=0) as file:
             while chunk := file.read(_CHUNK_BYTES):
                 made.update(chunk)
-    except FileNotFoundError as error:
+    except genuine(FileNotFoundError) as error:
         # A cache may evict it at any time.
         raise ShardNotFoundError(str(path), "no such file") from error
     if made.hexdigest() != info.hashes[algorithm]:

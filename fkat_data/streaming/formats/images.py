@@ -5,7 +5,7 @@ import struct
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import genuine
 from fkat_data.requirement import required
 from fkat_data.streaming.formats.encoding import Encoding, EncodingError
 
@@ -75,9 +75,7 @@ class ImageFileEncoding(Encoding):
         buffer = io.BytesIO()
         try:
             image.save(buffer, format=self._kind)
-        except Exception as error:
-            if is_interruption(error):
-                raise
+        except genuine(Exception) as error:
             raise EncodingError(f"an image that can be saved as {self._kind} ({error})") from error
         return buffer.getvalue()
 
@@ -150,13 +148,11 @@ def _opened(data: memoryview) -> Any:
     try:
         try:
             return pillow.open(io.BytesIO(data), formats=_COMMON_FORMATS)
-        except pillow.UnidentifiedImageError:
+        except genuine(pillow.UnidentifiedImageError):
             pillow.init()
             others = [kind for kind in pillow.ID if kind not in _FORMATS_WITH_PROGRAMS]
             return pillow.open(io.BytesIO(data), formats=others)
-    except Exception as error:
-        if is_interruption(error):
-            raise
+    except genuine(Exception) as error:
         raise EncodingError(f"Pillow cannot open the image: {error}") from error
 
 

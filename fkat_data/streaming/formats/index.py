@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fkat_data.errors import ShardCorruptError
+from fkat_data.interruption import genuine
 from fkat_data.streaming.formats.columns import columns_of
 from fkat_data.streaming.formats.compression import FAMILIES
 from fkat_data.streaming.formats.entry import Column, FileInfo, ShardEntry
@@ -57,7 +58,7 @@ def parse_index(text: bytes, file: str) -> list[ShardEntry]:
     parser = _Parser(file)
     try:
         content = read_object(text.decode(), "shards", parser.entry)
-    except (ValueError, RecursionError) as error:
+    except genuine(ValueError, RecursionError) as error:
         raise ShardCorruptError(file, f"not valid JSON: {error}") from error
     index = Fields(file, "", content)
     index.version(_VERSION)
@@ -165,7 +166,7 @@ def _expected_name(basename: str) -> str | None:
         return None  # the fast path for nearly all names
     try:
         encoded = basename.encode()
-    except UnicodeEncodeError:
+    except genuine(UnicodeEncodeError):
         return "a name that UTF-8 can encode"
     parts = basename.split("/")
     if not basename or basename.startswith("/") or any(part in ("", ".", "..") for part in parts) or "\0" in basename:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
+from fkat_data.interruption import genuine
 from fkat_data.streaming.formats.encoding import EncodingError
 from fkat_data.streaming.formats.entry import ShardEntry
 from fkat_data.streaming.formats.mapping import MapRegister
@@ -29,7 +30,7 @@ class JSONReader(SplitReader):
     def _parsed(self, line: bytes) -> dict[str, Any]:
         try:
             value = json.loads(line)
-        except RecursionError:
+        except genuine(RecursionError):
             raise EncodingError("the JSON is nested too deeply") from None
         if not isinstance(value, dict):
             raise EncodingError("not a JSON object")

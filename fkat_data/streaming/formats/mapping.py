@@ -2,7 +2,6 @@
 
 import mmap
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -10,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import ShardCorruptError, ShardNotFoundError
+from fkat_data.interruption import genuine
 from fkat_data.streaming.formats.entry import FileInfo
 from fkat_data.streaming.formats.hashing import check_size
 from fkat_data.streaming.formats.memory_map import map_file
@@ -22,8 +22,8 @@ _OFFSET_BYTES = 4
 class MapRegister(Protocol):
     """Records which files this process has mapped."""
 
-    def enter(self, path: Path, found: os.stat_result) -> Callable[[], object]:
-        """Record that this process maps a file; return what removes the record.
+    def enter(self, path: Path, found: os.stat_result) -> object | None:
+        """Record that this process maps a file; return what is to live as long as the map does.
 
         Args:
             path: The file's path.
@@ -78,18 +78,14 @@ def _mapped(path: Path, start: int, stop: int, register: MapRegister | None) -> 
             if found.st_size < stop:
                 raise ShardCorruptError(str(path), f"the file shrank below {stop} bytes while it was opened")
 
-            def enter() -> Callable[[], object]:
-                return register.enter(path, found) if register else _nothing
+            def enter() -> object | None:
+                return register.enter(path, found) if register else None
 
             return map_file(descriptor, stop - first, enter, start=first)[start - first :]
         finally:
             os.close(descriptor)
-    except FileNotFoundError as error:
+    except genuine(FileNotFoundError) as error:
         raise ShardNotFoundError(str(path), "no such file") from error
-
-
-def _nothing() -> None:
-    pass
 
 
 def offsets_of(path: Path, content: memoryview, num_samples: int, data_bytes: int) -> npt.NDArray[np.int64]:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import ShardCorruptError
+from fkat_data.interruption import genuine
 from fkat_data.streaming.formats.entry import ShardEntry
 from fkat_data.streaming.formats.mapping import MapRegister, mapped, offsets_of
 from fkat_data.streaming.formats.open_column import OpenColumn, windows_of
@@ -173,7 +174,7 @@ class MDSReader:
     def _value(self, row: int, column: OpenColumn, begin: int, end: int) -> Any:
         try:
             return column.decode(self._content[begin:end])
-        except ValueError as error:
+        except genuine(ValueError) as error:
             field = f"row {row}, column {column.name!r}"
             raise ShardCorruptError(str(self._path), f"{field}: {error}", field) from error
 

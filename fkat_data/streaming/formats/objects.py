@@ -7,7 +7,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import genuine
 from fkat_data.streaming.formats.encoding import Encoding, EncodingError
 
 __all__ = ["JsonEncoding", "PickleEncoding"]
@@ -20,14 +20,14 @@ class JsonEncoding(Encoding):
         """Return the JSON of a value."""
         try:
             return json.dumps(_plain(value)).encode()
-        except (TypeError, ValueError, RecursionError) as error:
+        except genuine(TypeError, ValueError, RecursionError) as error:
             raise EncodingError(f"a value that JSON can represent ({error})") from None
 
     def decode(self, data: memoryview) -> Any:
         """Return the value."""
         try:
             return json.loads(str(data, "utf-8"))
-        except RecursionError:
+        except genuine(RecursionError):
             raise EncodingError("the JSON is nested too deeply") from None
 
 
@@ -41,18 +41,14 @@ class PickleEncoding(Encoding):
         """Return the pickle of an object."""
         try:
             return pickle.dumps(value)
-        except Exception as error:
-            if is_interruption(error):
-                raise
+        except genuine(Exception) as error:
             raise EncodingError(f"an object that can be pickled ({error})") from error
 
     def decode(self, data: memoryview) -> Any:
         """Return the object."""
         try:
             return pickle.loads(data)
-        except Exception as error:
-            if is_interruption(error):
-                raise
+        except genuine(Exception) as error:
             raise EncodingError(f"the pickle cannot be loaded: {type(error).__name__}: {error}") from error
 
 

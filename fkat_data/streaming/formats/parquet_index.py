@@ -6,6 +6,7 @@ from hashlib import blake2s
 from typing import Any
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.interruption import genuine
 from fkat_data.requirement import required
 from fkat_data.streaming.formats.entry import Column, ShardEntry
 from fkat_data.streaming.formats.file_formats import DescribedFile, StoredBytes
@@ -37,7 +38,7 @@ def describe(file: StoredBytes) -> dict[str, Any]:
     metadata = parsed_footer(file.name, footer)
     try:
         fields = [(field.name, field.type) for field in metadata.schema.to_arrow_schema()]
-    except _arrow.ArrowException as error:
+    except genuine(_arrow.ArrowException) as error:
         raise ShardCorruptError(file.name, f"its columns cannot be read: {error}") from error
     num_leaves = [_num_leaves(kind) for _, kind in fields]
     if sum(num_leaves) != metadata.num_columns:
@@ -102,7 +103,7 @@ def parsed_footer(file: str, footer: bytes) -> Any:
     content = b"".join((_MAGIC, footer, len(footer).to_bytes(4, "little"), _MAGIC))
     try:
         return _parquet.read_metadata(_arrow.BufferReader(content))
-    except (_arrow.ArrowException, OSError) as error:
+    except genuine(_arrow.ArrowException, OSError) as error:
         if re.search("encrypt|decrypt", str(error), re.IGNORECASE):
             raise _encrypted(file) from error
         raise ShardCorruptError(file, f"the footer cannot be read: {error}") from error

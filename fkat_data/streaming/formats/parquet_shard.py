@@ -7,6 +7,7 @@ from typing import Any, TypeAlias, Unpack
 import numpy.typing as npt
 
 from fkat_data.errors import ShardCorruptError
+from fkat_data.interruption import genuine
 from fkat_data.requirement import required
 from fkat_data.streaming.formats.arrow_values import ArrowValues
 from fkat_data.streaming.formats.entry import FileInfo, Origin, ShardEntry
@@ -90,7 +91,7 @@ class ParquetReader(PartReader):
     def _listed(self, name: str, values: ArrowValues, rows: npt.NDArray[Any], *, is_writable: bool) -> list[Any]:
         try:
             return values.listed(rows, arrays=self._arrays, is_writable=is_writable)
-        except (_arrow.ArrowException, ValueError, OverflowError) as error:
+        except genuine(_arrow.ArrowException, ValueError, OverflowError) as error:
             # Times with nanoseconds, among others, and years that datetime does not have.
             raise ShardCorruptError(
                 self._name,
@@ -124,14 +125,14 @@ class ParquetReader(PartReader):
                         self._name, f"rows of column {name!r}", str(self.num_samples), len(table.column(name))
                     )
             columns = {name: ArrowValues(table.column(name)) for name in self._names}
-        except (_arrow.ArrowException, OSError, KeyError) as error:
+        except genuine(_arrow.ArrowException, OSError, KeyError) as error:
             raise ShardCorruptError(self._name, f"cannot be decoded: {error}") from error
         return columns, sum(values.size_bytes for values in columns.values())
 
     def _footer_in(self, path: Path) -> Any:
         try:
             return _parquet.read_metadata(str(path))
-        except (_arrow.ArrowException, OSError) as error:
+        except genuine(_arrow.ArrowException, OSError) as error:
             raise ShardCorruptError(self._name, f"the footer cannot be read: {error}") from error
 
 

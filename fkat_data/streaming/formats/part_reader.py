@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.interruption import genuine
 from fkat_data.streaming.formats.decoded_groups import DecodedGroups
 from fkat_data.streaming.formats.entry import Origin, ShardEntry
 
@@ -73,7 +74,7 @@ class PartReader(ABC):
             return
         try:
             found = str(self._path.stat().st_mtime_ns)
-        except FileNotFoundError as error:
+        except genuine(FileNotFoundError) as error:
             raise ShardNotFoundError(str(self._path), "no such file") from error
         if found != self._origin.version:
             raise self._written_again()

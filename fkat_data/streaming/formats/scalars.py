@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from fkat_data.interruption import genuine
 from fkat_data.streaming.formats.encoding import Encoding, EncodingError
 
 __all__ = ["SCALAR_DTYPES", "IntEncoding", "ScalarEncoding"]
@@ -31,7 +32,7 @@ class IntEncoding(Encoding):
         """Return the bytes of an int. A bool counts as 0 or 1."""
         try:
             return _INT64.pack(operator.index(value))
-        except (TypeError, struct.error):
+        except genuine(TypeError, struct.error):
             raise EncodingError("an int from -2**63 to 2**63 - 1") from None
 
     def decode(self, data: memoryview) -> int:
@@ -63,7 +64,7 @@ class ScalarEncoding(Encoding):
             if not isinstance(number, (numbers.Real, np.bool_)):
                 raise TypeError
             return (self._integer(number) if self._dtype.kind in "iu" else self._float(number)).tobytes()
-        except (TypeError, ValueError, OverflowError):
+        except genuine(TypeError, ValueError, OverflowError):
             raise EncodingError(f"a number that {self._dtype.name} can represent") from None
 
     def decode(self, data: memoryview) -> Any:

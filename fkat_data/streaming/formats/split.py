@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import ShardCorruptError
+from fkat_data.interruption import genuine
 from fkat_data.streaming.formats.entry import ShardEntry
 from fkat_data.streaming.formats.mapping import MapRegister, mapped, offsets_of
 from fkat_data.streaming.formats.reader import checked_row, checked_rows
@@ -53,7 +54,7 @@ class SplitReader(ABC):
             if not line.endswith(self._newline):
                 raise ValueError(f"the line does not end with {self._newline!r}")
             sample = self._parsed(line[: -len(self._newline)])
-        except ValueError as error:
+        except genuine(ValueError) as error:
             raise ShardCorruptError(str(self._path), f"row {row}: {error}", f"row {row}") from error
         return sample if self._is_whole else {name: sample[name] for name in self._names}
 

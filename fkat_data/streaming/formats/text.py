@@ -3,6 +3,7 @@
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from fkat_data.interruption import genuine
 from fkat_data.streaming.formats.encoding import Encoding, EncodingError
 
 __all__ = ["BytesEncoding", "StringDecimalEncoding", "StringEncoding", "StringFloatEncoding", "StringIntEncoding"]
@@ -29,7 +30,7 @@ class StringEncoding(Encoding):
         """Return the UTF-8 of a string."""
         try:
             return str.encode(value)
-        except (TypeError, UnicodeEncodeError):
+        except genuine(TypeError, UnicodeEncodeError):
             raise EncodingError("a string that UTF-8 can encode") from None
 
     def decode(self, data: memoryview) -> str:
@@ -46,7 +47,7 @@ class StringIntEncoding(Encoding):
             raise EncodingError("an int")
         try:
             return str(int(value)).encode()
-        except ValueError as error:
+        except genuine(ValueError) as error:
             raise EncodingError(f"an int that Python converts to text ({error})") from None
 
     def decode(self, data: memoryview) -> int:
@@ -81,5 +82,5 @@ class StringDecimalEncoding(Encoding):
         """Return the Decimal."""
         try:
             return Decimal(str(data, "utf-8"))
-        except InvalidOperation:
+        except genuine(InvalidOperation):
             raise EncodingError("the text is not a decimal number") from None

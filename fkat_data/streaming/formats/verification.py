@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fkat_data.errors import ShardError, ShardNotFoundError
+from fkat_data.interruption import genuine
 from fkat_data.streaming.formats.entry import FileInfo, ShardEntry
 from fkat_data.streaming.formats.hashing import validate_file
 from fkat_data.streaming.formats.index import INDEX_NAME, read_index
@@ -127,7 +128,7 @@ def _decode(path: Path, shard: ShardReader, rows: range) -> None:
         for name, value in sample.items():
             try:
                 _load(value)
-            except Exception as error:
+            except genuine(Exception) as error:
                 raise ShardError(str(path), f"row {row}, column {name!r}: {error}") from error
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fkat_data.errors import ShardCorruptError
+from fkat_data.interruption import genuine
 from fkat_data.streaming.formats.mapping import MapRegister
 
 __all__ = ["WatchedFiles"]
@@ -39,7 +40,7 @@ class WatchedFiles:
         for path, before in self._mapped:
             try:
                 now = os.stat(path)  # noqa: PTH116 - a Path takes longer
-            except OSError:
+            except genuine(OSError):
                 continue
             # Some mounts give one file another inode number at each look.
             is_same_file = now.st_ino == before.st_ino

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardError, ShardNotFoundError
+from fkat_data.interruption import genuine
 from fkat_data.streaming.cache.cache import Cache
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import NOT_WRITABLE
@@ -263,7 +264,7 @@ class CachedSource:
         try:
             if self.can_be_fetched(name):
                 self._cache.remove(name)
-        except OSError as error:
+        except genuine(OSError) as error:
             if error.errno not in NOT_WRITABLE:
                 raise
 
@@ -284,7 +285,7 @@ class CachedSource:
             path = self._cache.get(compressed.basename, compressed.bytes, partial(self._download, compressed))
             try:
                 decompress_into(compression, path or self.directory / compressed.basename, file, raw)
-            except FileNotFoundError:
+            except genuine(FileNotFoundError):
                 # Another process has just evicted it; nothing is written yet.
                 continue
             except ShardCorruptError:
@@ -300,7 +301,7 @@ class CachedSource:
     def _copy(self) -> bytes | None:
         try:
             return (self.directory / INDEX_NAME).read_bytes()
-        except FileNotFoundError:
+        except genuine(FileNotFoundError):
             return None
 
     def _replaced(self, found: FoundIndex, copy: bytes | None, recorded: str | None) -> list[ShardEntry]:
@@ -310,7 +311,7 @@ class CachedSource:
         self._adopt(found.version, found.report, found.entries, self._label(found.report))
         try:
             self._cache.get(INDEX_NAME, len(found.content), lambda file: _write(file, found.content))
-        except OSError as error:
+        except genuine(OSError) as error:
             # The copy only serves the next start.
             if error.errno not in NOT_WRITABLE:
                 raise

@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from hashlib import blake2s
 from pathlib import Path
 from typing import NamedTuple
 
 from fkat_data.background import BackgroundCall
 from fkat_data.errors import DownloadError, ShardCorruptError, ShardNotFoundError
+from fkat_data.interruption import suppress
 from fkat_data.streaming.formats.entry import ShardEntry
 from fkat_data.streaming.formats.files import file_size
 from fkat_data.streaming.formats.index import INDEX_NAME, parse_index

@@ -1,6 +1,5 @@
 """Compressed shards of a directory that is read in place, decompressed into a cache of this node."""
 
-import contextlib
 import logging
 import re
 from functools import partial
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.interruption import genuine, suppress
 from fkat_data.streaming.cache.cache import Cache
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import CacheDirectory, make_safe
@@ -55,7 +55,7 @@ def folder_of(directory: Path, version: str, *, is_beside: bool) -> Path:
     above = directory / BOOKKEEPING / _DECOMPRESSED
     # Folders of other versions are removed, so the way to them must not lead elsewhere.
     if is_beside and not above.parent.is_symlink() and not above.is_symlink():
-        with contextlib.suppress(OSError, ConfigurationError):
+        with suppress(OSError, ConfigurationError):
             make_safe(above)
             if CacheDirectory(above / name, is_announced=False).is_writable:
                 return _alone(above, name)
@@ -70,7 +70,7 @@ def _alone(above: Path, name: str) -> Path:
         if other.name != name and _NAME.fullmatch(other.name) and not other.is_symlink():
             try:
                 remove_if_unused(other)
-            except (OSError, ConfigurationError) as error:
+            except genuine(OSError, ConfigurationError) as error:
                 _logger.warning("decompressed shards of an earlier version stay in %s: %s", other, error)
     return above / name
 

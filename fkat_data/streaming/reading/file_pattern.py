@@ -4,6 +4,7 @@ import re
 from typing import NamedTuple
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import genuine
 from fkat_data.streaming.formats.file_formats import FILE_SUFFIXES, format_of_name
 
 __all__ = ["KNOWN_SUFFIXES", "NO_DATASET", "FilePattern", "no_stream", "split_location", "split_name"]
@@ -124,7 +125,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
             parts.append(_component(component) + ("" if is_last else "/"))
     try:
         return re.compile("".join(parts))
-    except re.error as error:
+    except genuine(re.error) as error:
         raise ConfigurationError("remote", pattern, f"a pattern of files as the shell's ({error})") from None
 
 

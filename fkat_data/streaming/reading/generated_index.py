@@ -6,13 +6,14 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from hashlib import blake2s
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fkat_data.background import in_parallel
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.interruption import genuine, suppress
 from fkat_data.location import user_cache_file
 from fkat_data.streaming.formats.entry import ShardEntry
 from fkat_data.streaming.formats.file_formats import (
@@ -250,9 +251,9 @@ def _load(path: Path) -> tuple[str, list[DescribedFile]] | None:
         if header["version"] != _VERSION or header["digest"] != _digest(body):
             raise ValueError("it is of another version, or torn")
         return header["format"], [DescribedFile(*item) for item in json.loads(body)]
-    except FileNotFoundError:
+    except genuine(FileNotFoundError):
         return None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except genuine(OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         _logger.warning("the index kept in %s is made again: %s", path, error)
         return None
 
@@ -273,7 +274,7 @@ def _save(path: Path, made: Generated) -> None:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-    except OSError as error:
+    except genuine(OSError) as error:
         _logger.info("the index of %d files is not kept in %s: %s", len(made.files), path, error)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import genuine
 
 __all__ = ["Numbered", "index_tree"]
 
@@ -52,7 +53,7 @@ def _number(index: Any, num_samples: int) -> int:
         raise ConfigurationError("index", index, "an integer, a slice, or a list or array of integers")
     try:
         number = operator.index(index)
-    except TypeError:
+    except genuine(TypeError):
         raise ConfigurationError("index", index, "an integer, a slice, or a list or array of integers") from None
     if not -num_samples <= number < num_samples:
         raise IndexError(f"sample {number} of {num_samples}")

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from fkat_data.interruption import genuine
 from fkat_data.streaming.cache.idle_maps import register_map_owner
 from fkat_data.streaming.formats.reader import ShardReader
 from fkat_data.streaming.formats.watched_files import WatchedFiles
@@ -74,6 +75,6 @@ def share_of_disk(directory: Path, num_processes: int) -> int | None:
     """
     try:
         disk = os.statvfs(directory)
-    except OSError:
+    except genuine(OSError):
         return None
     return None if disk.f_bavail * _PART_FREE >= disk.f_blocks else disk.f_bavail * disk.f_frsize // (2 * num_processes)

@@ -1,5 +1,6 @@
 """Read samples by their numbers: open shards on demand, and read many rows of a shard together."""
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -11,8 +12,9 @@ import numpy.typing as npt
 import torch
 from torch.utils import data
 
+from fkat_data.dropped import after_end
 from fkat_data.errors import ShardCorruptError, ShardNotFoundError
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import genuine
 from fkat_data.observe.stages import reading
 from fkat_data.registry import Registrations
 from fkat_data.streaming.cache.locks import pauses
@@ -53,6 +55,12 @@ _TOUCH_S = 1.0
 #: process that evicts it may have to wait for a processor.
 _LEAST_FETCHES = 10
 _LEAST_WAIT_S = 5.0
+
+
+class _IterationLife:
+    """Lives as long as an iteration does."""
+
+    __slots__ = ("__weakref__",)
 
 
 class OpenShards:
@@ -170,13 +178,11 @@ class OpenShards:
             wanted_bytes = sum(self._catalog.entries[shard].raw_bytes for shard in wanted)
             return wanted, max(len(ids), num_ahead * wanted_bytes * _PART_AHEAD // share_bytes)
 
-        try:
-            yield from read_ahead.follow(parts, needed, num_ahead)
-        finally:
-            if self._read_ahead is read_ahead:
-                self._end_read_ahead()
-                # A process that waits for its next epoch must not keep the disk's space.
-                self._readers.give_back()
+        # Python closes a generator that is dropped in the caller's thread: what is raised there then would be lost.
+        iteration = _IterationLife()
+        after_end(iteration, functools.partial(self._end, read_ahead))
+        yield from read_ahead.follow(parts, needed, num_ahead)
+        self._end(read_ahead)
 
     def num_together(self, sample_ids: _Integers) -> int:
         """Return how many of the first samples to read together: a small cache cannot hold the shards of all."""
@@ -204,6 +210,13 @@ class OpenShards:
         self._readers.give_back()
         self._touched_s.clear()
 
+    def _end(self, read_ahead: ReadAhead[Any]) -> None:
+        """End the look-ahead of an iteration, in any thread."""
+        read_ahead.close()
+        if self._read_ahead is read_ahead:
+            # A process that waits for its next epoch must not keep the disk's space.
+            self._readers.give_back()
+
     def _end_read_ahead(self) -> None:
         read_ahead, self._read_ahead = self._read_ahead, None
         if read_ahead is not None:
@@ -218,9 +231,7 @@ class OpenShards:
         self._failed_shard = None
         try:
             return together()
-        except Exception as error:
-            if is_interruption(error):
-                raise
+        except genuine(Exception) as error:
             # It is raised at its position in the order.
             return self._one_by_one(parts(), alone, error)
 
@@ -275,7 +286,7 @@ class OpenShards:
         read_ahead = self._read_ahead
         try:
             with reading():
-                if read_ahead and read_ahead.is_kept:
+                if read_ahead and read_ahead.is_kept and not read_ahead.is_closed:
                     read_ahead.take(shard)
                 found, files = self._open(shard)
         except Exception:
@@ -419,7 +430,7 @@ def _whole(values: list[Any], name: str | None = None) -> Any:
     """Collate samples, or the values of one column; if that fails because of a null, say which column has it."""
     try:
         return _collate(values)
-    except (TypeError, RuntimeError) as error:
+    except genuine(TypeError, RuntimeError) as error:
         samples = values if name is None else [{name: value} for value in values]
         found = next((key for sample in samples for key, value in sample.items() if value is None), None)
         if found is None:

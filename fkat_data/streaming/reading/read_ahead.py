@@ -1,5 +1,6 @@
 """Prepare shards in threads, in the order in which they will be needed."""
 
+import _thread
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -46,7 +47,8 @@ class ReadAhead(Generic[_Ready]):
         self._failed: dict[int, BaseException] = {}
         self._first: set[int] = set()
         self._num_running = self._num_refused = 0
-        self._is_closed = False
+        self.is_closed: bool = False
+        """Whether ``close`` was called."""
 
     def follow(
         self, parts: Iterable[_Part], shards_of: Callable[[_Part], tuple[Iterable[int], int]], num_ahead: int
@@ -115,7 +117,7 @@ class ReadAhead(Generic[_Ready]):
     def close(self) -> list[_Ready]:
         """Begin no more shards; return those that are ready. Does not wait for those in work."""
         with self._lock:
-            self._is_closed = True
+            self.is_closed = True
             self._wanted.clear()
             ready = list(self._ready.values())
             self._ready.clear()
@@ -126,12 +128,12 @@ class ReadAhead(Generic[_Ready]):
     def _start(self) -> None:
         """Start the threads that are missing. The caller holds the lock."""
         shard = next(iter(self._wanted), None)
-        if shard is None or self._is_closed or not self._may_begin(shard):
+        if shard is None or self.is_closed or not self._may_begin(shard):
             return
         while self._num_running < min(self._num_threads, len(self._in_work) + len(self._wanted)):
             self._num_running += 1
-            # As daemons: a process must be able to end while a store does not answer.
-            threading.Thread(target=self._run, name="fkat-read-ahead", daemon=True).start()
+            # A process must be able to end while a store does not answer. A Thread would be a member of a WeakSet.
+            _thread.start_new_thread(self._run, ())
 
     def _run(self) -> None:
         while (shard := self._next()) is not None:
@@ -146,7 +148,7 @@ class ReadAhead(Generic[_Ready]):
     def _next(self) -> int | None:
         """Return the shard to prepare next; None if there is none and the thread has to end."""
         with self._lock:
-            while self._wanted and not self._is_closed:
+            while self._wanted and not self.is_closed:
                 shard = next(iter(self._wanted))
                 if not self._may_begin(shard):
                     break  # ``_settle`` starts threads again
@@ -166,7 +168,7 @@ class ReadAhead(Generic[_Ready]):
     def _settle(self, shard: int, ready: _Ready | None, failure: BaseException | None) -> None:
         with self._lock:
             self._in_work.discard(shard)
-            if self._is_closed:
+            if self.is_closed:
                 pass
             elif failure is None and ready is None:
                 self._wanted[shard] = None

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, cast
 
 from fkat_data.distributed import rank_and_world_size
 from fkat_data.errors import RankMismatchError, StateMismatchError
+from fkat_data.interruption import genuine
 from fkat_data.job_store import first_value
 
 __all__ = ["ReadCommit", "check_merged", "check_ranks", "check_saved", "saved_commits"]
@@ -100,7 +101,7 @@ def check_saved(commits: Sequence[ReadCommit | None], state: Mapping[str, Any]) 
             continue
         try:
             commit, content = str(then["commit"]), str(then["content"])
-        except (TypeError, KeyError):
+        except genuine(TypeError, KeyError):
             raise StateMismatchError(f"{_FIELD}[{number}]", then, "<a mapping with commit and content>") from None
         if content != own.content:
             raise StateMismatchError(

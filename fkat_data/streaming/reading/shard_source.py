@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardError, ShardNotFoundError
+from fkat_data.interruption import genuine
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import make_safe
 from fkat_data.streaming.formats.entry import ShardEntry
@@ -222,7 +223,7 @@ def _place(path: Path) -> object:
     """Return what two paths have in common if they lead to one directory."""
     try:
         status = path.stat()
-    except OSError:
+    except genuine(OSError):
         return str(path.absolute())
     return status.st_dev, status.st_ino
 

@@ -4,6 +4,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from fkat_data.interruption import genuine
+
 __all__ = ["is_linked_to", "shared_file"]
 
 
@@ -32,7 +34,7 @@ def is_linked_to(link: Path, file: Path) -> bool:
     """Return whether a path is a symbolic link to a file, which is then the only copy."""
     try:
         return link.is_symlink() and os.path.samestat(link.stat(), file.lstat())
-    except OSError:
+    except genuine(OSError):
         return False
 
 
@@ -44,7 +46,7 @@ def _by_folder(directory: Path, names: Iterable[str]) -> dict[tuple[int, int], l
     for folder, found in by_folder.items():
         try:
             status = (directory / folder).stat()
-        except OSError:
+        except genuine(OSError):
             continue
         by_place.setdefault((status.st_dev, status.st_ino), []).extend(found)
     return by_place

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from fkat_data.errors import DownloadError, FkatDataError, ShardNotFoundError
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import genuine, is_interruption
 from fkat_data.streaming.store.causes import Outlook, cause_of
 from fkat_data.streaming.store.redaction import Redaction
 
@@ -61,9 +61,7 @@ def with_attempts(
             raise
         except FinalError as error:
             final = error.error
-        except Exception as error:
-            if is_interruption(error):
-                raise
+        except genuine(Exception) as error:
             final = _interruption_behind(error)
             # Its cause decides whether another attempt follows.
             cause = None if final is not None else cause_of(error)

@@ -7,6 +7,7 @@ from typing import Any
 import fsspec
 
 from fkat_data.background import in_loop
+from fkat_data.interruption import genuine
 from fkat_data.requirement import required
 from fkat_data.streaming.store.client import ChangedError, ListedFile
 from fkat_data.streaming.store.pace import LONGEST_SILENCE_S
@@ -88,7 +89,7 @@ class BucketClient:
             conditions["IfMatch"] = version
         try:
             return _BucketBody(self._loop, await self._send("get_object", name, conditions))
-        except Exception as error:
+        except genuine(Exception) as error:
             if conditions and _status(error) in _RANGE_FAILED:
                 raise ChangedError(f"status {_status(error)} for bytes from {start:,}") from error
             raise

@@ -7,6 +7,7 @@ from email.utils import parsedate_to_datetime
 from enum import Enum
 from typing import Any, cast
 
+from fkat_data.interruption import genuine
 from fkat_data.streaming.store.client import StatusError, TransferError
 
 __all__ = ["FailureCause", "Outlook", "cause_of"]
@@ -168,7 +169,7 @@ def _seconds(header: str) -> float | None:
         return float(header[:9])
     try:
         return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
-    except (ValueError, OverflowError):
+    except genuine(ValueError, OverflowError):
         return None
 
 

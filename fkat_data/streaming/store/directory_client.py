@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from fkat_data.background import in_thread
+from fkat_data.interruption import genuine
 from fkat_data.location import LOST_AND_FOUND, pass_over_unreadable
 from fkat_data.streaming.formats.files import file_size
 from fkat_data.streaming.store.client import ListedFile
@@ -70,9 +71,9 @@ class DirectoryClient:
         try:
             status = (self._directory / folder).stat()
             entries = list(os.scandir(self._directory / folder))
-        except (FileNotFoundError, NotADirectoryError):
+        except genuine(FileNotFoundError, NotADirectoryError):
             return below, files, (-1, -1)
-        except PermissionError as error:
+        except genuine(PermissionError) as error:
             if prefix.startswith(folder):
                 raise
             pass_over_unreadable(str(self._directory / folder), error)
@@ -83,7 +84,7 @@ class DirectoryClient:
                 continue
             try:
                 found = entry.stat()
-            except OSError as error:
+            except genuine(OSError) as error:
                 # A link that leads nowhere, or in a circle, is no file.
                 if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                     raise

@@ -4,12 +4,11 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from fkat_data.background import in_thread
-from fkat_data.interruption import is_interruption
+from fkat_data.interruption import genuine, suppress
 from fkat_data.streaming.store.client import Body, TransferError
 
 __all__ = ["ChunkTransfer"]
@@ -70,14 +69,11 @@ class ChunkTransfer:
         """
         try:
             return in_thread(function, timeout_s)
-        except TimeoutError as error:
-            if not is_interruption(error):
-                self._give_up("no answer in time")
+        except genuine(TimeoutError):
+            self._give_up("no answer in time")
             raise
-        except Exception as error:
+        except genuine(Exception) as error:
             # hf_xet documents no errors; all of its own mean that this way is closed.
-            if is_interruption(error):
-                raise
             reason = f"{type(error).__name__}: {error}"
             self._give_up(reason)
             # It may be chained to an error with secrets.

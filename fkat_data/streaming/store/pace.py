@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from fkat_data.interruption import genuine
 from fkat_data.streaming.store.client import Body, TransferError
 
 _Answer = TypeVar("_Answer")
@@ -46,7 +47,7 @@ class Pace:
         """
         try:
             answer = request(self.ask())
-        except TimeoutError as error:
+        except genuine(TimeoutError) as error:
             raise self.late() from error
         self.answered()
         return answer
@@ -60,7 +61,7 @@ class Pace:
         """
         try:
             chunk = body.read(self.ask())
-        except TimeoutError as error:
+        except genuine(TimeoutError) as error:
             raise self.late() from error
         self.answered(len(chunk))
         return chunk

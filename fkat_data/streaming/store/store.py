@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.interruption import genuine
 from fkat_data.streaming.formats.entry import FileInfo, Origin
 from fkat_data.streaming.store.attempts import FinalError, with_attempts
 from fkat_data.streaming.store.client import Client, ContentError, ListedFile, TransferError
@@ -155,7 +156,7 @@ class Store:
         def look() -> list[ListedFile]:
             try:
                 return self.client().listing(prefix, self._timeout_s)
-            except TimeoutError as error:
+            except genuine(TimeoutError) as error:
                 raise TransferError(f"no answer within {self._timeout_s:g} s (timeout_s)") from error
 
         return sorted(self._tried(prefix.rstrip("/") or "(listing)", look))
@@ -174,7 +175,7 @@ class Store:
         def look() -> str:
             try:
                 return self.client().version(name, self._timeout_s, is_timed=is_timed)
-            except TimeoutError as error:
+            except genuine(TimeoutError) as error:
                 raise TransferError(f"no answer within {self._timeout_s:g} s (timeout_s)") from error
 
         return self._tried(name, look)
@@ -280,7 +281,7 @@ def _once(action: Callable[[], Any], url: str) -> Any:
         raise FinalError(ShardCorruptError(url, str(error))) from error
     except FileNotFoundError:
         raise
-    except OSError as error:
+    except genuine(OSError) as error:
         raise FinalError(error) from error
 
 

@@ -2,6 +2,7 @@
 
 from typing import BinaryIO
 
+from fkat_data.interruption import genuine
 from fkat_data.streaming.store.attempts import FinalError
 
 __all__ = ["append", "flush"]
@@ -17,7 +18,7 @@ def append(target: BinaryIO, chunk: bytes) -> None:
         view = memoryview(chunk)
         while view:
             view = view[target.write(view) :]
-    except OSError as error:
+    except genuine(OSError) as error:
         raise FinalError(error) from error
 
 
@@ -29,5 +30,5 @@ def flush(target: BinaryIO) -> None:
     """
     try:
         target.flush()
-    except OSError as error:
+    except genuine(OSError) as error:
         raise FinalError(error) from error

@@ -3,6 +3,8 @@
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
+from fkat_data.interruption import genuine
+
 __all__ = ["joined_version", "moment_of"]
 
 
@@ -16,7 +18,7 @@ def joined_version(version: str, written: object) -> str:
     if isinstance(written, str):
         try:
             written = parsedate_to_datetime(written)
-        except ValueError:
+        except genuine(ValueError):
             written = written.replace(" ", "_")
     if isinstance(written, datetime):
         moment = written if written.tzinfo else written.replace(tzinfo=UTC)

@@ -2,6 +2,7 @@
 
 from typing import Any, BinaryIO
 
+from fkat_data.interruption import genuine
 from fkat_data.streaming.formats.hashing import new_hash
 from fkat_data.streaming.store.attempts import FinalError
 from fkat_data.streaming.store.client import Body, ChangedError, Client, ContentError, TransferError
@@ -139,7 +140,7 @@ class Transfer:
             try:
                 self._target.seek(0)
                 self._target.truncate()
-            except OSError as error:
+            except genuine(OSError) as error:
                 raise FinalError(error) from error
         self._received_bytes = 0
         self.version = ""

@@ -7,6 +7,7 @@ from typing import Any
 import fsspec
 
 from fkat_data.background import in_loop
+from fkat_data.interruption import genuine
 from fkat_data.requirement import required
 from fkat_data.streaming.store.client import StatusError, TransferError
 from fkat_data.streaming.store.pace import LONGEST_SILENCE_S
@@ -68,7 +69,7 @@ class WebSession:
         }
         try:
             return await self._session.request(method, self._filesystem.encode_url(url), **given)
-        except self._aiohttp.ClientResponseError as error:
+        except genuine(self._aiohttp.ClientResponseError) as error:
             # aiohttp invents the status of this error; a server's own status raises nothing.
             raise TransferError(f"the server sent a malformed answer: {error.message}") from error
 

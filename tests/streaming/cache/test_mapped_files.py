@@ -116,7 +116,7 @@ def test_a_register_that_was_removed_is_made_again_and_one_that_cannot_be_made_i
     assert is_mapped(pickle.loads(pickle.dumps(cache)), "a.mds")
     del after
     nowhere = MappedFiles(tmp_path / "none" / "mapped")
-    nowhere.enter(tmp_path / "a.mds", (tmp_path / "a.mds").stat())()
+    assert nowhere.enter(tmp_path / "a.mds", (tmp_path / "a.mds").stat()) is None
     with nowhere.claimed(1) as is_claimed:
         assert is_claimed
 
