@@ -12,7 +12,7 @@ from fkat_data.background import in_parallel
 from fkat_data.interruption import genuine
 from fkat_data.location import path_of, user_cache_file
 
-__all__ = ["CountedFile", "counted_files_of", "counts_of"]
+__all__ = ["VERSIONS", "CountedFile", "counted_files_of", "counts_of"]
 
 _logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ _NUM_THREADS = 16
 #: A file that was changed this recently may change again and look the same: clocks of file systems are coarse.
 _JUST_CHANGED_S = 2.0
 #: What file systems call that which tells two contents of a remote file apart.
-_VERSIONS = (
+VERSIONS = (
     "ETag",
     "etag",
     "blob_id",
@@ -133,7 +133,7 @@ def _remote_version(uri: str, storage_options: Mapping[str, Any]) -> str:
 
     file_system, name = cast("Any", fsspec).core.url_to_fs(uri, **storage_options)
     found: dict[str, Any] = file_system.info(name)
-    version = next((found[key] for key in _VERSIONS if found.get(key)), None)
+    version = next((found[key] for key in VERSIONS if found.get(key)), None)
     return "" if version is None else f"{found.get('size')} {version}"
 
 

@@ -36,6 +36,7 @@ FLOORS = {
     "configs": 0,
     "arguments": 1,
     "arrow_column": 1,
+    "sample_place": 1,
     "background": 1,
     "counted_file": 2,
     "notes": 0,

@@ -1,7 +1,7 @@
 """Read JSON Lines files, by index or sequentially: one JSON value per line; plain, gzip or zstd."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -10,9 +10,10 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from fkat_data import arguments
 from fkat_data.counted_file import CountedFile
-from fkat_data.datasets.item_index import counted_from_starts, in_parts
+from fkat_data.datasets.file_version import changed
+from fkat_data.datasets.item_index import counted_from_start, counted_from_starts, in_parts
 from fkat_data.datasets.line_index import LineIndex, lines_of
-from fkat_data.datasets.opening import locations_of
+from fkat_data.datasets.opening import locations_of, shown_path
 from fkat_data.datasets.text_file import TextFile
 from fkat_data.description import Described, place_of
 from fkat_data.errors import ShardCorruptError
@@ -92,6 +93,8 @@ class JsonDataset(_JsonFiles, Dataset[Any]):
     ) -> None:
         super().__init__(paths, storage_options, max_line_bytes)
         self._indices = [LineIndex.of(file.path, file.chunks(), self.max_line_bytes) for file in self._files]
+        # Of the files that were indexed, or that proved to have the same text.
+        self._versions = [file.version_read for file in self._files]
         # _ends[f]: samples up to and including file f.
         self._ends = np.cumsum([index.num_lines for index in self._indices], dtype=np.int64)
 
@@ -114,7 +117,7 @@ class JsonDataset(_JsonFiles, Dataset[Any]):
 
         Raises:
             IndexError: An index is out of range.
-            ShardCorruptError: A line is not valid JSON.
+            ShardCorruptError: A line is not valid JSON, or the file's text is no longer that which was indexed.
         """
         samples = counted_from_starts(indices, len(self), "sample")
         found: list[Any] = [None] * len(samples)
@@ -124,19 +127,45 @@ class JsonDataset(_JsonFiles, Dataset[Any]):
                 found[position] = line
         return found
 
+    def sample_place(self, index: int) -> str:
+        """Return the file of a sample and its line, which counts from 0 and no blank lines."""
+        sample = counted_from_start(index, len(self))
+        file_number = int(np.searchsorted(self._ends, sample, side="right"))
+        return _place(self.paths[file_number], sample - int(self._ends[file_number - 1] if file_number else 0))
+
+    def file_digests(self) -> list[int]:
+        """Return a number for each file that differs where its text does."""
+        return [index.checksum for index in self._indices]
+
     def _lines(self, file_number: int, lines: list[int]) -> Iterator[Any]:
         file, index = self._files[file_number], self._indices[file_number]
         blocks: dict[int, list[tuple[int, bytes]]] = {}
         for line in lines:
-            number, line_in_block = divmod(line, index.stride)
+            number = line // index.stride
             if number not in blocks:
                 offset, size = index.block(number)
                 within = lines_of(file.path, [file.read(offset, size)], self.max_line_bytes)
                 blocks[number] = [(offset + begin, text) for begin, text in within]
-            if line_in_block >= len(blocks[number]):
-                raise ShardCorruptError(file.path, f"line {line} no longer exists: the file has changed")
+        self._check(file_number)
+        for line in lines:
+            number, line_in_block = divmod(line, index.stride)
             offset, text = blocks[number][line_in_block]
             yield _parsed(file.path, line, offset, text)
+
+    def _check(self, file_number: int) -> None:
+        """Check that what was read is of the text that was indexed. Reads all of it again if the file may be another.
+
+        Raises:
+            ShardCorruptError: It is not.
+        """
+        file, index = self._files[file_number], self._indices[file_number]
+        if (version := file.version()) == self._versions[file_number]:
+            return
+        # A file that only became longer, or was copied to another machine, has the same lines.
+        found = LineIndex.of(file.path, _first(file.chunks(), index.num_bytes), self.max_line_bytes)
+        if found != index or not version == file.version_read == file.version():
+            raise changed(file.path, "it does not have the text that this dataset was made of")
+        self._versions[file_number] = version
 
 
 class IterableJsonDataset(_JsonFiles, IterableDataset[Any]):
@@ -174,14 +203,41 @@ class IterableJsonDataset(_JsonFiles, IterableDataset[Any]):
         super().__init__(paths, storage_options, max_line_bytes)
 
     def __iter__(self) -> Iterator[Any]:
+        for sample, _ in self.placed_samples():
+            yield sample
+
+    def placed_samples(self) -> Iterator[tuple[Any, tuple[str, int]]]:
+        """Yield each sample with its file and its line, which counts from 0 and no blank lines.
+
+        Raises:
+            Exception: What iterating over the dataset raises.
+        """
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
         num_samples = 0
         for file in self._files:
             for line, (offset, text) in enumerate(lines_of(file.path, file.chunks(), self.max_line_bytes)):
                 if num_samples % num_workers == worker:
-                    yield _parsed(file.path, line, offset, text)
+                    yield _parsed(file.path, line, offset, text), (file.path, line)
                 num_samples += 1
+
+    @staticmethod
+    def place_text(place: tuple[str, int]) -> str:
+        """Return a place of ``placed_samples`` in words."""
+        return _place(*place)
+
+
+def _place(path: str, line: int) -> str:
+    return f"line {line} (from 0, blank lines not counted) of {shown_path(path)}"
+
+
+def _first(chunks: Iterable[bytes], num_bytes: int) -> Iterator[bytes]:
+    """Yield the first bytes of a text."""
+    for chunk in chunks:
+        yield chunk[:num_bytes]
+        num_bytes -= len(chunk)
+        if num_bytes <= 0:
+            return
 
 
 def _parsed(path: str, line: int, offset: int, text: bytes) -> Any:

@@ -1,5 +1,6 @@
 """An index of the lines of a text, of bounded size and built in one pass."""
 
+import zlib
 from array import array
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -23,12 +24,14 @@ class LineIndex(NamedTuple):
         stride: Lines per anchor. It doubles whenever the anchors exceed about a million, or 8 MiB.
         num_lines: Number of lines in the text.
         num_bytes: Size of the text in bytes.
+        checksum: CRC-32 of the text.
     """
 
     anchors: "array[int]"
     stride: int
     num_lines: int
     num_bytes: int
+    checksum: int
 
     @classmethod
     def of(
@@ -46,15 +49,17 @@ class LineIndex(NamedTuple):
             ShardCorruptError: A line is longer than ``max_line_bytes``.
         """
         anchors, stride, num_lines, num_bytes = array("q"), 1, 0, 0
+        checksum = 0
         for offset, text in _whole_lines(path, chunks, max_line_bytes):
             begins = _begins(text) + offset
             first = -num_lines % stride
             anchors.frombytes(begins[first::stride].astype(np.int64).tobytes())
             num_lines += len(begins)
             num_bytes = offset + len(text)
+            checksum = zlib.crc32(text, checksum)
             while len(anchors) > max_anchors:
                 anchors, stride = anchors[::2], 2 * stride
-        return cls(anchors, stride, num_lines, num_bytes)
+        return cls(anchors, stride, num_lines, num_bytes, checksum)
 
     def block(self, number: int) -> tuple[int, int]:
         """Return offset and size in bytes of the ``stride`` lines that begin at an anchor."""

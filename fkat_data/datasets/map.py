@@ -10,6 +10,7 @@ from fkat_data.counted_file import CountedFile, counted_files_of
 from fkat_data.datasets.item_index import is_map_style, items_at
 from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError
+from fkat_data.sample_place import note_place, note_places, place_of_sample, says_places
 
 __all__ = ["IterableMapDataset", "MapDataset"]
 
@@ -76,11 +77,31 @@ class MapDataset(_Mapped, Dataset[Any]):
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> Any:
-        return self.fn(self.dataset[index])
+        sample = self.dataset[index]
+        try:
+            return self.fn(sample)
+        except Exception as error:
+            note_places(error, self.dataset, [index])
+            raise
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
-        """Return the samples at ``indices``, in that order."""
-        return [self.fn(sample) for sample in items_at(self.dataset, indices)]
+        """Return the samples at ``indices``, in that order.
+
+        Raises:
+            Exception: Whatever the dataset and ``fn`` raise; an error of ``fn`` has a note of the sample's file and place.
+        """
+        made: list[Any] = []
+        try:
+            for sample in items_at(self.dataset, indices):
+                made.append(self.fn(sample))  # noqa: PERF401 - its length says which sample an error is of
+        except Exception as error:
+            note_places(error, self.dataset, indices[len(made) : len(made) + 1])
+            raise
+        return made
+
+    def sample_place(self, index: Any) -> str | None:
+        """Return the file of a sample and its place there; None where the dataset does not say."""
+        return place_of_sample(self.dataset, index)
 
 
 class IterableMapDataset(_Mapped, IterableDataset[Any]):
@@ -100,4 +121,13 @@ class IterableMapDataset(_Mapped, IterableDataset[Any]):
         super().__init__(dataset, fn)
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self.fn, self.dataset)
+        return self._of_placed() if says_places(self.dataset) else map(self.fn, self.dataset)
+
+    def _of_placed(self) -> Iterator[Any]:
+        for sample, place in self.dataset.placed_samples():
+            try:
+                made = self.fn(sample)
+            except Exception as error:
+                note_place(error, self.dataset.place_text(place))
+                raise
+            yield made

@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
+from fkat_data.description import place_of
 from fkat_data.errors import ConfigurationError, ShardNotFoundError
 from fkat_data.interruption import genuine
 from fkat_data.location import path_of, resolved
 from fkat_data.observe.stages import reading
 
-__all__ = ["local_path", "locations_of", "names_of", "not_found", "open_uri"]
+__all__ = ["local_path", "locations_of", "names_of", "not_found", "open_uri", "shown_path"]
 
 
 def names_of(argument: str, value: object) -> list[str]:
@@ -51,6 +52,11 @@ def local_path(path: str) -> str | None:
     """Return the path of a local file, or None for a URI that needs fsspec."""
     found = None if "::" in path else path_of(path)
     return None if found is None else str(found)
+
+
+def shown_path(path: str) -> str:
+    """Return a path as it is, and a URI without what may be secret in it, for messages."""
+    return path if local_path(path) is not None else str(place_of(path))
 
 
 def open_uri(uri: str, storage_options: Mapping[str, Any]) -> Any:

@@ -1,20 +1,24 @@
 """Read rows of Parquet files as tensors, by index or sequentially, one row group at a time."""
 
+import os
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from fkat_data import arguments
 from fkat_data.arrow_column import ArrowColumn, rows_of
 from fkat_data.counted_file import CountedFile
-from fkat_data.datasets.item_index import counted_from_starts, in_parts
+from fkat_data.datasets.file_version import FileVersion, changed
+from fkat_data.datasets.item_index import counted_from_start, counted_from_starts, in_parts
 from fkat_data.datasets.last_used import LastUsed
-from fkat_data.datasets.opening import local_path, locations_of, names_of, not_found, open_uri
+from fkat_data.datasets.opening import local_path, locations_of, names_of, not_found, open_uri, shown_path
 from fkat_data.description import Described, place_of
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.interruption import genuine
@@ -29,6 +33,8 @@ _parquet = required("pyarrow.parquet", "parquet")
 
 # An open file holds a descriptor and its footer.
 _MAX_OPEN_FILES = 32
+#: The length of the footer, and the magic bytes after it.
+_TAIL_BYTES = 8
 
 
 class _ParquetFiles(Described):
@@ -63,8 +69,7 @@ def _counted_files(
     opening = dict(storage_options or {})
 
     def num_rows(path: str) -> int:
-        with _open(path, opening) as file:
-            return file.metadata.num_rows
+        return sum(_OpenFile(path, opening).num_rows)
 
     found = locations_of("paths", paths)
     return [CountedFile(path, "parquet", opening, partial(num_rows, path)) for path in found]
@@ -80,8 +85,8 @@ class ParquetDataset(_ParquetFiles, Dataset[dict[str, Any]]):
 
     A row is a dict from column to value. Fixed-size lists of numbers or booleans, nested or not, become tensors, which
     are views of one array for all rows of a microbatch. So do numbers of types that Python lacks, such as int32 and
-    float32. Every other value, such as an int64, a float64 or a boolean, and every value that contains a null, is what
-    pyarrow's ``to_pylist`` returns. Once enough short strings of a row group were read, all of them are converted to
+    float32. Times with nanoseconds are NumPy's, ``datetime64[ns]`` in UTC and ``timedelta64[ns]``. Every other value, such
+    as an int64, a float64 or a boolean, and every value that contains a null, is what pyarrow's ``to_pylist`` returns. Once enough short strings of a row group were read, all of them are converted to
     Python strings, which doubles their memory. Collated by torch, every number has its column's dtype.
 
     Args:
@@ -113,15 +118,14 @@ class ParquetDataset(_ParquetFiles, Dataset[dict[str, Any]]):
         self._files: LastUsed[Any] = LastUsed(_MAX_OPEN_FILES)
         self._decoded_groups: LastUsed[dict[str, ArrowColumn]] = LastUsed(self.row_groups_kept)
         self._groups: list[_RowGroup] = []
+        self._footers: list[int] = []
         types: dict[str, Any] = {}
         for file_index, path in enumerate(self.paths):
-            file = self._file(file_index)
-            _check_columns(path, file.schema_arrow, self.columns, types, self.paths[0])
-            metadata = file.metadata
-            self._groups += [
-                _RowGroup(file_index, group_index, metadata.row_group(group_index).num_rows)
-                for group_index in range(metadata.num_row_groups)
-            ]
+            file = _OpenFile(path, self.storage_options)
+            self._files.get(file_index, partial(_same, file))
+            self._footers.append(file.digest())
+            _check_columns(path, file.parquet.schema_arrow, self.columns, types, self.paths[0])
+            self._groups += [_RowGroup(file_index, *group) for group in enumerate(file.num_rows)]
         # _ends[g]: rows up to and including row group g.
         self._ends = np.cumsum([group.num_rows for group in self._groups], dtype=np.int64)
 
@@ -144,30 +148,58 @@ class ParquetDataset(_ParquetFiles, Dataset[dict[str, Any]]):
 
         Raises:
             IndexError: An index is out of range.
-            ShardCorruptError: A row group cannot be decoded.
+            ShardCorruptError: A row group cannot be decoded or has other rows than the footer says, a value is one that
+                Python cannot hold, or the file has changed.
         """
         rows = counted_from_starts(indices, len(self), "row")
-        parts = in_parts(rows, self._ends)
-        return rows_of(len(rows), ((positions, within, self._decoded(group)) for group, positions, within in parts))
+        parts = [(group, *part) for group, *part in in_parts(rows, self._ends)]
+        try:
+            return rows_of(len(rows), ((positions, within, self._decoded(group)) for group, positions, within in parts))
+        except genuine(_arrow.ArrowException, ValueError, OverflowError):
+            for group, _, within in parts:
+                file_index, group_in_file, _ = self._groups[group]
+                _check_values(self.paths[file_index], group_in_file, within, self._decoded(group))
+            raise
 
-    def _file(self, file_index: int) -> Any:
-        return self._files.get(file_index, partial(_open, self.paths[file_index], self.storage_options))
+    def sample_place(self, index: int) -> str:
+        """Return the file of a row, its row group and its number there."""
+        row = counted_from_start(index, len(self))
+        number = int(np.searchsorted(self._ends, row, side="right"))
+        group = self._groups[number]
+        first = int(self._ends[number - 1]) if number else 0
+        return _place(self.paths[group.file_index], group.index_in_file, row - first)
+
+    def file_digests(self) -> list[int]:
+        """Return a number for each file that differs where its footer does."""
+        return list(self._footers)
+
+    def _file(self, file_index: int) -> "_OpenFile":
+        return self._files.get(file_index, partial(self._opened_again, file_index))
+
+    def _opened_again(self, file_index: int) -> "_OpenFile":
+        file = _OpenFile(self.paths[file_index], self.storage_options)
+        if file.digest() != self._footers[file_index]:
+            raise changed(self.paths[file_index], "its footer is not the one that this dataset was made of")
+        return file
 
     def _decoded(self, group_index: int) -> dict[str, ArrowColumn]:
         return self._decoded_groups.get(group_index, partial(self._decode, self._groups[group_index]))
 
     def _decode(self, group: "_RowGroup") -> dict[str, ArrowColumn]:
         file, path = self._file(group.file_index), self.paths[group.file_index]
-        names: list[str] = self.columns or file.schema_arrow.names
+        names: list[str] = self.columns or file.names
+        file.check()
         try:
             # One thread, because a worker shares the machine with the trainer.
             with _reading(path):
-                table = file.read_row_group(group.index_in_file, columns=names, use_threads=False)
-            return {name: ArrowColumn.of(table.column(name)) for name in names}
+                table = file.parquet.read_row_group(group.index_in_file, columns=names, use_threads=False)
+            columns = {name: ArrowColumn.of(table.column(name)) for name in names}
         except genuine(_arrow.ArrowException, OSError) as error:
             if not _is_corruption(error):
                 raise
-            raise ShardCorruptError(path, f"row group {group.index_in_file}: {error}") from error
+            raise _undecodable(path, group.index_in_file, error) from error
+        file.check_decoded(group.index_in_file, table.num_rows)
+        return columns
 
 
 class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
@@ -208,35 +240,70 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
         self.rows_at_once: int = arguments.integer("rows_at_once", rows_at_once, minimum=1)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        for path, group_index, first, rows in self._groups_in_turn():
+            del path, group_index, first
+            yield from rows
+
+    def placed_samples(self) -> Iterator[tuple[dict[str, Any], tuple[str, int, int]]]:
+        """Yield each row with its file, its row group and its number there.
+
+        Raises:
+            Exception: What iterating over the dataset raises.
+        """
+        for path, group_index, first, rows in self._groups_in_turn():
+            for number, row in enumerate(rows, first):
+                yield row, (path, group_index, number)
+
+    @staticmethod
+    def place_text(place: tuple[str, int, int]) -> str:
+        """Return a place of ``placed_samples`` in words."""
+        return _place(*place)
+
+    def _groups_in_turn(self) -> Iterator[tuple[str, int, int, list[dict[str, Any]]]]:
+        """Yield this worker's rows: their file, their row group, the number of the first one there, and the rows."""
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
         types: dict[str, Any] = {}
         num_groups = 0  # in the files before
         for path in self.paths:
-            file = _open(path, self.storage_options)
-            _check_columns(path, file.schema_arrow, self.columns, types, self.paths[0])
-            for group_index in range(file.metadata.num_row_groups):
+            file = _OpenFile(path, self.storage_options)
+            _check_columns(path, file.parquet.schema_arrow, self.columns, types, self.paths[0])
+            for group_index in range(len(file.num_rows)):
                 if (num_groups + group_index) % num_workers == worker:
-                    for rows in self._decoded(path, file, group_index):
-                        yield from rows
-            num_groups += file.metadata.num_row_groups
+                    first = 0
+                    for rows in self._decoded(file, group_index):
+                        yield path, group_index, first, rows
+                        first += len(rows)
+            num_groups += len(file.num_rows)
 
-    def _decoded(self, path: str, file: Any, group_index: int) -> Iterator[list[dict[str, Any]]]:
-        names: list[str] = self.columns or file.schema_arrow.names
-        try:
-            batches = file.iter_batches(self.rows_at_once, row_groups=[group_index], columns=names, use_threads=False)
-            while True:
-                with _reading(path):
+    def _decoded(self, file: "_OpenFile", group_index: int) -> Iterator[list[dict[str, Any]]]:
+        names: list[str] = self.columns or file.names
+        batches = file.parquet.iter_batches(
+            self.rows_at_once, row_groups=[group_index], columns=names, use_threads=False
+        )
+        num_rows = 0  # decoded so far
+        while True:
+            file.check()
+            try:
+                with _reading(file.path):
                     batch = next(batches, None)
-                if batch is None:
-                    return
-                rows = np.arange(int(batch.num_rows))
-                columns = {name: ArrowColumn.of(batch.column(name)) for name in names}
-                yield rows_of(len(rows), [(rows, rows, columns)])
-        except genuine(_arrow.ArrowException, OSError) as error:
-            if not _is_corruption(error):
+                columns = {} if batch is None else {name: ArrowColumn.of(batch.column(name)) for name in names}
+            except genuine(_arrow.ArrowException, OSError) as error:
+                if not _is_corruption(error):
+                    raise
+                raise _undecodable(file.path, group_index, error) from error
+            if batch is None:
+                file.check_decoded(group_index, num_rows)
+                return
+            file.check()
+            rows = np.arange(int(batch.num_rows))
+            try:
+                samples = rows_of(len(rows), [(rows, rows, columns)])
+            except genuine(_arrow.ArrowException, ValueError, OverflowError):
+                _check_values(file.path, group_index, rows, columns, num_rows)
                 raise
-            raise ShardCorruptError(path, f"row group {group_index}: {error}") from error
+            num_rows += len(samples)
+            yield samples
 
 
 class _RowGroup(NamedTuple):
@@ -260,20 +327,113 @@ def _check_columns(path: str, schema: Any, columns: list[str] | None, types: dic
             raise ShardCorruptError(path, f"column {name!r} is {present[name]} here and {expected} in {first_path}")
 
 
-def _open(path: str, storage_options: dict[str, Any]) -> Any:
-    local = local_path(path)
-    try:
-        if local is not None:
-            return _parquet.ParquetFile(local, memory_map=True)
-        return _parquet.ParquetFile(open_uri(path, storage_options))
-    except ShardNotFoundError:
-        raise
-    except genuine(FileNotFoundError) as error:
-        raise not_found(path) from error
-    except genuine(_arrow.ArrowException, OSError) as error:
-        if not _is_corruption(error):
+class _OpenFile:
+    """An open Parquet file, and what its footer says.
+
+    Args:
+        path: A local path, or a URI that fsspec supports.
+        storage_options: Options for fsspec, for files that are not local.
+
+    Raises:
+        ShardNotFoundError: The file does not exist.
+        ShardCorruptError: It is not a Parquet file, or its footer contradicts itself.
+
+    Attributes:
+        path: Where it is.
+        parquet: pyarrow's file.
+        names: The names of its columns.
+        num_rows: The number of rows of each row group.
+    """
+
+    def __init__(self, path: str, storage_options: Mapping[str, Any]) -> None:
+        self.path = path
+        self._local = local_path(path)
+        self._version: FileVersion | None = None
+        try:
+            if self._local is None:
+                source = open_uri(path, storage_options)
+            else:
+                self._version = FileVersion.of(self._local)
+                source = _arrow.memory_map(self._local)
+            # Only files of some writers have checksums of their pages.
+            self.parquet: Any = _parquet.ParquetFile(source, page_checksum_verification=True)
+            self._source = source
+            self.names: list[str] = self.parquet.schema_arrow.names
+        except ShardNotFoundError:
             raise
-        raise ShardCorruptError(path, f"not a Parquet file: {error}") from error
+        except genuine(FileNotFoundError) as error:
+            raise not_found(path) from error
+        except genuine(_arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            if not _is_corruption(error):
+                raise
+            raise ShardCorruptError(path, f"not a Parquet file: {error}") from error
+        metadata = self.parquet.metadata
+        self.num_rows: list[int] = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        if sum(self.num_rows) != metadata.num_rows or min(self.num_rows, default=0) < 0:
+            expected = f"{metadata.num_rows} together, as the footer says of the file"
+            raise ShardCorruptError.of_field(path, "rows of the row groups", expected, self.num_rows)
+
+    def digest(self) -> int:
+        """Return a number that differs where the footer does."""
+        end = self._source.seek(-_TAIL_BYTES, os.SEEK_END)
+        self._source.seek(end - int.from_bytes(self._source.read(_TAIL_BYTES)[:4], "little"))
+        return zlib.crc32(self._source.read(end - self._source.tell()))
+
+    def check(self) -> None:
+        """Check that a local file, which is mapped, was not written again in its place.
+
+        Raises:
+            ShardCorruptError: It was. Reading what was cut off would end the process.
+        """
+        if self._local is None or self._version is None:
+            return
+        try:
+            now = FileVersion.of(self._local)
+        except genuine(OSError):
+            return  # removed: the map keeps it
+        if now.is_changed_from(self._version):
+            raise changed(self.path)
+
+    def check_decoded(self, group_index: int, num_rows: int) -> None:
+        """Check that a row group had as many rows as the footer says, and that the file is still the same.
+
+        Raises:
+            ShardCorruptError: It had not, or it is not.
+        """
+        self.check()
+        if num_rows != self.num_rows[group_index]:
+            expected = f"{self.num_rows[group_index]}, as the footer says"
+            raise ShardCorruptError.of_field(self.path, f"rows of row group {group_index}", expected, num_rows)
+
+
+def _place(path: str, group_index: int, row: int) -> str:
+    return f"row group {group_index}, row {row} (from 0), of {shown_path(path)}"
+
+
+def _undecodable(path: str, group_index: int, error: Exception) -> ShardCorruptError:
+    return ShardCorruptError(path, f"row group {group_index}: {error}", f"row group {group_index}")
+
+
+def _same(file: _OpenFile) -> _OpenFile:
+    return file
+
+
+def _check_values(
+    path: str, group_index: int, rows: npt.NDArray[np.int64], columns: Mapping[str, ArrowColumn], first: int = 0
+) -> None:
+    """Find the value that Python cannot hold.
+
+    Raises:
+        ShardCorruptError: One of the rows has one.
+    """
+    for row in cast("list[int]", rows.tolist()):
+        for name, column in columns.items():
+            try:
+                column.values_at(np.array([row]))
+            except genuine(_arrow.ArrowException, ValueError, OverflowError) as error:
+                place = f"row group {group_index}, row {first + row}, column {name!r}"
+                reason = f"{place}: a value that Python cannot hold ({error}); choose other columns with columns=[...]"
+                raise ShardCorruptError(path, reason, place) from error
 
 
 def _reading(path: str) -> AbstractContextManager[None]:
@@ -287,4 +447,6 @@ def _reading(path: str) -> AbstractContextManager[None]:
 def _is_corruption(error: Exception) -> bool:
     """Return whether an error means damaged data, instead of a failure of the network or the disk."""
     # For some damage, pyarrow raises a bare OSError without errno.
-    return isinstance(error, _arrow.ArrowException) or (type(error) is OSError and error.errno is None)
+    return isinstance(error, (_arrow.ArrowException, UnicodeDecodeError)) or (
+        type(error) is OSError and error.errno is None
+    )

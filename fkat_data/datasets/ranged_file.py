@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fkat_data.datasets.file_version import FileVersion
 from fkat_data.datasets.opening import local_path, not_found, open_uri
 from fkat_data.dropped import Descriptor
 from fkat_data.errors import ShardCorruptError
@@ -65,6 +66,10 @@ class RangedFile:
             if not parts[-1]:
                 raise ShardCorruptError(self._path, f"the file ends at byte {start:,}: it has become shorter")
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def version(self) -> FileVersion:
+        """Return what the open file is: now, or for a remote one when it was opened."""
+        return FileVersion.of_remote(self._remote) if self._descriptor is None else FileVersion.of(self._descriptor)
 
     def _some(self, start: int, count: int) -> bytes:
         if self._file is not None:

@@ -1,5 +1,6 @@
 """Read samples of tar files, as webdataset writes them, by index."""
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
@@ -11,9 +12,10 @@ from fkat_data import arguments
 from fkat_data.archives.member_decoding import DECODERS, UNSAFE, DecoderName, checked_decode, decoder_names
 from fkat_data.archives.tar_samples import KEY, URL, TarIndex
 from fkat_data.counted_file import CountedFile
-from fkat_data.datasets.item_index import counted_from_starts, in_parts
+from fkat_data.datasets.file_version import FileVersion, changed
+from fkat_data.datasets.item_index import counted_from_start, counted_from_starts, in_parts
 from fkat_data.datasets.last_used import LastUsed
-from fkat_data.datasets.opening import locations_of, names_of
+from fkat_data.datasets.opening import locations_of, names_of, shown_path
 from fkat_data.datasets.ranged_file import RangedFile
 from fkat_data.description import Described, place_of
 from fkat_data.errors import ConfigurationError
@@ -65,7 +67,13 @@ class TarDataset(Described, Dataset[dict[str, Any]]):
         self.paths: list[str] = locations_of("paths", paths)
         self.storage_options: dict[str, Any] = dict(storage_options or {})
         self._files: LastUsed[RangedFile] = LastUsed(_MAX_OPEN_FILES)
-        self._indices = [self._index(number) for number in range(len(self.paths))]
+        self._indices: list[TarIndex] = []
+        # Of the files that were indexed, or that proved to have the same members.
+        self._versions: list[FileVersion] = []
+        for path in self.paths:
+            index, version = _index_of(path, self.storage_options)
+            self._indices.append(index)
+            self._versions.append(version)
         extensions = sorted({name for index in self._indices for name in index.columns})
         self.columns: list[str] = [KEY, *extensions] if columns is None else names_of("columns", columns)
         for name in self.columns:
@@ -116,20 +124,47 @@ class TarDataset(Described, Dataset[dict[str, Any]]):
 
         Raises:
             IndexError: An index is out of range.
-            ShardCorruptError: A member cannot be decoded, or a file was replaced by a shorter one.
+            ShardCorruptError: A member cannot be decoded, or a file has changed since it was indexed.
         """
         numbers = counted_from_starts(indices, len(self), "sample")
         found: list[Any] = [None] * len(numbers)
         for file_number, positions, rows in in_parts(numbers, self._ends):
-            index, path, file = self._indices[file_number], self.paths[file_number], self._file(file_number)
-            chosen = cast("list[int]", rows.tolist())
-            values = [index.values(path, name, chosen, file.read, self._decoder(name)) for name in self.columns]
+            index, path = self._indices[file_number], self.paths[file_number]
+            chosen, read = cast("list[int]", rows.tolist()), partial(self._read, file_number)
+            values = [index.values(path, name, chosen, read, self._decoder(name)) for name in self.columns]
             for position, *sample in zip(positions.tolist(), *values, strict=True):
                 found[position] = dict(zip(self.columns, sample, strict=True))
         return found
 
-    def _index(self, number: int) -> TarIndex:
-        return _index_of(self.paths[number], self._file(number))
+    def sample_place(self, index: int) -> str:
+        """Return the file of a sample and the key of its members."""
+        sample = counted_from_start(index, len(self))
+        file_number = int(np.searchsorted(self._ends, sample, side="right"))
+        row = sample - int(self._ends[file_number - 1] if file_number else 0)
+        return f"row {row}, {self._indices[file_number].keys[row]!r}, of {shown_path(self.paths[file_number])}"
+
+    def file_digests(self) -> list[int]:
+        """Return a number for each file that differs where its members, or their places, do."""
+        return [_digest(index) for index in self._indices]
+
+    def _read(self, file_number: int, start: int, stop: int) -> bytes:
+        """Return bytes of the file that was indexed.
+
+        Raises:
+            ShardCorruptError: The file has changed since.
+        """
+        file, path, before = self._file(file_number), self.paths[file_number], self._versions[file_number]
+        content = file.read(start, stop)
+        version = file.version()
+        if version != before:
+            if version.is_changed_from(before) and version.inode == before.inode is not None:
+                raise changed(path)
+            # Another file, such as a copy on another machine: its members stand where they did.
+            index, found = _index_of(path, self.storage_options)
+            if _digest(index) != _digest(self._indices[file_number]) or found != version:
+                raise changed(path, "it does not have the members that this dataset was made of")
+            self._versions[file_number] = version
+        return content
 
     def _decoder(self, name: str) -> Callable[[bytes], Any]:
         chosen = self._decoders.get(name, "bytes")
@@ -139,12 +174,23 @@ class TarDataset(Described, Dataset[dict[str, Any]]):
         return self._files.get(number, partial(RangedFile, self.paths[number], self.storage_options))
 
 
-def _index_of(path: str, file: RangedFile) -> TarIndex:
-    return TarIndex.of(path, file.read, file.size_bytes, file.hop_bytes)
+def _index_of(path: str, storage_options: Mapping[str, Any]) -> tuple[TarIndex, FileVersion]:
+    file = RangedFile(path, storage_options)
+    version = file.version()
+    index = TarIndex.of(path, file.read, file.size_bytes, file.hop_bytes)
+    if file.version() != version:
+        raise changed(path, "it was written while it was read")
+    return index, version
+
+
+def _digest(index: TarIndex) -> int:
+    """Return a number that differs where the members do."""
+    names = zlib.crc32(repr((index.keys, index.columns)).encode())
+    return zlib.crc32(index.sizes.tobytes(), zlib.crc32(index.starts.tobytes(), names))
 
 
 def _num_samples(path: str, storage_options: Mapping[str, Any]) -> int:
-    return len(_index_of(path, RangedFile(path, storage_options)).keys)
+    return len(_index_of(path, storage_options)[0].keys)
 
 
 def _decoders(path: str, extensions: Sequence[str], decode: Any) -> dict[str, str | Callable[[bytes], Any]]:

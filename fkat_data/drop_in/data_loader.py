@@ -303,7 +303,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     def local_state_dict(self) -> dict[str, Any]:
         """Return this process's position. Not collective."""
         place = self._known_place()
-        return {**(self._own_state() if place is None else place), **self._order_of_dataset()}
+        return {**(self._own_state() if place is None else place), **self._terms_of_dataset()}
 
     def _known_place(self) -> dict[str, Any] | None:
         """Return a state that is not the source's: one that was loaded, or what accelerate's loop has received."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fkat_data import arguments
+from fkat_data.datasets.dataset_files import check_files, files_field
 from fkat_data.datasets.seeded_order import SeededOrder, seeded_order_below
 from fkat_data.drop_in.accelerate_side import AccelerateSide
 from fkat_data.drop_in.drawn_plan import DrawnPlan
@@ -176,12 +177,17 @@ class EpochsOfRanks(AccelerateSide):
         ordered = self._ordered_dataset()
         return {"dataset": ordered.state_dict()} if ordered is not None and ordered.is_seed_drawn else {}
 
+    def _terms_of_dataset(self) -> dict[str, Any]:
+        """Return the fields of a state that say what of the dataset its places depend on."""
+        return {**self._order_of_dataset(), **files_field(self.dataset)}
+
     def _load_order_of_dataset(self, state: Mapping[str, Any]) -> None:
         """Have the dataset give the order of a state.
 
         Raises:
-            StateMismatchError: It cannot, or the state does not say which order that is.
+            StateMismatchError: It cannot, the state does not say which order that is, or a file has changed since.
         """
+        check_files(state, self.dataset)
         ordered = self._ordered_dataset()
         if "dataset" in state and ordered is not None:
             ordered.load_state_dict(state["dataset"])

@@ -18,6 +18,7 @@ from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVar
 
 from fkat_data.interruption import genuine
 from fkat_data.transport.codec import ALIGNMENT
+from fkat_data.worker.misfit import note_misfit
 
 if TYPE_CHECKING:  # Windows has no segments
     from fkat_data.transport.segment import Segment
@@ -73,7 +74,7 @@ class SegmentCollate:
         """Return the microbatch of a list of samples.
 
         Raises:
-            Exception: What ``default_collate`` raises for these samples, and what ``allocate`` raises.
+            Exception: What ``default_collate`` raises for these samples, with a note that says where they differ, and what ``allocate`` raises.
         """
         plan = _Plan()
         try:
@@ -81,7 +82,7 @@ class SegmentCollate:
         except genuine(Exception):  # default_collate raises its own below
             form = None
         if form is None:
-            return default_collate(batch)
+            return _collated(batch)
         memory = None
         if plan.size_bytes > self._smallest_bytes:
             segment = self._allocate(plan.size_bytes + plan.envelope_bytes())
@@ -89,7 +90,7 @@ class SegmentCollate:
         try:
             return form(memory)
         except genuine(Exception):  # default_collate raises its own, or succeeds where only the views do not
-            return default_collate(batch)
+            return _collated(batch)
 
 
 class FreshCollate:
@@ -105,10 +106,10 @@ class FreshCollate:
         """Return the microbatch of a list of samples.
 
         Raises:
-            Exception: What ``default_collate`` raises for these samples.
+            Exception: What ``default_collate`` raises for these samples, with a note that says where they differ.
         """
         self._newest = None
-        microbatch = default_collate(batch)
+        microbatch = _collated(batch)
         if _FUNCTIONS == _KNOWN and type(batch) in (list, tuple) and _is_stacked(batch):
             self._newest = microbatch
         return microbatch
@@ -117,6 +118,14 @@ class FreshCollate:
         """Return whether this is the newest one and known to be new; forget it."""
         newest, self._newest = self._newest, None
         return newest is not None and newest is microbatch
+
+
+def _collated(batch: Any) -> Any:
+    try:
+        return default_collate(batch)
+    except genuine(Exception) as error:
+        note_misfit(error, batch)
+        raise
 
 
 def _is_stacked(batch: Batch, *, is_top: bool = True) -> bool:

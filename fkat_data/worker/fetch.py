@@ -15,6 +15,7 @@ from torch.utils.data import dataloader as torch_dataloader
 
 from fkat_data.errors import WorkerError
 from fkat_data.interruption import genuine
+from fkat_data.sample_place import note_places
 from fkat_data.worker.items import ItemThreads, items_in_turn
 
 __all__ = ["direct_fetch", "direct_iteration", "gives_items_together", "is_plain"]
@@ -135,9 +136,13 @@ def _fetch_of(iterator: Any, threads: ItemThreads | None) -> Callable[[Any], Any
     items = items_in_turn if threads is None else threads.items
 
     def fetch(indices: Any) -> Any:
-        if gives_items_together(dataset):
-            return fetcher.fetch(indices)
-        return collate(items(dataset, indices))
+        try:
+            if gives_items_together(dataset):
+                return fetcher.fetch(indices)
+            return collate(items(dataset, indices))
+        except Exception as error:
+            note_places(error, dataset, indices)
+            raise
 
     return fetch
 

@@ -138,16 +138,14 @@ def test_a_file_without_rows_is_an_empty_dataset(tmp_path):
 def decodings(dataset, monkeypatch):
     """Record the row groups that the dataset decodes."""
     seen = []
-    file = dataset._file(0)
+    parquet = dataset._file(0).parquet
 
     class Recorder:
-        schema_arrow = file.schema_arrow
-
         def read_row_group(self, index, **keywords):
             seen.append(index)
-            return file.read_row_group(index, **keywords)
+            return parquet.read_row_group(index, **keywords)
 
-    monkeypatch.setattr(dataset, "_file", lambda _: Recorder())
+    monkeypatch.setattr(dataset._file(0), "parquet", Recorder())
     return seen
 
 

@@ -384,8 +384,8 @@ def test_a_column_beside_a_field_of_the_same_path_is_read_alone(tmp_path):
 
 
 def test_a_value_that_python_cannot_hold_is_an_error_that_names_file_and_column(tmp_path):
-    values = [(pa.timestamp("ns"), 1), (pa.time64("ns"), 1), (pa.duration("ns"), 1), (pa.date32(), 1 << 30)]
-    for number, (kind, value) in enumerate([*values, (pa.timestamp("us"), 1 << 62)]):
+    values = [(pa.date32(), 1 << 30), (pa.timestamp("us"), 1 << 62), (pa.duration("s"), 1 << 60)]
+    for number, (kind, value) in enumerate(values):
         table = pa.table({"number": [1, 2], "at": pa.array([0, value], kind)})
         (tmp_path / str(number)).mkdir()
         pq.write_table(table, tmp_path / str(number) / "a.parquet")

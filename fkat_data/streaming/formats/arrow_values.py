@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fkat_data.arrow_column import ArrowColumn
+from fkat_data.arrow_column import ArrowColumn, plain_array
 from fkat_data.requirement import required
 
 __all__ = ["ArrowValues"]
@@ -16,15 +16,14 @@ _arrow = required("pyarrow", "parquet")
 
 #: What a short text takes as a Python string, beside its bytes.
 _TEXT_BYTES = 64
-_MOST_OFFSET_BYTES = (1 << 31) - 1
 
 
 class ArrowValues:
     """The values of a column of a pyarrow table.
 
     Numbers and booleans, and lists of them with a fixed size, nested or not, are arrays with the column's dtype. Lists
-    of numbers whose sizes vary are arrays of their own. Everything else is what pyarrow's ``to_pylist`` returns, and a
-    null is None.
+    of numbers whose sizes vary are arrays of their own. Times with nanoseconds are NumPy's. Everything else is what
+    pyarrow's ``to_pylist`` returns, and a null is None.
 
     Args:
         column: The column.
@@ -34,7 +33,7 @@ class ArrowValues:
     """
 
     def __init__(self, column: Any) -> None:
-        plain = _plain(column)
+        plain = plain_array(column)
         self.size_bytes: int = plain.nbytes + (0 if _is_number(plain.type) else _TEXT_BYTES * len(plain))
         self._column = ArrowColumn.of(plain)
         self._offsets: npt.NDArray[Any] | None = None
@@ -107,38 +106,6 @@ def _given(numbers: npt.NDArray[Any], arrays: str, is_writable: bool) -> list[An
         return list(torch.from_numpy(numbers).unbind(0))
     numbers.flags.writeable = is_writable
     return list(numbers)
-
-
-def _plain(column: Any) -> Any:
-    """Return a column as one array of a type that has no dictionary, no extension and no view."""
-    if isinstance(column.type, _arrow.BaseExtensionType):
-        column = _arrow.chunked_array([chunk.storage for chunk in column.chunks], type=column.type.storage_type)
-    if _arrow.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if (kind := _without_views(column.type)) != column.type:
-        column = column.cast(kind)
-    if column.nbytes > _MOST_OFFSET_BYTES:
-        # One array of them has offsets of 32 bits.
-        wide = {"string": _arrow.large_string(), "binary": _arrow.large_binary()}
-        column = column.cast(wide.get(str(column.type), column.type))
-    array = column.combine_chunks()
-    return array.chunk(0) if isinstance(array, _arrow.ChunkedArray) and array.num_chunks == 1 else array
-
-
-def _without_views(kind: Any) -> Any:
-    """Return a type with large strings and lists instead of views, which pyarrow takes no rows of."""
-    types = _arrow.types
-    if types.is_string_view(kind):
-        return _arrow.large_string()
-    if types.is_binary_view(kind):
-        return _arrow.large_binary()
-    if types.is_struct(kind):
-        return _arrow.struct([field.with_type(_without_views(field.type)) for field in kind])
-    if types.is_list_view(kind) or types.is_large_list_view(kind) or types.is_large_list(kind):
-        return _arrow.large_list(kind.value_field.with_type(_without_views(kind.value_type)))
-    if types.is_list(kind):
-        return _arrow.list_(kind.value_field.with_type(_without_views(kind.value_type)))
-    return kind
 
 
 def _is_number(kind: Any) -> bool:

@@ -92,7 +92,7 @@ class ParquetReader(PartReader):
         try:
             return values.listed(rows, arrays=self._arrays, is_writable=is_writable)
         except genuine(_arrow.ArrowException, ValueError, OverflowError) as error:
-            # Times with nanoseconds, among others, and years that datetime does not have.
+            # Years that datetime does not have, among others.
             raise ShardCorruptError(
                 self._name,
                 f"column {name!r} has a value that Python cannot hold ({error}); choose the other columns with "

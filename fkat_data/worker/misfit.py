@@ -1,0 +1,115 @@
+"""Say why samples make no microbatch: which entry differs between them, how, and what would do."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fkat_data.interruption import genuine
+from fkat_data.notes import add_note
+
+__all__ = ["note_misfit"]
+
+_NUM_SHOWN = 4
+_MOST_DEPTH = 50
+_PADDING = "collate_fn=fkat_data.datasets.PaddingCollate(...) pads them"
+_OWN = "a collate_fn of your own may keep them as a list"
+
+
+class _Misfit(NamedTuple):
+    path: str
+    found: str
+    advice: str
+
+
+def note_misfit(error: BaseException, batch: Any) -> None:
+    """Note on an error of ``default_collate`` which entry of the samples is its cause, where that can be seen.
+
+    Args:
+        error: The error.
+        batch: The samples.
+    """
+    try:
+        misfit = _misfit(batch, "", 0)
+    except genuine(Exception):  # samples may be anything, and this must not hide the error
+        return
+    if misfit is not None:
+        where = f"entry {misfit.path} of the samples" if misfit.path else "the samples"
+        add_note(error, f"Collating: {where}: {misfit.found}. {misfit.advice}")
+
+
+def _misfit(batch: Sequence[Any], path: str, depth: int) -> _Misfit | None:
+    first = batch[0]
+    kinds = list(dict.fromkeys(_name_of(value) for value in batch))
+    if len(kinds) > 1:
+        at = next(position for position, value in enumerate(batch) if _name_of(value) != kinds[0])
+        found = f"{_listed(kinds)} in one microbatch (sample {at} of it is the first that differs)"
+        return _Misfit(path, found, "Make them one type in the dataset, or leave the entry out")
+    if isinstance(first, torch.Tensor | np.ndarray):
+        return _of_arrays(batch, path)
+    if isinstance(first, str | bytes | int | float | np.number | np.bool_) or depth > _MOST_DEPTH:
+        return None
+    if isinstance(first, Mapping):
+        return _of_mappings(batch, path, depth)
+    if isinstance(first, Sequence):
+        return _of_sequences(batch, path, depth)
+    advice = "Make numbers, tensors or strings of them in the dataset (MapDataset), or pass a collate_fn of your own"
+    return _Misfit(path, f"values of type {kinds[0]}", advice)
+
+
+def _of_sequences(batch: Sequence[Any], path: str, depth: int) -> _Misfit | None:
+    lengths = [len(value) for value in batch]
+    if len(set(lengths)) > 1:
+        advice = f"Make one-dimensional tensors of them in the dataset (MapDataset), and {_PADDING}; or {_OWN}"
+        return _Misfit(path, f"lists of {_listed(lengths)} items", advice)
+    parts = enumerate(zip(*batch, strict=True))
+    return next((found for at, part in parts if (found := _misfit(part, f"{path}[{at}]", depth + 1))), None)
+
+
+def _of_arrays(batch: Sequence[Any], path: str) -> _Misfit | None:
+    shapes = [tuple(value.shape) for value in batch]
+    if len(set(shapes)) > 1:
+        remedy = "Make them of one shape in the dataset"
+        if {len(shape) for shape in shapes} == {1}:
+            is_tensor = isinstance(batch[0], torch.Tensor)
+            remedy = _PADDING if is_tensor else f"Make tensors of them in the dataset (MapDataset), and {_PADDING}"
+        return _Misfit(path, f"shapes {_listed(shapes)}", f"{remedy}; or {_OWN}")
+    dtypes = [str(value.dtype) for value in batch]
+    if len(set(dtypes)) > 1:
+        return _Misfit(path, f"dtypes {_listed(dtypes)}", "Make them one dtype in the dataset")
+    if isinstance(batch[0], np.ndarray) and batch[0].dtype.kind not in "biufc":
+        return _Misfit(path, f"arrays of {dtypes[0]}", "Make numbers of them in the dataset (MapDataset)")
+    return None
+
+
+def _of_mappings(batch: Sequence[Any], path: str, depth: int) -> _Misfit | None:
+    names = list(batch[0])
+    for position, sample in enumerate(batch):
+        missing = [name for name in names if name not in sample]
+        if missing:
+            advice = "Give all samples the same entries in the dataset (MapDataset)"
+            found = f"sample {position} of the microbatch has no entry {missing[0]!r}, and the first one has"
+            return _Misfit(path, found, advice)
+    for name in names:
+        found = _misfit([sample[name] for sample in batch], f"{path}[{name!r}]", depth + 1)
+        if found is not None:
+            return found
+    return None
+
+
+def _name_of(value: object) -> str:
+    # Of these, default_collate takes what the first one is.
+    if isinstance(value, bool | int | float | np.number | np.bool_):
+        return "a number"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    return "None" if value is None else type(value).__name__
+
+
+def _listed(values: Sequence[Any]) -> str:
+    different = list(dict.fromkeys(map(str, values)))
+    more = f" and {len(different) - _NUM_SHOWN} others" if len(different) > _NUM_SHOWN else ""
+    if not more and len(different) > 1:
+        return f"{', '.join(different[:-1])} and {different[-1]}"
+    return f"{', '.join(different[:_NUM_SHOWN])}{more}"

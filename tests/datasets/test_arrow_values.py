@@ -1,0 +1,88 @@
+"""Values of Arrow's types: the same by index, in order and in a stream, with pandas installed or without it."""
+
+import datetime as dt
+import decimal
+import uuid
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fkat_data.datasets import IterableParquetDataset, ParquetDataset
+from fkat_data.errors import ShardCorruptError
+from fkat_data.streaming import StreamingDataset
+
+NANOSECONDS = 1_700_000_000_123_456_789
+TIME = np.datetime64(NANOSECONDS, "ns")
+SPAN = np.timedelta64(3_600_000_000_001, "ns")
+STAMP, SPANS = pa.timestamp("ns"), pa.duration("ns")
+BERLIN = pa.timestamp("ns", tz="Europe/Berlin")
+DAY = dt.datetime(2023, 11, 14, 22, 13, 20)  # noqa: DTZ001 - a column without a zone has such values
+
+
+def stamps(kind=STAMP):
+    return pa.array([NANOSECONDS, None, 0], pa.int64()).cast(kind)
+
+
+CASES = {
+    "timestamp": (stamps(), [TIME, None, np.datetime64(0, "ns")]),
+    "timestamp with a zone, in UTC": (stamps(BERLIN), [TIME, None, np.datetime64(0, "ns")]),
+    "timestamp of milliseconds": (pa.array([DAY, None], pa.timestamp("ms")), [DAY, None]),
+    "duration": (pa.array([SPAN, None], SPANS), [SPAN, None]),
+    "duration of seconds": (pa.array([5, None], pa.duration("s")), [dt.timedelta(seconds=5), None]),
+    "time": (pa.array([int(SPAN.astype(int)), None], pa.int64()).cast(pa.time64("ns")), [SPAN, None]),
+    "time of microseconds": (pa.array([1, None], pa.time64("us")), [dt.time(0, 0, 0, 1), None]),
+    "date": (pa.array([dt.date(2024, 2, 29), None]), [dt.date(2024, 2, 29), None]),
+    "decimal": (pa.array([decimal.Decimal("1.20"), None], pa.decimal128(10, 2)), [decimal.Decimal("1.20"), None]),
+    "dictionary": (pa.array(["a", None, "a"]).dictionary_encode(), ["a", None, "a"]),
+    "dictionary of timestamps": (stamps().dictionary_encode(), [TIME, None, np.datetime64(0, "ns")]),
+    "list": (pa.array([[NANOSECONDS, None], None, []], pa.list_(STAMP)), [[TIME, None], None, []]),
+    "fixed list": (pa.array([[NANOSECONDS] * 2, None], pa.list_(STAMP, 2)), [[TIME, TIME], None]),
+    "large list": (pa.array([[NANOSECONDS], None], pa.large_list(STAMP)), [[TIME], None]),
+    "map": (pa.array([[("k", NANOSECONDS)], None], pa.map_(pa.string(), STAMP)), [[("k", TIME)], None]),
+    "nested struct": (
+        pa.array(
+            [{"at": NANOSECONDS, "parts": [{"took": int(SPAN.astype(int))}]}, None, {"at": None, "parts": None}],
+            pa.struct([("at", STAMP), ("parts", pa.list_(pa.struct([("took", SPANS)])))]),
+        ),
+        [{"at": TIME, "parts": [{"took": SPAN}]}, None, {"at": None, "parts": None}],
+    ),
+    "view of strings": (pa.array(["a", None], pa.string_view()), ["a", None]),
+    "uuid": (pa.array([b"0" * 16, None], pa.uuid()), [uuid.UUID(bytes=b"0" * 16), None]),
+    "bool8": (pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, 0], pa.int8())), [True, False]),
+}
+
+
+def faces(tmp_path, column):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"column": column}), path)
+    yield lambda: ParquetDataset(str(path)).__getitems__(range(len(column)))
+    yield lambda: list(IterableParquetDataset(str(path)))
+    stream = StreamingDataset(local=str(tmp_path), batch_size=1)
+    yield lambda: [stream[row] for row in range(len(column))]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_value_is_the_same_in_each_face(tmp_path, name):
+    column, expected = CASES[name]
+    for read in faces(tmp_path, column):
+        values = [row["column"] for row in read()]
+        assert values == expected
+        assert [type(value) for value in values] == [type(value) for value in expected]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([0, 1 << 62], pa.timestamp("us")),
+        pa.array([0, 1 << 60], pa.duration("s")),
+        pa.array([[0], [1 << 45]], pa.list_(pa.timestamp("s"))),
+    ],
+)
+def test_a_value_that_python_cannot_hold_is_named_by_file_and_column(tmp_path, column):
+    for read in faces(tmp_path, column):
+        with pytest.raises(ShardCorruptError, match=r"(?s)rows\.parquet.*column 'column'.*Python cannot hold"):
+            read()
+    with pytest.raises(ShardCorruptError, match="row group 0, row 1, column 'column'"):
+        ParquetDataset(str(tmp_path / "rows.parquet")).__getitems__([0, 1])

@@ -1,0 +1,170 @@
+"""Files that are written again while a dataset is in use, or between a saved state and its resume."""
+
+import json
+import os
+import pickle
+import shutil
+import tarfile
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fkat_data import DataLoader
+from fkat_data.datasets import (
+    IterableJsonDataset,
+    IterableParquetDataset,
+    JsonDataset,
+    MapDataset,
+    ParquetDataset,
+    TarDataset,
+)
+from fkat_data.errors import ShardCorruptError, StateMismatchError
+
+NUM_SAMPLES = 12
+
+
+def write_lines(path, word):
+    path.write_text("".join(json.dumps({"n": n, "word": word}) + "\n" for n in range(NUM_SAMPLES)), "utf-8")
+
+
+def write_rows(path, word):
+    pq.write_table(pa.table({"n": range(NUM_SAMPLES), "word": [word] * NUM_SAMPLES}), path, row_group_size=4)
+
+
+def write_members(path, word):
+    with tarfile.open(path, "w") as archive:
+        for number in range(NUM_SAMPLES):
+            member = path.parent / f"{number:02}.txt"
+            member.write_text(word, "utf-8")
+            archive.add(member, member.name)
+
+
+def later(path):
+    """Let a file look as if it was written a second later: clocks of file systems are coarse."""
+    found = path.stat()
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns + 1_000_000_000))
+
+
+FORMATS = [(JsonDataset, write_lines), (ParquetDataset, write_rows), (TarDataset, write_members)]
+
+
+@pytest.mark.parametrize(("kind", "write"), FORMATS)
+def test_a_file_that_is_written_again_in_its_place_never_mixes_with_the_old_one(tmp_path, kind, write):
+    path = tmp_path / "file"
+    write(path, "old")
+    dataset = kind(str(path), **({"row_groups_kept": 1} if kind is ParquetDataset else {}))
+    assert "old" in str(dataset[0])
+    write(path, "new")
+    later(path)
+    with pytest.raises(ShardCorruptError, match=r"file.*the file has changed"):
+        dataset.__getitems__([NUM_SAMPLES - 1, 5])
+
+
+@pytest.mark.parametrize(("kind", "write"), FORMATS)
+def test_a_file_that_was_replaced_is_noticed_where_it_is_opened_again(tmp_path, kind, write):
+    path = tmp_path / "file"
+    write(path, "older")
+    dataset = kind(str(path))
+    shipped = pickle.dumps(dataset)
+    other = tmp_path / "other"
+    write(other, "new")
+    later(other)
+    other.replace(path)
+    with pytest.raises(ShardCorruptError, match=r"file.*the file has changed"):
+        pickle.loads(shipped)[3]
+
+
+@pytest.mark.parametrize(("kind", "write"), FORMATS)
+def test_a_copy_of_a_file_is_the_same_file(tmp_path, kind, write):
+    path = tmp_path / "file"
+    write(path, "old")
+    shipped = pickle.dumps(kind(str(path)))
+    shutil.copy(path, tmp_path / "copy")
+    (tmp_path / "copy").replace(path)
+    later(path)
+    assert "old" in str(pickle.loads(shipped)[3])
+
+
+def test_a_file_that_only_becomes_longer_has_the_same_lines(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    write_lines(path, "old")
+    dataset = JsonDataset(str(path))
+    with path.open("a") as file:
+        file.write('{"n": 100}\n')
+    later(path)
+    assert [row["n"] for row in dataset.__getitems__(range(len(dataset)))] == list(range(NUM_SAMPLES))
+
+
+def test_a_parquet_file_that_is_cut_while_it_is_mapped_is_an_error_and_does_not_end_the_process(tmp_path):
+    path = tmp_path / "file.parquet"
+    write_rows(path, "old")
+    dataset = ParquetDataset(str(path))
+    rows = iter(IterableParquetDataset(str(path), rows_at_once=2))
+    next(rows)
+    os.truncate(path, 10)
+    for read in (lambda: dataset[0], lambda: list(rows)):
+        with pytest.raises(ShardCorruptError, match=r"file\.parquet.*the file has changed"):
+            read()
+
+
+def test_lines_of_a_file_that_is_written_while_it_is_read_in_order_do_not_mix(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_text("".join(f'"{"x" * 1000} old"\n' for _ in range(5000)), "utf-8")
+    lines = iter(IterableJsonDataset(str(path)))
+    next(lines)
+    path.write_text("".join(f'"{"x" * 1000} new"\n' for _ in range(5000)), "utf-8")
+    later(path)
+    seen = []
+    with pytest.raises(ShardCorruptError, match=r"lines\.jsonl.*the file has changed"):
+        seen.extend(lines)
+    assert all(line.endswith("old") for line in seen)
+
+
+def loader_of(kind, path, **options):
+    return DataLoader(MapDataset(kind(str(path)), str), batch_size=2, **options)
+
+
+@pytest.mark.parametrize(("kind", "write"), FORMATS)
+def test_a_resume_refuses_a_file_that_has_changed_since_and_names_it(tmp_path, kind, write):
+    path = tmp_path / "file"
+    write(path, "older")
+    loader = loader_of(kind, path)
+    iterator = iter(loader)
+    next(iterator)
+    state = json.loads(json.dumps(loader.local_state_dict()))
+    again = loader_of(kind, path)
+    again.load_state_dict(state)
+    assert len(list(again)) == NUM_SAMPLES // 2 - 1
+    write(path, "new, and of another length" * 30)
+    with pytest.raises(StateMismatchError, match=f"files.*the file has changed since the state was saved.*{path}"):
+        loader_of(kind, path).load_state_dict(state)
+
+
+def test_a_state_without_files_and_one_at_the_start_of_an_epoch_load(tmp_path):
+    path = tmp_path / "file"
+    write_lines(path, "old")
+    loader = loader_of(JsonDataset, path)
+    at_start = loader.local_state_dict()
+    next(iter(loader))
+    within = loader.local_state_dict()
+    del within["files"]
+    write_lines(path, "new")
+    for state, num_left in ((at_start, NUM_SAMPLES // 2), (within, NUM_SAMPLES // 2 - 1)):
+        again = loader_of(JsonDataset, path)
+        again.load_state_dict(state)
+        assert len(list(again)) == num_left
+
+
+def test_a_state_of_many_files_stays_small(tmp_path):
+    paths = [tmp_path / f"{number:04}.jsonl" for number in range(600)]
+    for path in paths:
+        path.write_text("1\n", "utf-8")
+    names = [str(path) for path in paths]
+    loader = DataLoader(JsonDataset(names), batch_size=2)
+    next(iter(loader))
+    state = loader.local_state_dict()
+    assert len(state["files"]) <= 256
+    paths[301].write_text("2\n", "utf-8")
+    with pytest.raises(StateMismatchError, match=r"one from \S*0300\.jsonl to \S*0302\.jsonl"):
+        DataLoader(JsonDataset(names), batch_size=2).load_state_dict(state)
