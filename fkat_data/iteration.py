@@ -6,7 +6,7 @@ delivered nothing, and the next one begins at the same position.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from fkat_data.errors import StaleIteratorError
 from fkat_data.interruption import is_interruption
@@ -145,6 +145,11 @@ class EpochIterator(Iterator[Microbatch]):
         self._number = iterations.newest
         self._loader = loader
         self._is_over = False
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"an iterator of a {type(self._loader).__name__} cannot be pickled or copied: it is of one process"
+        )
 
     def __next__(self) -> Microbatch:
         if self._is_over:

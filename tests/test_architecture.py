@@ -54,6 +54,7 @@ FLOORS = {
     "permutation": 1,
     "sizes": 2,
     "stepping_over": 1,
+    "torch_iterator": 0,
     "samplers": 2,
     "torchtitan": 2,
     "launch": 2,

@@ -85,6 +85,13 @@ class AccelerateSide(NotSteppedOver):
         return True
 
     @property
+    def gradient_state(self) -> Any:
+        """The ``GradientState`` of accelerate, which the loaders that accelerate prepares have."""
+        if self._driven is None:
+            raise AttributeError("gradient_state")
+        return import_module("accelerate.state").GradientState()
+
+    @property
     def _is_accelerate_prepared(self) -> bool:
         """Whether accelerate drives the loop; from when an ``Accelerator`` asks, it does."""
         accelerator = accelerator_that_asks(currentframe())

@@ -204,7 +204,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         self._shipped: bytes | None = None
         self._made_with: list[Any] = []
         if shuffle and not self._is_iterable:
-            shuffled = EpochShuffle(cast("Any", dataset), generator)
+            shuffled = EpochShuffle(cast("Any", dataset), generator, self.seed)
             # torch refuses to set them once they are set.
             vars(self)["sampler"] = shuffled
             if self.batch_sampler is not None:
@@ -244,17 +244,17 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             ConfigurationError: The dataset cannot be sent to a worker, or an argument that goes to ``ShardedDataLoader`` is invalid.
             StateMismatchError: The loaded state does not fit.
         """
+        if self._driven is None and is_begun_by_fabric(currentframe()):
+            self._follow_fabric()
+        return self._get_iterator()
+
+    def _get_iterator(self) -> Any:
+        # torch's name for it, which subclasses override, and frameworks call.
         if self._driven is not None:
             return self._driven.microbatches(self._begin_driven, self._own_state, self.num_in_last_round())
-        if is_begun_by_fabric(currentframe()):
-            self._follow_fabric()
         if self._loaded is None or self._is_untouched:
             self._draw_as_torch_does()
         return self._begin()
-
-    def _get_iterator(self) -> Any:
-        # torch's name for it, which subclasses and frameworks call: its own iterator would not count as an epoch.
-        return DataLoader.__iter__(self)
 
     def _begin_driven(self) -> Iterator[Microbatch_co]:
         # No number is drawn from the program's generators: a run that resumes begins one iteration more.
@@ -387,10 +387,10 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             successor.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy begins with: the same arguments, and the same position."""
+        """Return what a copy begins with: the same arguments, and the start of the epoch, or what was loaded."""
         state = {name: value for name, value in vars(self).items() if name not in ("_successor", "_successors")}
         if self._source is not None:
-            state.update(_source=None, _loaded=self.local_state_dict(), _is_untouched=False, _shipped=None)
+            state.update(_source=None, _loaded=self._epoch_again(), _is_untouched=True, _shipped=None, _resumed=None)
         if self._driven is not None:
             state["_driven"] = self._driven.copy()  # its place is another from now on
         return state

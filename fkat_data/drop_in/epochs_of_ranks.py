@@ -1,5 +1,6 @@
 """Which epoch comes next, and which of its batches are this rank's."""
 
+import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -7,15 +8,19 @@ from typing import Any
 from fkat_data import arguments
 from fkat_data.datasets.dataset_files import check_files, files_field
 from fkat_data.datasets.seeded_order import SeededOrder, seeded_order_below
+from fkat_data.distributed import gather
 from fkat_data.drop_in.accelerate_side import AccelerateSide
 from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.numbered_plan import NumberedPlan
 from fkat_data.drop_in.rank_share import RankShare, agreed_state, check_share, shared_fields
+from fkat_data.drop_in.sample_order import EpochShuffle
 from fkat_data.drop_in.saved_state import state_at_epoch
 from fkat_data.dropped import WeakTable
 from fkat_data.errors import ConfigurationError, StateMismatchError
 
 __all__ = ["EpochsOfRanks"]
+
+_logger = logging.getLogger(__name__)
 
 
 class EpochsOfRanks(AccelerateSide):
@@ -65,6 +70,10 @@ class EpochsOfRanks(AccelerateSide):
     @abstractmethod
     def _own_state(self) -> dict[str, Any]:
         """Return the position of what makes the microbatches."""
+
+    @abstractmethod
+    def _known_seed(self) -> int:
+        """Return the seed, which is drawn now if none is known."""
 
     @abstractmethod
     def _map_plan(self) -> NumberedPlan | DrawnPlan:
@@ -128,6 +137,31 @@ class EpochsOfRanks(AccelerateSide):
             self._go_to({**state_at_epoch(agreed, 0), **shared_fields(share)}, is_untouched=True)
         check_share(self.local_state_dict(), share)
         vars(self).update(_share=share)
+
+    def _check_parts(self, num_ranks: int, rank: int) -> None:
+        """Give a shuffle the seed that ``deal_out`` gives it, and say in the log what the other loader does not have.
+
+        Raises:
+            ConfigurationError: The parts are this rank's already, or the loader has a loaded place.
+        """
+        found = None
+        if num_ranks > 1 and (self._has_ranks or (self._is_iterable and self.dp_rank is not None)):
+            found = "a loader of this rank's own part, which it would deal out again"
+        elif self._share is not None and self._share.num_ranks != num_ranks:
+            found = f"a loader that is dealt out to {self._share.num_ranks} ranks, to deal out to {num_ranks}"
+        elif self._loaded is not None and self.step:
+            found = f"a loader with a loaded place, microbatch {self.step} of epoch {self.epoch}, which it would lose"
+        if found is not None:
+            expected = "accelerator.prepare(loader), which returns this loader and keeps what it is"
+            raise ConfigurationError("prepare_data_loader", found, expected)
+        if num_ranks > 1 and isinstance(self.sampler, EpochShuffle):
+            self.sampler.seed = gather(self._known_seed())[0]
+        _logger.warning(
+            "accelerate's prepare_data_loader makes another DataLoader of this one's parts. It delivers the samples of "
+            "rank %d of %d in the same order, but without the place of this one, its device and, where it is torch's, its "
+            "workers. accelerator.prepare(loader) keeps all of them, and loader.deal_out(%d, %d) does",
+            *(rank, num_ranks, num_ranks, rank),
+        )
 
     def num_in_last_round(self) -> int:
         """Return the samples of an epoch's last batches on all ranks, without those that fill them up; 0: all are."""
@@ -225,17 +259,18 @@ class EpochsOfRanks(AccelerateSide):
 
     def _jump(self, epoch: int) -> None:
         loaded = self._loaded
-        if loaded is not None and (loaded["epoch"], loaded["step"]) != (0, 0):
+        if loaded is not None and not self._is_untouched and (loaded["epoch"], loaded["step"]) != (0, 0):
             hint = "go on with the epoch of the loaded state, which loader.epoch says"
             raise StateMismatchError("epoch", loaded["epoch"], epoch, hint)
-        if self.seed is None and self._source is None:
+        if isinstance(self.sampler, EpochShuffle) and self.seed is None and self._source is None:
             raise ConfigurationError(
                 "seed",
                 None,
-                f"a number: a loader that begins with epoch {epoch} and no state goes on with what another one began, "
-                "and needs its seed",
+                f"a number: a loader that begins with the shuffle of epoch {epoch} and no state goes on with what another "
+                "one began, and needs its seed",
             )
-        if not self._is_iterable and not self._is_free_of_states():
+        follows = any(callable(getattr(sampler, "set_epoch", None)) for sampler in self._samplers())
+        if not self._is_iterable and not follows and not self._is_free_of_states():
             hint = f"load_state_dict() before epoch {epoch}: its order depends on the epochs before"
             raise ConfigurationError("sampler", self.sampler, hint)
         self._go_to(self._start_of(epoch), is_untouched=True)
@@ -244,6 +279,10 @@ class EpochsOfRanks(AccelerateSide):
         """Return whether an epoch's order depends on nothing but the seed, the epoch, and set_epoch()."""
         plan = None if self._is_iterable else self._map_plan()
         return isinstance(plan, NumberedPlan) or (plan is not None and not plan.has_states)
+
+    def _epoch_again(self) -> dict[str, Any]:
+        """Return the start of the epoch of the next microbatch, with the order that it has."""
+        return state_at_epoch(self.local_state_dict(), self.epoch)
 
     def _start_of(self, epoch: int) -> dict[str, Any]:
         begun = state_at_epoch(self._own_state(), epoch)

@@ -1,17 +1,21 @@
 """The ``ShardedDataLoader`` that makes a DataLoader's microbatches, or a strand of them."""
 
 import os
-from typing import Any
+from typing import Any, cast
 
+from fkat_data.drop_in.drawn_plan import DrawnPlan
+from fkat_data.drop_in.numbered_plan import NumberedPlan
 from fkat_data.drop_in.own_terms import DataLoaderStatistics
 from fkat_data.drop_in.worker_side import EpochFactory
 from fkat_data.errors import ConfigurationError
+from fkat_data.iteration import EpochIterator
 from fkat_data.loader.sharded import ShardedDataLoader
 from fkat_data.plan.shard_plan import ShardPlan
+from fkat_data.torch_iterator import TorchIterator
 from fkat_data.transport.memory_limit import default_limit_bytes
 from fkat_data.worker.settings import StartMethod
 
-__all__ = ["inner_loader", "settable_of"]
+__all__ = ["DataLoaderIterator", "inner_loader", "settable_of"]
 
 _SETTABLE = ("collate_fn", "worker_init_fn", "num_workers", "prefetch_factor", "timeout")
 
@@ -21,8 +25,19 @@ def settable_of(loader: Any) -> list[Any]:
     return [getattr(loader, name) for name in _SETTABLE]
 
 
+class DataLoaderIterator(EpochIterator, TorchIterator):
+    """One epoch of a DataLoader over a map-style dataset."""
+
+    __reduce__ = TorchIterator.__reduce__
+
+
 class _InnerLoader(ShardedDataLoader):
     _statistics_type = DataLoaderStatistics
+    _iterator_type = DataLoaderIterator
+
+    def __len__(self) -> int:
+        """Return the microbatches of an epoch: what ``len`` of an iterator asks for."""
+        return cast("NumberedPlan | DrawnPlan", self._plan).num_batches()
 
 
 def inner_loader(

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fkat_data.drop_in.drawn_plan import DrawnPlan
+from fkat_data.drop_in.inner_loader import DataLoaderIterator
 from fkat_data.drop_in.numbered_plan import NumberedPlan
-from fkat_data.iteration import EpochIterator, Iterations
+from fkat_data.iteration import Iterations
 from fkat_data.loader.sharded import ShardedDataLoader
 from fkat_data.observe.statistics import LoaderStatistics
 
@@ -54,6 +55,14 @@ class MapSource:
         """Microbatches of that epoch that were delivered before it."""
         return self._inner.step
 
+    def __len__(self) -> int:
+        """Return the microbatches of an epoch.
+
+        Raises:
+            TypeError: The sampler has no length.
+        """
+        return self._plan.num_batches()
+
     def begin(self, change: Callable[[Any], Any] | None = None) -> Iterator[Any]:
         """Begin an epoch, or the rest of a loaded one."""
         self._iterations.begin()
@@ -61,7 +70,7 @@ class MapSource:
         iterator = iter(self._inner)
         if change is None:
             return iterator
-        return EpochIterator(lambda: change(self._inner.take()), self._inner, self._iterations, self)
+        return DataLoaderIterator(lambda: change(self._inner.take()), self._inner, self._iterations, self)
 
     def end_epoch(self) -> None:
         """Count the rest of the epoch as delivered; change nothing where nothing of it was delivered."""

@@ -1,10 +1,11 @@
 """The orders that are arithmetic: the samples one after the other, and a shuffle that no list of numbers is made for."""
 
 from collections.abc import Iterator, Sized
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch.utils.data import RandomSampler
 
 from fkat_data.drop_in.rank_share import RankShare
@@ -132,21 +133,33 @@ def _order(
 class EpochShuffle(RandomSampler):
     """A dataset's samples in an order that is a function of a seed and an epoch.
 
+    The loader computes its batches without it. A loader that a framework makes of this one's parts iterates it, and gets
+    the order of another epoch each time. Where no seed is known, a new one is drawn, as torch's ``RandomSampler`` does.
+
     Args:
         data_source: The dataset.
-        generator: What the loader's seed is drawn from; None: torch's global one.
+        generator: What seeds are drawn from; None: torch's global one.
+        seed: The loader's; None: it is not known yet.
 
     Raises:
         ValueError: The dataset is empty.
     """
 
-    def __init__(self, data_source: Sized, generator: Any = None) -> None:
+    def __init__(self, data_source: Sized, generator: Any = None, seed: int | None = None) -> None:
         super().__init__(data_source, generator=generator)
-        self.seed = 0
+        self.seed = seed
         """The loader's seed, once it is known."""
         self.epoch = 0
-        """The epoch of the newest iteration."""
+        """The epoch of the next iteration, and of the newest one of the loader."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the next iteration be of this epoch."""
+        self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
-        order = SampleOrder(len(self), None, drop_last=False, shuffle=(self.seed, self.epoch))
-        return iter(order)
+        seed, epoch = self.seed, self.epoch
+        if seed is None:
+            generator = cast("torch.Generator | None", self.generator)
+            seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+        self.epoch = epoch + 1
+        return iter(SampleOrder(len(self), None, drop_last=False, shuffle=(seed, epoch)))

@@ -20,6 +20,7 @@ from fkat_data.iteration import Iterations
 from fkat_data.loader.sharded import ShardedDataLoader
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.quantities import counted
+from fkat_data.torch_iterator import TorchIterator
 from fkat_data.types import Stateful
 
 __all__ = ["StrandSource", "first_strand_state"]
@@ -229,7 +230,7 @@ class StrandSource:
             self._left = None
 
 
-class _Turns(Iterator[Any]):
+class _Turns(TorchIterator):
     """One epoch of all strands.
 
     An inner loader's position moves with the last instruction of a call, and the rest follows from the positions. So
@@ -243,7 +244,7 @@ class _Turns(Iterator[Any]):
         iterations: Iterations,
         change: Callable[[Any], Any] | None,
     ) -> None:
-        self._source = source  # kept alive: its loaders end with it
+        self._source = self._loader = source  # kept alive: its loaders end with it
         self._runners = runners
         self._iterations = iterations
         self._change = change

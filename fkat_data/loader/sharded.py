@@ -112,6 +112,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
     """
 
     _statistics_type: ClassVar[type[LoaderStatistics]] = LoaderStatistics
+    _iterator_type: ClassVar[type[EpochIterator]] = EpochIterator
 
     def __init__(
         self,
@@ -237,7 +238,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         self._finish_loading()
         if self._is_handed_out or self._delivery.is_over:
             self._begin()
-        iterator = EpochIterator(self._next, self._cursor, self._iterations, self)
+        iterator = self._iterator_type(self._next, self._cursor, self._iterations, self)
         self._is_handed_out = True
         return iterator
 
@@ -416,7 +417,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
 
     def __reduce__(self) -> str:
         raise TypeError(
-            "a ShardedDataLoader cannot be pickled: it owns processes. Make one in the process that needs it"
+            f"a {type(self).__name__} cannot be pickled or copied: it owns processes. Make one in the process that needs it"
         )
 
     def _begin(self) -> None:

@@ -1,5 +1,6 @@
 """A DataLoader for a streaming dataset, which makes the order's batches and tracks the trainer's position."""
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -15,6 +16,7 @@ from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, FkatDataError, StaleIteratorError, StateMismatchError
 from fkat_data.missing_place import watch_checkpoints
 from fkat_data.stepping_over import NotSteppedOver, accelerator_that_asks
+from fkat_data.streaming.batch_iterator import BatchIterator
 from fkat_data.streaming.batch_maker import batch_maker, collate_of_samples
 from fkat_data.streaming.dataset import StreamingDataset, has_own_iter
 from fkat_data.streaming.epoch.rank_batches import PickedSamples, RankBatches
@@ -25,6 +27,13 @@ from fkat_data.streaming.reading.read_commit import check_merged
 from fkat_data.tracebacks import fold
 
 __all__ = ["StreamingDataLoader", "batches_together"]
+
+_logger = logging.getLogger(__name__)
+
+_OF_ITERATION = {
+    *("num_samples_yielded", "_iteration", "_workers", "_is_watched", "_epoch", "_sample_in_epoch", "_after"),
+    *("_is_in_step", "_is_last", "_numbered", "_numbered_batches", "_next_numbered"),
+}
 
 #: Batches of the plan: their indices, and their samples.
 #: All that is raised in an iteration, but what closes one that is dropped: no call runs then that could be interrupted.
@@ -66,6 +75,20 @@ class StreamingDataLoader(  # pyright: ignore[reportIncompatibleVariableOverride
         num_samples_yielded: Samples of this rank that the present iteration has delivered.
     """
 
+    # Of the iteration under way; a copy has none.
+    num_samples_yielded: int = 0
+    _iteration: int = 0
+    _workers: DataLoader[Any] | None = None
+    _is_watched: bool = False
+    _epoch: int | None = None
+    _sample_in_epoch: int | None = None
+    _after: ResumePoint | None = None
+    _is_in_step: bool = True
+    _is_last: bool = False
+    _numbered: Iterator[Any] | None = None
+    _numbered_batches: RankBatches | None = None
+    _next_numbered: int = 0
+
     def __init__(self, dataset: Dataset[Any], batch_size: int | None = None, **options: Any) -> None:
         if isinstance(dataset, StreamingDataset):
             batch_size = _agreed(dataset, batch_size)
@@ -74,22 +97,10 @@ class StreamingDataLoader(  # pyright: ignore[reportIncompatibleVariableOverride
                     "in_order", options["in_order"], "True: the state counts batches in their order"
                 )
         super().__init__(dataset, 1 if batch_size is None else batch_size, **options)
-        self.num_samples_yielded: int = 0
         self._options = options
         self._collate = cast("Callable[[list[Any]], Any]", self.collate_fn)
-        self._workers: DataLoader[Any] | None = None
         self._tasks = _Tasks()
-        self._iteration = 0
-        # Of the iteration under way.
-        self._epoch: int | None = None
-        self._sample_in_epoch: int | None = None
-        self._after: ResumePoint | None = None
-        self._is_in_step = True
-        self._is_prepared = self._is_watched = False
-        self._is_last = False
-        self._numbered: Iterator[Any] | None = None
-        self._numbered_batches: RankBatches | None = None
-        self._next_numbered = 0
+        self._is_prepared = False
         if self._has_own_iter:
             # What an ``__iter__`` does with the first batches shows only when it runs: this loader is not ``Skippable``.
             vars(self)["skip"] = None
@@ -116,6 +127,16 @@ class StreamingDataLoader(  # pyright: ignore[reportIncompatibleVariableOverride
         """Whether the loader has a state of its own; accelerate then saves and loads it."""
         return isinstance(self.dataset, StreamingDataset)
 
+    def _check_parts(self, num_ranks: int, rank: int) -> None:
+        if num_ranks > 1:
+            expected = "accelerator.prepare(loader), which returns this loader: its batches are this rank's already"
+            raise ConfigurationError("prepare_data_loader", f"a fkat_data.streaming.{type(self).__name__}", expected)
+        _logger.warning(
+            "accelerate's prepare_data_loader makes another DataLoader of rank %d's dataset, without the place of this one. "
+            "accelerator.prepare(loader) keeps it",
+            rank,
+        )
+
     def _repr_facts(self) -> Iterator[tuple[str, object]]:
         yield "epoch", self._epoch
         yield "num_samples_yielded", self.num_samples_yielded
@@ -140,7 +161,12 @@ class StreamingDataLoader(  # pyright: ignore[reportIncompatibleVariableOverride
             return super().__iter__()
         if self._is_prepared:
             return self._accelerated(self.dataset)
-        return self._begin(self.dataset, 0)
+        return BatchIterator(self._begin(self.dataset, 0), self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy begins with: the same options, and the next epoch of the dataset, or what was loaded."""
+        kept = {name: value for name, value in vars(self).items() if name not in _OF_ITERATION}
+        return {**kept, "_tasks": _Tasks()}
 
     def skip(self, count: int) -> "_RestOfEpoch":
         """Return the batches of the next epoch after the first ``count``, which are not read.

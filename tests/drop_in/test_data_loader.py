@@ -359,14 +359,80 @@ def test_what_is_set_between_two_epochs_counts_from_the_next_one(num_workers, pr
             assert [len(batch) for batch in loader] == [3] * 3
 
 
-def test_a_copy_begins_where_the_loader_is():
+def pickled(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+COPIES = (copy.copy, copy.deepcopy, pickled)
+
+
+@pytest.mark.parametrize("copied_by", COPIES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dataset": Drawing(12), "shuffle": True},
+        {"dataset": Drawing(12), "sampler": [5, 3, 4, 11, 0, 2]},
+        {"dataset": range(9), "sampler": RandomSampler(range(9), generator=torch.Generator())},
+        {"dataset": Counting(7)},
+    ],
+    ids=["shuffle", "sampler", "generator", "iterable"],
+)
+def test_a_copy_of_a_loader_under_iteration_has_its_epoch_from_the_start(copied_by, options):
+    loader = DataLoader(batch_size=2, seed=1, **options)
+    list(loader)
+    rest = iter(loader)
+    delivered = [digest(next(rest)) for _ in range(2)]
+    copied = copied_by(loader)
+    assert (copied.epoch, copied.step) == (1, 0)
+    whole = digests(copied)
+    assert (copied.epoch, loader.epoch, loader.step) == (2, 1, 2)
+    assert delivered + digests(rest) == whole
+
+
+def test_a_copy_keeps_a_place_that_was_loaded_and_not_begun():
     loader = DataLoader(Drawing(12), 2, shuffle=True)
     rest = iter(loader)
     next(rest)
-    for copied in (copy.copy(loader), pickle.loads(pickle.dumps(loader))):
-        assert (copied.epoch, copied.step) == (0, 1)
-        assert len(list(copied)) == 5
-    assert len(list(rest)) == 5
+    loaded = DataLoader(Drawing(12), 2, shuffle=True)
+    loaded.load_state_dict(loader.state_dict())
+    expected = digests(rest)
+    for copied_by in COPIES:
+        copied = copied_by(loaded)
+        assert copied.step == 1
+        assert digests(copied) == expected
+    assert digests(loaded) == expected
+
+
+@pytest.mark.parametrize("dataset", [range(6), Counting(6)])
+def test_an_iterator_is_one_of_torchs_that_refuses_to_be_copied(dataset):
+    iterator = iter(DataLoader(dataset, 2))
+    assert isinstance(iterator, torch.utils.data.dataloader._BaseDataLoaderIter)
+    for copied_by in COPIES:
+        with pytest.raises(
+            NotImplementedError, match=r"iterator of a fkat_data.DataLoader cannot be pickled or copied"
+        ):
+            copied_by(iterator)
+    assert iterator
+    assert len(list(iterator)) == 3
+
+
+def test_an_iterator_has_the_length_of_torchs():
+    for sampler in (None, [3, 1, 2]):
+        assert len(iter(DataLoader(range(9), 2, sampler=sampler))) == len(
+            iter(TorchDataLoader(range(9), 2, sampler=sampler))
+        )
+    with pytest.raises(TypeError):
+        len(iter(DataLoader(Counting(6), 2)))
+
+
+def test_an_iterator_that_a_subclass_makes_is_what_a_loop_iterates():
+    class Doubled(DataLoader):
+        def _get_iterator(self):
+            return ([2 * number for number in batch] for batch in super()._get_iterator())
+
+    loader = Doubled(range(4), 2, collate_fn=list)
+    assert [list(loader), list(loader)] == [[[0, 2], [4, 6]]] * 2
+    assert loader.epoch == 2
 
 
 def test_a_loader_knows_what_it_has_done():

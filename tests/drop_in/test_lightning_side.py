@@ -1,6 +1,7 @@
 """Loaders that Lightning makes again, with the functions that it does so with."""
 
 import os
+import pickle
 
 import lightning.pytorch as pl
 import pytest
@@ -9,10 +10,12 @@ from drop_in_examples import Drawing
 from lightning.fabric.utilities.data import _replace_dunder_methods, _update_dataloader
 from lightning.fabric.wrappers import _FabricDataLoader
 from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, DistributedSampler
 
-from fkat_data import DataLoader, StateMismatchError
+from fkat_data import DataLoader, ShardedDataLoader, StateMismatchError
+from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch")
 COUNT = 13
@@ -150,3 +153,25 @@ def test_predictions_are_of_each_sample_with_its_index(options):
         found = trainer.predict(Predicting(), loader)
     assert [found] == writer.indices
     assert sorted(index for indices in found for index in indices) == sorted(options.get("sampler", range(COUNT)))
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+def test_a_combined_loader_under_iteration_is_pickled(tmp_path):
+    with MDSWriter(out=str(tmp_path), columns={"number": "int"}) as writer:
+        for number in range(COUNT):
+            writer.write({"number": number})
+    loaders = [
+        DataLoader(Augmented(), 2),
+        DataLoader(Augmented(), 2, shuffle=True),
+        StreamingDataLoader(StreamingDataset(local=str(tmp_path)), batch_size=2),
+    ]
+    combined = CombinedLoader(loaders, "max_size")
+    rest = iter(combined)
+    next(rest)
+    copied = pickle.loads(pickle.dumps(combined))
+    assert [None not in batches for batches, _, _ in copied] == [True] * 7
+    assert [next(rest)[1] for _ in range(6)] == list(range(1, 7))
+    sharded = CombinedLoader([ShardedDataLoader(1, ["0"], range, multiprocessing=False)])
+    iter(sharded)
+    with pytest.raises(TypeError, match="a ShardedDataLoader cannot be pickled or copied"):
+        pickle.dumps(sharded)

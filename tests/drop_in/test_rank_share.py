@@ -138,6 +138,12 @@ def test_a_loader_goes_to_an_epoch_that_its_seed_decides_on():
     assert list(other) == epochs[0]
     with pytest.raises(ConfigurationError, match="needs its seed"):
         DataLoader(range(9), shuffle=True).set_epoch(1)
+    in_order = DataLoader(range(9), collate_fn=list)
+    in_order.set_epoch(1)
+    assert (list(in_order), in_order.epoch) == ([[number] for number in range(9)], 2)
+    in_order.set_epoch(5)
+    in_order.set_epoch(4)
+    assert in_order.epoch == 4
     drawn = RandomSampler(range(9), generator=torch.Generator())
     with pytest.raises(ConfigurationError, match="depends on the epochs before"):
         DataLoader(range(9), sampler=drawn, seed=4).set_epoch(1)

@@ -3,8 +3,10 @@ import time
 import tracemalloc
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
 from fkat_data import DataLoader
@@ -69,3 +71,19 @@ def test_a_billion_samples_are_shuffled_in_no_time_and_no_memory():
 def test_a_batch_that_is_not_there_is_an_index_error():
     with pytest.raises(IndexError):
         SampleOrder(3, 2, drop_last=False, shuffle=None).batch(2)
+
+
+def test_another_loader_with_a_shuffles_sampler_gets_another_order_each_time():
+    def orders(programs_seed, **options):
+        torch.manual_seed(programs_seed)
+        parts = DataLoader(range(20), 4, shuffle=True, **options).batch_sampler
+        other = TorchDataLoader(range(20), batch_sampler=parts, collate_fn=list)
+        return [[number for batch in other for number in batch] for _ in range(3)]
+
+    drawn = orders(1)
+    assert all(sorted(order) == list(range(20)) for order in drawn)
+    assert len({tuple(order) for order in (*drawn, *orders(2))}) == 6
+    assert orders(1) == drawn
+    assert orders(1, seed=5) == orders(2, seed=5)
+    loader = DataLoader(range(20), None, shuffle=True, seed=5)
+    assert orders(1, seed=5) == [list(loader) for _ in range(3)]

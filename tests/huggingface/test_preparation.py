@@ -3,11 +3,14 @@
 import copy
 import importlib.util
 import sys
+import weakref
 from functools import partial
 
+import accelerate.data_loader
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from accelerate.utils import DataLoaderConfiguration
 from huggingface_examples import (
     BATCH_SIZE,
@@ -150,6 +153,105 @@ def test_what_accelerate_makes_of_a_data_loaders_parts_is_refused(folder):
         Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True)).prepare(data_loader())
     assert loader.pin_memory_device == ""  # for others than accelerate
     assert not data_loader()._is_accelerate_prepared
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shuffle": True, "seed": 3}, {"sampler": [3, 1, 4, 5, 9]}])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_accelerates_function_deals_a_loader_out_as_the_loader_does(options, num_ranks, caplog):
+    delivered = [[], []]
+    for rank in range(num_ranks):
+        dealt = DataLoader(range(10), 2, collate_fn=list, **options)
+        dealt.deal_out(num_ranks, rank)
+        torch.manual_seed(5)
+        given = DataLoader(range(10), 2, collate_fn=list, **options)
+        found = prepare_data_loader(given, num_processes=num_ranks, process_index=rank)
+        for samples in delivered:
+            batches = list(found)
+            if options != {"shuffle": True}:  # of a seed that is drawn
+                assert batches == list(dealt)
+            samples += [number for batch in batches for number in batch]
+        assert f"accelerator.prepare(loader) keeps all of them, and loader.deal_out({num_ranks}, {rank})" in caplog.text
+    assert [set(samples) for samples in delivered] == [set(options.get("sampler", range(10)))] * 2
+    assert (delivered[0] != delivered[1]) == ("shuffle" in options)
+
+
+def test_accelerates_function_takes_iterable_datasets(folder):
+    samples = [
+        list(prepare_data_loader(DataLoader(Told(), 2, collate_fn=list), num_processes=2, process_index=rank))
+        for rank in range(2)
+    ]
+    assert samples == [[[0, 1], [4, 5]], [[2, 3], [0, 1]]]
+    one = prepare_data_loader(streaming(folder))
+    assert sorted(number for microbatch in one for number in numbers(microbatch)[::3]) == list(range(NUM_TOKENS))
+
+
+def test_accelerates_function_refuses_what_would_lose_or_repeat_samples(folder):
+    dealt = DataLoader(range(10))
+    dealt.deal_out(2, 0)
+    begun = data_loader(seed=1)
+    next(iter(begun))
+    loaded = data_loader(seed=1)
+    loaded.load_state_dict(begun.state_dict())
+    for refused, num_ranks in (
+        (distributed(), 2),
+        (DataLoader(Told(), dp_rank=0), 2),
+        (streaming(folder), 2),
+        (dealt, 1),
+        (loaded, 1),
+    ):
+        with pytest.raises(ConfigurationError, match=r"prepare_data_loader.*accelerator\.prepare\(loader\)"):
+            prepare_data_loader(refused, num_processes=num_ranks, process_index=0)
+
+
+def test_a_loader_of_accelerates_without_a_state_is_stepped_over(monkeypatch):
+    """As where torch's name for the class is this one's before accelerate is imported."""
+    monkeypatch.setattr(accelerate.data_loader, "DataLoader", DataLoader)
+    loader = prepare_data_loader(DataLoader(range(16), 4))
+    assert isinstance(loader.base_dataloader, DataLoader)
+    for _ in range(2):
+        assert [batch.tolist()[0] for batch in skip_first_batches(loader, 2)] == [8, 12]
+    loader.use_stateful_dataloader = True
+    with pytest.raises(ConfigurationError, match=r"^skip_first_batches"):
+        skip_first_batches(loader, 2)
+
+
+class Following(torch.utils.data.BatchSampler):
+    """Its order is of its epoch, with a generator that it seeds."""
+
+    def __init__(self):
+        super().__init__(range(6), 2, drop_last=False)
+        self.generator = torch.Generator()
+        self.epoch = 0
+
+    def __iter__(self):
+        self.generator.manual_seed(self.epoch)
+        return iter(torch.randperm(6, generator=self.generator).view(3, 2).tolist())
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+def test_a_prepared_loader_passes_an_epoch_on():
+    first = Accelerator(cpu=True).prepare(DataLoader(range(6), batch_sampler=Following(), collate_fn=list))
+    epochs = [list(first) for _ in range(3)]
+    for options in ({"batch_sampler": Following()}, {"batch_size": 2}):
+        loader = Accelerator(cpu=True).prepare(DataLoader(range(6), collate_fn=list, **options))
+        loader.set_epoch(1)
+        found = list(loader)
+        assert loader.epoch == 2
+        assert found == (epochs[1] if "batch_sampler" in options else [[0, 1], [2, 3], [4, 5]])
+
+
+def test_a_prepared_loader_has_accelerates_state_and_dies_with_its_last_name():
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare_data_loader(DataLoader(range(16), 4))
+    iterator = iter(loader)
+    assert next(iterator).tolist() == [0, 1, 2, 3]
+    assert loader.gradient_state.in_dataloader
+    references = weakref.ref(accelerator), weakref.ref(loader)
+    del accelerator, loader, iterator
+    assert [reference() for reference in references] == [None, None]
+    assert not hasattr(DataLoader(range(3)), "gradient_state")
 
 
 def test_a_loader_that_accelerate_has_is_faced_like_any_other():

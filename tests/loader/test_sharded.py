@@ -1,5 +1,6 @@
 """The loader's surface: arguments, iteration, its methods, its end."""
 
+import copy
 import gc
 import inspect
 import os
@@ -663,9 +664,16 @@ def test_kept_microbatches_never_change():
             assert bool((view == count % 300 % 251).all())
 
 
-def test_a_loader_is_not_pickled_by_accident():
-    with pytest.raises(Exception, match="pickle"):
-        pickle.dumps(make())
+class SharedLoader(ShardedDataLoader):
+    pass
+
+
+@pytest.mark.parametrize("copied_by", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_loader_and_its_iterators_are_not_copied_by_accident(copied_by):
+    loader = SharedLoader(1, ["0"], range, multiprocessing=False)
+    for refused, name in ((loader, "^a SharedLoader"), (iter(loader), "^an iterator of a SharedLoader")):
+        with pytest.raises(TypeError, match=f"{name} cannot be pickled or copied"):
+            copied_by(refused)
 
 
 def test_all_examples_of_shards_are_used():

@@ -1,3 +1,5 @@
+import copy
+import pickle
 from inspect import signature
 
 import pytest
@@ -20,6 +22,10 @@ def data(tmp_path_factory):
 
 def make(data, **options):
     return StreamingDataset(local=data, batch_size=4, shuffle=True, shuffle_algo="block", **options)
+
+
+def of_epoch(batches):
+    return [number for batch in numbers(batches) for number in batch]
 
 
 def texts(samples):
@@ -165,6 +171,29 @@ def test_over_another_dataset_it_is_torchs_loader():
     assert len(loader) == 2
     with pytest.raises(ConfigurationError, match="StreamingDataset"):
         loader.skip(1)
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.with_processes)])
+@pytest.mark.parametrize("copied_by", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_copy_of_a_loader_under_iteration_has_a_whole_epoch(data, num_workers, copied_by):
+    loader = StreamingDataLoader(make(data), num_workers=num_workers, persistent_workers=num_workers > 0)
+    rest = iter(loader)
+    first = next(rest)
+    assert len(rest) == len(loader)
+    copied = copied_by(loader)
+    assert copied.num_samples_yielded == 0
+    assert sorted(of_epoch(copied)) == sorted([*of_epoch([first]), *of_epoch(rest)])
+    for refused in (iter(loader), iter(copied)):
+        with pytest.raises(NotImplementedError, match=r"StreamingDataLoader cannot be pickled or copied"):
+            copied_by(refused)
+
+
+def test_a_copy_keeps_a_place_that_was_loaded_and_not_begun(data):
+    loader, loaded = (StreamingDataLoader(make(data)) for _ in range(2))
+    rest = iter(loader)
+    next(rest)
+    loaded.load_state_dict(loader.state_dict())
+    assert of_epoch(pickle.loads(pickle.dumps(loaded))) == of_epoch(rest)
 
 
 def test_skipped_batches_are_not_read(data):
