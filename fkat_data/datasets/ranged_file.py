@@ -69,7 +69,7 @@ class RangedFile:
 
     def version(self) -> FileVersion:
         """Return what the open file is: now, or for a remote one when it was opened."""
-        return FileVersion.of_remote(self._remote) if self._descriptor is None else FileVersion.of(self._descriptor)
+        return FileVersion.of_remote(self._remote) if self._file is None else FileVersion.of(self._file.fileno())
 
     def _some(self, start: int, count: int) -> bytes:
         if self._file is not None:
