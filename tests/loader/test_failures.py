@@ -529,12 +529,12 @@ def test_a_factory_that_cannot_be_sent_is_named_by_its_path():
         return [lock]
 
     table = [
-        (closure, r"dataloader_factory\.<closure lock> = <unlocked _thread\.lock"),
+        (closure, r"dataloader_factory, closure variable 'lock' of function 'closure' = <unlocked _thread\.lock"),
         (functools.partial(Holder(), lock=lock), r"dataloader_factory\.keywords\['lock'\]"),
         (functools.partial(Holder(), lock), r"dataloader_factory\.args\[0\]"),
         (Holder(dataset=Holder(lock=lock)), r"dataloader_factory\.dataset\.lock"),
         (Holder(files=[1, {"key": lock}]), r"dataloader_factory\.files\[1\]\['key'\]"),
-        (Holder(function=lambda: lock), r"dataloader_factory\.function\.<closure lock>"),
+        (Holder(function=lambda: lock), r"dataloader_factory\.function, closure variable 'lock' of function '<lambda>'"),
         (Holder(method=Holder(lock=lock).__call__), r"dataloader_factory\.method\.__self__\.lock"),
         (Slotted(lock), r"dataloader_factory\.dataset\.lock"),
         (Holder(stream=open("/dev/null", "w")), r"dataloader_factory\.stream"),  # noqa: PTH123, SIM115
