@@ -198,3 +198,57 @@ def test_an_error_names_the_attributes_and_globals_that_lead_to_what_cannot_be_s
     assert run_script(UNSHIPPABLE).stdout == (
         "dataloader_factory, global 'dataset.transform.lock' of function 'factory'\n"
     )
+
+
+ARRIVING = """
+import torch
+import fkat_data
+
+def deep(levels):
+    innermost = []
+    for _ in range(levels):
+        innermost = [innermost]
+    return innermost
+
+class Samples:
+    def __init__(self, make):
+        self.make = make
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return {"number": 1, "content": self.make()}
+
+def same(sample):
+    return sample
+
+def storage():
+    return torch.arange(8, dtype=torch.int16).untyped_storage()
+
+def loaders(make):
+    for num_workers in (0, 1):
+        yield fkat_data.DataLoader(Samples(make), batch_size=None, collate_fn=same, num_workers=num_workers)
+        factory = lambda shard: torch.utils.data.DataLoader(Samples(make), batch_size=None, collate_fn=same)
+        yield fkat_data.ShardedDataLoader(0, ["a"], factory, multiprocessing=num_workers > 0)
+
+for loader in loaders(storage):
+    [sample] = loader
+    assert type(sample["content"]) is torch.UntypedStorage
+    assert sample["content"].tolist() == storage().tolist()
+for loader in loaders(lambda: deep(300)):
+    assert len(list(loader)) == 1
+for loader in loaders(lambda: deep(100_000)):
+    try:
+        list(loader)
+    except RecursionError as error:
+        assert str(error).startswith("['content'][0][0][0]… of a microbatch is lists, tuples or dicts nested 100,002 deep")
+        assert "at microbatch 0 of " in error.__notes__[0], error.__notes__
+    else:
+        raise AssertionError("it arrived")
+print("done")
+"""
+
+
+def test_storages_arrive_and_what_is_nested_too_deep_is_named_with_and_without_workers(run_script):
+    assert run_script(ARRIVING).stdout == "done\n"
