@@ -1,5 +1,6 @@
 """The factory: a shard in, the DataLoader of its microbatches out."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, cast
@@ -46,7 +47,7 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
         dataloader_generator: Callable[..., Iterable[Microbatch_co]] | None = None,
         batch_size: int | None = 1,
         *,
-        shard_sizes: Mapping[str, int] | Callable[[Shard], int] | None = None,
+        shard_sizes: Mapping[Any, int] | Callable[[Shard], int] | None = None,
     ) -> None:
         self.dataset_generator: Callable[..., Any] = arguments.function("dataset_generator", dataset_generator)
         for name, value in (
@@ -68,7 +69,7 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
         self.batch_sampler_generator: Callable[..., Any] | None = batch_sampler_generator
         self.dataloader_generator: Callable[..., Iterable[Microbatch_co]] | None = dataloader_generator
         self.batch_size: int | None = batch_size or None
-        self.shard_sizes: Mapping[str, int] | Callable[[Shard], int] | None = shard_sizes
+        self.shard_sizes: Mapping[Any, int] | Callable[[Shard], int] | None = shard_sizes
 
     @property
     def batching(self) -> str:
@@ -155,8 +156,11 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
             return None
         if callable(given):
             return arguments.integer(f"shard_sizes({shard!r})", given(shard), minimum=0)
-        members = [shard] if isinstance(shard, str) else shard
-        if any(member not in given for member in members):
+        with contextlib.suppress(TypeError):  # it cannot be a key
+            if shard in given:
+                return arguments.integer(f"shard_sizes[{shard!r}]", given[shard], minimum=0)
+        members = cast("Sequence[Any]", shard) if isinstance(shard, (list, tuple)) else ()
+        if not members or any(member not in given for member in members):
             return None
         return sum(arguments.integer(f"shard_sizes[{member!r}]", given[member], minimum=0) for member in members)
 
