@@ -278,10 +278,11 @@ class MemoryLimitError(FkatDataError, MemoryError):
         super().__init__(limit_bytes, needed_bytes, held_bytes, reason)
 
     def __str__(self) -> str:
-        return (
-            f"the next microbatch needs {self.needed_bytes:,} bytes of shared memory, but {self.held_bytes:,} of the "
-            f"worker's {self.limit_bytes:,} are in use: {self.reason}"
-        )
+        needed = f"needs {self.needed_bytes:,} bytes of shared memory"
+        if self.needed_bytes > self.limit_bytes:
+            return f"one microbatch {needed}, more than the limit of {self.limit_bytes:,}: {self.reason}"
+        in_use = f"but {self.held_bytes:,} of the worker's {self.limit_bytes:,} are in use"
+        return f"the next microbatch {needed}, {in_use}: {self.reason}"
 
 
 class ShardError(FkatDataError):

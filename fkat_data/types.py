@@ -25,8 +25,9 @@ __all__ = [
     "Stateful",
 ]
 
-Shard: TypeAlias = str | list[str]
-"""URI of a file with samples, or a list of URIs that are read as one group."""
+Shard: TypeAlias = Any
+"""What a factory opens: the URI of a file with samples, a list of URIs that are read as one group, or another plain value
+that it understands, such as ``("train.bin", 0, 16)``: bytes, a number, or a list, tuple or dict of plain values."""
 
 Microbatch: TypeAlias = Any
 """What a loader yields: whatever the user's DataLoader collates from its samples."""

@@ -68,8 +68,8 @@ EXAMPLES = [
         ),
     ),
     (
-        MemoryLimitError(1000, 2000, 500, "by you"),
-        "the next microbatch needs 2,000 bytes of shared memory, but 500 of the worker's 1,000 are in use: by you",
+        MemoryLimitError(3000, 2000, 1500, "by you"),
+        "the next microbatch needs 2,000 bytes of shared memory, but 1,500 of the worker's 3,000 are in use: by you",
     ),
     (ShardNotFoundError("a.parquet", "no such file"), "shard 'a.parquet': no such file"),
     (

@@ -47,7 +47,7 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
         dataloader_generator: Callable[..., Iterable[Microbatch_co]] | None = None,
         batch_size: int | None = 1,
         *,
-        shard_sizes: Mapping[str, int] | Callable[[Shard], int] | None = None,
+        shard_sizes: Mapping[Any, int] | Callable[[Shard], int] | None = None,
     ) -> None:
         self.dataset_generator: Callable[..., Any] = arguments.function("dataset_generator", dataset_generator)
         for name, value in (
@@ -69,7 +69,7 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
         self.batch_sampler_generator: Callable[..., Any] | None = batch_sampler_generator
         self.dataloader_generator: Callable[..., Iterable[Microbatch_co]] | None = dataloader_generator
         self.batch_size: int | None = batch_size or None
-        self.shard_sizes: Mapping[str, int] | Callable[[Shard], int] | None = shard_sizes
+        self.shard_sizes: Mapping[Any, int] | Callable[[Shard], int] | None = shard_sizes
 
     @property
     def batching(self) -> str:
@@ -156,8 +156,10 @@ class DataLoaderFactory(Described, Generic[Microbatch_co]):
             return None
         if callable(given):
             return arguments.integer(f"shard_sizes({shard!r})", given(shard), minimum=0)
-        members = [shard] if isinstance(shard, str) else shard
-        if any(member not in given for member in members):
+        if _is_key(shard) and shard in given:
+            return arguments.integer(f"shard_sizes[{shard!r}]", given[shard], minimum=0)
+        members = cast("Sequence[Any]", shard) if isinstance(shard, (list, tuple)) else ()
+        if not members or any(not _is_key(member) or member not in given for member in members):
             return None
         return sum(arguments.integer(f"shard_sizes[{member!r}]", given[member], minimum=0) for member in members)
 
@@ -182,3 +184,11 @@ def _called(generator: Any) -> Any:
 
 def _option(generator: Any, name: str, default: Any) -> Any:
     return cast("partial[Any]", generator).keywords.get(name, default) if isinstance(generator, partial) else default
+
+
+def _is_key(shard: Shard) -> bool:
+    try:
+        hash(shard)
+    except genuine(TypeError):
+        return False
+    return True

@@ -7,7 +7,7 @@ from typing import Any
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.plan.elastic import Layer, Piece, deal, first_step
 from fkat_data.plan.shard_plan import PureShardPlan, ShardPlan, shard_plan
-from fkat_data.samplers.base import ShardSampler
+from fkat_data.samplers.base import ShardSampler, shard_identity
 from fkat_data.types import ResplittableSampler, Shard
 
 __all__ = ["ElasticShardPlan", "elastic_shard_plan"]
@@ -108,7 +108,7 @@ class ElasticShardPlan(ShardPlan):
             digest = hashlib.blake2b(digest_size=8, person=b"fkat_data pieces")
             for piece in self._pieces:
                 shard = self._begun[piece.dp_rank].shard(epoch, piece.shard_index)
-                digest.update(repr((tuple(piece), shard)).encode())
+                digest.update(f"({tuple(piece)!r}, {shard_identity(shard)})".encode())
             self._digest = digest.hexdigest()
         return self._digest
 

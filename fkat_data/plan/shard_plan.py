@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.plan.elastic import Piece
-from fkat_data.samplers.base import ShardSampler, check_shard, check_shards, has_own_iteration
+from fkat_data.samplers.base import ShardSampler, check_shard, check_shards, has_own_iteration, shard_identity
 from fkat_data.samplers.sequence import as_shard_sampler
 from fkat_data.types import Shard, Stateful
 
@@ -113,7 +113,7 @@ class PureShardPlan(ShardPlan):
         if not self._digest:
             digest = hashlib.blake2b(digest_size=8, person=b"fkat_data plan")
             for shard in self._shards:
-                digest.update(repr(shard).encode())
+                digest.update(shard_identity(shard).encode())
             self._digest = digest.hexdigest()
         return self._digest
 

@@ -11,10 +11,20 @@ from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 from fkat_data.types import Shard
 
-__all__ = ["ShardSampler", "check_shard", "check_shards", "has_own_iteration", "is_empty_list"]
+__all__ = [
+    "ShardSampler",
+    "check_shard",
+    "check_shards",
+    "has_own_iteration",
+    "is_empty_list",
+    "shard_identity",
+    "uris_of",
+]
 
 _STATE_VERSION = 1
 _MAX_SHARDS = 10_000_000
+_DEEPEST = 32
+_NO_LISTS = (str, bytes, bytearray, memoryview)
 
 
 class ShardSampler(Described):
@@ -179,11 +189,11 @@ def is_empty_list(shards: object) -> bool:
 
 
 def check_shards(argument: str, shards: object) -> list[Shard]:
-    """Return the shards in order, as strings and lists of strings.
+    """Return the shards in order, see ``check_shard``.
 
     Args:
         argument: Name of the argument that holds the shards, for error messages.
-        shards: Any ordered iterable. A shard is a URI or a group of URIs; paths become strings.
+        shards: Any ordered iterable.
 
     Raises:
         ConfigurationError: ``shards`` is not iterable, is unordered or empty, or seems endless; or an item is not a
@@ -210,25 +220,83 @@ def check_shards(argument: str, shards: object) -> list[Shard]:
 
 
 def check_shard(argument: str, item: object) -> Shard:
-    """Return a shard as a string or a list of strings.
+    """Return a shard as a plain value: it means the same in every process, and a state can tell it from others.
 
     Args:
         argument: What the shard is called in error messages.
-        item: A path or URI, or a group of them.
+        item: A string, bytes, a number, or a list, tuple or dict of such values and None. Paths become strings,
+            NumPy's scalars Python's, other sequences and mappings lists and dicts.
 
     Raises:
-        ConfigurationError: It is no shard.
+        ConfigurationError: It is no shard, and the message names the part that is not plain.
     """
-    if isinstance(item, Sequence) and not isinstance(item, (str, bytes)):
-        group = cast("Sequence[object]", item)
-        if not group:
-            raise ConfigurationError(argument, group, "a group of at least one URI")
-        return [_uri(f"{argument}[{position}]", member) for position, member in enumerate(group)]
-    return _uri(argument, item)
+    if item is None:
+        raise ConfigurationError(argument, item, "a shard: a path, a URI, or another plain value")
+    return _plain(argument, item, 0)
 
 
-def _uri(argument: str, item: object) -> str:
-    uri = os.fspath(cast("os.PathLike[str]", item)) if isinstance(item, os.PathLike) else item
-    if not isinstance(uri, str) or not uri:
-        raise ConfigurationError(argument, cast("object", item), "a non-empty path or URI, or a list of them")
-    return str(uri)  # a NumPy string is one, and would not go into a checkpoint
+def shard_identity(shard: Shard) -> str:
+    """Return what fingerprints know of a shard that ``check_shard`` returned; equal for equal ones, in every process."""
+    # A tuple of URIs has been a list of them.
+    return repr(list(shard) if _is_group(shard) else _sorted(shard))
+
+
+def uris_of(argument: str, shard: Shard) -> list[str]:
+    """Return the URIs that a shard consists of: itself, or its members.
+
+    Raises:
+        ConfigurationError: It is a plain value of another kind.
+    """
+    if isinstance(shard, str):
+        return [shard]
+    if _is_group(shard):
+        return list(shard)
+    raise ConfigurationError(argument, shard, "a URI, or a list of URIs")
+
+
+def _is_group(shard: Shard) -> bool:
+    return isinstance(shard, (list, tuple)) and all(isinstance(part, str) for part in cast("list[object]", shard))
+
+
+def _sorted(value: Any) -> Any:
+    match value:
+        case dict():
+            items = cast("dict[Any, Any]", value).items()
+            return {key: _sorted(part) for key, part in sorted(items, key=lambda item: repr(item[0]))}
+        case list():
+            return [_sorted(part) for part in cast("list[Any]", value)]
+        case tuple():
+            return tuple(_sorted(part) for part in cast("tuple[Any, ...]", value))
+        case _:
+            return value
+
+
+def _plain(argument: str, item: object, depth: int) -> Any:
+    if isinstance(item, os.PathLike):
+        item = os.fspath(cast("os.PathLike[str]", item))
+    elif type(item).__module__ == "numpy" and getattr(item, "shape", None) == ():
+        item = cast("Any", item).item()
+    if item is None or type(item) in (bool, int, float, bytes):
+        return item
+    if isinstance(item, str) and (item or depth):
+        return str.__str__(item)  # a NumPy string is one, and would not go into a checkpoint
+    if depth < _DEEPEST and isinstance(item, (Sequence, Mapping)) and (len(cast("Any", item)) or depth):
+        is_named = isinstance(item, tuple) and type(cast("object", item)) is not tuple
+        if isinstance(item, Sequence) and not isinstance(item, _NO_LISTS) and not is_named:
+            parts = cast("Sequence[object]", item)
+            # A group of URIs has no empty ones, as if each were a shard.
+            is_group = depth == 0 and all(isinstance(part, (str, os.PathLike)) for part in parts)
+            depth = 0 if is_group else depth + 1
+            plain = [_plain(f"{argument}[{position}]", part, depth) for position, part in enumerate(parts)]
+            return tuple(plain) if isinstance(item, tuple) else plain
+        if isinstance(item, Mapping):
+            return {
+                _plain(f"{argument}, key {key!r}", key, depth + 1): _plain(f"{argument}[{key!r}]", part, depth + 1)
+                for key, part in cast("Mapping[object, object]", item).items()
+            }
+    raise ConfigurationError(
+        argument,
+        cast("object", item),
+        "a non-empty path or URI, or a list of them, or another plain value: a number, bytes, or a list, tuple or dict "
+        "of plain values",
+    )

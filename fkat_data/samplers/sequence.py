@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 from fkat_data.arguments import integer
 from fkat_data.description import place_of
 from fkat_data.errors import ConfigurationError
-from fkat_data.samplers.base import ShardSampler, check_shards, has_own_iteration, is_empty_list
+from fkat_data.samplers.base import ShardSampler, check_shards, has_own_iteration, is_empty_list, uris_of
 from fkat_data.samplers.iterated import IteratedShardSampler
 from fkat_data.types import ResplittableSampler, Shard
 
@@ -32,9 +32,10 @@ class SequenceShardSampler(ShardSampler):
         return self._shards
 
     def _repr_facts(self) -> Iterator[tuple[str, object]]:
-        first = self._shards[0]
+        first: Any = self._shards[0]
         yield "num_shards", len(self._shards)
-        yield "first", place_of(first if isinstance(first, str) else first[0])
+        first = cast("list[Any]", first)[0] if isinstance(first, list) else first
+        yield "first", place_of(first if isinstance(first, str) else repr(first))
         yield from super()._repr_facts()
 
 
@@ -86,11 +87,15 @@ def merge_uris(shards: Sequence[Shard], num_uri_merge: int) -> Sequence[Shard]:
         num_uri_merge: URIs per shard; -1: all in one shard; 0: return ``shards`` unchanged.
 
     Raises:
-        ConfigurationError: ``num_uri_merge`` is not an integer of at least -1.
+        ConfigurationError: ``num_uri_merge`` is not an integer of at least -1, or a shard is no URI and no list of
+            URIs.
     """
     num_uri_merge = integer("num_uri_merge", num_uri_merge, minimum=-1)
     if num_uri_merge == 0:
         return shards
-    uris = list(chain.from_iterable([shard] if isinstance(shard, str) else shard for shard in shards))
+    named = (
+        uris_of(f"shards[{index}], for num_uri_merge={num_uri_merge}", shard) for index, shard in enumerate(shards)
+    )
+    uris = list(chain.from_iterable(named))
     step = max(1, len(uris)) if num_uri_merge == -1 else num_uri_merge
     return [uris[start : start + step] for start in range(0, len(uris), step)]

@@ -24,8 +24,9 @@ from fkat_data.interruption import genuine
 from fkat_data.modes import is_any_autocast_enabled, num_dispatch_modes, num_function_modes, without_modes
 from fkat_data.transport.definitions import is_definition, is_importable, reduce_definition
 from fkat_data.transport.forms import RememberedForms
-from fkat_data.transport.overlap import Extent, extent_of, overlapping, shared_spans, span
-from fkat_data.transport.sparse import reduce_sparse
+from fkat_data.transport.nesting import too_deep
+from fkat_data.transport.overlap import Extent, dense, extent_of, overlapping, shared_spans, span
+from fkat_data.transport.reductions import reduce_of_torch
 
 __all__ = [
     "ALIGNMENT",
@@ -131,9 +132,14 @@ def copied(microbatch: Any) -> tuple[Any, int]:
     """Return the microbatch as another process would get it from this one, and the bytes that were copied.
 
     Classes and functions are the same ones. So is what cannot be pickled; lists, tuples and dicts around it are new.
+
+    Raises:
+        RecursionError: It is nested too deep.
     """
     try:
         return _copy(microbatch)
+    except genuine(RecursionError):
+        raise
     except genuine(Exception):
         return _copy_by_parts(microbatch)  # what stays in this process need not be fit for another
     except BaseException as raised:
@@ -355,9 +361,15 @@ class _InBandPickler(pickle.Pickler):
         super().__init__(file, protocol=5, **options)
         self._is_staying = is_staying
 
+    def dump(self, obj: Any) -> None:
+        try:
+            super().dump(obj)
+        except genuine(RecursionError) as error:
+            raise too_deep(obj) from error
+
     def reducer_override(self, obj: Any) -> Any:
         if not is_definition(obj):
-            return reduce_sparse(obj) if type(obj) is torch.Tensor else NotImplemented
+            return reduce_of_torch(obj)
         if self._is_staying:
             if is_importable(obj):
                 return NotImplemented
@@ -402,9 +414,9 @@ class _Pickler(_InBandPickler):
 
     def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
         if not _has_plain_memory(tensor):
-            return reduce_sparse(tensor)
+            return reduce_of_torch(tensor)
         self.extents.append(extent_of(tensor))
-        tensor, strides = _dense(tensor)
+        tensor, strides = dense(tensor)
         shape = tuple(tensor.shape)
         numel = span(shape, strides) if strides else tensor.numel()
         code = _DTYPE_CODES[tensor.dtype]
@@ -459,24 +471,8 @@ def _has_plain_memory(tensor: torch.Tensor) -> bool:
     )
 
 
-_Strides: TypeAlias = tuple[int, ...] | None
-
-
-def _dense(tensor: torch.Tensor) -> tuple[torch.Tensor, _Strides]:
-    """Return the tensor with memory worth copying, and its strides unless they are the usual ones."""
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-    if tensor.is_contiguous():
-        return tensor, None
-    strides = tensor.stride()
-    # A permuted or an expanded tensor spans no more memory than its elements: it keeps its strides.
-    if span(tuple(tensor.shape), strides) <= tensor.numel():
-        return tensor, strides
-    return tensor.contiguous(), None
-
-
 def _rebuild(
-    source: tuple[Any, int], code: int, numel: int, shape: tuple[int, ...] | None, strides: _Strides
+    source: tuple[Any, int], code: int, numel: int, shape: tuple[int, ...] | None, strides: tuple[int, ...] | None
 ) -> torch.Tensor:
     base, offset = source
     flat = torch.frombuffer(base, dtype=_DTYPES[code], count=numel, offset=offset)

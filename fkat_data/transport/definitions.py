@@ -7,6 +7,7 @@ is: the trainer's classes never change because of what workers do with their cop
 import enum
 import functools
 import hashlib
+import importlib
 import io
 import itertools
 import os
@@ -23,6 +24,7 @@ from fkat_data.dropped import WeakTable
 from fkat_data.machine import call_in_forks
 
 __all__ = [
+    "ShipmentPickler",
     "digest_of_shipment",
     "dump_shipment",
     "forget_definitions",
@@ -160,7 +162,7 @@ def dump_shipment(value: Any) -> tuple[bytes, list[Any]]:
         Exception: Whatever the pickling raises; a ``PicklingError`` for what the worker could not import.
     """
     stream = io.BytesIO()
-    pickler = _ShipmentPickler(stream, _receive, _DEFINITIONS)
+    pickler = ShipmentPickler(stream)
     pickler.dump(value)
     return stream.getvalue(), pickler.definitions
 
@@ -172,7 +174,7 @@ def digest_of_shipment(value: Any) -> bytes:
         Exception: Whatever the pickling raises.
     """
     stream = _Digest()
-    _ShipmentPickler(stream, _receive, _DEFINITIONS).dump(value)
+    ShipmentPickler(stream).dump(value)
     return stream.digest()
 
 
@@ -224,6 +226,8 @@ class _DefinitionPickler(cloudpickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if not is_definition(obj):
+            if isinstance(obj, types.ModuleType):
+                return _reduce_module(obj)
             return _reduce_property(obj) if type(obj) is _Property else NotImplemented
         reduced = cast("Any", _reduce_cache(obj) if isinstance(obj, _Cache) else super().reducer_override(obj))
         if not isinstance(reduced, tuple) or len(reduced := cast("tuple[Any, ...]", reduced)) != _NUM_REDUCED:
@@ -238,12 +242,28 @@ class _DefinitionPickler(cloudpickle.Pickler):
         return self._build, (key, make, arguments), (key, set_state, state), None, None, _complete
 
 
-class _ShipmentPickler(_DefinitionPickler):
-    """Refuses what only this process can import."""
+class ShipmentPickler(_DefinitionPickler):
+    """Pickles what a worker gets; refuses what only this process can import."""
+
+    def __init__(self, stream: io.BytesIO | io.RawIOBase) -> None:
+        super().__init__(stream, _receive, _DEFINITIONS)
+        # A module may put any object in its own place.
+        self._stand_ins = {
+            id(found): name
+            for name, found in sys.modules.copy().items()
+            if not isinstance(found, types.ModuleType) and not is_definition(found)
+        }
 
     def reducer_override(self, obj: Any) -> Any:
+        """Return how to pickle an object.
+
+        Raises:
+            PicklingError: A worker cannot import it.
+        """
         reduced: Any = super().reducer_override(obj)
         if reduced is NotImplemented:
+            if id(obj) in self._stand_ins:
+                return _import, (self._stand_ins[id(obj)],)
             if is_definition(obj):
                 _check_importable(obj)
             else:
@@ -296,6 +316,37 @@ def _make_cache(function: Callable[..., Any], maxsize: int | None, typed: bool) 
 
 def _update(definition: Any, state: dict[str, Any]) -> None:
     vars(definition).update(state)
+
+
+def _reduce_module(module: types.ModuleType) -> Any:
+    """Reduce a module to its name, whatever its class; ``NotImplemented`` for one that is not found by a name.
+
+    cloudpickle does so with modules of no class of their own. Yet it finds others: it takes a module that has the name
+    of any attribute in a function's code for one that the function needs.
+    """
+    # Not by attribute: a lazy module may import much where it is asked for more.
+    name: Any = object.__getattribute__(module, "__dict__").get("__name__")
+    if not isinstance(name, str) or sys.modules.get(name) is not module:
+        name = next((key for key, found in sys.modules.copy().items() if found is module), name)
+    if not isinstance(name, str) or _is_sent_by_value(name):
+        return NotImplemented
+    if sys.modules.get(name) is module:
+        return _import, (name,)
+    # A part of a lazy module, such as torch.ops.aten.
+    parent, _, attribute = name.rpartition(".")
+    if parent in sys.modules and vars(sys.modules[parent]).get(attribute) is module:
+        return getattr, (sys.modules[parent], attribute)
+    return NotImplemented
+
+
+def _is_sent_by_value(name: str) -> bool:
+    by_value = cast("set[str]", cloudpickle.list_registry_pickle_by_value())
+    return any(name == other or name.startswith(f"{other}.") for other in by_value)
+
+
+def _import(name: str) -> Any:
+    importlib.import_module(name)
+    return sys.modules[name]
 
 
 def _reduce_property(cached: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Extent", "extent_of", "overlapping", "shared_spans", "span"]
+__all__ = ["Extent", "dense", "extent_of", "overlapping", "shared_spans", "span"]
 
 # The largest element, complex128: a span that begins at a multiple of it holds every element at a multiple of its size.
 _ELEMENT_BYTES = 16
@@ -33,6 +33,19 @@ def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def dense(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...] | None]:
+    """Return the tensor with memory worth copying, and its strides unless they are the usual ones."""
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.is_contiguous():
+        return tensor, None
+    strides = tensor.stride()
+    # A permuted or an expanded tensor spans no more memory than its elements: it keeps its strides.
+    if span(tuple(tensor.shape), strides) <= tensor.numel():
+        return tensor, strides
+    return tensor.contiguous(), None
 
 
 def extent_of(tensor: torch.Tensor) -> Extent:

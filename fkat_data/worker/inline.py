@@ -22,7 +22,7 @@ from fkat_data.transport.codec import copied
 from fkat_data.transport.digest import digest_of
 from fkat_data.worker.collate import FreshCollate
 from fkat_data.worker.messages import End, Failure, Item, Message
-from fkat_data.worker.produce import Produced, Producer, produce
+from fkat_data.worker.produce import Produced, Producer, name_place, produce
 
 __all__ = ["InlineWorker"]
 
@@ -158,6 +158,7 @@ class InlineWorker:
                     microbatch, size_bytes = copied(produced.microbatch)
                     produced = produced._replace(microbatch=microbatch)
             except genuine(Exception) as error:
+                name_place(error, task, self._next_index, is_open=True)  # unless the production has done so
                 # It comes in its place in the order.
                 self._end_task(task)
                 fold(error)

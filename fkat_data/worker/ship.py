@@ -2,23 +2,27 @@
 
 import functools
 import inspect
+import io
 import os
 import pickle
 import resource
 import sys
 import types
-from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias, cast
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine, suppress
 from fkat_data.transport.anonymous import anonymous_file
-from fkat_data.transport.definitions import dump_shipment
+from fkat_data.transport.definitions import ShipmentPickler, dump_shipment, is_definition
 from fkat_data.worker.inheritance import import_paths
 
-__all__ = ["Shipment", "find_unshippable"]
+__all__ = ["Shipment"]
 
-_DEEPEST = 12
+#: An object within objects within objects is named by the first and the last of them.
+_MOST_NAMES = 16
+_Name: TypeAlias = tuple[str, str]
+"""How a part is called, and what follows after the names of its own parts."""
 _LEAST_FILE_BYTES = 1 << 20
 # Where there is no O_PATH, this process must be allowed to list the folder, too.
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
@@ -32,8 +36,8 @@ class Shipment:
         users: The user's objects in it, by the names of their arguments.
 
     Raises:
-        ConfigurationError: Part of a user's object cannot be pickled; the error names its path of attributes. Or the
-            limit of file sizes (``ulimit -f``) leaves no shared memory.
+        ConfigurationError: Part of a user's object cannot be pickled; the error names the attributes and globals that
+            lead to it. Or the limit of file sizes (``ulimit -f``) leaves no shared memory.
     """
 
     def __init__(self, settings: Any, **users: Any) -> None:
@@ -41,7 +45,7 @@ class Shipment:
             # Microbatches come back with references to the definitions.
             payload, self._definitions = dump_shipment(settings)
         except genuine(Exception) as error:
-            found = (find_unshippable(argument, value) for argument, value in users.items())
+            found = (_find_unshippable(argument, value, error) for argument, value in users.items())
             path, culprit, reason = next(filter(None, found), (" and ".join(users), settings, error))
             raise ConfigurationError(
                 path,
@@ -84,56 +88,122 @@ def _check_file_size_limit(payload_bytes: int) -> None:
         )
 
 
-def find_unshippable(path: str, value: Any) -> tuple[str, Any, Exception] | None:
-    """Return the innermost part of ``value`` that cannot be pickled: its path, itself, the error; None if all can."""
-    return _find(path, value, set(), 0)
+def _find_unshippable(argument: str, value: Any, error: Exception) -> tuple[str, Any, Exception] | None:
+    """Return what of ``value`` cannot be pickled, where ``error`` says that something cannot; None if all of it can.
 
-
-def _find(path: str, value: Any, seen: set[int], depth: int) -> tuple[str, Any, Exception] | None:
+    Returns:
+        The way to it in words, from ``argument`` on; the part itself; the error of pickling it.
+    """
+    tracer = _Tracer()
     try:
-        dump_shipment(value)
-    except genuine(Exception) as error:
-        # Any error in pickling is what is looked for.
-        if id(value) not in seen and depth < _DEEPEST:
-            seen.add(id(value))
-            for part_path, part in _parts(path, value):
-                found = _find(part_path, part, seen, depth + 1)
-                if found is not None:
-                    return found
-        return path, value, error
+        tracer.dump(value)
+    except genuine(Exception) as found:
+        if isinstance(found, RecursionError):
+            if not isinstance(error.__cause__, RecursionError):
+                return None  # this pickler's own: it does not go as deep as the one in C
+            found = error
+        # Any other error is what is looked for.
+        return _in_words(argument, tracer.way), tracer.way[-1], found
     return None
 
 
-def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what pickling ``value`` looks into, with the path that leads there."""
+class _Nowhere(io.RawIOBase):
+    def write(self, data: Any, /) -> int:
+        return memoryview(data).nbytes
+
+
+class _Tracer(pickle._Pickler):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - the pickler in C does not say where it is
+    """Pickles into nothing, and keeps the way from the whole to what it is pickling."""
+
+    dispatch_table = ShipmentPickler.dispatch_table
+
+    def __init__(self) -> None:
+        super().__init__(_Nowhere(), protocol=5)
+        self._shipment = ShipmentPickler(_Nowhere())
+        self.way: list[Any] = []
+
+    def reducer_override(self, obj: Any) -> Any:
+        # The pickler in C does not ask for plain values.
+        is_plain = type(obj) in self.dispatch and not is_definition(obj)
+        return NotImplemented if is_plain else self._shipment.reducer_override(obj)
+
+    def save(self, obj: Any, save_persistent_id: bool = True) -> None:
+        self.way.append(obj)
+        # Type checkers take it for the pickler in C.
+        super().save(obj, save_persistent_id)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        self.way.pop()  # it stays where this fails
+
+
+def _in_words(argument: str, way: Sequence[Any]) -> str:
+    """Return the way from an argument in words, such as ``dataset, global 'handle.lock' of function 'load'``."""
+    names: list[_Name] = []
+    place, is_state = 0, False
+    while place < len(way) - 1:
+        named = {id(part): name for name, part in _parts(way[place], is_state=is_state)}
+        # Between an object and its parts lies what pickling makes of it, which has no name: tuples, and its state.
+        found = next((index for index in range(place + 1, len(way)) if id(way[index]) in named), None)
+        if found is not None:
+            names.append(named[id(way[found])])
+        is_state = found is None
+        place = place + 1 if found is None else found
+    if len(names) > _MOST_NAMES:
+        names[_MOST_NAMES // 2 : -_MOST_NAMES // 2] = [(" … ", "")]
+    words, ending = argument, ""
+    for name, own_ending in names:
+        words, ending = (words + ending + name, own_ending) if own_ending else (words + name, ending)
+    return words + ending
+
+
+def _parts(value: Any, *, is_state: bool) -> Iterator[tuple[_Name, Any]]:
+    """Yield what pickling looks into, with the name by which a user finds it there.
+
+    Args:
+        value: The whole.
+        is_state: Whether pickling has made it of an object: its keys are the object's attributes.
+    """
     match value:
-        case Mapping():
-            for key, item in cast("Mapping[Any, Any]", value).items():
-                yield f"{path}[{key!r}]", item
-        case list() | tuple() | set() | frozenset():
+        case dict():
+            for key, item in cast("dict[Any, Any]", value).items():
+                yield (f".{key}" if is_state else f"[{key!r}]", ""), item
+        case list() | tuple() | set() | frozenset() if not is_state:
             for index, item in enumerate(cast("list[Any]", value)):
-                yield f"{path}[{index}]", item
+                yield (f"[{index}]", ""), item
         case types.FunctionType():
-            yield from _parts_of_function(path, value)
+            yield from _parts_of_function(value)
+        case type():
+            for name, item in vars(value).items():
+                # Functions are named by what is found in them.
+                is_function = inspect.isroutine(item) or isinstance(item, property)
+                yield ("", "") if is_function else _named("attribute", name, value), item
         case types.MethodType():
-            yield f"{path}.__self__", value.__self__
+            yield (".__self__", ""), value.__self__
         case functools.partial():
             partial = cast("functools.partial[Any]", value)
-            yield f"{path}.func", partial.func
-            yield f"{path}.args", partial.args
-            yield f"{path}.keywords", partial.keywords
+            yield (".func", ""), partial.func
+            yield (".args", ""), partial.args
+            yield (".keywords", ""), partial.keywords
         case _:
-            for name, item in getattr(value, "__dict__", {}).items():
-                yield f"{path}.{name}", item
-            for name, member in inspect.getmembers_static(type(cast("object", value)), inspect.ismemberdescriptor):
-                with suppress(AttributeError):  # a slot that nothing was put into
-                    yield f"{path}.{name}", member.__get__(value)
+            pass
 
 
-def _parts_of_function(path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[_Name, Any]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         with suppress(ValueError):  # a cell that was never filled
-            yield f"{path}.<closure {name}>", cell.cell_contents
-    for name in function.__code__.co_names:
+            yield _named("closure variable", name, function), cell.cell_contents
+    for name in _names_in(function.__code__):
         if name in function.__globals__:
-            yield f"{path}.<global {name}>", function.__globals__[name]
+            yield _named("global", name, function), function.__globals__[name]
+    for name, parameter in inspect.signature(function, follow_wrapped=False).parameters.items():
+        yield _named("default", name, function), parameter.default
+
+
+def _named(kind: str, name: str, definition: Any) -> _Name:
+    what = "class" if isinstance(definition, type) else "function"
+    return f", {kind} '{name}", f"' of {what} '{definition.__qualname__.rpartition('<locals>.')[2]}'"
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_in(constant)

@@ -45,7 +45,7 @@ BAD = [
     ("shard_sampler", None, "iterable of shards"),
     ("shard_sampler", "shards/*", "iterable of shards"),  # a text is an iterable, but of letters
     ("shard_sampler", [], "at least one shard"),
-    ("shard_sampler", [5], "path or URI"),
+    ("shard_sampler", [{5}], "path or URI"),
     ("shard_sampler", NoShards(), "at least one shard"),
     ("shard_sampler", {"a", "b"}, "an ordered iterable"),
     ("dataloader_factory", None, "a callable"),

@@ -47,7 +47,7 @@ def test_a_list_is_a_plan_that_later_changes_to_it_do_not_reach():
 
 
 @pytest.mark.parametrize(
-    "sampler", [None, 5, "shards/*.parquet", b"a", [], (), [5], [[]], ["a", None], [[1]], [""], {"a": 1}], ids=repr
+    "sampler", [None, 5, "shards/*.parquet", b"a", [], (), [None], [[]], ["a", None], [[{1}]], [""], {"a": 1}], ids=repr
 )
 def test_what_is_no_sampler_is_refused_by_name(sampler):
     with pytest.raises(ConfigurationError, match="shard_sampler"):
@@ -78,7 +78,7 @@ def test_a_replayed_plan_reads_each_epoch_once_and_goes_back_by_reading_again():
 
 
 def test_a_replayed_plan_checks_each_shard_as_it_comes():
-    plan = shard_plan(iter(["a", 5]))
+    plan = shard_plan(iter(["a", {5}]))
     assert plan.shard(0, 0) == "a"
     with pytest.raises(ConfigurationError, match="shard_sampler"):
         plan.shard(0, 1)

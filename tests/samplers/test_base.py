@@ -2,7 +2,9 @@ import copy
 import pickle
 from collections import OrderedDict
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from omegaconf import OmegaConf
 
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 from fkat_data.samplers import ShardSampler, ShuffledShardSampler, check_shards
+from fkat_data.samplers.base import shard_identity
 from fkat_data.types import Stateful
 
 
@@ -219,7 +222,7 @@ def test_a_sampler_without_shards_says_what_to_implement():
     [
         (["a", "b"], ["a", "b"]),
         (("a", ["b", "c"]), ["a", ["b", "c"]]),
-        ([("a", "b")], [["a", "b"]]),
+        ([("a", "b")], [("a", "b")]),
         ([Path("/x/a"), [Path("/x/b"), "c"]], ["/x/a", ["/x/b", "c"]]),
         (OmegaConf.create(["a", ["b", "c"]]), ["a", ["b", "c"]]),
         (iter("ab"), ["a", "b"]),
@@ -229,7 +232,41 @@ def test_a_sampler_without_shards_says_what_to_implement():
 def test_shards_become_plain_strings_and_lists(shards, plain):
     checked = check_shards("shards", shards)
     assert checked == plain
-    assert all(type(shard) in (str, list) for shard in checked)
+    assert all(type(shard) in (str, list, tuple) for shard in checked)
+
+
+class Part(NamedTuple):
+    path: str
+    begin: int
+
+
+@pytest.mark.parametrize(
+    ("shard", "plain"),
+    [
+        (("train.bin", 0, 16), ("train.bin", 0, 16)),
+        ((Path("train.bin"), np.int64(3), np.float32(0.5), None, ""), ("train.bin", 3, 0.5, None, "")),
+        (
+            {"path": Path("a"), "rows": np.arange(2).tolist(), 3: (True, b"x")},
+            {"path": "a", "rows": [0, 1], 3: (True, b"x")},
+        ),
+        (OmegaConf.create({"path": "a", "rows": [0, 16]}), {"path": "a", "rows": [0, 16]}),
+        (7, 7),
+        (0, 0),
+        (2.5, 2.5),
+        (b"x", b"x"),
+        (["a", 1, []], ["a", 1, []]),
+    ],
+)
+def test_a_shard_may_be_any_plain_value(shard, plain):
+    [checked] = check_shards("shards", [shard])
+    assert repr(checked) == repr(plain)
+
+
+def test_shards_that_differ_have_identities_that_differ_and_old_ones_keep_theirs():
+    shards = ["a", ["a"], ["a", "b"], ("a", 1), ["a", 1], ("a", 1.0), ("a", True), {"a": 1}, {"a": "1"}, 1, 1.0, b"a"]
+    assert len({shard_identity(shard) for shard in shards}) == len(shards)
+    assert [shard_identity(shard) for shard in ("a", ["a", "b"], ("a", "b"))] == ["'a'", "['a', 'b']", "['a', 'b']"]
+    assert shard_identity({"b": {"d": 1, "c": 2}, "a": 0}) == shard_identity({"a": 0, "b": {"c": 2, "d": 1}})
 
 
 @pytest.mark.parametrize(
@@ -246,12 +283,16 @@ def test_shards_become_plain_strings_and_lists(shards, plain):
         (iter(()), "shards = "),
         (["a", ""], "shards[1] = "),
         (["a", None], "shards[1] = "),
-        (["a", 1], "shards[1] = "),
-        (["a", b"b"], "shards[1] = "),
+        (["a", {"b"}], "shards[1] = "),
+        (["a", ("b", {1})], "shards[1][1] = "),
+        (["a", {"b": [1, object()]}], "shards[1]['b'][1] = "),
+        (["a", Part("b", 1)], "shards[1] = "),
+        (["a", bytearray(2)], "shards[1] = "),
+        (["a", np.zeros(2)], "shards[1] = "),
+        (["a", ()], "shards[1] = "),
+        (["a", {}], "shards[1] = "),
         (["a", []], "shards[1] = "),
         ([["a", ""]], "shards[0][1] = "),
-        (["a", ["b", ["c"]]], "shards[1][1] = "),
-        (["a", {"b": 1}], "shards[1] = "),
     ],
 )
 def test_what_are_no_shards_is_refused_by_its_position(shards, where):

@@ -121,7 +121,7 @@ class Empty(ShardSampler):
 
 class Wrong(ShardSampler):
     def __init__(self):
-        self.shards = ["a", 5]
+        self.shards = ["a", {5}]
 
 
 class SplitLoop(DistributedDataParallelShardSampler):
@@ -144,7 +144,7 @@ class SplitList(DistributedDataParallelShardSampler):
         (Locked, r"shards\(epoch\), or one that copy\.deepcopy\(\) can copy.*TypeError: cannot pickle"),
         (Endless, "seems endless"),
         (Empty, "at least one shard"),
-        (Wrong, r"\[1\] = 5"),
+        (Wrong, r"\[1\] = \{5\}"),
         (SplitLoop, r"overrides shards\(epoch\), not __iter__ or self\.shards"),
         (SplitList, r"overrides shards\(epoch\), not __iter__ or self\.shards"),
         (ShardSampler, "a list in self.shards, or its own __iter__"),

@@ -128,3 +128,15 @@ def test_there_may_be_nothing_to_merge():
 
 def test_the_strings_of_numpy_become_plain_ones():
     assert [type(uri) for uri in check_shards("shards", np.array(["a", "b"]))] == [str, str]
+
+
+def test_only_uris_are_merged():
+    assert merge_uris(["a", ("b", "c")], 2) == [["a", "b"], ["c"]]
+    with pytest.raises(ConfigurationError, match=r"^shards\[1\], for num_uri_merge=2 = \('b', 0\): expected a URI"):
+        merge_uris(["a", ("b", 0)], 2)
+    with pytest.raises(ConfigurationError, match=r"for num_uri_merge=-1 = 7: expected a URI"):
+        DistributedDataParallelShardSampler([7, 8], 1, 0, num_uri_merge=-1)
+
+
+def test_a_sampler_shows_its_first_shard():
+    assert "first=\"('train.bin', 0, 16)\"" in repr(SequenceShardSampler([("train.bin", 0, 16)]))

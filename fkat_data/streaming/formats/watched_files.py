@@ -1,7 +1,6 @@
 """The mapped files of an open shard, to notice that one is changed in place."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from fkat_data.errors import ShardCorruptError
@@ -25,11 +24,11 @@ class WatchedFiles:
         self._register = register
         self._mapped: list[tuple[str, os.stat_result]] = []
 
-    def enter(self, path: Path, found: os.stat_result) -> Callable[[], object]:
+    def enter(self, path: Path, found: os.stat_result) -> object | None:
         """Record that this process maps a file; see ``MapRegister``."""
-        leave = _nothing if self._register is None else self._register.enter(path, found)
+        lives_with_map = None if self._register is None else self._register.enter(path, found)
         self._mapped.append((str(path), found))
-        return leave
+        return lives_with_map
 
     def check(self) -> None:
         """Check that no file was changed in place. Takes one look at each.
@@ -50,7 +49,3 @@ class WatchedFiles:
                     f"the file was changed while it was in use: it had {before.st_size} bytes, and now has "
                     f"{now.st_size}; the dataset was written again, or the file is damaged",
                 )
-
-
-def _nothing() -> None:
-    pass

@@ -1,0 +1,100 @@
+"""Shards that are not URIs go wherever shards go: samplers, workers, states, ranks, lengths, errors."""
+
+import functools
+
+import pytest
+import torch
+
+from fkat_data import (
+    ConfigurationError,
+    DataLoaderFactory,
+    DistributedDataParallelShardSampler,
+    ShardedDataLoader,
+    ShuffledShardSampler,
+    StateMismatchError,
+)
+
+SHARDS = [("train.bin", begin, begin + 4) for begin in range(0, 32, 4)]
+
+
+class Rows:
+    """The numbers of a range."""
+
+    def __init__(self, shard):
+        name, begin, end = shard
+        assert (name, type(shard)) == ("train.bin", tuple)
+        self.rows = torch.arange(begin, end)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+def loader_of(shards=SHARDS, dp_size=1, dp_rank=0, shard_sizes=None, **options):
+    sampler = DistributedDataParallelShardSampler(ShuffledShardSampler(shards, seed=3), dp_size, dp_rank)
+    factory = DataLoaderFactory(Rows, batch_size=2, shard_sizes=shard_sizes)
+    return ShardedDataLoader(5, sampler, factory, dp_rank=dp_rank, **options)
+
+
+def numbers(loader):
+    return [number for batch in loader for number in batch.tolist()]
+
+
+@pytest.mark.parametrize("multiprocessing", [False, True])
+def test_a_run_that_was_stopped_goes_on(multiprocessing, request):
+    if multiprocessing:
+        request.getfixturevalue("processes")
+    with loader_of(multiprocessing=False) as loader:
+        whole = numbers(loader)
+    assert sorted(whole) == list(range(32)) != whole
+    with loader_of(multiprocessing=multiprocessing, num_shard_prefetches=1) as loader:
+        first = [batch.tolist() for _, batch in zip(range(5), loader, strict=False)]
+        state = loader.state_dict()
+    with loader_of(multiprocessing=multiprocessing) as loader:
+        loader.load_state_dict(state)
+        assert [number for batch in first for number in batch] + numbers(loader) == whole
+
+
+def test_a_state_of_other_values_is_refused():
+    with loader_of(multiprocessing=False) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    others = [(name, begin, end - (end == 32)) for name, begin, end in SHARDS]
+    with loader_of(others, multiprocessing=False) as loader, pytest.raises(StateMismatchError, match="shards"):
+        loader.load_state_dict(state)
+
+
+def test_other_ranks_share_what_is_left():
+    begun, states = [], []
+    for rank in range(2):
+        with loader_of(dp_size=2, dp_rank=rank, multiprocessing=False) as loader:
+            begun += [number for _, batch in zip(range(3), loader, strict=False) for number in batch.tolist()]
+            states.append(loader.local_state_dict())
+    merged = loader.merge_state_dicts(states)
+    for rank in range(4):
+        with loader_of(dp_size=4, dp_rank=rank, multiprocessing=False) as loader:
+            loader.load_state_dict(merged)
+            begun += numbers(loader)
+    assert sorted(begun) == list(range(32))
+
+
+def test_sizes_are_looked_up_by_the_value():
+    with loader_of(multiprocessing=False, shard_sizes=dict.fromkeys(SHARDS, 4)) as loader:
+        assert len(loader) == 16
+
+
+def test_an_error_names_the_value():
+    def fails(shard):
+        raise ValueError("no")
+
+    with ShardedDataLoader(0, [("train.bin", 0, 4)], fails, multiprocessing=False) as loader:
+        with pytest.raises(ValueError, match="no") as caught:
+            next(iter(loader))
+        assert "shard ('train.bin', 0, 4)" in caught.value.__notes__[0]
+
+
+def test_what_is_no_plain_value_is_refused_by_the_constructor():
+    with pytest.raises(ConfigurationError, match=r"^shard_sampler\[1\]\[1\] = "):
+        ShardedDataLoader(0, ["a", ("b", object())], functools.partial(list), multiprocessing=False)
