@@ -6,6 +6,7 @@ import struct
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
+from fkat_data.error_text import made_from_text
 from fkat_data.observe.stages import NUM_SLOTS, StageTimes
 from fkat_data.plan.task import Task
 
@@ -148,6 +149,7 @@ class MemoryShortage(NamedTuple):
     group_bytes: int
 
 
+@made_from_text
 class WorkerGone(Exception):  # noqa: N818 - becomes a WorkerDiedError where shard and microbatch are known
     """A worker's process is gone.
 
