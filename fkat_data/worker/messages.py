@@ -25,6 +25,7 @@ __all__ = [
     "SEGMENT",
     "TICKET",
     "End",
+    "Epilogue",
     "Failure",
     "Item",
     "Kind",
@@ -117,6 +118,16 @@ class End(NamedTuple):
 
     ticket: int
     num_microbatches: int
+
+
+class Epilogue(NamedTuple):
+    """What a factory's product may yield behind a shard's last microbatch: it is none, and the plan gets it.
+
+    Attributes:
+        value: For ``ShardPlan.end_shard``.
+    """
+
+    value: bytes
 
 
 class Failure(NamedTuple):

@@ -13,6 +13,7 @@ from fkat_data.types import Shard
 from fkat_data.worker.batches import IndexedProduction, Production, begin, is_random_access
 from fkat_data.worker.count import OpeningDraws, ShardCount, count_microbatches
 from fkat_data.worker.items import ItemThreads
+from fkat_data.worker.messages import Epilogue
 
 __all__ = ["OpenShard", "Produced", "Producer", "name_place", "produce"]
 
@@ -172,7 +173,8 @@ class OpenShard:
                 if batches is not None and (batches.num_batches is None or index < batches.num_batches):
                     raise WorkerError("the dataset raised StopIteration, which would end the shard early") from error
                 return
-            yield Produced(index, microbatch, _is_last(production, index))
+            is_last = True if type(microbatch) is Epilogue else _is_last(production, index)
+            yield Produced(index, microbatch, is_last)
             index += 1
 
 
