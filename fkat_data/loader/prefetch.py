@@ -106,6 +106,10 @@ class Prefetcher:
         self._garbage = GarbageCollection()
         self._sampler_error: Exception | None = None
         self._lengths = lengths
+        # Of the shard begun last, by epoch and index; and of those that other ranks had begun before a new split.
+        self._batching: tuple[tuple[int, int], str | None] = ((-1, -1), None)
+        self._batching_of_pieces: str | None = None
+        self._is_stale = False  # the tasks are those of before a load
 
     @property
     def num_arrived(self) -> int:
@@ -121,6 +125,8 @@ class Prefetcher:
 
     def start(self, position: Position) -> None:
         """Begin at a position; what was in work before is dropped."""
+        self._keep_batching()
+        self._is_stale = False
         self._arrived.clear()
         self._tasks.clear()
         self._shortage = self._sampler_error = None
@@ -135,7 +141,26 @@ class Prefetcher:
 
     def drop(self) -> None:
         """Drop what has arrived: it will not be handed out."""
+        self._keep_batching()
         self._arrived.clear()
+
+    def batching(self, position: Position) -> str | None:
+        """Return how a begun shard is batched, as its worker has reported; None: that is not known."""
+        self._keep_batching()
+        return self._batching[1] if position.microbatch and self._batching[0] == position[:2] else None
+
+    def load_batching(self, position: Position, batching: str | None) -> None:
+        """Remember how the shard at a loaded position was batched, or those that other ranks had begun."""
+        self._is_stale = True
+        self._batching = position[:2], batching
+        self._batching_of_pieces = None if position.microbatch else batching
+
+    def _keep_batching(self) -> None:
+        if self._tasks and not self._is_stale:
+            task = self._tasks[0]
+            batching = self._group_of(task).batching(task.ticket)
+            if batching is not None:
+                self._batching = (task.epoch, task.shard_index), batching
 
     def leave(self, position: Position) -> None:
         """Leave an epoch at a position; to be called before another one is started."""
@@ -158,6 +183,7 @@ class Prefetcher:
 
     def reset(self) -> None:
         """Forget what an interrupted call has left of the groups; their workers are replaced after this."""
+        self._keep_batching()
         self._ticket += NUM_TASKS  # what was under way has a ticket below that
         self._tasks.clear()
         self._arrived.clear()
@@ -185,9 +211,9 @@ class Prefetcher:
             if isinstance(message, Failure) and not self._may_skip(message.error):
                 return Raised(message.error)  # and again with the next call: it stays
             self._arrived.popleft()
-            if isinstance(message, End):
-                return ShardEnd(self._end_shard(message.num_microbatches))
-            return ShardEnd(self._end_shard(self._delivered, is_whole=False))
+            is_whole = isinstance(message, End)
+            found = message.num_microbatches if isinstance(message, End) else self._delivered
+            return ShardEnd(self._end_shard(found, is_whole=is_whole))
         return None if self._sampler_error is None else Raised(self._sampler_error)
 
     def _look_ahead(self, *, block: bool) -> bool:
@@ -260,9 +286,13 @@ class Prefetcher:
         if shard is None:
             return
         piece = self._plan.piece(self._epoch, self._next_shard)
+        batching = (
+            self._batching[1] if first_microbatch and self._batching[0] == (self._epoch, self._next_shard) else None
+        )
         if piece is not None:
             first_microbatch += piece.first_microbatch
-        task = Task(self._ticket, self._epoch, self._next_shard, shard, first_microbatch, piece)
+            batching = batching or (self._batching_of_pieces if piece.first_microbatch else None)
+        task = Task(self._ticket, self._epoch, self._next_shard, shard, first_microbatch, piece, batching=batching)
         self._group_of(task).assign(task, self._initial_allowance(first_microbatch))
         self._tasks.append(task)
         self._ticket += 1

@@ -443,6 +443,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         adopt(self._plan, resumption, self._identity)
         if self._agreement is not None:
             self._agreement.demand()
+        self._prefetcher.load_batching(resumption.position, resumption.batching)
         self._prefetcher.skips.load(resumption.position.epoch, resumption.skipped)
         self._cursor.load(resumption.position)
         self._loading = None
@@ -459,4 +460,5 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
     def _rank_state(self) -> RankState:
         self._finish_loading()
         position = self._cursor.position
-        return rank_state(self._plan, self._identity, position, self._prefetcher.skips.shards(position.epoch))
+        state = rank_state(self._plan, self._identity, position, self._prefetcher.skips.shards(position.epoch))
+        return state if state.batching else state._replace(batching=self._prefetcher.batching(position))

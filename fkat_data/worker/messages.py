@@ -35,6 +35,7 @@ __all__ = [
     "Worker",
     "WorkerGone",
     "pack_task",
+    "remember_batching",
     "unpack_task",
 ]
 
@@ -59,6 +60,7 @@ class Kind(IntEnum):
     BEGIN = 22
     EVENTS = 23
     MADE_ALONE = 24
+    BATCHING = 25
 
 
 # ticket, microbatch index, is last (-1: not known), segment index, envelope in segment, parts, envelope bytes,
@@ -256,6 +258,10 @@ class Worker(Protocol):
         """Receive the events that a dismissed worker sends, and drop all else, up to ``deadline_s`` (monotonic)."""
         ...
 
+    def batching(self, ticket: int) -> str | None:
+        """Return how a task's shard is batched, if the worker has reported it."""
+        ...
+
     def has_begun(self, ticket: int) -> bool:
         """Return whether the worker has reported that it works on a task."""
         ...
@@ -295,6 +301,13 @@ class Worker(Protocol):
     def close(self, timeout_s: float) -> None:
         """End the worker within about ``timeout_s``."""
         ...
+
+
+def remember_batching(batchings: dict[int, str], ticket: int, batching: str) -> None:
+    """Remember how a task's shard is batched, for as long as the task may be in work."""
+    batchings[ticket] = batching
+    if len(batchings) > NUM_TASKS:
+        del batchings[next(iter(batchings))]
 
 
 def pack_task(task: Task, allowance: int) -> bytes:
