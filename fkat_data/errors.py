@@ -21,13 +21,15 @@
 
 An exception in user code is re-raised unchanged, with notes that name the shard and the microbatch.
 
-Every error here can be pickled: it is rebuilt from ``args``, because errors cross processes.
+Every error here can be pickled: it is rebuilt from ``args``, because errors cross processes. Each can also be made from
+its message alone, ``type(error)(str(error))``, as programs do that send errors as text: its fields are then None.
 """
 
 import signal
 from collections.abc import Iterable
 from typing import Any
 
+from fkat_data.error_text import made_from_text
 from fkat_data.interruption import genuine
 from fkat_data.shard_name import shard_name
 
@@ -70,6 +72,7 @@ class FkatDataError(Exception):
     """Base class of every error that the library raises."""
 
 
+@made_from_text
 class ConfigurationError(FkatDataError, ValueError):
     """An argument or a configuration key is invalid. Raised as early as the library can know.
 
@@ -89,6 +92,7 @@ class ConfigurationError(FkatDataError, ValueError):
         return f"{self.argument} = {self.value}: expected {self.expected}"
 
 
+@made_from_text
 class StateMismatchError(FkatDataError, ValueError):
     """A saved state does not fit the object that loads it.
 
@@ -111,6 +115,7 @@ class StateMismatchError(FkatDataError, ValueError):
         return f"{text}; {self.hint}" if self.hint else text
 
 
+@made_from_text
 class RankMismatchError(FkatDataError, RuntimeError):
     """Ranks of one job disagree on a value that must be equal.
 
@@ -136,6 +141,7 @@ class WorkerError(FkatDataError, RuntimeError):
     """Base class of worker failures that no exception in user code explains."""
 
 
+@made_from_text
 class WorkerDiedError(WorkerError):
     """A worker's process died.
 
@@ -183,6 +189,7 @@ class WorkerDiedError(WorkerError):
         return f"{text}. Its last output on stderr:\n{self.last_words}" if self.last_words else text
 
 
+@made_from_text
 class WorkerStalledError(WorkerError):
     """A worker sent nothing for ``stall_timeout_s`` while the trainer waited, and was killed.
 
@@ -216,6 +223,7 @@ class WorkerStalledError(WorkerError):
         )
 
 
+@made_from_text
 class ReplayMismatchError(WorkerError):
     """The replacement of a dead worker produced different data than the dead worker.
 
@@ -260,6 +268,7 @@ def _name_of(number: int) -> str:
         return ""
 
 
+@made_from_text
 class MemoryLimitError(FkatDataError, MemoryError):
     """The next microbatch would exceed the limit of shared memory.
 
@@ -285,6 +294,7 @@ class MemoryLimitError(FkatDataError, MemoryError):
         return f"the next microbatch {needed}, {in_use}: {self.reason}"
 
 
+@made_from_text
 class ShardError(FkatDataError):
     """A shard cannot be read.
 
@@ -306,6 +316,7 @@ class ShardNotFoundError(ShardError, FileNotFoundError):
     """A shard does not exist."""
 
 
+@made_from_text
 class ShardCorruptError(ShardError):
     """A shard's content is damaged or inconsistent.
 
@@ -340,6 +351,7 @@ class ShardCorruptError(ShardError):
         return cls(str(file), f"{field} is {_shown(found)}: expected {expected}", field, expected, found)
 
 
+@made_from_text
 class DownloadError(ShardError):
     """A file could not be downloaded: every attempt failed, or one failed in a way that a retry cannot fix.
 
@@ -359,10 +371,11 @@ class DownloadError(ShardError):
 
     @property
     def num_attempts(self) -> int:
-        """Number of attempts made."""
-        return len(self.causes)
+        """Number of attempts made; 0 for an error that was made from its message."""
+        return len(self.causes or ())
 
 
+@made_from_text
 class CacheFullError(FkatDataError):
     """The cache's disk is full or the user's quota is used up, and evicting files did not help.
 
@@ -387,6 +400,7 @@ class CacheFullError(FkatDataError):
         )
 
 
+@made_from_text
 class SampleError(FkatDataError, ValueError):
     """A sample cannot be written.
 

@@ -65,6 +65,11 @@ class Cursor:
         """Let ``hand_over`` leave the position as it is."""
         self._next = self.position
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the epoch ends with the microbatch that ``hand_over`` is to count."""
+        return self._next.epoch > self.position.epoch
+
     def hand_over(self, microbatch: Microbatch) -> Microbatch:
         """Count a microbatch as delivered, and return it: the last thing that a call does."""
         before = self.position

@@ -24,6 +24,7 @@ FLOORS = {
     "modes": 0,
     "needs_posix": 0,
     "types": 0,
+    "error_text": 0,
     "interruption": 0,
     "job_store": 0,
     "position": 0,

@@ -1,7 +1,11 @@
+import ast
+import importlib
 import pickle
+from pathlib import Path
 
 import pytest
 
+import fkat_data
 from fkat_data import errors
 from fkat_data.errors import (
     CacheFullError,
@@ -108,6 +112,34 @@ def test_every_error_survives_a_pickle_twice(error, text):
     assert {key: str(value) for key, value in vars(copy).items()} == {
         key: str(value) for key, value in vars(error).items()
     }
+
+
+def exceptions_of_the_package():
+    """Return every exception class that a module of the package defines."""
+    kinds = []
+    for path in sorted(Path(fkat_data.__file__).parent.rglob("*.py")):
+        names = [node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+        if any(name.endswith(("Error", "Exception", "Gone", "Closed")) for name in names):
+            parts = path.relative_to(Path(fkat_data.__file__).parent.parent).with_suffix("").parts
+            module = importlib.import_module(".".join(parts))
+            kinds += [getattr(module, name) for name in names]
+    return [kind for kind in kinds if issubclass(kind, BaseException)]
+
+
+@pytest.mark.parametrize("kind", exceptions_of_the_package(), ids=lambda kind: kind.__name__)
+def test_every_exception_can_be_made_from_its_text_alone(kind):
+    error = kind("the child has died")
+    assert str(error) == "the child has died"
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is kind
+    assert (str(copy), vars(copy)) == (str(error), vars(error))
+
+
+@pytest.mark.parametrize(("error", "text"), EXAMPLES, ids=lambda value: type(value).__name__)
+def test_an_error_that_was_sent_as_text_is_the_same_error_with_unknown_fields(error, text):
+    again = type(error)(text)
+    assert str(again) == text
+    assert vars(again) == dict.fromkeys(vars(error))
 
 
 @pytest.mark.parametrize(("error", "text"), EXAMPLES, ids=lambda value: type(value).__name__)

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-__all__ = ["Snapshot", "Stamped", "Strand", "StrandEnd"]
+__all__ = ["Snapshot", "Stamped", "Strand"]
 
 
 class Snapshot(NamedTuple):
@@ -50,14 +50,4 @@ class Stamped(NamedTuple):
     """
 
     microbatch: Any
-    state: bytes
-
-
-class StrandEnd(NamedTuple):
-    """The end of a strand's epoch whose dataset stays as it is for the next one.
-
-    Attributes:
-        state: As in ``Snapshot``.
-    """
-
     state: bytes

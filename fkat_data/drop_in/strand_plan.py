@@ -24,7 +24,7 @@ class StrandPlan(ShardPlan):
         self.index = index
         """The strand's number."""
         self._num_strands = num_strands
-        # By epoch, and in order: those at the beginnings of the last epochs, the newest, and the one before it.
+        # By epoch, and in order: those at the beginnings of the last epochs, the newest, and the two before it.
         self._recorded: tuple[tuple[int, Snapshot], ...] = ()
 
     def shard(self, epoch: int, index: int) -> Any:
@@ -47,9 +47,15 @@ class StrandPlan(ShardPlan):
 
     def record(self, epoch: int, snapshot: Snapshot) -> None:
         """Remember where the dataset can go on in an epoch."""
-        before = [known for known in self._recorded if (known[0], known[1].step) < (epoch, snapshot.step)]
-        begun = [known for known in before[:-1] if known[1].step == 0 and known[0] >= epoch - 1]
-        self._recorded = (*begun, *before[-1:], (epoch, snapshot))
+        place = epoch, snapshot.step
+        before = [known for known in self._recorded if (known[0], known[1].step) < place]
+        after = [known for known in self._recorded if (known[0], known[1].step) > place]
+        begun = [known for known in before[:-2] if known[1].step == 0 and known[0] >= epoch - 1]
+        self._recorded = (*begun, *before[-2:], (epoch, snapshot), *after)
+
+    def end_shard(self, epoch: int, epilogue: bytes) -> None:
+        """Remember how the dataset begins the next epoch: it stays as this one has left it."""
+        self.record(epoch + 1, Snapshot(0, epilogue))
 
     def forget_past(self, epoch: int, step: int) -> None:
         """Forget snapshots of places past this one: what they followed was not delivered."""

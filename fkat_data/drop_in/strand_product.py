@@ -10,11 +10,12 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
 from fkat_data.drop_in.datasets_library import has_whole_state, is_of_datasets
-from fkat_data.drop_in.strand import Snapshot, Stamped, Strand, StrandEnd
+from fkat_data.drop_in.strand import Snapshot, Stamped, Strand
 from fkat_data.interruption import genuine
 from fkat_data.types import Stateful
 from fkat_data.worker.batches import NearestProduct
 from fkat_data.worker.fetch import direct_iteration
+from fkat_data.worker.messages import Epilogue
 
 __all__ = ["DatasetMemory", "StrandProduct"]
 
@@ -123,7 +124,7 @@ class StrandProduct(NearestProduct):
             yield Stamped(microbatch, watched.state()) if is_due else microbatch
         if memory is not None:
             memory.next_epoch = self._strand.epoch + 1
-            yield StrandEnd(watched.state(is_over=True))
+            yield Epilogue(watched.state(is_over=True))
 
 
 def _load(dataset: Any, state: dict[str, Any]) -> None:
@@ -140,7 +141,7 @@ def _end_of(state: dict[str, Any], dataset: Any, memory: DatasetMemory | None) -
     if memory is not None:
         is_own_iterator = isinstance(dataset, Stateful) and state["dataset"] is None
         saved = state["iterator" if is_own_iterator else "dataset"]
-        yield StrandEnd(pickle.dumps({"dataset": saved, "iterator": None, "is_own_iterator": is_own_iterator}))
+        yield Epilogue(pickle.dumps({"dataset": saved, "iterator": None, "is_own_iterator": is_own_iterator}))
 
 
 class _Watched(IterableDataset[Any]):

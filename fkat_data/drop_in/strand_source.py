@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 from fkat_data.drop_in.datasets_library import is_of_datasets
 from fkat_data.drop_in.own_terms import DataLoaderStatistics
-from fkat_data.drop_in.strand import Snapshot, Stamped, StrandEnd
+from fkat_data.drop_in.strand import Snapshot, Stamped
 from fkat_data.drop_in.strand_plan import StrandPlan
 from fkat_data.errors import StaleIteratorError
 from fkat_data.interruption import genuine
@@ -59,6 +59,28 @@ class _Runner:
         # An epoch, and how many microbatches of it are delivered as soon as the loader is past it.
         self._at_end = (0, 0)
         self._dp_rank = dp_rank
+        # What was taken before its turn, and the place that it is for.
+        self._kept: tuple[tuple[int, int], Any] | None = None
+
+    def begin(self) -> None:
+        """Begin an iteration of the loader."""
+        self._kept = None
+        iter(self.inner)
+
+    def has_more(self, epoch: int) -> bool:
+        """Wait until it is known whether an epoch has anything left; the loader's place does not move if it has."""
+        while self.inner.epoch == epoch:
+            place = epoch, self.inner.step
+            if self._kept is not None and self._kept[0] == place:
+                return True
+            try:
+                self._kept = place, self.take()
+            except genuine(StopIteration):
+                if self.inner.epoch == epoch:
+                    self.begin()  # which an interrupted call has not done
+            except genuine(Exception):
+                return True  # it stays where it is, and comes when it is its turn
+        return False
 
     def take(self) -> Any:
         """Return what comes at the loader's place, which does not move.
@@ -66,6 +88,9 @@ class _Runner:
         Raises:
             StopIteration: The epoch has ended.
         """
+        kept, self._kept = self._kept, None
+        if kept is not None and kept[0] == (self.inner.epoch, self.inner.step):
+            return kept[1]
         self.plan.forget_past(self.inner.epoch, self.inner.step)
         return self.inner.take()
 
@@ -262,19 +287,16 @@ class _Turns(TorchIterator):
                 taken = runner.take()
             except genuine(StopIteration):
                 if runner.inner.epoch == epoch:
-                    iter(runner.inner)  # which an interrupted call has not done
+                    runner.begin()  # which an interrupted call has not done
                 else:
                     self._end(runner)
                 continue
             except StaleIteratorError:
                 self._check()
                 raise
-            if isinstance(taken, StrandEnd):
-                runner.plan.record(epoch + 1, Snapshot(0, taken.state))
-                runner.expect_end(epoch, step)
-                self._last = None, None
-                runner.inner.hand_over(taken)
-                continue
+            if len(self._turns) > 1 and runner.inner.is_ending:
+                # The others may have nothing, and then the epoch ends with this microbatch.
+                any(other.has_more(epoch) for other in list(self._turns)[1:])
             return runner.inner.hand_over(self._prepared(taken, _Taken(runner, epoch, step)))
         raise StopIteration
 
@@ -321,7 +343,7 @@ class _Turns(TorchIterator):
         self._began = epoch, _ = self._source.epoch, self._source.step
         for runner in self._runners:
             if runner.inner.epoch == epoch:
-                iter(runner.inner)
+                runner.begin()
         self._find_turns()
 
     def _find_turns(self) -> None:

@@ -11,6 +11,7 @@ from fkat_data import arguments
 from fkat_data.errors import WorkerDiedError
 from fkat_data.loader.factory import DataLoaderFactory
 from fkat_data.loader.recovery import NOT_THE_SHARDS, Recovery
+from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.worker_pool import WorkerPool, WorkerPoolSettings
 from fkat_data.observe.sink import EventSink
 from fkat_data.plan.elastic import Piece
@@ -20,7 +21,7 @@ from fkat_data.types import Shard
 from fkat_data.worker.count import ShardCount
 from fkat_data.worker.messages import Failure, Item, Worker, WorkerGone
 
-__all__ = ["EpochLength"]
+__all__ = ["EpochLength", "source_of_lengths"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -50,21 +51,21 @@ class EpochLength:
     Args:
         plan: Says which shards an epoch has.
         settings: The loader's workers; those that count are made like them.
-        delivered: The numbers of microbatches of shards that were read to their end, by the shard's ``repr``. They
-            count where the factory cannot say.
+        lengths: What was found of shards that were read. It counts where the factory cannot say, and where it was wrong.
         recovery: Says how long a worker may take for a shard, and whether a shard that raises is skipped: it then has
             no microbatches.
     """
 
     def __init__(
-        self, plan: ShardPlan, settings: WorkerPoolSettings, delivered: Mapping[str, int], recovery: Recovery
+        self, plan: ShardPlan, settings: WorkerPoolSettings, lengths: ShardLengths, recovery: Recovery
     ) -> None:
         self._plan = plan
         self._settings = settings
         self._factory = settings.factory
-        self._delivered = delivered
+        self._lengths_of_shards = lengths
+        self._delivered: Mapping[str, int] = lengths.found
         self._recovery = recovery
-        self._counted: dict[str, int] = {}
+        self._counted: Mapping[str, int] = lengths.stated
         # Of one epoch: by the place whose random stream has decided.
         self._drawn: dict[tuple[int, Piece | None, int], int] = {}
         self._reason = ""
@@ -146,7 +147,9 @@ class EpochLength:
         ]
         by_name = {repr(place.shard): place.shard for place in missing}
         lengths = self._factory.lengths_without_opening(list(by_name.values()))
-        self._counted |= {name: length for name, length in zip(by_name, lengths, strict=True) if length is not None}
+        for name, length in zip(by_name, lengths, strict=True):
+            if length is not None:
+                self._lengths_of_shards.state(name, length)
         to_open = [place for place in missing if repr(place.shard) not in self._counted]
         if not to_open:
             return
@@ -158,7 +161,7 @@ class EpochLength:
                 if found.is_drawn:
                     self._drawn[_key(epoch, place)] = found.num_microbatches
                 else:
-                    self._counted[repr(place.shard)] = found.num_microbatches
+                    self._lengths_of_shards.state(repr(place.shard), found.num_microbatches)
 
     def _opened(self, epoch: int, places: Sequence[_ShardPlace]) -> Generator[tuple[_ShardPlace, ShardCount]]:
         """Yield the numbers of shards, as workers open them, in order."""
@@ -215,6 +218,12 @@ class EpochLength:
             raise error
         logger.warning("shard %r cannot be opened and counts as empty: %s", shard, error)
         return ShardCount(0, is_drawn=True, reason="")
+
+
+def source_of_lengths(factory: object) -> str:
+    """Return what says the lengths of a factory's shards, in words."""
+    given = isinstance(factory, DataLoaderFactory) and factory.shard_sizes is not None
+    return "shard_sizes" if given else "the length of what the factory makes"
 
 
 def _key(epoch: int, place: _ShardPlace) -> tuple[int, Piece | None, int]:

@@ -9,13 +9,15 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import cast
 
 from fkat_data.errors import MemoryLimitError, StaleIteratorError, WorkerDiedError, WorkerError, WorkerStalledError
 from fkat_data.interruption import genuine
+from fkat_data.loader.arrival import Arrival, Raised, ShardEnd
 from fkat_data.loader.garbage import GarbageCollection
 from fkat_data.loader.look_ahead import LookAhead
 from fkat_data.loader.recovery import Recovery, Remedy, Restarts, ShardSkips
+from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.wait_clock import WaitClock
 from fkat_data.loader.worker_group import WorkerGroup
 from fkat_data.plan.shard_plan import ShardPlan
@@ -26,6 +28,7 @@ from fkat_data.worker.messages import (
     NO_LIMIT,
     NUM_TASKS,
     End,
+    Epilogue,
     Failure,
     Item,
     MemoryShortage,
@@ -34,53 +37,14 @@ from fkat_data.worker.messages import (
     WorkerGone,
 )
 
-__all__ = ["Arrival", "Prefetcher", "Raised", "ShardEnd"]
+__all__ = ["Prefetcher"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-_MOST_REMEMBERED = 1_000_000
 # Allowances count on from here, and travel in 64 bits: `sys.maxsize` for "all" must not overflow them.
 _MOST_AHEAD = 1 << 40
 # A control group may have no memory for the next microbatch for this long.
 _SHORT_OF_MEMORY_S = 10.0
-
-
-class Arrival(NamedTuple):
-    """The next microbatch.
-
-    Attributes:
-        microbatch: What the user's DataLoader yielded.
-        is_last_in_shard: Whether its shard ends with it.
-        is_last_shard: Whether its shard is the epoch's last.
-        size_bytes: Bytes of its tensors and arrays that were copied.
-        digest: Of its content; 0 if the loader needs none.
-    """
-
-    microbatch: Any
-    is_last_in_shard: bool
-    is_last_shard: bool
-    size_bytes: int
-    digest: int
-
-
-class ShardEnd(NamedTuple):
-    """The current shard had nothing (more) to give.
-
-    Attributes:
-        is_last_shard: Whether it is the epoch's last.
-    """
-
-    is_last_shard: bool
-
-
-class Raised(NamedTuple):
-    """An error where the next microbatch would be; it stays there.
-
-    Attributes:
-        error: The user's, or the loader's.
-    """
-
-    error: BaseException
 
 
 class Prefetcher:
@@ -94,6 +58,7 @@ class Prefetcher:
         recovery: What may be done about faults.
         num_shard_prefetches: Shards in work ahead of the current one.
         num_microbatch_prefetches: Microbatches produced and not delivered, for each shard; -1: as many as help.
+        lengths: Gets the lengths of shards that end.
     """
 
     def __init__(
@@ -105,6 +70,7 @@ class Prefetcher:
         recovery: Recovery,
         num_shard_prefetches: int,
         num_microbatch_prefetches: int,
+        lengths: ShardLengths,
     ) -> None:
         self._plan = plan
         self._groups = groups
@@ -139,8 +105,11 @@ class Prefetcher:
         self._has_warned_of_group = False
         self._garbage = GarbageCollection()
         self._sampler_error: Exception | None = None
-        self.num_microbatches: dict[str, int] = {}
-        """Microbatches of shards that were read to their end, by the shard's ``repr``; of a million at most."""
+        self._lengths = lengths
+        # Of the shard begun last, by epoch and index; and of those that other ranks had begun before a new split.
+        self._batching: tuple[tuple[int, int], str | None] = ((-1, -1), None)
+        self._batching_of_pieces: str | None = None
+        self._is_stale = False  # the tasks are those of before a load
 
     @property
     def num_arrived(self) -> int:
@@ -156,6 +125,8 @@ class Prefetcher:
 
     def start(self, position: Position) -> None:
         """Begin at a position; what was in work before is dropped."""
+        self._keep_batching()
+        self._is_stale = False
         self._arrived.clear()
         self._tasks.clear()
         self._shortage = self._sampler_error = None
@@ -170,7 +141,26 @@ class Prefetcher:
 
     def drop(self) -> None:
         """Drop what has arrived: it will not be handed out."""
+        self._keep_batching()
         self._arrived.clear()
+
+    def batching(self, position: Position) -> str | None:
+        """Return how a begun shard is batched, as its worker has reported; None: that is not known."""
+        self._keep_batching()
+        return self._batching[1] if position.microbatch and self._batching[0] == position[:2] else None
+
+    def load_batching(self, position: Position, batching: str | None) -> None:
+        """Remember how the shard at a loaded position was batched, or those that other ranks had begun."""
+        self._is_stale = True
+        self._batching = position[:2], batching
+        self._batching_of_pieces = None if position.microbatch else batching
+
+    def _keep_batching(self) -> None:
+        if self._tasks and not self._is_stale:
+            task = self._tasks[0]
+            batching = self._group_of(task).batching(task.ticket)
+            if batching is not None:
+                self._batching = (task.epoch, task.shard_index), batching
 
     def leave(self, position: Position) -> None:
         """Leave an epoch at a position; to be called before another one is started."""
@@ -193,6 +183,7 @@ class Prefetcher:
 
     def reset(self) -> None:
         """Forget what an interrupted call has left of the groups; their workers are replaced after this."""
+        self._keep_batching()
         self._ticket += NUM_TASKS  # what was under way has a ticket below that
         self._tasks.clear()
         self._arrived.clear()
@@ -220,7 +211,9 @@ class Prefetcher:
             if isinstance(message, Failure) and not self._may_skip(message.error):
                 return Raised(message.error)  # and again with the next call: it stays
             self._arrived.popleft()
-            return ShardEnd(self._end_shard(message.num_microbatches if isinstance(message, End) else self._delivered))
+            is_whole = isinstance(message, End)
+            found = message.num_microbatches if isinstance(message, End) else self._delivered
+            return ShardEnd(self._end_shard(found, is_whole=is_whole))
         return None if self._sampler_error is None else Raised(self._sampler_error)
 
     def _look_ahead(self, *, block: bool) -> bool:
@@ -231,14 +224,16 @@ class Prefetcher:
         # Where the limit has no room for another, the caller gets this one, and has to release some.
         return self._receive(block=block) is not None
 
-    def _hand_out(self, item: Item) -> Arrival:
+    def _hand_out(self, item: Item) -> Arrival | ShardEnd:
+        if item.is_last and isinstance(item.microbatch, Epilogue):
+            self._plan.end_shard(self._epoch, item.microbatch.value)
+            return ShardEnd(self._end_shard(item.microbatch_index))
         self._delivered = item.microbatch_index + 1
         self._last_digest = item.digest
         self._has_delivered = True
         is_last = item.is_last
-        if is_last is None and self._arrived and isinstance(self._arrived[0], End):
-            self._arrived.popleft()
-            is_last = True
+        if is_last is None and self._arrived:
+            is_last = self._take_end(self._arrived[0])
         is_last_shard = False
         if is_last:
             is_last_shard = self._end_shard(self._delivered)
@@ -249,16 +244,21 @@ class Prefetcher:
         # half of what the class itself takes, whose function is one of Python's
         return tuple.__new__(Arrival, (item.microbatch, bool(is_last), is_last_shard, item.size_bytes, item.digest))
 
-    def _end_shard(self, num_microbatches: int) -> bool:
+    def _take_end(self, behind: Item | End | Failure) -> bool:
+        """Return whether the message behind a microbatch says no more than that the shard has ended; take it then."""
+        if isinstance(behind, Item) and behind.is_last and isinstance(behind.microbatch, Epilogue):
+            self._plan.end_shard(self._epoch, behind.microbatch.value)
+        elif not isinstance(behind, End):
+            return False
+        self._arrived.popleft()
+        return True
+
+    def _end_shard(self, num_microbatches: int, *, is_whole: bool = True) -> bool:
         """Go on to the next shard; return whether the one that ended is the epoch's last."""
         ended = self._tasks.popleft()
         self._num_extra = max(0, self._num_extra - 1)
         if self._plan.num_shards(ended.epoch) is not None:  # an endless sampler's shards are too many to remember
-            name = repr(ended.shard)
-            # As are those of one with other names each epoch.
-            if len(self.num_microbatches) >= _MOST_REMEMBERED and name not in self.num_microbatches:
-                self.num_microbatches.clear()
-            self.num_microbatches[name] = num_microbatches
+            self._lengths.end(ended.shard, num_microbatches, is_whole=is_whole)
         if not self._tasks and (self._is_exhausted or self._plan_shard(ended.shard_index + 1) is None):
             return self._sampler_error is None
         self._fill()
@@ -286,9 +286,13 @@ class Prefetcher:
         if shard is None:
             return
         piece = self._plan.piece(self._epoch, self._next_shard)
+        batching = (
+            self._batching[1] if first_microbatch and self._batching[0] == (self._epoch, self._next_shard) else None
+        )
         if piece is not None:
             first_microbatch += piece.first_microbatch
-        task = Task(self._ticket, self._epoch, self._next_shard, shard, first_microbatch, piece)
+            batching = batching or (self._batching_of_pieces if piece.first_microbatch else None)
+        task = Task(self._ticket, self._epoch, self._next_shard, shard, first_microbatch, piece, batching=batching)
         self._group_of(task).assign(task, self._initial_allowance(first_microbatch))
         self._tasks.append(task)
         self._ticket += 1

@@ -7,7 +7,7 @@ import logging
 from enum import Enum
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
-from fkat_data.errors import ConfigurationError, ReplayMismatchError
+from fkat_data.errors import ConfigurationError, ReplayMismatchError, StateMismatchError
 from fkat_data.loader.wait_clock import WaitClock
 from fkat_data.notes import add_note
 from fkat_data.observe.progress import display_for
@@ -20,8 +20,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 OnShardError: TypeAlias = Literal["raise", "skip"]
 ON_SHARD_ERROR: tuple[OnShardError, ...] = get_args(OnShardError)
 _DEATHS_AT_ONE_PLACE = 2
-# A wrong configuration, too little memory, a dataset that is no function of the position: other shards would fail too.
-NOT_THE_SHARDS = (ConfigurationError, MemoryError, ReplayMismatchError)
+# A wrong configuration, too little memory, a dataset that is no function of the position, a state that does not fit: other shards would fail too.
+NOT_THE_SHARDS = (ConfigurationError, MemoryError, ReplayMismatchError, StateMismatchError)
 
 
 class Recovery(NamedTuple):

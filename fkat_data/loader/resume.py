@@ -10,7 +10,7 @@ from fkat_data.loader.identity import Identity
 from fkat_data.plan.elastic import Layer, with_layer
 from fkat_data.plan.elastic_plan import ElasticShardPlan
 from fkat_data.plan.shard_plan import ShardPlan
-from fkat_data.plan.state import RankState, read, verify
+from fkat_data.plan.state import RankState, is_reported, read, verify
 from fkat_data.position import Position
 
 __all__ = ["Resumption", "adopt", "rank_state", "resume"]
@@ -26,12 +26,14 @@ class Resumption(NamedTuple):
         layers: Every change of the number of ranks that an epoch under way depends on.
         sampler: State of a user's own sampler at the epoch's begin.
         skipped: Indices of the epoch's shards that failed and were skipped.
+        batching: How the shards that were begun are batched, as workers have reported; None: it is not known.
     """
 
     position: Position
     layers: tuple[Layer, ...] = ()
     sampler: dict[str, Any] | None = None
     skipped: tuple[int, ...] = ()
+    batching: str | None = None
 
 
 def rank_state(plan: ShardPlan, identity: Identity, position: Position, skipped: tuple[int, ...] = ()) -> RankState:
@@ -78,7 +80,7 @@ def resume(state_dict: Mapping[str, Any], plan: ShardPlan, identity: Identity) -
     is_over = num_shards is not None and saved.position.shard >= max(1, num_shards)
     if is_over:
         return Resumption(saved.position.after_epoch(), saved.layers, saved.sampler)
-    return Resumption(saved.position, saved.layers, saved.sampler, saved.skipped)
+    return Resumption(saved.position, saved.layers, saved.sampler, saved.skipped, _reported(saved))
 
 
 def adopt(plan: ShardPlan, resumption: Resumption, identity: Identity) -> None:
@@ -134,7 +136,15 @@ def _split_again(ranks: Sequence[RankState], saved_size: int, plan: ElasticShard
         num_begun,
     )
     step = max(position.step for position in positions.values() if position.epoch == epoch)
-    return Resumption(Position(epoch, 0, 0, step), layers)
+    # After an earlier split, a shard may have been begun by a rank that has another one now.
+    begun = {_reported(state) for dp_rank, state in enumerate(before) if positions[dp_rank].microbatch}
+    batching = begun.pop() if len(begun) == 1 and not before[0].layers else None
+    return Resumption(Position(epoch, 0, 0, step), layers, batching=batching)
+
+
+def _reported(saved: RankState) -> str | None:
+    """Return how a worker has reported that a begun shard is batched; None: it has not."""
+    return saved.batching if is_reported(saved.batching) else None
 
 
 def _one_of_each(ranks: Sequence[RankState], dp_size: int) -> list[RankState]:

@@ -22,7 +22,7 @@ from fkat_data.interruption import is_interruption
 from fkat_data.iteration import Cursor, EpochIterator, Iterations
 from fkat_data.loader.agreement import rank_agreement
 from fkat_data.loader.delivery import Delivery
-from fkat_data.loader.epoch_length import EpochLength
+from fkat_data.loader.epoch_length import EpochLength, source_of_lengths
 from fkat_data.loader.factory import DataLoaderFactory
 from fkat_data.loader.identity import identity_of
 from fkat_data.loader.observation import Observation
@@ -30,6 +30,7 @@ from fkat_data.loader.prefetch import Prefetcher
 from fkat_data.loader.recovery import ON_SHARD_ERROR, OnShardError, Recovery
 from fkat_data.loader.replay import MicrobatchReplay
 from fkat_data.loader.resume import Resumption, adopt, rank_state, resume
+from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.worker_pool import WorkerPool, WorkerPoolSettings
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.statistics import LoaderStatistics
@@ -180,6 +181,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         self._sink = EventSink(timeline, profiler)
         self._pool = WorkerPool(settings, self._sink)
         placement = Placement(mover_for(device, self._sink))
+        lengths = ShardLengths(source_of_lengths(dataloader_factory))
         self._prefetcher = Prefetcher(
             self._plan,
             self._pool.groups,
@@ -188,12 +190,13 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             recovery,
             num_shard_prefetches,
             num_microbatch_prefetches,
+            lengths,
         )
         self._observation = Observation(
             self._pool, self._prefetcher, self._sink, num_shard_prefetches, timeline, self._statistics_type
         )
         self._agreement = rank_agreement(replica_group, check_ranks_every, self._identity, self._plan)
-        self._length = EpochLength(self._plan, settings, self._prefetcher.num_microbatches, recovery)
+        self._length = EpochLength(self._plan, settings, lengths, recovery)
         self._cursor = Cursor()
         delivery = Delivery(
             self._pool.start,
@@ -313,6 +316,11 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         delivered nothing.
         """
         return self._cursor.hand_over(microbatch)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the epoch ends with what ``take`` has returned."""
+        return self._cursor.is_ending
 
     def take_back(self) -> bool:
         """Count the last microbatch as not delivered, for a caller that has lost it: the next call delivers it again.
@@ -437,6 +445,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         adopt(self._plan, resumption, self._identity)
         if self._agreement is not None:
             self._agreement.demand()
+        self._prefetcher.load_batching(resumption.position, resumption.batching)
         self._prefetcher.skips.load(resumption.position.epoch, resumption.skipped)
         self._cursor.load(resumption.position)
         self._loading = None
@@ -453,4 +462,5 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
     def _rank_state(self) -> RankState:
         self._finish_loading()
         position = self._cursor.position
-        return rank_state(self._plan, self._identity, position, self._prefetcher.skips.shards(position.epoch))
+        state = rank_state(self._plan, self._identity, position, self._prefetcher.skips.shards(position.epoch))
+        return state if state.batching else state._replace(batching=self._prefetcher.batching(position))

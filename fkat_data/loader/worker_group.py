@@ -156,6 +156,10 @@ class WorkerGroup:
         for worker in self.members:
             worker.assign(task, allowance)
 
+    def batching(self, ticket: int) -> str | None:
+        """Return how a task's shard is batched, if a worker has reported it."""
+        return next((found for worker in self.members if (found := worker.batching(ticket)) is not None), None)
+
     def allow(self, ticket: int, allowance: int, *, is_ahead: bool = False) -> None:
         """Let the task be produced up to ``allowance`` microbatches; ``is_ahead``: of a later task than the current one."""
         if self._size == 1 or is_ahead:

@@ -78,6 +78,10 @@ class ShardPlan(ABC):
         """Forget the shards of an epoch that were read after the first ``num_begun``, because the epoch was left."""
         del epoch, num_begun
 
+    def end_shard(self, epoch: int, epilogue: bytes) -> None:
+        """Take what a shard of an epoch gave behind its last microbatch, before the caller has that one."""
+        del epoch, epilogue
+
 
 class PureShardPlan(ShardPlan):
     """The plan of a sampler whose order is a pure function of the epoch.

@@ -14,7 +14,8 @@ A *rank state* describes one rank, in plain values that JSON can hold. A *state*
         "dp_size": 2,
         "fingerprint": {"seed": 7, "all_rank_dp_ranks": [0, 1], "all_rank_num_shards": [4, 4],
                         "all_rank_shards": ["9f3c…", "11ab…"],
-                        "all_rank_batchings": ["32 in order", "32 in order"],  # compared where a shard is begun
+                        "all_rank_batchings": ["32 in order", "32 in order"],  # compared where a shard is begun; of a
+                                                       # factory that does not say: what it returned for that shard
                         "dp_size": 2},                 # ranks that the sampler splits over; None if it does not split
         "resplits": (),                                # positions of the ranks whenever their number changed, see below
     }
@@ -40,7 +41,7 @@ from fkat_data.modes import without_modes
 from fkat_data.plan.elastic import Layer, without_idle
 from fkat_data.position import Position
 
-__all__ = ["VERSION", "RankState", "merge", "read", "read_rank", "verify"]
+__all__ = ["VERSION", "RankState", "is_reported", "merge", "read", "read_rank", "verify"]
 
 VERSION = 1
 
@@ -239,11 +240,18 @@ def verify(saved: RankState, present: RankState) -> None:
         if field == "batching" and not saved.position.microbatch and not saved.layers:
             continue  # no shard is begun
         was, now = getattr(saved, field), getattr(present, field)
+        if field == "batching" and is_reported(was):
+            continue  # the worker compares it with what it makes
         # Compare types first: a value in a foreign state may define its own equality.
         if was is not None and now is not None and (type(was) is not type(now) or was != now):
             raise StateMismatchError(f"fingerprint.{field}", was, now, hint)
     if present.num_shards is not None and saved.position.shard > present.num_shards:
         raise StateMismatchError("all_rank_indices", saved.position.shard - 1, f"<{present.num_shards} shards>")
+
+
+def is_reported(batching: object) -> bool:
+    """Return whether a worker has said how samples are grouped, instead of a ``DataLoaderFactory``."""
+    return isinstance(batching, str) and batching.startswith("DataLoader(")
 
 
 _NOT_A_STATE = "this is not a state of a ShardedDataLoader"

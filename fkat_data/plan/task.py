@@ -22,6 +22,7 @@ class Task(NamedTuple):
             microbatch again and compares.
         lost_microbatch: Index of a microbatch that a dead worker of a group had picked: its successor makes it before
             it picks others. None: there is none.
+        batching: How the shard was batched when it was begun, as its worker reported; None: it is not known.
         is_counted: Whether to count the shard's microbatches instead of making them.
     """
 
@@ -33,4 +34,5 @@ class Task(NamedTuple):
     piece: Piece | None = None
     digest: int | None = None
     lost_microbatch: int | None = None
+    batching: str | None = None
     is_counted: bool = False

@@ -21,7 +21,7 @@ from fkat_data.tracebacks import fold
 from fkat_data.transport.codec import copied
 from fkat_data.transport.digest import digest_of
 from fkat_data.worker.collate import FreshCollate
-from fkat_data.worker.messages import End, Failure, Item, Message
+from fkat_data.worker.messages import End, Failure, Item, Message, remember_batching
 from fkat_data.worker.produce import Produced, Producer, name_place, produce
 
 __all__ = ["InlineWorker"]
@@ -48,13 +48,16 @@ class InlineWorker:
         self._mark = producer.mark
         self._collate = FreshCollate()
         self._default_dtype = torch.get_default_dtype()
-        self._producer = producer._replace(mark=self._mark_and_show, collate=self._collate)
+        self._producer = producer._replace(
+            mark=self._mark_and_show, collate=self._collate, report=self._report_batching
+        )
         self._replay = ReplayDisplay()
         self._sink = sink
         self._is_digested = is_digested
         self._tasks: deque[Task] = deque()
         self._production: Generator[Produced] | None = None
         self._next_index = 0
+        self._batchings: dict[int, str] = {}
 
     @property
     def is_alive(self) -> bool:
@@ -113,6 +116,10 @@ class InlineWorker:
 
     def take_events(self, deadline_s: float) -> None:
         """Do nothing: the timeline already has them."""
+
+    def batching(self, ticket: int) -> str | None:
+        """Return how a task's shard is batched, if it is in work and that is known."""
+        return self._batchings.get(ticket)
 
     def has_begun(self, ticket: int) -> bool:
         """Return whether the task is in work."""
@@ -187,6 +194,9 @@ class InlineWorker:
             self._end_task(self._tasks[0])
         if self._producer.threads is not None:
             self._producer.threads.close()
+
+    def _report_batching(self, ticket: int, batching: str) -> None:
+        remember_batching(self._batchings, ticket, batching)
 
     def _mark_and_show(self, stage: str, index: int = -1, label: str = "") -> None:
         self._mark(stage, index, label)

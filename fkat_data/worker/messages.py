@@ -6,6 +6,7 @@ import struct
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
+from fkat_data.error_text import made_from_text
 from fkat_data.observe.stages import NUM_SLOTS, StageTimes
 from fkat_data.plan.task import Task
 
@@ -24,6 +25,7 @@ __all__ = [
     "SEGMENT",
     "TICKET",
     "End",
+    "Epilogue",
     "Failure",
     "Item",
     "Kind",
@@ -33,6 +35,7 @@ __all__ = [
     "Worker",
     "WorkerGone",
     "pack_task",
+    "remember_batching",
     "unpack_task",
 ]
 
@@ -57,6 +60,7 @@ class Kind(IntEnum):
     BEGIN = 22
     EVENTS = 23
     MADE_ALONE = 24
+    BATCHING = 25
 
 
 # ticket, microbatch index, is last (-1: not known), segment index, envelope in segment, parts, envelope bytes,
@@ -118,6 +122,16 @@ class End(NamedTuple):
     num_microbatches: int
 
 
+class Epilogue(NamedTuple):
+    """What a factory's product may yield behind a shard's last microbatch: it is none, and the plan gets it.
+
+    Attributes:
+        value: For ``ShardPlan.end_shard``.
+    """
+
+    value: bytes
+
+
 class Failure(NamedTuple):
     """A shard cannot be produced any further.
 
@@ -148,6 +162,7 @@ class MemoryShortage(NamedTuple):
     group_bytes: int
 
 
+@made_from_text
 class WorkerGone(Exception):  # noqa: N818 - becomes a WorkerDiedError where shard and microbatch are known
     """A worker's process is gone.
 
@@ -243,6 +258,10 @@ class Worker(Protocol):
         """Receive the events that a dismissed worker sends, and drop all else, up to ``deadline_s`` (monotonic)."""
         ...
 
+    def batching(self, ticket: int) -> str | None:
+        """Return how a task's shard is batched, if the worker has reported it."""
+        ...
+
     def has_begun(self, ticket: int) -> bool:
         """Return whether the worker has reported that it works on a task."""
         ...
@@ -282,6 +301,13 @@ class Worker(Protocol):
     def close(self, timeout_s: float) -> None:
         """End the worker within about ``timeout_s``."""
         ...
+
+
+def remember_batching(batchings: dict[int, str], ticket: int, batching: str) -> None:
+    """Remember how a task's shard is batched, for as long as the task may be in work."""
+    batchings[ticket] = batching
+    if len(batchings) > NUM_TASKS:
+        del batchings[next(iter(batchings))]
 
 
 def pack_task(task: Task, allowance: int) -> bytes:

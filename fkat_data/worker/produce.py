@@ -14,6 +14,8 @@ from fkat_data.types import Shard
 from fkat_data.worker.batches import IndexedProduction, Production, begin, is_random_access
 from fkat_data.worker.count import OpeningDraws, ShardCount, count_microbatches
 from fkat_data.worker.items import ItemThreads
+from fkat_data.worker.messages import Epilogue
+from fkat_data.worker.product_batches import batching_of, check_batching
 
 __all__ = ["OpenShard", "Produced", "Producer", "name_place", "produce"]
 
@@ -42,6 +44,7 @@ class Producer(NamedTuple):
         mark: Called with one of ``fkat_data.observe.stages.STAGES`` when it begins, with "" when the last one ends.
         collate: Does what torch's ``default_collate`` does; used instead of it where that is possible.
         threads: Make the items of map-style DataLoaders; None: they are made one after the other.
+        report: Called with a task's ticket, and how its shard is batched where that is known, before it is made.
     """
 
     factory: Callable[[Shard], Iterable[Any]]
@@ -50,6 +53,7 @@ class Producer(NamedTuple):
     mark: Callable[..., None]
     collate: Callable[[Any], Any] | None = None
     threads: ItemThreads | None = None
+    report: Callable[[int, str], None] | None = None
 
 
 class OpenShard:
@@ -62,6 +66,7 @@ class OpenShard:
 
     Raises:
         Exception: Whatever the user's code raises.
+        StateMismatchError: The shard was begun in other batches.
         WorkerError: The user's code raised StopIteration, which would look like the end of the shard.
     """
 
@@ -76,6 +81,10 @@ class OpenShard:
         product = _made_by(producer.factory, task.shard)
         self.kind: str = type(cast("object", product)).__qualname__
         """The name of the class of what the factory returned."""
+        batching = batching_of(product)
+        check_batching(task.batching, batching)
+        if batching is not None and producer.report is not None:
+            producer.report(task.ticket, batching)
         self._production = self._begun(product, is_shared=is_shared)
 
     @property
@@ -173,7 +182,8 @@ class OpenShard:
                 if batches is not None and (batches.num_batches is None or index < batches.num_batches):
                     raise WorkerError("the dataset raised StopIteration, which would end the shard early") from error
                 return
-            yield Produced(index, microbatch, _is_last(production, index))
+            is_last = True if type(microbatch) is Epilogue else _is_last(production, index)
+            yield Produced(index, microbatch, is_last)
             index += 1
 
 

@@ -94,7 +94,9 @@ class Server:
         self._is_digested = is_digested
         self._finish = finish
         self._channel = channel
-        self._producer = producer._replace(collate=SegmentCollate(self._segment_to_collate, _INLINE_BYTES))
+        self._producer = producer._replace(
+            collate=SegmentCollate(self._segment_to_collate, _INLINE_BYTES), report=self._report_batching
+        )
         self._collated: Segment | None = None
         self._limit_bytes = limit_bytes
         self._pool = SegmentPool(limit_bytes, self._announce, self._retire)
@@ -231,6 +233,9 @@ class Server:
                 index = picks.pick(ticket, first, self._allowances[ticket])
             self._producer.mark("")
         return index if isinstance(index, int) else None
+
+    def _report_batching(self, ticket: int, batching: str) -> None:
+        self._channel.send(Kind.BATCHING, TICKET.pack(ticket) + batching.encode())
 
     def _send_failure(self, task: Task, index: int, raised: BaseException, *, is_open: bool) -> None:
         error = reportable(raised, "the dataset")

@@ -45,6 +45,7 @@ from fkat_data.worker.messages import (
     Message,
     WorkerGone,
     pack_task,
+    remember_batching,
 )
 from fkat_data.worker.process import WorkerProcess
 from fkat_data.worker.ship import Shipment
@@ -122,6 +123,7 @@ class ProcessWorker:
         self._is_hung_up = False
         self._is_closing = self._is_closed = False
         self._last_begun = -1
+        self._batchings: dict[int, str] = {}
         self._allowed = -1, 0
         # Each in one step: another thread may start a worker, too.
         _workers.append(weakref.ref(self))
@@ -208,6 +210,10 @@ class ProcessWorker:
                         self._write_events(frame.body)
                 elif not self._channel.wait(left_s):
                     return
+
+    def batching(self, ticket: int) -> str | None:
+        """Return how a task's shard is batched, if the worker has reported it."""
+        return self._batchings.get(ticket)
 
     def has_begun(self, ticket: int) -> bool:
         """Return whether the worker has reported that it works on a task."""
@@ -338,6 +344,8 @@ class ProcessWorker:
                 self._leases.remove(CREDIT.unpack(body)[0])
             case Kind.BEGIN:
                 self._last_begun = TICKET.unpack(body)[0]
+            case Kind.BATCHING:
+                remember_batching(self._batchings, TICKET.unpack_from(body)[0], body[TICKET.size :].decode())
             case Kind.MEMORY_SHORTAGE:
                 shortage = MemoryShortage(*MEMORY_SHORTAGE.unpack(body))
                 if shortage.group_bytes >= 0:

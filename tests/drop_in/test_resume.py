@@ -95,6 +95,56 @@ def test_an_iterable_dataset_resumes_exactly(dataset, saved, resumed, processes)
     follows(lambda: make(resumed), epochs, states)
 
 
+def check_ends_of_epochs(make):
+    """Save at and around the end of the first epoch, and train the rest in the loop that the docs show."""
+    with make() as loader:
+        whole = [[digest(each) for each in loader] for _ in range(2)]
+    for num_taken in {*range(max(1, len(whole[0]) - 1), len(whole[0]) + 1), len(whole[0]) + 1}:
+        with make() as loader:
+            taken = [digest(each) for each in itertools.islice(loader, num_taken)]  # the end is asked for by the last
+            state = json.dumps(loader.state_dict())
+        num_delivered = len(taken)
+        with make() as resumed:
+            resumed.load_state_dict(json.loads(state))
+            at_end = num_delivered == len(whole[0])
+            assert (resumed.epoch, resumed.step) == ((1, 0) if at_end else (0, num_delivered))
+            rest = [[digest(each) for each in resumed] for _ in range(resumed.epoch, 2)]
+        assert rest == (whole[1:] if at_end else [whole[0][num_delivered:], whole[1]])
+
+
+@pytest.mark.parametrize("dataset", [Counting, Remembering, Restarting])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_a_state_behind_an_epochs_last_microbatch_begins_the_next_epoch(dataset, count):
+    for batch_size, drop_last in ((None, False), (1, False), (2, False), (2, True), (3, True)):
+        if not drop_last or count >= batch_size:
+            check_ends_of_epochs(lambda: DataLoader(dataset(count), batch_size, drop_last=drop_last, seed=1))  # noqa: B023
+
+
+@pytest.mark.parametrize(
+    ("dataset", "count", "batch_size", "is_kept"),
+    [(Counting, 2, 1, None), (Counting, 4, 2, None), (Remembering, 2, None, True), (Restarting, 5, 2, True)],
+)
+def test_it_does_so_with_more_workers_than_samples_and_with_workers_that_keep_the_dataset(
+    dataset, count, batch_size, is_kept, processes
+):
+    options = {"num_workers": 3, "persistent_workers": is_kept, "seed": 1}
+    check_ends_of_epochs(lambda: DataLoader(dataset(count), batch_size, **options))
+
+
+def test_a_last_microbatch_that_is_taken_back_comes_again():
+    loader = DataLoader(Remembering(4), 2, seed=1)
+    iterator = iter(loader)
+    last = [digest(next(iterator)) for _ in range(2)][-1]
+    assert (loader.epoch, loader.step) == (1, 0)
+    assert loader.take_back()
+    assert (loader.epoch, loader.step) == (0, 1)
+    resumed = DataLoader(Remembering(4), 2, seed=1)
+    resumed.load_state_dict(loader.state_dict())
+    assert [digest(each) for each in resumed] == [last]
+    assert [digest(each) for each in iterator] == [last]
+    assert [digest(each) for each in resumed] == [digest(each) for each in loader]
+
+
 def test_a_dataset_with_a_state_makes_nothing_again(caplog):
     dataset = Remembering(20)
     loader = DataLoader(dataset, 2)

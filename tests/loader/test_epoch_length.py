@@ -96,6 +96,13 @@ class EveryOther:
         return iter(self.batches)
 
 
+class Failing(Rows):
+    def __getitem__(self, index):
+        if self.count == 6 and index == 3:
+            raise ValueError("a broken row")
+        return super().__getitem__(index)
+
+
 class Lengths(Rows):
     """Documents whose lengths are drawn, so that their number of batches differs from epoch to epoch."""
 
@@ -583,3 +590,31 @@ def test_a_shard_that_hangs_while_it_is_counted_is_reported_and_then_an_error(pr
     assert "shard '9'" in caplog.text
     with ShardedDataLoader(0, ["3", "4"], DataLoaderFactory(SlowRows, batch_size=4), **options) as loader:
         assert len(loader) == len(list(loader)) == 2
+
+
+@pytest.mark.parametrize("order", ["length first", "length after the epoch"])
+def test_a_wrong_size_is_named_at_the_shards_end_and_corrected(order, caplog):
+    factory = DataLoaderFactory(Stream, batch_size=4, shard_sizes={"3": 3, "6": 60, "9": 1})
+    with make(["3", "6", "9"], factory) as loader:
+        if order == "length first":
+            assert len(loader) == 1 + 15 + 1
+        assert sum(len(microbatch) for microbatch in loader) == 18
+        if order == "length first":
+            assert [line.split(":")[0] for line in caplog.messages] == [
+                "shard '6' has 2 microbatches, and shard_sizes says 15",
+                "shard '9' has 3 microbatches, and shard_sizes says 1",
+            ]
+        assert len(loader) == 1 + 2 + 3
+        assert len(caplog.messages) == 2
+        for _ in loader:
+            pass
+        assert len(caplog.messages) == 2
+
+
+def test_a_shard_that_fails_and_is_skipped_contradicts_no_size(caplog):
+    factory = DataLoaderFactory(Failing, batch_size=2, shard_sizes={"4": 4, "6": 6})
+    with make(["4", "6"], factory, on_shard_error="skip") as loader:
+        assert len(loader) == 5
+        assert sum(1 for _ in loader) == 2 + 1
+        assert len(loader) == 5
+    assert not [line for line in caplog.messages if "says" in line]

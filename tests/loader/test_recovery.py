@@ -5,6 +5,7 @@ import pytest
 from fkat_data.errors import ConfigurationError, MemoryLimitError, ReplayMismatchError, WorkerDiedError
 from fkat_data.loader.prefetch import Prefetcher
 from fkat_data.loader.recovery import Recovery, Remedy, Restarts, ShardSkips
+from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.worker_group import WorkerGroup
 from fkat_data.observe.sink import EventSink
 from fkat_data.plan.shard_plan import shard_plan
@@ -99,7 +100,9 @@ class DeadWorker:
 def test_any_number_of_workers_may_die_one_after_the_other():
     group = WorkerGroup([DeadWorker()], 0, 1, Picks, EventSink())
     recovery = Recovery(5000, False, 10, 30.0, None)
-    prefetcher = Prefetcher(shard_plan(["a"]), [group], lambda group: None, lambda: None, recovery, 0, 2)
+    prefetcher = Prefetcher(
+        shard_plan(["a"]), [group], lambda group: None, lambda: None, recovery, 0, 2, ShardLengths("nothing")
+    )
     prefetcher.start(START)
     raised = prefetcher.take(block=True)
     assert isinstance(raised.error, WorkerDiedError)

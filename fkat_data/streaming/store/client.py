@@ -2,6 +2,8 @@
 
 from typing import NamedTuple, Protocol
 
+from fkat_data.error_text import made_from_text
+
 __all__ = ["Body", "ChangedError", "Client", "ContentError", "ListedFile", "StatusError", "TransferError"]
 
 
@@ -31,6 +33,7 @@ class ChangedError(ContentError):
     """The object was replaced after the transfer began."""
 
 
+@made_from_text
 class StatusError(TransferError):
     """A server answered with an error.
 

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import numpy as np
 
+from fkat_data.error_text import made_from_text
 from fkat_data.errors import SampleError
 from fkat_data.requirement import required
 from fkat_data.tools.converting.json_values import is_plain, plain_value
@@ -24,6 +25,7 @@ _NO_EMPTY = "a list of at least one number (nulls='json' stores such a column as
 _IN_PYTHON = "a value that Python can represent"
 
 
+@made_from_text
 class UnfitValueError(Exception):
     """A column has a value that its encoding cannot store.
 
