@@ -7,8 +7,6 @@ from importlib import import_module
 from inspect import currentframe
 from typing import Any, TypeVar, cast
 
-import numpy as np
-import numpy.typing as npt
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from fkat_data.arguments import integer
@@ -19,7 +17,7 @@ from fkat_data.stepping_over import NotSteppedOver, accelerator_that_asks
 from fkat_data.streaming.batch_iterator import BatchIterator
 from fkat_data.streaming.batch_maker import batch_maker, collate_of_samples
 from fkat_data.streaming.dataset import StreamingDataset, has_own_iter
-from fkat_data.streaming.epoch.rank_batches import PickedSamples, RankBatches
+from fkat_data.streaming.epoch.rank_batches import BatchGroup, PickedSamples, RankBatches, ids_of, in_groups
 from fkat_data.streaming.epoch.resume_point import ResumePoint
 from fkat_data.streaming.handed_out import BatchEnd
 from fkat_data.streaming.own_iteration import FailedBatch, IteratedBatches
@@ -35,10 +33,8 @@ _OF_ITERATION = {
     *("_is_in_step", "_is_last", "_numbered", "_numbered_batches", "_next_numbered"),
 }
 
-#: Batches of the plan: their indices, and their samples.
 #: All that is raised in an iteration, but what closes one that is dropped: no call runs then that could be interrupted.
 _RAISED = (Exception, KeyboardInterrupt, SystemExit)
-_Group = tuple[list[int], list[PickedSamples]]
 _Made = TypeVar("_Made")
 
 #: Enough samples to make the visit of a shard worthwhile, and few enough bytes to spare memory.
@@ -210,7 +206,7 @@ class StreamingDataLoader(  # pyright: ignore[reportIncompatibleVariableOverride
         if self._numbered is None or index < self._next_numbered:
             batches = self._numbered_batches = self._numbered_batches or dataset.rank_batches(dataset.begin_epoch())
             wanted = self._wanted(dataset, batches, index)
-            self._numbered = dataset.follow(_cut(wanted, 1, 1), _ids_of, is_opened=False)
+            self._numbered = dataset.follow(in_groups(wanted, 1, 1), ids_of, is_opened=False)
             self._next_numbered = index
         for _, (picks,) in self._numbered:
             self._next_numbered += 1
@@ -366,27 +362,27 @@ class StreamingDataLoader(  # pyright: ignore[reportIncompatibleVariableOverride
             return import_module("fkat_data.accelerated").with_end(made)
         return ((item, False) for item in made)
 
-    def _wanted(self, dataset: StreamingDataset, batches: RankBatches, first: int) -> Iterator[_Group]:
+    def _wanted(self, dataset: StreamingDataset, batches: RankBatches, first: int) -> Iterator[BatchGroup]:
         for indices, chunk in batches.picks(first, has_places=dataset.has_user_code):
             numbers = indices.tolist()
             num_kept = len(numbers) - bool(self.drop_last and numbers and batches.is_short(numbers[-1]))
             yield numbers[:num_kept], chunk[:num_kept]
 
-    def _made_here(self, dataset: StreamingDataset, wanted: Iterator[_Group]) -> Iterator[tuple[int, int, Any]]:
+    def _made_here(self, dataset: StreamingDataset, wanted: Iterator[BatchGroup]) -> Iterator[tuple[int, int, Any]]:
         together = batches_together(dataset, cast("int", self.batch_size))
         make = batch_maker(dataset, self._collate)
         # If shards come from a store, the first batch must not wait for those of the batches after it.
         first = together if dataset.catalog.is_immediate else 1
         num_together = None if dataset.cache_limit is None else dataset.num_together
-        for numbers, part in dataset.follow(_cut(wanted, first, together, num_together), _ids_of):
+        for numbers, part in dataset.follow(in_groups(wanted, first, together, num_together), ids_of):
             for number, picks, batch in zip(numbers, part, make(part), strict=True):
                 yield number, len(picks.ids), batch
 
-    def _made_by_torch(self, dataset: StreamingDataset, wanted: Iterator[_Group]) -> Iterator[tuple[int, int, Any]]:
+    def _made_by_torch(self, dataset: StreamingDataset, wanted: Iterator[BatchGroup]) -> Iterator[tuple[int, int, Any]]:
         if self._workers is None:
             self._workers = self._torch_loader(_Batches(dataset, self._collate), sampler=self._tasks)
         # Workers share this node's cache and find there what this process fetches.
-        handed_out = self._tasks.begin(dataset.follow(_cut(wanted, 1, 1), _ids_of, is_opened=False))
+        handed_out = self._tasks.begin(dataset.follow(in_groups(wanted, 1, 1), ids_of, is_opened=False))
         for batch in self._workers:
             if isinstance(batch, FailedBatch):
                 raise batch.error
@@ -415,10 +411,10 @@ class _Tasks(Sampler[Any]):
     """The sample ids of one batch after another, which torch's DataLoader hands to its workers."""
 
     def __init__(self) -> None:
-        self._wanted: Iterator[_Group] = iter(())
+        self._wanted: Iterator[BatchGroup] = iter(())
         self._handed_out: deque[tuple[int, int]] = deque()
 
-    def begin(self, wanted: Iterator[_Group]) -> deque[tuple[int, int]]:
+    def begin(self, wanted: Iterator[BatchGroup]) -> deque[tuple[int, int]]:
         """Hand out these batches from now on; return the queue of their numbers and sizes."""
         self._wanted = wanted
         self._handed_out = deque()
@@ -452,35 +448,6 @@ class _Batches(Dataset[Any]):
 def batches_together(dataset: StreamingDataset, batch_size: int) -> int:
     """Return the number of batches that are read together without workers."""
     return max(1, min(_READ_TOGETHER, dataset.samples_in(_READ_TOGETHER_BYTES)) // batch_size)
-
-
-def _cut(
-    wanted: Iterable[_Group],
-    first: int,
-    most: int,
-    num_together: Callable[[npt.NDArray[np.int64]], int] | None = None,
-) -> Iterator[_Group]:
-    """Yield the same batches in groups: ``first`` of them, then twice as many each time, up to ``most``.
-
-    A group has fewer batches where ``num_together`` returns that fewer of its samples may be read together.
-    """
-    together = first
-    for numbers, chunk in wanted:
-        start = 0
-        while start < len(numbers):
-            stop = start + together
-            if num_together is not None and together > 1:
-                group = chunk[start:stop]
-                ends = np.cumsum([len(picks.ids) for picks in group])
-                count = np.searchsorted(ends, num_together(_ids_of(([], group))), side="right")
-                stop = start + max(1, int(count))
-            yield numbers[start:stop], chunk[start:stop]
-            start = stop
-            together = min(2 * together, most)
-
-
-def _ids_of(part: _Group) -> npt.NDArray[np.int64]:
-    return np.concatenate([picks.ids for picks in part[1]])
 
 
 def _check_beginning(end: BatchEnd, start: ResumePoint) -> None:

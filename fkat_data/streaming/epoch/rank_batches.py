@@ -1,7 +1,7 @@
 """A rank's batches of an epoch, in order, without skipped batches and samples."""
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ from fkat_data.streaming.epoch.resume_point import ResumePoint
 from fkat_data.streaming.epoch.skips import SampleSkips
 from fkat_data.streaming.order.plan import Plan
 
-__all__ = ["PickedSamples", "RankBatches", "batches_in_chunk", "joined"]
+__all__ = ["BatchGroup", "PickedSamples", "RankBatches", "batches_in_chunk", "ids_of", "in_groups", "joined"]
 
 _Integers = npt.NDArray[np.int64]
 
@@ -41,6 +41,10 @@ class PickedSamples(NamedTuple):
             for part in parts
         )
         return first, rest
+
+
+BatchGroup: TypeAlias = tuple[list[int], list[PickedSamples]]
+"""Batches of the plan: their indices, and their samples."""
 
 
 class RankBatches:
@@ -145,3 +149,33 @@ def joined(batches: Sequence[PickedSamples]) -> PickedSamples:
 def batches_in_chunk(batch_size: int) -> int:
     """Return how many batches to plan and yield at a time."""
     return max(1, _CHUNK // batch_size)
+
+
+def in_groups(
+    wanted: Iterable[BatchGroup],
+    first: int,
+    most: int,
+    num_together: Callable[[_Integers], int] | None = None,
+) -> Iterator[BatchGroup]:
+    """Yield the same batches in groups: ``first`` of them, then twice as many each time, up to ``most``.
+
+    A group has fewer batches where ``num_together`` returns that fewer of its samples may be read together.
+    """
+    together = first
+    for numbers, chunk in wanted:
+        start = 0
+        while start < len(numbers):
+            stop = start + together
+            if num_together is not None and together > 1:
+                group = chunk[start:stop]
+                ends = np.cumsum([len(picks.ids) for picks in group])
+                count = np.searchsorted(ends, num_together(ids_of(([], group))), side="right")
+                stop = start + max(1, int(count))
+            yield numbers[start:stop], chunk[start:stop]
+            start = stop
+            together = min(2 * together, most)
+
+
+def ids_of(group: BatchGroup) -> _Integers:
+    """Return the numbers of a group's samples."""
+    return np.concatenate([picks.ids for picks in group[1]])
