@@ -25,6 +25,8 @@ _ABSOLUTE = re.compile(re.escape(_SOURCE) + r"/(?:blob|raw)/main/")
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:|#)([^)\s#]*)(#[^)\s]*)?\)")
 #: A document that a docstring names.
 _NAMED = re.compile(r"<code>docs/([\w/-]+)\.md</code>")
+#: What a package opens to others, which a test compares with their imports.
+_FOR_MAINTAINERS = re.compile(r"<p>Open to other packages: .*?</p>", re.DOTALL)
 #: How much a hit on a page counts for the search: a decision seldom answers a reader's question.
 _BOOSTS = {
     "howto/resume.md": 16.0,
@@ -64,13 +66,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, files: Any, **_: Any) -> str:
-    """Make the documents that a docstring names links to their pages."""
+    """Make the documents that a docstring names links to their pages, and leave out what is for maintainers."""
 
     def replace(match: re.Match[str]) -> str:
         named = files.get_file_from_path(f"{match[1]}.md")
         return f'<a href="{named.url_relative_to(page.file)}">{named.page.title}</a>' if named else match[0]
 
-    return _NAMED.sub(replace, html)
+    return _NAMED.sub(replace, _FOR_MAINTAINERS.sub("", html))
 
 
 def linked(text: str, file: str, source: str) -> str:
