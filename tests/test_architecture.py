@@ -40,6 +40,7 @@ FLOORS = {
     "sample_place": 1,
     "background": 1,
     "counted_file": 2,
+    "dataset_files": 1,
     "notes": 0,
     "seeding": 1,
     "tracebacks": 1,
