@@ -50,6 +50,7 @@ FLOORS = {
     "iteration": 2,
     "location": 1,
     "machine": 1,
+    "misfit": 1,
     "missing_place": 0,
     "record_locks": 1,
     "registry": 1,
