@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fkat_data import arguments
-from fkat_data.datasets.dataset_files import check_files, files_field
+from fkat_data.dataset_files import check_files, files_field
 from fkat_data.datasets.seeded_order import SeededOrder, seeded_order_below
 from fkat_data.distributed import gather
 from fkat_data.drop_in.accelerate_side import AccelerateSide
@@ -221,7 +221,7 @@ class EpochsOfRanks(AccelerateSide):
         Raises:
             StateMismatchError: It cannot, the state does not say which order that is, or a file has changed since.
         """
-        check_files(state, self.dataset)
+        check_files(state.get("files") if state["step"] else None, self.dataset)
         ordered = self._ordered_dataset()
         if "dataset" in state and ordered is not None:
             ordered.load_state_dict(state["dataset"])

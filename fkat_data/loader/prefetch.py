@@ -21,7 +21,7 @@ from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.wait_clock import WaitClock
 from fkat_data.loader.worker_group import WorkerGroup
 from fkat_data.plan.shard_plan import ShardPlan
-from fkat_data.plan.task import Task
+from fkat_data.plan.task import ShardTerms, Task
 from fkat_data.position import Position
 from fkat_data.types import Shard
 from fkat_data.worker.messages import (
@@ -107,8 +107,8 @@ class Prefetcher:
         self._sampler_error: Exception | None = None
         self._lengths = lengths
         # Of the shard begun last, by epoch and index; and of those that other ranks had begun before a new split.
-        self._batching: tuple[tuple[int, int], str | None] = ((-1, -1), None)
-        self._batching_of_pieces: str | None = None
+        self._terms: tuple[tuple[int, int], ShardTerms | None] = ((-1, -1), None)
+        self._terms_of_pieces: ShardTerms | None = None
         self._is_stale = False  # the tasks are those of before a load
 
     @property
@@ -125,7 +125,7 @@ class Prefetcher:
 
     def start(self, position: Position) -> None:
         """Begin at a position; what was in work before is dropped."""
-        self._keep_batching()
+        self._keep_terms()
         self._is_stale = False
         self._arrived.clear()
         self._tasks.clear()
@@ -141,26 +141,26 @@ class Prefetcher:
 
     def drop(self) -> None:
         """Drop what has arrived: it will not be handed out."""
-        self._keep_batching()
+        self._keep_terms()
         self._arrived.clear()
 
-    def batching(self, position: Position) -> str | None:
-        """Return how a begun shard is batched, as its worker has reported; None: that is not known."""
-        self._keep_batching()
-        return self._batching[1] if position.microbatch and self._batching[0] == position[:2] else None
+    def terms(self, position: Position) -> ShardTerms | None:
+        """Return what a begun shard's worker has reported of it; None: nothing."""
+        self._keep_terms()
+        return self._terms[1] if position.microbatch and self._terms[0] == position[:2] else None
 
-    def load_batching(self, position: Position, batching: str | None) -> None:
-        """Remember how the shard at a loaded position was batched, or those that other ranks had begun."""
+    def load_terms(self, position: Position, terms: ShardTerms | None) -> None:
+        """Remember what was reported of the shard at a loaded position, or of all that other ranks had begun."""
         self._is_stale = True
-        self._batching = position[:2], batching
-        self._batching_of_pieces = None if position.microbatch else batching
+        self._terms = position[:2], terms
+        self._terms_of_pieces = None if position.microbatch else terms
 
-    def _keep_batching(self) -> None:
+    def _keep_terms(self) -> None:
         if self._tasks and not self._is_stale:
             task = self._tasks[0]
-            batching = self._group_of(task).batching(task.ticket)
-            if batching is not None:
-                self._batching = (task.epoch, task.shard_index), batching
+            terms = self._group_of(task).terms(task.ticket)
+            if terms is not None:
+                self._terms = (task.epoch, task.shard_index), terms
 
     def leave(self, position: Position) -> None:
         """Leave an epoch at a position; to be called before another one is started."""
@@ -183,7 +183,7 @@ class Prefetcher:
 
     def reset(self) -> None:
         """Forget what an interrupted call has left of the groups; their workers are replaced after this."""
-        self._keep_batching()
+        self._keep_terms()
         self._ticket += NUM_TASKS  # what was under way has a ticket below that
         self._tasks.clear()
         self._arrived.clear()
@@ -286,13 +286,11 @@ class Prefetcher:
         if shard is None:
             return
         piece = self._plan.piece(self._epoch, self._next_shard)
-        batching = (
-            self._batching[1] if first_microbatch and self._batching[0] == (self._epoch, self._next_shard) else None
-        )
+        terms = self._terms[1] if first_microbatch and self._terms[0] == (self._epoch, self._next_shard) else None
         if piece is not None:
             first_microbatch += piece.first_microbatch
-            batching = batching or (self._batching_of_pieces if piece.first_microbatch else None)
-        task = Task(self._ticket, self._epoch, self._next_shard, shard, first_microbatch, piece, batching=batching)
+            terms = terms or (self._terms_of_pieces if piece.first_microbatch else None)
+        task = Task(self._ticket, self._epoch, self._next_shard, shard, first_microbatch, piece, terms=terms)
         self._group_of(task).assign(task, self._initial_allowance(first_microbatch))
         self._tasks.append(task)
         self._ticket += 1

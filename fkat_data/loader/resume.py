@@ -11,6 +11,7 @@ from fkat_data.plan.elastic import Layer, with_layer
 from fkat_data.plan.elastic_plan import ElasticShardPlan
 from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.plan.state import RankState, is_reported, read, verify
+from fkat_data.plan.task import ShardTerms
 from fkat_data.position import Position
 
 __all__ = ["Resumption", "adopt", "rank_state", "resume"]
@@ -26,14 +27,14 @@ class Resumption(NamedTuple):
         layers: Every change of the number of ranks that an epoch under way depends on.
         sampler: State of a user's own sampler at the epoch's begin.
         skipped: Indices of the epoch's shards that failed and were skipped.
-        batching: How the shards that were begun are batched, as workers have reported; None: it is not known.
+        terms: What workers have reported of the shards that were begun.
     """
 
     position: Position
     layers: tuple[Layer, ...] = ()
     sampler: dict[str, Any] | None = None
     skipped: tuple[int, ...] = ()
-    batching: str | None = None
+    terms: ShardTerms | None = None
 
 
 def rank_state(plan: ShardPlan, identity: Identity, position: Position, skipped: tuple[int, ...] = ()) -> RankState:
@@ -80,7 +81,9 @@ def resume(state_dict: Mapping[str, Any], plan: ShardPlan, identity: Identity) -
     is_over = num_shards is not None and saved.position.shard >= max(1, num_shards)
     if is_over:
         return Resumption(saved.position.after_epoch(), saved.layers, saved.sampler)
-    return Resumption(saved.position, saved.layers, saved.sampler, saved.skipped, _reported(saved))
+    return Resumption(
+        saved.position, saved.layers, saved.sampler, saved.skipped, ShardTerms(_reported(saved), saved.files)
+    )
 
 
 def adopt(plan: ShardPlan, resumption: Resumption, identity: Identity) -> None:
@@ -139,7 +142,8 @@ def _split_again(ranks: Sequence[RankState], saved_size: int, plan: ElasticShard
     # After an earlier split, a shard may have been begun by a rank that has another one now.
     begun = {_reported(state) for dp_rank, state in enumerate(before) if positions[dp_rank].microbatch}
     batching = begun.pop() if len(begun) == 1 and not before[0].layers else None
-    return Resumption(Position(epoch, 0, 0, step), layers, batching=batching)
+    # Not of its files: each of those shards has others.
+    return Resumption(Position(epoch, 0, 0, step), layers, terms=ShardTerms(batching))
 
 
 def _reported(saved: RankState) -> str | None:

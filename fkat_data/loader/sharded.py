@@ -37,6 +37,7 @@ from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.observe.timeline import open_timeline
 from fkat_data.plan.elastic_plan import elastic_shard_plan
 from fkat_data.plan.state import RankState, merge, read_rank
+from fkat_data.plan.task import ShardTerms
 from fkat_data.position import Position
 from fkat_data.tracebacks import Folding
 from fkat_data.types import Microbatch, Microbatch_co, Profiler, Shard
@@ -445,7 +446,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         adopt(self._plan, resumption, self._identity)
         if self._agreement is not None:
             self._agreement.demand()
-        self._prefetcher.load_batching(resumption.position, resumption.batching)
+        self._prefetcher.load_terms(resumption.position, resumption.terms)
         self._prefetcher.skips.load(resumption.position.epoch, resumption.skipped)
         self._cursor.load(resumption.position)
         self._loading = None
@@ -463,4 +464,5 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         self._finish_loading()
         position = self._cursor.position
         state = rank_state(self._plan, self._identity, position, self._prefetcher.skips.shards(position.epoch))
-        return state if state.batching else state._replace(batching=self._prefetcher.batching(position))
+        terms = self._prefetcher.terms(position) or ShardTerms()
+        return state._replace(batching=state.batching or terms.batching, files=terms.files)

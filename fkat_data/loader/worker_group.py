@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from fkat_data.errors import StaleIteratorError
 from fkat_data.observe.sink import EventSink
-from fkat_data.plan.task import Task
+from fkat_data.plan.task import ShardTerms, Task
 from fkat_data.worker.messages import End, Failure, Item, MadeAlone, MemoryShortage, Message, Worker, WorkerGone
 
 if TYPE_CHECKING:  # Windows has no worker processes
@@ -156,9 +156,9 @@ class WorkerGroup:
         for worker in self.members:
             worker.assign(task, allowance)
 
-    def batching(self, ticket: int) -> str | None:
-        """Return how a task's shard is batched, if a worker has reported it."""
-        return next((found for worker in self.members if (found := worker.batching(ticket)) is not None), None)
+    def terms(self, ticket: int) -> ShardTerms | None:
+        """Return what a worker has reported of a task's shard; None: nothing."""
+        return next((found for worker in self.members if (found := worker.terms(ticket)) is not None), None)
 
     def allow(self, ticket: int, allowance: int, *, is_ahead: bool = False) -> None:
         """Let the task be produced up to ``allowance`` microbatches; ``is_ahead``: of a later task than the current one."""

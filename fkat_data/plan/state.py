@@ -16,6 +16,7 @@ A *rank state* describes one rank, in plain values that JSON can hold. A *state*
                         "all_rank_shards": ["9f3c…", "11ab…"],
                         "all_rank_batchings": ["32 in order", "32 in order"],  # compared where a shard is begun; of a
                                                        # factory that does not say: what it returned for that shard
+                        "all_rank_files": ((1804289383,), None),  # of the begun shard's dataset, compared there as well
                         "dp_size": 2},                 # ranks that the sampler splits over; None if it does not split
         "resplits": (),                                # positions of the ranks whenever their number changed, see below
     }
@@ -60,6 +61,7 @@ class RankState(NamedTuple):
         layers: Positions of all ranks at each change of their number.
         skipped: Indices of the epoch's shards that failed and were skipped.
         batching: How samples are grouped into microbatches; None: unknown.
+        files: What the files of the begun shard are, in numbers; None: unknown.
     """
 
     position: Position
@@ -72,6 +74,7 @@ class RankState(NamedTuple):
     layers: tuple[Layer, ...] = ()
     skipped: tuple[int, ...] = ()
     batching: str | None = None
+    files: tuple[int, ...] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the rank state as plain values."""
@@ -88,6 +91,7 @@ class RankState(NamedTuple):
                 "num_shards": self.num_shards,
                 "shards": self.shards,
                 "batching": self.batching,
+                "files": None if self.files is None else list(self.files),
             },
         }
         if self.sampler is not None:
@@ -137,6 +141,7 @@ def merge(ranks: Sequence[RankState]) -> dict[str, Any]:
             "all_rank_num_shards": [rank.num_shards for rank in ranks],
             "all_rank_shards": [rank.shards for rank in ranks],
             "all_rank_batchings": [rank.batching for rank in ranks],
+            "all_rank_files": tuple(rank.files for rank in ranks),
             "dp_size": dp_size,
         },
         "resplits": tuple(_resplits(without_idle(layers, epoch) if is_whole else layers)),
@@ -174,8 +179,9 @@ def read(state: Mapping[str, Any]) -> list[RankState]:
     }
     fingerprint = _mapping(state.get("fingerprint", {}), "fingerprint")
     seed = fingerprint.get("seed")
-    dp_ranks, nums_shards, digests, batchings = (
-        _items(fingerprint, f"all_rank_{name}", num_ranks) for name in ("dp_ranks", "num_shards", "shards", "batchings")
+    dp_ranks, nums_shards, digests, batchings, files = (
+        _items(fingerprint, f"all_rank_{name}", num_ranks)
+        for name in ("dp_ranks", "num_shards", "shards", "batchings", "files")
     )
     saved_dp_size, layers = _dp_size(fingerprint), _layers(state)
     if "version" not in state:
@@ -190,8 +196,8 @@ def read(state: Mapping[str, Any]) -> list[RankState]:
         skipped = _shard_indices(columns["skipped"][rank], "all_rank_skipped")
         dp_rank = _dp_rank(dp_ranks[rank])
         own = RankState(position, seed, dp_rank, nums_shards[rank], digests[rank], sampler)
-        batching = batchings[rank]
-        ranks.append(own._replace(dp_size=saved_dp_size, layers=layers, skipped=skipped, batching=batching))
+        own = own._replace(batching=batchings[rank], files=_files(files[rank], "fingerprint.all_rank_files"))
+        ranks.append(own._replace(dp_size=saved_dp_size, layers=layers, skipped=skipped))
     return ranks
 
 
@@ -221,6 +227,7 @@ def read_rank(state: Mapping[str, Any]) -> RankState:
         layers=_layers(state),
         skipped=_shard_indices(state.get("skipped", ()), "skipped"),
         batching=fingerprint.get("batching"),
+        files=_files(fingerprint.get("files"), "fingerprint.files"),
     )
 
 
@@ -300,9 +307,17 @@ def _integers(values: Sequence[object], field: str) -> list[int]:
 
 
 def _shard_indices(value: object, field: str) -> tuple[int, ...]:
+    return _counts(value, field, "shard indices")
+
+
+def _files(value: object, field: str) -> tuple[int, ...] | None:
+    return None if value is None else _counts(value, field, "numbers")
+
+
+def _counts(value: object, field: str, what: str) -> tuple[int, ...]:
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-        raise StateMismatchError(field, value, "<a list of shard indices>", _NOT_A_STATE)
-    return tuple(_count(index, field) for index in cast("Sequence[object]", value))
+        raise StateMismatchError(field, value, f"<a list of {what}>", _NOT_A_STATE)
+    return tuple(_count(number, field) for number in cast("Sequence[object]", value))
 
 
 def _resplits(layers: Sequence[Layer]) -> list[dict[str, list[int]]]:

@@ -1,11 +1,23 @@
-"""A task: one shard to produce, from a microbatch on."""
+"""A task: one shard to produce, from a microbatch on, and what such a place depends on."""
 
 from typing import NamedTuple
 
 from fkat_data.plan.elastic import Piece
 from fkat_data.types import Shard
 
-__all__ = ["Task"]
+__all__ = ["ShardTerms", "Task"]
+
+
+class ShardTerms(NamedTuple):
+    """What a place within a shard depends on, as the worker that opened the shard reports it. None: it is not known.
+
+    Attributes:
+        batching: How the shard's samples are grouped into microbatches.
+        files: What its dataset's files are, in numbers.
+    """
+
+    batching: str | None = None
+    files: tuple[int, ...] | None = None
 
 
 class Task(NamedTuple):
@@ -22,7 +34,7 @@ class Task(NamedTuple):
             microbatch again and compares.
         lost_microbatch: Index of a microbatch that a dead worker of a group had picked: its successor makes it before
             it picks others. None: there is none.
-        batching: How the shard was batched when it was begun, as its worker reported; None: it is not known.
+        terms: What was reported of the shard when it was begun; None: nothing is known.
         is_counted: Whether to count the shard's microbatches instead of making them.
     """
 
@@ -34,5 +46,5 @@ class Task(NamedTuple):
     piece: Piece | None = None
     digest: int | None = None
     lost_microbatch: int | None = None
-    batching: str | None = None
+    terms: ShardTerms | None = None
     is_counted: bool = False

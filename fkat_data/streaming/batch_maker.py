@@ -5,6 +5,7 @@ from typing import Any, cast
 
 from torch.utils import data
 
+from fkat_data.misfit import collated
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.streaming.epoch.rank_batches import PickedSamples
 from fkat_data.streaming.reading.open_shards import own_array
@@ -28,7 +29,7 @@ def collate_of_samples(collate: Callable[[list[Any]], Any]) -> Callable[[list[An
 
 def _collate_copies(samples: list[Any]) -> Any:
     """Collate as torch does, which warns about arrays that are read-only, as views of a shard are."""
-    return cast("Any", data.default_collate)([_writable(sample) for sample in samples])
+    return collated([_writable(sample) for sample in samples])
 
 
 def _writable(sample: Any) -> Any:

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 import numpy as np
 import torch
 from torch.utils import data as torch_data
-from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves its elements open
 
 from fkat_data.interruption import genuine
+from fkat_data.misfit import collated
 from fkat_data.transport.codec import ALIGNMENT
-from fkat_data.worker.misfit import note_misfit
 
 if TYPE_CHECKING:  # Windows has no segments
     from fkat_data.transport.segment import Segment
@@ -82,7 +81,7 @@ class SegmentCollate:
         except genuine(Exception):  # default_collate raises its own below
             form = None
         if form is None:
-            return _collated(batch)
+            return collated(batch)
         memory = None
         if plan.size_bytes > self._smallest_bytes:
             segment = self._allocate(plan.size_bytes + plan.envelope_bytes())
@@ -90,7 +89,7 @@ class SegmentCollate:
         try:
             return form(memory)
         except genuine(Exception):  # default_collate raises its own, or succeeds where only the views do not
-            return _collated(batch)
+            return collated(batch)
 
 
 class FreshCollate:
@@ -109,7 +108,7 @@ class FreshCollate:
             Exception: What ``default_collate`` raises for these samples, with a note that says where they differ.
         """
         self._newest = None
-        microbatch = _collated(batch)
+        microbatch = collated(batch)
         if _FUNCTIONS == _KNOWN and type(batch) in (list, tuple) and _is_stacked(batch):
             self._newest = microbatch
         return microbatch
@@ -118,14 +117,6 @@ class FreshCollate:
         """Return whether this is the newest one and known to be new; forget it."""
         newest, self._newest = self._newest, None
         return newest is not None and newest is microbatch
-
-
-def _collated(batch: Any) -> Any:
-    try:
-        return default_collate(batch)
-    except genuine(Exception) as error:
-        note_misfit(error, batch)
-        raise
 
 
 def _is_stacked(batch: Batch, *, is_top: bool = True) -> bool:

@@ -14,14 +14,14 @@ from fkat_data.modes import are_modes_of_a_worker, modes_of_a_worker
 from fkat_data.observe.progress import ReplayDisplay
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, new_page
-from fkat_data.plan.task import Task
+from fkat_data.plan.task import ShardTerms, Task
 from fkat_data.seeding import preserved_generators
 from fkat_data.shard_name import shard_name
 from fkat_data.tracebacks import fold
 from fkat_data.transport.codec import copied
 from fkat_data.transport.digest import digest_of
 from fkat_data.worker.collate import FreshCollate
-from fkat_data.worker.messages import End, Failure, Item, Message, remember_batching
+from fkat_data.worker.messages import End, Failure, Item, Message, remember_terms
 from fkat_data.worker.produce import Produced, Producer, name_place, produce
 
 __all__ = ["InlineWorker"]
@@ -48,16 +48,14 @@ class InlineWorker:
         self._mark = producer.mark
         self._collate = FreshCollate()
         self._default_dtype = torch.get_default_dtype()
-        self._producer = producer._replace(
-            mark=self._mark_and_show, collate=self._collate, report=self._report_batching
-        )
+        self._producer = producer._replace(mark=self._mark_and_show, collate=self._collate, report=self._report)
         self._replay = ReplayDisplay()
         self._sink = sink
         self._is_digested = is_digested
         self._tasks: deque[Task] = deque()
         self._production: Generator[Produced] | None = None
         self._next_index = 0
-        self._batchings: dict[int, str] = {}
+        self._terms: dict[int, ShardTerms] = {}
 
     @property
     def is_alive(self) -> bool:
@@ -117,9 +115,9 @@ class InlineWorker:
     def take_events(self, deadline_s: float) -> None:
         """Do nothing: the timeline already has them."""
 
-    def batching(self, ticket: int) -> str | None:
-        """Return how a task's shard is batched, if it is in work and that is known."""
-        return self._batchings.get(ticket)
+    def terms(self, ticket: int) -> ShardTerms | None:
+        """Return what is known of a task's shard, if it is in work."""
+        return self._terms.get(ticket)
 
     def has_begun(self, ticket: int) -> bool:
         """Return whether the task is in work."""
@@ -195,8 +193,8 @@ class InlineWorker:
         if self._producer.threads is not None:
             self._producer.threads.close()
 
-    def _report_batching(self, ticket: int, batching: str) -> None:
-        remember_batching(self._batchings, ticket, batching)
+    def _report(self, ticket: int, terms: ShardTerms) -> None:
+        remember_terms(self._terms, ticket, terms)
 
     def _mark_and_show(self, stage: str, index: int = -1, label: str = "") -> None:
         self._mark(stage, index, label)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fkat_data.error_text import made_from_text
 from fkat_data.observe.stages import NUM_SLOTS, StageTimes
-from fkat_data.plan.task import Task
+from fkat_data.plan.task import ShardTerms, Task
 
 __all__ = [
     "ALLOWANCE",
@@ -35,8 +35,10 @@ __all__ = [
     "Worker",
     "WorkerGone",
     "pack_task",
-    "remember_batching",
+    "pack_terms",
+    "remember_terms",
     "unpack_task",
+    "unpack_terms",
 ]
 
 
@@ -60,7 +62,7 @@ class Kind(IntEnum):
     BEGIN = 22
     EVENTS = 23
     MADE_ALONE = 24
-    BATCHING = 25
+    TERMS = 25
 
 
 # ticket, microbatch index, is last (-1: not known), segment index, envelope in segment, parts, envelope bytes,
@@ -258,8 +260,8 @@ class Worker(Protocol):
         """Receive the events that a dismissed worker sends, and drop all else, up to ``deadline_s`` (monotonic)."""
         ...
 
-    def batching(self, ticket: int) -> str | None:
-        """Return how a task's shard is batched, if the worker has reported it."""
+    def terms(self, ticket: int) -> ShardTerms | None:
+        """Return what the worker has reported of a task's shard; None: nothing."""
         ...
 
     def has_begun(self, ticket: int) -> bool:
@@ -303,11 +305,22 @@ class Worker(Protocol):
         ...
 
 
-def remember_batching(batchings: dict[int, str], ticket: int, batching: str) -> None:
-    """Remember how a task's shard is batched, for as long as the task may be in work."""
-    batchings[ticket] = batching
-    if len(batchings) > NUM_TASKS:
-        del batchings[next(iter(batchings))]
+def remember_terms(reported: dict[int, ShardTerms], ticket: int, terms: ShardTerms) -> None:
+    """Remember what was reported of a task's shard, for as long as the task may be in work."""
+    reported[ticket] = terms
+    if len(reported) > NUM_TASKS:
+        del reported[next(iter(reported))]
+
+
+def pack_terms(ticket: int, terms: ShardTerms) -> bytes:
+    """Return what a worker reports of a task's shard as bytes."""
+    return pickle.dumps((ticket, tuple(terms)))
+
+
+def unpack_terms(body: bytes) -> tuple[int, ShardTerms]:
+    """Return the ticket and what is reported."""
+    ticket, fields = pickle.loads(body)
+    return ticket, ShardTerms(*fields)
 
 
 def pack_task(task: Task, allowance: int) -> bytes:

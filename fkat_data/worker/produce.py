@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 from fkat_data.errors import ConfigurationError, ReplayMismatchError, WorkerError
 from fkat_data.interruption import genuine
 from fkat_data.notes import add_note, notes_of
-from fkat_data.plan.task import Task
+from fkat_data.plan.task import ShardTerms, Task
 from fkat_data.seeding import ShardStreams
 from fkat_data.shard_name import shard_name, shard_place
 from fkat_data.transport.digest import digest_of
@@ -15,7 +15,7 @@ from fkat_data.worker.batches import IndexedProduction, Production, begin, is_ra
 from fkat_data.worker.count import OpeningDraws, ShardCount, count_microbatches
 from fkat_data.worker.items import ItemThreads
 from fkat_data.worker.messages import Epilogue
-from fkat_data.worker.product_batches import batching_of, check_batching
+from fkat_data.worker.product_terms import check_terms, terms_of
 
 __all__ = ["OpenShard", "Produced", "Producer", "name_place", "produce"]
 
@@ -44,7 +44,7 @@ class Producer(NamedTuple):
         mark: Called with one of ``fkat_data.observe.stages.STAGES`` when it begins, with "" when the last one ends.
         collate: Does what torch's ``default_collate`` does; used instead of it where that is possible.
         threads: Make the items of map-style DataLoaders; None: they are made one after the other.
-        report: Called with a task's ticket, and how its shard is batched where that is known, before it is made.
+        report: Called with a task's ticket, and what is known of its shard's batches and files, before it is made.
     """
 
     factory: Callable[[Shard], Iterable[Any]]
@@ -53,7 +53,7 @@ class Producer(NamedTuple):
     mark: Callable[..., None]
     collate: Callable[[Any], Any] | None = None
     threads: ItemThreads | None = None
-    report: Callable[[int, str], None] | None = None
+    report: Callable[[int, ShardTerms], None] | None = None
 
 
 class OpenShard:
@@ -66,7 +66,7 @@ class OpenShard:
 
     Raises:
         Exception: Whatever the user's code raises.
-        StateMismatchError: The shard was begun in other batches.
+        StateMismatchError: The shard was begun in other batches, or of a file that has changed since.
         WorkerError: The user's code raised StopIteration, which would look like the end of the shard.
     """
 
@@ -81,10 +81,11 @@ class OpenShard:
         product = _made_by(producer.factory, task.shard)
         self.kind: str = type(cast("object", product)).__qualname__
         """The name of the class of what the factory returned."""
-        batching = batching_of(product)
-        check_batching(task.batching, batching)
-        if batching is not None and producer.report is not None:
-            producer.report(task.ticket, batching)
+        terms = terms_of(product)
+        if task.terms is not None:
+            check_terms(task.terms, terms, product)
+        if terms != ShardTerms() and producer.report is not None:
+            producer.report(task.ticket, terms)
         self._production = self._begun(product, is_shared=is_shared)
 
     @property

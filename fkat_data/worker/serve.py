@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator
 import numpy as np
 
 from fkat_data.observe.stages import StageClock
-from fkat_data.plan.task import Task
+from fkat_data.plan.task import ShardTerms, Task
 from fkat_data.transport.channel import Channel, ChannelClosed, TornFrameError
 from fkat_data.transport.codec import Encoded, apart, encode, lies_at, write
 from fkat_data.transport.digest import digest_of
@@ -37,6 +37,7 @@ from fkat_data.worker.messages import (
     SEGMENT,
     TICKET,
     Kind,
+    pack_terms,
     unpack_task,
 )
 from fkat_data.worker.picks import Picks, Refusal
@@ -95,7 +96,7 @@ class Server:
         self._finish = finish
         self._channel = channel
         self._producer = producer._replace(
-            collate=SegmentCollate(self._segment_to_collate, _INLINE_BYTES), report=self._report_batching
+            collate=SegmentCollate(self._segment_to_collate, _INLINE_BYTES), report=self._report
         )
         self._collated: Segment | None = None
         self._limit_bytes = limit_bytes
@@ -234,8 +235,8 @@ class Server:
             self._producer.mark("")
         return index if isinstance(index, int) else None
 
-    def _report_batching(self, ticket: int, batching: str) -> None:
-        self._channel.send(Kind.BATCHING, TICKET.pack(ticket) + batching.encode())
+    def _report(self, ticket: int, terms: ShardTerms) -> None:
+        self._channel.send(Kind.TERMS, pack_terms(ticket, terms))
 
     def _send_failure(self, task: Task, index: int, raised: BaseException, *, is_open: bool) -> None:
         error = reportable(raised, "the dataset")

@@ -18,7 +18,7 @@ from fkat_data.observe.events import MAIN_THREAD
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import PRODUCED, StageTimes, stage_times
 from fkat_data.observe.timeline import Timeline
-from fkat_data.plan.task import Task
+from fkat_data.plan.task import ShardTerms, Task
 from fkat_data.transport.anonymous import anonymous_file
 from fkat_data.transport.channel import Channel, ChannelClosed, Frame
 from fkat_data.transport.codec import decode
@@ -45,7 +45,8 @@ from fkat_data.worker.messages import (
     Message,
     WorkerGone,
     pack_task,
-    remember_batching,
+    remember_terms,
+    unpack_terms,
 )
 from fkat_data.worker.process import WorkerProcess
 from fkat_data.worker.ship import Shipment
@@ -123,7 +124,7 @@ class ProcessWorker:
         self._is_hung_up = False
         self._is_closing = self._is_closed = False
         self._last_begun = -1
-        self._batchings: dict[int, str] = {}
+        self._terms: dict[int, ShardTerms] = {}
         self._allowed = -1, 0
         # Each in one step: another thread may start a worker, too.
         _workers.append(weakref.ref(self))
@@ -211,9 +212,9 @@ class ProcessWorker:
                 elif not self._channel.wait(left_s):
                     return
 
-    def batching(self, ticket: int) -> str | None:
-        """Return how a task's shard is batched, if the worker has reported it."""
-        return self._batchings.get(ticket)
+    def terms(self, ticket: int) -> ShardTerms | None:
+        """Return what the worker has reported of a task's shard; None: nothing."""
+        return self._terms.get(ticket)
 
     def has_begun(self, ticket: int) -> bool:
         """Return whether the worker has reported that it works on a task."""
@@ -344,8 +345,8 @@ class ProcessWorker:
                 self._leases.remove(CREDIT.unpack(body)[0])
             case Kind.BEGIN:
                 self._last_begun = TICKET.unpack(body)[0]
-            case Kind.BATCHING:
-                remember_batching(self._batchings, TICKET.unpack_from(body)[0], body[TICKET.size :].decode())
+            case Kind.TERMS:
+                remember_terms(self._terms, *unpack_terms(body))
             case Kind.MEMORY_SHORTAGE:
                 shortage = MemoryShortage(*MEMORY_SHORTAGE.unpack(body))
                 if shortage.group_bytes >= 0:

@@ -30,7 +30,9 @@ def rank_states(seed, split):
     small = st.one_of(st.none(), st.integers(0, 1000))
     dp_size, layers = map(st.just, split)
     skipped = st.lists(counts, max_size=3).map(tuple)
-    return st.builds(RankState, positions, st.just(seed), small, small, names, samplers, dp_size, layers, skipped)
+    files = st.one_of(st.none(), st.lists(st.integers(0, 2**32 - 1), max_size=3).map(tuple))
+    own = (positions, st.just(seed), small, small, names, samplers, dp_size, layers, skipped)
+    return st.builds(RankState, *own, files=files)
 
 
 several = st.tuples(st.integers(-(2**70), 2**70), splits).flatmap(
@@ -107,6 +109,7 @@ def test_the_documented_form_is_what_is_written():
             "all_rank_num_shards": [4, 4],
             "all_rank_shards": ["9f3c", "11ab"],
             "all_rank_batchings": ["32 in order"] * 2,
+            "all_rank_files": (None, None),
             "dp_size": None,
         },
         "resplits": (),

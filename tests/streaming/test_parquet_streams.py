@@ -20,6 +20,7 @@ from streaming_examples import global_batches, numbers, same, world, write
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 
+from fkat_data.datasets import PaddingCollate
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
 from fkat_data.streaming import LocalDataset, Stream, StreamingDataLoader, StreamingDataset
 from fkat_data.streaming.formats import open_shard
@@ -468,6 +469,34 @@ def test_nulls_are_none_and_the_default_collate_names_their_column(tmp_path):
     assert [batch["text"] for batch in batches] == [["a"] * 3] * 3 + [["a", "a", None]]  # torch takes texts as they are
     taken = StreamingDataLoader(StreamingDataset(**options), collate_fn=list)
     assert [sample["number"] for batch in taken for sample in batch] == table["number"].to_pylist()
+
+
+def as_it_is(sample):
+    return sample
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"transform": as_it_is}, {"arrays": "torch"}], ids=["arrays", "transform", "torch"]
+)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_column_of_lists_of_different_lengths_is_named_with_what_pads_them(tmp_path, num_workers, options, processes):
+    table = pa.table({"number": range(8), "ids": [[0, 1, 2], [3, 4, 5], *([*range(length)] for length in range(6))]})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=4)
+    dataset = StreamingDataset(local=str(tmp_path), batch_size=2, **options)
+    batches = iter(StreamingDataLoader(dataset, num_workers=num_workers))
+    assert next(batches)["ids"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(RuntimeError, match="equal size") as raised:
+        next(batches)
+    said = "\n".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
+    assert "entry ['ids'] of the samples: shapes (0,) and (1,)" in said
+    assert "fkat_data.datasets.PaddingCollate(...) pads them" in said
+
+
+def test_the_padding_that_the_note_names_pads_such_a_column(tmp_path):
+    pq.write_table(pa.table({"ids": [[*range(length)] for length in range(4)]}), tmp_path / "a.parquet")
+    dataset = StreamingDataset(local=str(tmp_path), batch_size=4, arrays="torch")
+    (batch,) = StreamingDataLoader(dataset, collate_fn=PaddingCollate(-1))
+    assert batch["ids"].tolist() == [[-1, -1, -1], [0, -1, -1], [0, 1, -1], [0, 1, 2]]
 
 
 def test_killed_readers_leave_a_cache_that_is_right(both, tmp_path, processes):

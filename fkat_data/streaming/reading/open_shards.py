@@ -15,6 +15,7 @@ from torch.utils import data
 from fkat_data.dropped import after_end
 from fkat_data.errors import ShardCorruptError, ShardNotFoundError
 from fkat_data.interruption import genuine
+from fkat_data.misfit import note_misfit
 from fkat_data.observe.stages import reading
 from fkat_data.registry import Registrations
 from fkat_data.streaming.cache.locks import pauses
@@ -427,13 +428,14 @@ def _batch(columns: dict[str, Any], positions: _Integers) -> dict[str, Any]:
 
 
 def _whole(values: list[Any], name: str | None = None) -> Any:
-    """Collate samples, or the values of one column; if that fails because of a null, say which column has it."""
+    """Collate samples, or the values of one column; if that fails, say which column is the cause."""
     try:
         return _collate(values)
     except genuine(TypeError, RuntimeError) as error:
         samples = values if name is None else [{name: value} for value in values]
         found = next((key for sample in samples for key, value in sample.items() if value is None), None)
         if found is None:
+            note_misfit(error, samples)
             raise
         raise TypeError(
             f"column {found!r} has nulls, which torch's default collate does not take: pass a collate_fn that does, or "

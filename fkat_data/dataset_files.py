@@ -1,12 +1,12 @@
 """What the files of a dataset were when a state was saved."""
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from fkat_data.errors import StateMismatchError
 
-__all__ = ["OfFiles", "check_files", "files_field"]
+__all__ = ["OfFiles", "check_files", "files_field", "numbers_of_files"]
 
 _FIELD = "files"
 _MOST_VIEWS = 16  # a dataset may name itself
@@ -27,23 +27,28 @@ class OfFiles(Protocol):
 
 def files_field(dataset: object) -> dict[str, Any]:
     """Return the field of a state that says what a dataset's files are; no field where the dataset does not know."""
+    numbers = numbers_of_files(dataset)
+    return {} if numbers is None else {_FIELD: list(numbers)}
+
+
+def numbers_of_files(dataset: object) -> tuple[int, ...] | None:
+    """Return numbers that differ where a dataset's files do; None where the dataset does not know."""
     below = _of_files(dataset)
-    return {} if below is None else {_FIELD: _numbers(below)}
+    return None if below is None else tuple(_numbers(below))
 
 
-def check_files(state: Mapping[str, Any], dataset: object) -> None:
-    """Check that a dataset's files are those that a state within an epoch was saved with.
+def check_files(saved: Sequence[int] | None, dataset: object) -> None:
+    """Check that a dataset's files are those that a state was saved with.
 
     Args:
-        state: The state; one that does not say what the files were is taken.
+        saved: The numbers in the state; None: it does not say what the files were, and is taken.
         dataset: The present dataset.
 
     Raises:
         StateMismatchError: A file has changed. The message names it.
     """
     below = _of_files(dataset)
-    saved = state.get(_FIELD)
-    if below is None or saved is None or not state["step"]:
+    if below is None or saved is None:
         return
     present = _numbers(below)
     if len(saved) != len(present):

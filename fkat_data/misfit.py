@@ -1,19 +1,21 @@
-"""Say why samples make no microbatch: which entry differs between them, how, and what would do."""
+"""Collate samples as torch does, and say why they make no microbatch: which entry differs, how, and what would do."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves its elements open
 
 from fkat_data.interruption import genuine
 from fkat_data.notes import add_note
 
-__all__ = ["note_misfit"]
+__all__ = ["collated", "note_misfit"]
 
 _NUM_SHOWN = 4
 _MOST_DEPTH = 50
 _PADDING = "collate_fn=fkat_data.datasets.PaddingCollate(...) pads them"
+_IN_DATASET = "in the dataset (MapDataset, or transform= of a StreamingDataset)"
 _OWN = "a collate_fn of your own may keep them as a list"
 
 
@@ -21,6 +23,19 @@ class _Misfit(NamedTuple):
     path: str
     found: str
     advice: str
+
+
+def collated(batch: Any) -> Any:
+    """Return what ``default_collate`` makes of samples.
+
+    Raises:
+        Exception: What ``default_collate`` raises, with a note that says where the samples differ.
+    """
+    try:
+        return default_collate(batch)
+    except genuine(Exception) as error:
+        note_misfit(error, batch)
+        raise
 
 
 def note_misfit(error: BaseException, batch: Any) -> None:
@@ -54,14 +69,14 @@ def _misfit(batch: Sequence[Any], path: str, depth: int) -> _Misfit | None:
         return _of_mappings(batch, path, depth)
     if isinstance(first, Sequence):
         return _of_sequences(batch, path, depth)
-    advice = "Make numbers, tensors or strings of them in the dataset (MapDataset), or pass a collate_fn of your own"
+    advice = f"Make numbers, tensors or strings of them {_IN_DATASET}, or pass a collate_fn of your own"
     return _Misfit(path, f"values of type {kinds[0]}", advice)
 
 
 def _of_sequences(batch: Sequence[Any], path: str, depth: int) -> _Misfit | None:
     lengths = [len(value) for value in batch]
     if len(set(lengths)) > 1:
-        advice = f"Make one-dimensional tensors of them in the dataset (MapDataset), and {_PADDING}; or {_OWN}"
+        advice = f"Make one-dimensional tensors of them {_IN_DATASET}, and {_PADDING}; or {_OWN}"
         return _Misfit(path, f"lists of {_listed(lengths)} items", advice)
     parts = enumerate(zip(*batch, strict=True))
     return next((found for at, part in parts if (found := _misfit(part, f"{path}[{at}]", depth + 1))), None)
@@ -73,13 +88,13 @@ def _of_arrays(batch: Sequence[Any], path: str) -> _Misfit | None:
         remedy = "Make them of one shape in the dataset"
         if {len(shape) for shape in shapes} == {1}:
             is_tensor = isinstance(batch[0], torch.Tensor)
-            remedy = _PADDING if is_tensor else f"Make tensors of them in the dataset (MapDataset), and {_PADDING}"
+            remedy = _PADDING if is_tensor else f"Make tensors of them {_IN_DATASET}, and {_PADDING}"
         return _Misfit(path, f"shapes {_listed(shapes)}", f"{remedy}; or {_OWN}")
     dtypes = [str(value.dtype) for value in batch]
     if len(set(dtypes)) > 1:
         return _Misfit(path, f"dtypes {_listed(dtypes)}", "Make them one dtype in the dataset")
     if isinstance(batch[0], np.ndarray) and batch[0].dtype.kind not in "biufc":
-        return _Misfit(path, f"arrays of {dtypes[0]}", "Make numbers of them in the dataset (MapDataset)")
+        return _Misfit(path, f"arrays of {dtypes[0]}", f"Make numbers of them {_IN_DATASET}")
     return None
 
 
@@ -88,7 +103,7 @@ def _of_mappings(batch: Sequence[Any], path: str, depth: int) -> _Misfit | None:
     for position, sample in enumerate(batch):
         missing = [name for name in names if name not in sample]
         if missing:
-            advice = "Give all samples the same entries in the dataset (MapDataset)"
+            advice = f"Give all samples the same entries {_IN_DATASET}"
             found = f"sample {position} of the microbatch has no entry {missing[0]!r}, and the first one has"
             return _Misfit(path, found, advice)
     for name in names:
