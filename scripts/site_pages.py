@@ -27,7 +27,7 @@ _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:|#)([^)\s#]*)(#
 _NAMED = re.compile(r"<code>docs/([\w/-]+)\.md</code>")
 #: What a package opens to others, which a test compares with their imports.
 _FOR_MAINTAINERS = re.compile(r"<p>Open to other packages: .*?</p>", re.DOTALL)
-#: How much a hit on a page counts for the search: a decision seldom answers a reader's question.
+#: How much a hit on a page counts for the search: a decision rarely answers a reader's question.
 _BOOSTS = {
     "howto/resume.md": 16.0,
     "howto/extend.md": 1.0,

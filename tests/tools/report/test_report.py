@@ -100,7 +100,7 @@ def test_figures_have_their_unit_and_one_wording(tmp_path):
     assert "400 µswaited for the first microbatch" in text
     assert "making_p50_s29.9 µs" in text
     assert "0 s · " not in text
-    assert "90 %" not in text
+    assert "median; 90 %" not in text
     assert "median none, 95 % none, 99 % none, longest 2.04 s" in str(run.statistics).replace("\n", " ")
 
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming import dataloader
 from fkat_data.streaming.epoch.epochs import Epochs
-from fkat_data.streaming.epoch.rank_batches import RankBatches
+from fkat_data.streaming.epoch.rank_batches import RankBatches, in_groups
 from fkat_data.streaming.epoch.resume_point import ResumePoint
 from fkat_data.streaming.epoch.skips import SampleSkips
 from fkat_data.streaming.epoch.world import World
@@ -50,7 +49,7 @@ def read_of(epochs, epoch, rank, skips, together):
     place = epochs.settled(ResumePoint(epoch))
     spanner = Spanner(np.concatenate(SIZES))
     chunks = ((indices.tolist(), ids) for indices, ids in RankBatches(epochs.plan(place), place, rank, skips).chunks())
-    for _, part in dataloader._cut(chunks, 1, together):
+    for _, part in in_groups(chunks, 1, together):
         shards, _ = spanner.locate(np.concatenate(part))
         yield len(part), sum(map(len, part)), list(dict.fromkeys(shards.tolist()))
 
