@@ -27,7 +27,7 @@ def terms_of(product: object) -> ShardTerms:
 
 
 def check_terms(saved: ShardTerms, present: ShardTerms, product: object) -> None:
-    """Compare what was reported of a begun shard with what it is now, as far as both are known.
+    """Compare what was reported of a begun shard with what it is now, where both are known.
 
     Raises:
         StateMismatchError: It is batched in another way, or a file has changed: samples would be lost or repeated. The

@@ -97,7 +97,7 @@ def make_jpegs(folder: str, kind: str, shard_size: int, num_shards: int) -> None
 
 
 def make_tokens(folder: str, num_windows: int) -> None:
-    """Write a file of tokens, uint16, for so many windows."""
+    """Write a file of tokens, uint16, for ``num_windows`` windows."""
     tokens = np.random.default_rng(0).integers(0, 50_000, (num_windows + 1) * CONTEXT, np.uint16)
     tokens.tofile(Path(folder, "tokens"))
 
