@@ -17,6 +17,7 @@ from typing import TypeVar, cast
 __all__ = ["genuine", "is_interruption", "suppress"]
 
 _Error = TypeVar("_Error", bound=BaseException)
+_SIGNALS = signal.valid_signals()
 
 
 def genuine(*kinds: type[_Error]) -> type[_Error]:
@@ -55,7 +56,10 @@ def is_interruption(error: BaseException) -> bool:
     traceback = error.__traceback__ and error.__traceback__.tb_next
     codes = _handlers() if traceback is not None else None
     while traceback is not None and codes is not None:
-        if traceback.tb_frame.f_code in codes or _is_call_of_handler(traceback.tb_frame):
+        code = traceback.tb_frame.f_code
+        # What one decorator wraps has one code, the handler and other functions alike: see how it was called.
+        is_handler = code in codes and not code.co_flags & inspect.CO_VARARGS
+        if is_handler or _is_call_of_handler(traceback.tb_frame):
             return True
         traceback = traceback.tb_next
     return False
@@ -64,7 +68,7 @@ def is_interruption(error: BaseException) -> bool:
 def _handlers() -> frozenset[CodeType]:
     """Return the code of the handlers that are installed now."""
     found: set[CodeType] = set()
-    for number in signal.valid_signals():
+    for number in _SIGNALS:
         handler: object = signal.getsignal(number)
         while isinstance(handler, functools.partial):
             handler = handler.func
@@ -84,10 +88,12 @@ def _is_call_of_handler(frame: FrameType) -> bool:
     code = frame.f_code
     if code.co_argcount < 2 and not code.co_flags & inspect.CO_VARARGS:
         return False
-    values = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
+    known = frame.f_locals  # a copy, each time
+    values = [known.get(name) for name in code.co_varnames[: code.co_argcount]]
     if code.co_flags & inspect.CO_VARARGS:
-        values.extend(frame.f_locals.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount]) or ())
+        values.extend(known.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount]) or ())
     before = frame.f_back
     return before is not None and any(
-        isinstance(number, int) and interrupted is before for number, interrupted in itertools.pairwise(values)
+        interrupted is before and isinstance(number, int) and number in _SIGNALS
+        for number, interrupted in itertools.pairwise(values)
     )

@@ -6,6 +6,7 @@ import os
 import queue
 import re
 import signal
+import sys
 import threading
 import warnings
 from pathlib import Path
@@ -68,6 +69,37 @@ def styles(kind):
 
     yield from (plain, once, of_any_arguments, Alarm(), Alarm().method)
     yield functools.partial(with_more, "from a handler")
+
+
+def test_a_function_under_the_decorator_of_the_handler_is_no_handler(handlers):
+    def logged(function):
+        @functools.wraps(function)
+        def wrapper(*args, **kwargs):
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    @logged
+    def handler(number, frame):
+        raise OSError("from a handler")
+
+    @logged
+    def read(path):
+        raise OSError(f"no {path}")
+
+    handlers(handler)
+    with suppress(OSError):
+        read("file")
+    with pytest.raises(OSError, match="from a handler"), suppress(OSError):
+        interrupted()
+
+
+def test_a_helper_that_is_given_a_frame_is_no_handler():
+    def log(level, frame):
+        raise OSError("the log is full")
+
+    with suppress(OSError):
+        log(1000, sys._getframe())
 
 
 @pytest.mark.parametrize("style", range(6))

@@ -23,6 +23,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 # Those that this process writes; a fork of it writes none of them.
 _open_files: "WeakTable[tuple[int, Path], PrometheusFile]" = WeakTable()
+_opening = threading.Lock()
 
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
@@ -65,10 +66,11 @@ class PrometheusFile:
         text = _Text(watched(loaders), {"rank": str(rank), **_checked(labels or {})})
         interval_s = arguments.seconds("interval_s", interval_s)
         self._key = (os.getpid(), file.parent.resolve() / file.name)
-        if _open_files.get(self._key) is not None:
-            free = "a file that no other PrometheusFile of this process writes: close that one, or give one of them all"
-            raise ConfigurationError("path", path, f"{free} loaders, as a dict with their names")
-        _open_files[self._key] = self
+        with _opening:
+            if _open_files.get(self._key) is not None:
+                free = "a file that no other PrometheusFile of this process writes: close that one, or give one of them"
+                raise ConfigurationError("path", path, f"{free} all loaders, as a dict with their names")
+            _open_files[self._key] = self
         try:
             text.write(file)
         except BaseException as error:

@@ -129,7 +129,7 @@ class _KeyedDefinitions:
         # Without a callback, in which Python would swallow what a signal's handler raises.
         if len(self._by_identity) >= self._most:
             for identity, known in list(self._by_identity.items()):
-                if known.reference() is None:
+                if known.reference() is None and self._by_identity.get(identity) is known:
                     self._by_identity.pop(identity, None)
             self._most = max(_LEAST_PRUNED, 2 * len(self._by_identity))
         self._by_identity[id(definition)] = _Known(weakref.ref(definition), key, is_received)

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
+from fkat_data.interruption import suppress
 from fkat_data.worker.child import has_stdout, raised
 
 __all__ = ["OwnFork", "fork", "num_threads", "stop_idle_threads"]
@@ -63,7 +64,7 @@ def fork(body: Callable[[Sequence[int], AbstractSet[int]], object], descriptors:
             body(passed, blocked)
 
         forked = _fork(begin)
-    with contextlib.suppress(OSError):  # the fork does the same, perhaps before
+    with suppress(OSError):  # the fork does the same, perhaps before
         os.setpgid(forked.pid, forked.pid)
     return forked
 

@@ -1,7 +1,6 @@
 """A template process that is forked from the trainer: it leaves behind what is the trainer's, then it is a template."""
 
 import atexit
-import contextlib
 import contextvars
 import ctypes
 import gc
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import NoReturn
 
+from fkat_data.interruption import suppress
 from fkat_data.worker.birth import READY
 from fkat_data.worker.child import Waitable
 from fkat_data.worker.lifeline import DEAF_TO, bind
@@ -36,7 +36,7 @@ def fork_trainer() -> None:
     refuse_unless_safe()
     # What is buffered is this process's to write.
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
+        with suppress(OSError, ValueError, AttributeError):  # closed, or none
             stream.flush()  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess] - as above
     ctypes.CDLL(None).fflush(None)
     # A collection of garbage writes to all that it looks at, and so copies its pages.

@@ -92,8 +92,9 @@ class MappedFiles:
                 raise FileNotFoundError(errno.ENOENT, "it is being evicted", str(path))
             end = _EntryEnd(entry, _left.append)
             end.register, end.lock, end.place = self, lock, place
-            _awaited[id(end)] = end
+            # In this order: where a signal's handler raises between them, a file that is not mapped counts as mapped.
             self._counts[place] += 1
+            _awaited[id(end)] = end
         try:
             # Who evicts a file holds its lock until the name is gone. Some file systems change inode numbers at each
             # look: there, nothing is known, and no file is protected.

@@ -215,6 +215,7 @@ class OpenShards:
         """End the look-ahead of an iteration, in any thread."""
         read_ahead.close()
         if self._read_ahead is read_ahead:
+            self._read_ahead = None
             # A process that waits for its next epoch must not keep the disk's space.
             self._readers.give_back()
 

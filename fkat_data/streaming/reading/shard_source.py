@@ -1,13 +1,12 @@
 """The sources of a stream's shards: the interface between reading and the storage of the files."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardError, ShardNotFoundError
-from fkat_data.interruption import genuine
+from fkat_data.interruption import genuine, suppress
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import make_safe
 from fkat_data.streaming.formats.entry import ShardEntry

@@ -1,6 +1,5 @@
 """Where a writer puts a dataset: a local directory, a remote one with a local staging directory, or both."""
 
-import contextlib
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import suppress
 from fkat_data.streaming.formats.index import INDEX_NAME
 from fkat_data.streaming.writing.local_directory import LocalDirectory
 from fkat_data.streaming.writing.remote_directory import RemoteDirectory
@@ -69,7 +69,7 @@ class Destination:
         except BaseException:
             self._lock.close()
             if self._is_own and local is not None:
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     Path(local).rmdir()
             raise
         self._remote = directory
@@ -144,7 +144,7 @@ class Destination:
         if self._is_temporary:
             shutil.rmtree(self.local, ignore_errors=True)
         elif self._is_own:
-            with contextlib.suppress(OSError):  # it may contain other programs' files
+            with suppress(OSError):  # it may contain other programs' files
                 self.local.rmdir()
 
 

@@ -1,8 +1,9 @@
 """A directory of this machine, for a writer's look-ups and removals."""
 
-import contextlib
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
+
+from fkat_data.interruption import suppress
 
 __all__ = ["LocalDirectory"]
 
@@ -59,5 +60,5 @@ class LocalDirectory:
                 path.unlink(missing_ok=True)
                 folders.update(PurePosixPath(name).parents)
         for folder in sorted(folders - {PurePosixPath()}, key=lambda path: len(path.parts), reverse=True):
-            with contextlib.suppress(OSError):  # it contains other files
+            with suppress(OSError):  # it contains other files
                 (self.root / folder).rmdir()

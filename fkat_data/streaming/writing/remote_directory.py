@@ -1,6 +1,5 @@
 """A directory on any file system that fsspec supports, for a writer's uploads and look-ups."""
 
-import contextlib
 import copy
 import secrets
 import shutil
@@ -12,6 +11,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import suppress
 from fkat_data.location import path_of
 from fkat_data.streaming.store.options import given_options
 from fkat_data.streaming.store.redaction import Redaction
@@ -147,7 +147,7 @@ class RemoteDirectory:
         """
 
         def remove_one(name: str) -> None:
-            with contextlib.suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):
                 self._files.rm_file(self._path(name))
 
         with ThreadPoolExecutor(_REMOVALS_AT_ONCE, thread_name_prefix="fkat-remove") as threads:

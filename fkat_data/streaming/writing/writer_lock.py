@@ -1,6 +1,5 @@
 """The exclusive right to write a dataset, which ends with the process that holds it."""
 
-import contextlib
 import os
 import tempfile
 from collections.abc import Iterable
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import suppress
 from fkat_data.streaming.cache.locks import LockFile
 
 __all__ = ["LOCK_NAME", "WriterLock"]
@@ -40,7 +40,7 @@ class WriterLock:
         paths = [_of_this_node(key) for key in sorted(set(keys))]
         try:
             for path in [*paths, *([] if directory is None else [directory / LOCK_NAME])]:
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     if not self._take(path):
                         raise ConfigurationError("out", shown, "a place that no other writer is writing to")
         except BaseException:
@@ -52,7 +52,7 @@ class WriterLock:
         while self._held:
             lock, path = self._held.pop()
             # A file that cannot be removed, as the directory is gone or read-only, is no lock once it is closed.
-            with lock, contextlib.suppress(OSError):
+            with lock, suppress(OSError):
                 if os.getpid() == self._owner:
                     path.unlink(missing_ok=True)
 
