@@ -7,17 +7,19 @@ runs there is written in C. It closes a descriptor, clears a reference, or wakes
 
 import _thread
 import atexit
+import contextlib
 import io
 import logging
-import os
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from queue import SimpleQueue
 from typing import Any, Generic, Self, TypeVar
 
-from fkat_data.interruption import genuine
+from fkat_data.interruption import genuine, suppress
+from fkat_data.machine import call_in_forks
 
-__all__ = ["Descriptor", "WeakTable", "after_end"]
+__all__ = ["Descriptor", "WeakTable", "after_end", "call_at_exit", "without_thread"]
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -86,10 +88,11 @@ class _End(weakref.ref[Any]):
     is_at_exit: bool
 
 
-# Its put() is C, and made for finalizers.
-_ended: SimpleQueue[_End] = SimpleQueue()
+# Its put() is C, and made for finalizers. None ends a thread.
+_ended: SimpleQueue[_End | None] = SimpleQueue()
 _awaited: dict[int, _End] = {}
-_threads: list[int] = []
+#: Of each thread that runs, what it sets at its end.
+_threads: list[threading.Event] = []
 
 
 def after_end(owner: object, action: Callable[[], object], *, at_exit: bool = False) -> None:
@@ -100,29 +103,67 @@ def after_end(owner: object, action: Callable[[], object], *, at_exit: bool = Fa
         action: What to call; it must not keep the object alive.
         at_exit: Whether the end of the process counts as the object's.
     """
-    if not _threads:
-        _threads.append(_thread.start_new_thread(_call_actions, ()))
+    _start_thread()
     end = _End(owner, _ended.put)
     end.action, end.is_at_exit = action, at_exit
     _awaited[id(end)] = end
 
 
-def _call_actions() -> None:
-    while True:
-        end = _ended.get()
-        # What a signal's handler has interrupted in ``after_end`` is not there.
-        if _awaited.pop(id(end), None) is not None:
-            try:
-                end.action()
-            except genuine(Exception):
-                _logger.exception("what a dropped object has left could not be ended")
-        del end
+@contextlib.contextmanager
+def without_thread() -> Generator[None]:
+    """Have the thread of ``after_end`` end, and start again afterwards. It finishes first what has come to it."""
+    _end_threads()
+    try:
+        yield
+    finally:
+        if _awaited:
+            _start_thread()
 
 
-def _call_at_exit() -> None:
-    for end in [end for end in list(_awaited.values()) if end.is_at_exit]:
-        if _awaited.pop(id(end), None) is not None:
+def call_at_exit() -> None:
+    """Finish what has come to the thread, then call the actions for which the end of the process counts. Forget the others.
+
+    The interpreter calls it at its end.
+    """
+    _end_threads()
+    for end in list(_awaited.values()):
+        if end.is_at_exit:
+            _call(end)
+    # Left to the interpreter, what they refer to might outlive it: a script's globals, with a file that is not written.
+    _awaited.clear()
+
+
+def _start_thread() -> None:
+    if not _threads:
+        is_over = threading.Event()
+        with suppress(RuntimeError):  # an interpreter that ends starts no thread
+            _thread.start_new_thread(_call_actions, (is_over,))
+            _threads.append(is_over)
+
+
+def _end_threads() -> None:
+    while _threads:
+        is_over = _threads.pop()
+        _ended.put(None)
+        is_over.wait()
+
+
+def _call_actions(is_over: threading.Event) -> None:
+    try:
+        while (end := _ended.get()) is not None:
+            _call(end)
+            del end
+    finally:
+        is_over.set()
+
+
+def _call(end: _End) -> None:
+    # What a signal's handler has interrupted in ``after_end`` is not there.
+    if _awaited.pop(id(end), None) is not None:
+        try:
             end.action()
+        except genuine(Exception):
+            _logger.exception("what a dropped object has left could not be ended")
 
 
 def _forget_in_child() -> None:
@@ -130,5 +171,5 @@ def _forget_in_child() -> None:
     _threads.clear()
 
 
-atexit.register(_call_at_exit)
-os.register_at_fork(after_in_child=_forget_in_child)
+atexit.register(call_at_exit)
+call_in_forks(_forget_in_child)

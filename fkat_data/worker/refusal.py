@@ -4,6 +4,7 @@ import asyncio
 import multiprocessing
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ __all__ = ["refuse_unless_safe"]
 _ADVICE = (
     "Call it at the top of the script, after its imports; without the call, workers start as before, with more memory"
 )
+_SETTLE_S, _PAUSE_S = 0.2, 0.002
 _ACCELERATORS = ("cuda", "xpu", "mtia")
 # The files of drivers: CUDA, ROCm, Intel, Ascend, Gaudi.
 _DRIVERS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/davinci", "/dev/accel")
@@ -91,6 +93,10 @@ def _threads() -> Iterator[str]:
         yield f"other threads run ({', '.join(others)}), whose locks a fork would never see released"
     end_idle_templates()  # each has a thread here
     stop_idle_threads()
+    # The system counts a thread for a moment after its end.
+    deadline_s = time.monotonic() + _SETTLE_S
+    while num_threads() > 1 and time.monotonic() < deadline_s:
+        time.sleep(_PAUSE_S)
     if num_threads() > 1:
         yield (
             f"{num_threads() - 1} threads of libraries run, whose locks a fork would never see released; libraries start "

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch.utils.data import _utils as data_utilities
 
+from fkat_data.dropped import call_at_exit
 from fkat_data.transport.definitions import forget_definitions
 from fkat_data.worker.template import end_process
 
@@ -128,7 +129,7 @@ def _drop_hooks() -> None:
     # Those that a worker needs were among them.
     finalize = vars(weakref.finalize)["_exitfunc"].__get__(None, weakref.finalize)
     of_torch = vars(data_utilities)["_set_python_exit_flag"]
-    for hook in (finalize, logging.shutdown, vars(util)["_exit_function"], of_torch):
+    for hook in (finalize, logging.shutdown, call_at_exit, vars(util)["_exit_function"], of_torch):
         atexit.register(hook)
 
 

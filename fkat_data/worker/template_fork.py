@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import NoReturn
 
+from fkat_data.dropped import without_thread
 from fkat_data.interruption import suppress
 from fkat_data.worker.birth import READY
 from fkat_data.worker.child import Waitable
@@ -33,7 +34,13 @@ def fork_trainer() -> None:
         FkatDataError: It would not be safe, or the fork has ended at once.
         OSError: The system starts no process.
     """
-    refuse_unless_safe()
+    # The fork has its locks, which an action under way might hold.
+    with without_thread():
+        refuse_unless_safe()
+        _fork_trainer()
+
+
+def _fork_trainer() -> None:
     # What is buffered is this process's to write.
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         with suppress(OSError, ValueError, AttributeError):  # closed, or none

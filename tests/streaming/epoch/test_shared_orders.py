@@ -39,6 +39,14 @@ class Maker:
         yield np.arange(SIZE - 10, SIZE)
 
 
+def expect_empty(folder):
+    """Wait for the thread that removes what is dropped."""
+    deadline_s = time.monotonic() + 30
+    while left := list(folder.iterdir()):
+        assert time.monotonic() < deadline_s, left
+        time.sleep(0.005)
+
+
 def part_of(make, key="key"):
     return shared_part(key, SIZE, np.int32, make)
 
@@ -52,7 +60,7 @@ def test_a_part_is_computed_once_and_the_last_reader_removes_it(folder):
     del first
     assert [path.stat().st_mode & 0o777 for path in folder.iterdir()] == [0o600]
     del second
-    assert list(folder.iterdir()) == []
+    expect_empty(folder)
 
 
 @pytest.mark.parametrize("algorithm", REFERENCE_SHUFFLES)
@@ -74,6 +82,7 @@ def test_what_a_maker_left_is_made_again_or_removed(folder):
     (path,) = folder.iterdir()
     torn = path.read_bytes()[:-1]
     del part
+    expect_empty(folder)
     path.write_bytes(torn)
     (folder / "other.order").write_bytes(torn)
     make = Maker()
@@ -143,4 +152,41 @@ def test_a_maker_that_is_killed_hands_its_work_over(folder, tmp_path):
     began_s = time.monotonic()
     assert part_of(Maker())[np.array([999])].tolist() == [999]
     assert time.monotonic() - began_s < 5
+    expect_empty(folder)
+
+
+ENDING = """
+import os, sys, tempfile
+from pathlib import Path
+import numpy as np
+import fkat_data
+from fkat_data.streaming.epoch import shared_orders
+
+def part_of(key):
+    tempfile.tempdir = sys.argv[1]
+    shared_orders._LEAST_SAMPLES = 10
+    return shared_orders.shared_part(key, 1000, np.int32, lambda: iter([np.arange(1000)]))
+
+def in_a_worker(shard):
+    global in_worker
+    in_worker = [part_of(f"{shard} {number}") for number in range(20)]
+    yield len(list(Path(sys.argv[1]).rglob("*.order")))
+
+if sys.argv[3:]:
+    fkat_data.fork_template()
+if sys.argv[2] == "trainer":
+    kept, dropped = part_of("kept"), [part_of(f"{number}") for number in range(20)]
+    print(len(list(Path(sys.argv[1]).rglob("*.order"))))
+    del dropped
+else:
+    with fkat_data.ShardedDataLoader(0, ["a"], in_a_worker) as loader:
+        print(*loader)
+"""
+
+
+@pytest.mark.parametrize("template", [[], ["forked"]])
+@pytest.mark.parametrize(("where", "count"), [("trainer", 21), ("worker", 20)])
+def test_a_process_that_ends_leaves_nothing(run_script, folder, tmp_path, monkeypatch, where, count, template):
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    assert run_script(ENDING, str(tmp_path), where, *template).stdout == f"{count}\n"
     assert list(folder.iterdir()) == []
