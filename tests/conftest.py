@@ -95,9 +95,7 @@ def processes():
     """Permit the test to start processes and servers; fail it if a process, or its shared memory, outlives it."""
     before, shared_memory = leavings.processes(), leavings.SharedMemory()
     yield
-    gc.collect()
-    if "fkat_data.worker.template_process" in sys.modules:
-        KeptTemplate.end_others()
+    _end_own_templates()
     _wait_until_none(lambda: (leavings.processes() - before) | shared_memory.left())
 
 
@@ -129,7 +127,14 @@ def nothing_left_behind():
     """Fail the test if a descriptor outlives it, or what `processes` looks at."""
     before = leavings.descriptors()
     yield
+    _end_own_templates()
     _wait_until_none(lambda: leavings.descriptors() - before)
+
+
+def _end_own_templates():
+    gc.collect()
+    if "fkat_data.worker.template_process" in sys.modules:
+        KeptTemplate.end_others()
 
 
 def _wait_until_none(left):

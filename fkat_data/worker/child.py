@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import marshal
 import os
 import signal
@@ -9,8 +10,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.abc import InspectLoader
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
+from fkat_data.dropped import after_end
 from fkat_data.interruption import genuine, suppress
 from fkat_data.worker import lifeline
 from fkat_data.worker.inheritance import new_interpreter
@@ -160,6 +162,46 @@ class SpawnedChild:
         self.close()
 
 
+class _Interpreter:
+    """An interpreter that this process starts; it ends once nothing holds this object."""
+
+    def __init__(self) -> None:
+        self.started: list[subprocess.Popen[bytes]] = []
+        after_end(self, functools.partial(_end, self.started))
+
+    @property
+    def pid(self) -> int:
+        return self.started[0].pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.started[0].returncode
+
+    def wait(self) -> int:
+        return self.started[0].wait()
+
+
+class _EnteredPopen(subprocess.Popen[bytes]):
+    """A process that is in a list before it starts: an interrupted call cannot lose it, and it stays no zombie.
+
+    Args:
+        started: The list.
+        command: The process's.
+        options: As ``subprocess.Popen`` takes them.
+    """
+
+    def __init__(self, started: "list[subprocess.Popen[bytes]]", command: Sequence[str], **options: Any) -> None:
+        started.append(self)
+        super().__init__(command, **options)
+
+
+def _end(started: "Sequence[subprocess.Popen[bytes]]") -> None:
+    for process in started:
+        if hasattr(process, "pid"):  # else the system has started none
+            process.kill()
+            process.wait()
+
+
 def popen_interpreter(
     program: str,
     descriptors: Sequence[int],
@@ -169,8 +211,10 @@ def popen_interpreter(
     stdout: int | None = None,
     folder: int | None = None,
     umask: int = -1,
-) -> "subprocess.Popen[bytes]":
+) -> Waitable:
     """Start a new interpreter in a process group of its own, with this one's flags.
+
+    It is killed and reaped once nothing holds what is returned, also if the call is interrupted.
 
     Args:
         program: What it runs, after the lines of ``fkat_data.worker.lifeline``. It must call ``bind`` first.
@@ -194,7 +238,9 @@ def popen_interpreter(
         # A process inherits the signals that its parent's thread blocks: none reaches it before it handles them.
         blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, lifeline.DEAF_TO)
         try:
-            return subprocess.Popen(  # noqa: S603 - our own interpreter
+            interpreter = _Interpreter()
+            _EnteredPopen(
+                interpreter.started,
                 [sys.executable, *flags, "-c", _begin(restored, entered) + program, *map(str, (*passed, *numbers))],
                 stdin=subprocess.DEVNULL,
                 stderr=stderr,
@@ -205,6 +251,7 @@ def popen_interpreter(
                 umask=umask,
                 env=environment,
             )
+            return interpreter
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
 

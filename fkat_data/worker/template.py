@@ -37,7 +37,7 @@ from fkat_data.worker.birth import (
     WorkerDescriptors,
     WorkerRequest,
 )
-from fkat_data.worker.child import popen_interpreter
+from fkat_data.worker.child import Waitable, popen_interpreter
 from fkat_data.worker.lifeline import bind
 from fkat_data.worker.own_fork import num_threads, stop_idle_threads
 
@@ -110,7 +110,7 @@ class _BornWorker:
         OSError: The kernel has no descriptor for it; it is killed then.
     """
 
-    def __init__(self, pid: int, birth: socket.socket, process: "subprocess.Popen[bytes] | None") -> None:
+    def __init__(self, pid: int, birth: socket.socket, process: Waitable | None) -> None:
         self._pid = pid
         self._birth = birth
         self._process = process
@@ -303,7 +303,7 @@ def _change_environment(before: Mapping[str, str], variables: Mapping[str, str |
             os.environ[name] = value
 
 
-def _execute(request: WorkerRequest, descriptors: WorkerDescriptors) -> "subprocess.Popen[bytes]":
+def _execute(request: WorkerRequest, descriptors: WorkerDescriptors) -> Waitable:
     """Start a new interpreter as the worker: the fork of a process with threads may hang."""
     inherited = descriptors[1:6]
     umask = request.surroundings.umask

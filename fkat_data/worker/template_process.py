@@ -90,7 +90,7 @@ class TemplateProcess:
     ) -> None:
         self._origin = origin
         self._is_forked = fork is not None
-        self._has_started_one = self._is_unfit = False
+        self._has_started_one = self._is_unfit = self._is_dismissed = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = _Control(ours)
         lifeline_descriptor, lifeline = new_lifeline()
@@ -119,7 +119,7 @@ class TemplateProcess:
             self._monitor.start()
             templates.append(self)
         except BaseException:
-            self._control.close()
+            self.dismiss()
             lifeline.close()
             raise
 
@@ -135,8 +135,8 @@ class TemplateProcess:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has ended before it started a worker, and not because it had nothing to do."""
-        return not (self._has_started_one or self._control.has_retired())
+        """Whether it has ended by itself before it started a worker, and not because it had nothing to do."""
+        return not (self._has_started_one or self._is_dismissed or self._control.has_retired())
 
     @property
     def has_started_one(self) -> bool:
@@ -216,6 +216,7 @@ class TemplateProcess:
 
     def dismiss(self) -> None:
         """Ask for nothing more, and wait for nothing: the process ends with the last of its workers."""
+        self._is_dismissed = True
         self._control.close()
 
     def end(self) -> None:
@@ -342,8 +343,9 @@ class _Registry:
             origin = heritage()
             template = self._known(origin) or self._new(origin)
             if template is not None:
-                self.templates.remove(template)
+                # An interruption in between leaves it here twice, which does no harm.
                 self.templates.append(template)
+                self.templates.remove(template)
                 self._dismiss_oldest()
             return template
 
@@ -375,16 +377,16 @@ class _Registry:
     def _dismiss_oldest(self) -> None:
         spawned = [template for template in self.templates if not template.is_forked]
         for template in spawned[:-_MOST_TEMPLATES]:
-            self.templates.remove(template)
             template.dismiss()
+            self.templates.remove(template)
 
     def _remove(self, template: TemplateProcess) -> None:
         self.templates.remove(template)
-        template.dismiss()
         if template.has_started_one:
             self._num_failures = 0
         elif template.has_failed:
             self._num_failures += 1
+        template.dismiss()
         if template.is_forked:
             template.join(_GRACE_S)
             logger.warning(
@@ -397,8 +399,8 @@ class _Registry:
         """End the templates that were spawned, and wait for that."""
         with self._lock:
             for template in [template for template in self.templates if not template.is_forked]:
-                self.templates.remove(template)
                 template.end()
+                self.templates.remove(template)
 
     def close(self, reason: str) -> None:
         """Use no templates from now on."""
@@ -407,7 +409,8 @@ class _Registry:
             logger.warning("workers are spawned from now on, which takes longer: %s", reason)
             with self._lock:
                 while self.templates:
-                    self.templates.pop().dismiss()
+                    self.templates[-1].dismiss()
+                    self.templates.pop()
 
 
 _registry = _Registry()
@@ -441,8 +444,8 @@ def add_forked_template(fork: Callable[[int, int, int], Waitable]) -> None:
     try:
         template.wait_until_ready()
     except BaseException:
-        _registry.templates.remove(template)
         template.end()
+        _registry.templates.remove(template)
         raise
 
 

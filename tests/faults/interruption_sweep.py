@@ -11,6 +11,7 @@ import gc
 import importlib
 import inspect
 import json
+import os
 import signal
 import sys
 import time
@@ -22,7 +23,7 @@ import torch
 
 import fkat_data
 from fkat_data import ShardedDataLoader
-from fkat_data.worker.template_process import find_template
+from fkat_data.worker.template_process import end_idle_templates, find_template
 
 ROOT = str(Path(fkat_data.__file__).parent)
 #: A generator that is dropped is closed by Python: what is raised then is lost. Handlers run at these alone, and none is
@@ -239,6 +240,22 @@ def sweep_replay(make, interruptions):
                 wait_until(lambda: children() <= others)
                 assert children() <= others, interruptions.last_site
     assert not interruptions.swallowed
+
+
+def sweep_templates(share):
+    """Start templates for several environments, and end them; print how often was raised."""
+    num_before = -1
+    with Interruptions(Preempted, int(share)) as interruptions:
+        while interruptions.num_raised > num_before:
+            num_before = interruptions.num_raised
+            for value in "ABCA":
+                os.environ["OF_THE_TEMPLATE"] = value
+                assert uninterrupted(interruptions, find_template).is_serving(), interruptions.last_site
+            uninterrupted(interruptions, end_idle_templates)
+            wait_until(lambda: not children())
+            assert not children(), interruptions.last_site
+    assert not interruptions.swallowed
+    print(interruptions.num_raised)
 
 
 def children():

@@ -53,6 +53,16 @@ def test_after_an_interruption_at_any_instruction_the_loop_goes_on_where_it_was(
     assert not found["left"]
 
 
+@pytest.mark.parametrize("share", [9, pytest.param(1, marks=pytest.mark.slow)])
+def test_no_template_process_is_forgotten_by_an_interrupted_call(share, python, processes, tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import sys, interruption_sweep\ninterruption_sweep.sweep_templates(sys.argv[1])"
+    )
+    done = python.run(tmp_path / "script.py", share, folder=tmp_path, timeout=7000)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout) > 10
+
+
 def mixture():
     loaders = {
         "sharded": ShardedDataLoader(0, list(SIZES), known, multiprocessing=False),
