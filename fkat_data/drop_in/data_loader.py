@@ -390,7 +390,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         """Return what a copy begins with: the same arguments, and the start of the epoch, or what was loaded."""
         state = {name: value for name, value in vars(self).items() if name not in ("_successor", "_successors")}
         if self._source is not None:
-            state.update(_source=None, _loaded=self._epoch_again(), _is_untouched=True, _shipped=None, _resumed=None)
+            again = self._source.epoch_again(self.local_state_dict())
+            is_start = again["step"] == 0
+            state.update(_source=None, _loaded=again, _is_untouched=is_start, _shipped=None, _resumed=None)
         if self._driven is not None:
             state["_driven"] = self._driven.copy()  # its place is another from now on
         return state

@@ -280,10 +280,11 @@ class EpochsOfRanks(AccelerateSide):
         plan = None if self._is_iterable else self._map_plan()
         return isinstance(plan, NumberedPlan) or (plan is not None and not plan.has_states)
 
-    def _epoch_again(self) -> dict[str, Any]:
-        """Return the start of the epoch of the next microbatch, with the order that it has."""
-        return state_at_epoch(self.local_state_dict(), self.epoch)
-
     def _start_of(self, epoch: int) -> dict[str, Any]:
-        begun = state_at_epoch(self._own_state(), epoch)
-        return begun if self._is_iterable else {**begun, "sampler": self._map_plan().state_at(epoch, 0)}
+        own = self._own_state()
+        if self._is_iterable:
+            # As the next epoch does: from where the dataset was at the start of the one under way.
+            begun = own if self._source is None else self._source.epoch_again(own)
+            snapshots = None if begun["step"] else [strand["snapshot"] for strand in begun["strands"]]
+            return state_at_epoch(own, epoch, snapshots)
+        return {**state_at_epoch(own, epoch), "sampler": self._map_plan().state_at(epoch, 0)}

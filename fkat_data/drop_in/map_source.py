@@ -6,6 +6,7 @@ from typing import Any
 from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.inner_loader import DataLoaderIterator
 from fkat_data.drop_in.numbered_plan import NumberedPlan
+from fkat_data.drop_in.saved_state import state_at_epoch
 from fkat_data.iteration import Iterations
 from fkat_data.loader.sharded import ShardedDataLoader
 from fkat_data.observe.statistics import LoaderStatistics
@@ -87,6 +88,10 @@ class MapSource:
         place = self._inner.local_state_dict()
         epoch, step = place["epoch"], place["step"]
         return {"epoch": epoch, "step": step, "sampler": self._plan.state_at(epoch, step)}
+
+    def epoch_again(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the start of a state's epoch, in the same order."""
+        return state_at_epoch(state, state["epoch"])
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done so far."""

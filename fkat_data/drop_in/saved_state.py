@@ -51,12 +51,21 @@ def state_of_rank(state_dict: Any, rank: int, world_size: int) -> Any:
     return states[rank]
 
 
-def state_at_epoch(state: Mapping[str, Any], epoch: int) -> dict[str, Any]:
-    """Return the state of the same loader at an epoch's start, for an order that depends on nothing but the epoch."""
+def state_at_epoch(
+    state: Mapping[str, Any], epoch: int, snapshots: Sequence[dict[str, Any] | None] | None = None
+) -> dict[str, Any]:
+    """Return the state of the same loader at an epoch's start, for an order that depends on nothing but the epoch.
+
+    Args:
+        state: The state.
+        epoch: The epoch.
+        snapshots: For an iterable dataset, its state at that start, for each strand; None: it begins as it is.
+    """
     begun = {**state, "epoch": epoch, "step": 0}
     if "strands" in state:
-        strand = {"epoch": epoch, "step": 0, "delivered": 0, "snapshot": None}
-        return {**begun, "strands": [dict(strand) for _ in state["strands"]]}
+        snapshots = snapshots or [None] * len(state["strands"])
+        strand = {"epoch": epoch, "step": 0, "delivered": 0}
+        return {**begun, "strands": [{**strand, "snapshot": snapshot} for snapshot in snapshots]}
     order = {"step": 0, "order": 0} if "order" in state["sampler"] else {}
     return {**begun, "sampler": {**state["sampler"], **order}}
 

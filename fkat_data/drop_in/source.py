@@ -1,6 +1,6 @@
 """What makes a DataLoader's microbatches: one face for map-style and iterable datasets."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from fkat_data.observe.statistics import LoaderStatistics
@@ -35,6 +35,10 @@ class Source(Protocol):
 
     def state(self) -> dict[str, Any]:
         """Return the position as plain values."""
+        ...
+
+    def epoch_again(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the start of a state's epoch, in the same order; the state itself where that start is not known."""
         ...
 
     def statistics(self) -> LoaderStatistics:

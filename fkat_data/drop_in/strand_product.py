@@ -4,6 +4,7 @@ import logging
 import pickle
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from typing import Any, cast
 
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -100,6 +101,8 @@ class StrandProduct(NearestProduct):
             watched, batch_size=self._batch_size, drop_last=self._drop_last, collate_fn=cast("Any", self._collate_fn)
         )
         microbatches = direct_iteration(loader, collate)
+        if replaced is not None and state.get("dataset") is not None:
+            microbatches = _unloaded(microbatches, dataset, replaced)
         if state.get("iterator") is not None:
             watched.iterator.load_state_dict(state["iterator"])
         if not watched.has_state or not has_whole_state(dataset):
@@ -125,6 +128,14 @@ class StrandProduct(NearestProduct):
         if memory is not None:
             memory.next_epoch = self._strand.epoch + 1
             yield Epilogue(watched.state(is_over=True))
+
+
+def _unloaded(microbatches: Iterator[Any], dataset: Any, memory: DatasetMemory) -> Iterator[Any]:
+    """Yield the microbatches; from the first on, a copy of the dataset begins where the dataset did before the load."""
+    for microbatch in islice(microbatches, 1):
+        memory.unload(dataset)
+        yield microbatch
+    yield from microbatches
 
 
 def _load(dataset: Any, state: dict[str, Any]) -> None:

@@ -8,10 +8,11 @@ import logging
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeGuard, cast
 
 from fkat_data.drop_in.datasets_library import is_of_datasets
 from fkat_data.drop_in.own_terms import DataLoaderStatistics
+from fkat_data.drop_in.saved_state import state_at_epoch
 from fkat_data.drop_in.strand import Snapshot, Stamped
 from fkat_data.drop_in.strand_plan import StrandPlan
 from fkat_data.errors import StaleIteratorError
@@ -42,12 +43,23 @@ def first_strand_state(num_strands: int, own_dataset: Any) -> dict[str, Any]:
 
 def _first_snapshot(own_dataset: Any) -> dict[str, Any] | None:
     """Return the state of a dataset of this process before an epoch's first microbatch; None: it has none yet."""
-    if not isinstance(own_dataset, Stateful) or is_of_datasets(own_dataset):
+    if not _has_place(own_dataset):
         return None
     try:
-        return {"step": 0, "dataset": own_dataset.state_dict(), "iterator": None}
+        state = own_dataset.state_dict()
     except genuine(Exception):
         return None  # it has a state once it is iterated
+    # A copy: what a dataset returns may move with it.
+    return {"step": 0, "dataset": pickle.loads(pickle.dumps(state)), "iterator": None}
+
+
+def _has_place(own_dataset: Any) -> TypeGuard[Stateful]:
+    """Return whether a dataset of this process stays where an iteration has left it, and can be put elsewhere."""
+    return isinstance(own_dataset, Stateful) and not is_of_datasets(own_dataset)
+
+
+def _saved(snapshot: Snapshot) -> dict[str, Any]:
+    return {"step": snapshot.step, **pickle.loads(snapshot.state)}
 
 
 class _Runner:
@@ -200,13 +212,24 @@ class StrandSource:
         for runner in self._runners:
             place = runner.inner.local_state_dict()
             snapshot = runner.plan.snapshot(place["epoch"], place["step"])
-            if snapshot is not None:
-                saved = {"step": snapshot.step, **pickle.loads(snapshot.state)}
-            else:
-                saved = self._first_snapshot(place["epoch"])
+            saved = self._first_snapshot(place["epoch"]) if snapshot is None else _saved(snapshot)
             strand = {"epoch": place["epoch"], "step": place["step"], "delivered": runner.delivered(epoch)}
             strands.append({**strand, "snapshot": saved})
         return {"epoch": epoch, "step": self.step, "num_strands": self._num_strands, "strands": strands}
+
+    def epoch_again(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the start of a state's epoch, in the same order; the state itself where that start is not known."""
+        epoch = state["epoch"]
+        snapshots: list[dict[str, Any] | None] = []
+        for runner in self._runners:
+            begun = runner.plan.snapshot(epoch, 0)
+            if begun is not None:
+                snapshots.append(_saved(begun))
+            elif self._has_begun_within(epoch) and _has_place(self._own_dataset):
+                return dict(state)
+            else:
+                snapshots.append(self._first_snapshot(epoch))
+        return state_at_epoch(state, epoch, snapshots)
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done so far, by all strands together."""
@@ -240,6 +263,10 @@ class StrandSource:
 
     def _first_snapshot(self, epoch: int) -> dict[str, Any] | None:
         return self._begun[1] if self._begun[0] == epoch else _first_snapshot(self._own_dataset)
+
+    def _has_begun_within(self, epoch: int) -> bool:
+        """Return whether a load has put the loader behind an epoch's start, which the dataset was then not asked for."""
+        return self._loaded is not None and self._loaded[0] == epoch and self._loaded[1] > 0
 
     def _leave(self, epoch: int) -> None:
         if self._begun[0] == epoch:  # the next epoch begins as this one did

@@ -2,7 +2,8 @@ import copy
 import json
 import pickle
 import threading
-from itertools import islice, pairwise
+from functools import partial
+from itertools import islice, pairwise, product
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from drop_in_examples import (
     Items,
     Lazy,
     Remembering,
+    Restarting,
     Slow,
     Told,
     enter,
@@ -387,6 +389,125 @@ def test_a_copy_of_a_loader_under_iteration_has_its_epoch_from_the_start(copied_
     whole = digests(copied)
     assert (copied.epoch, loader.epoch, loader.step) == (2, 1, 2)
     assert delivered + digests(rest) == whole
+
+
+class Cursor(IterableDataset):
+    """Goes on where it stands, and gives its own variables as its state."""
+
+    def __init__(self):
+        self.next = 1
+
+    def __iter__(self):
+        while self.next <= 6:
+            self.next += 1
+            yield self.next - 1
+        self.next = 1
+
+    def state_dict(self):
+        return vars(self)
+
+    def load_state_dict(self, state):
+        vars(self).update(state)
+
+
+class Cursors(IterableDataset):
+    """Has iterators with a state."""
+
+    def __iter__(self):
+        return CursorIterator()
+
+
+class CursorIterator:
+    def __init__(self):
+        self.next = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.next >= 6:
+            raise StopIteration
+        self.next += 1
+        return self.next
+
+    def state_dict(self):
+        return {"next": self.next}
+
+    def load_state_dict(self, state):
+        self.next = state["next"]
+
+
+STREAMS = pytest.mark.parametrize(
+    "make", [partial(Counting, 6), partial(Remembering, 6), partial(Restarting, 6), Cursor, Cursors]
+)
+
+
+@STREAMS
+@pytest.mark.parametrize("options", [{}, {"batch_size": 2, "snapshot_every_n_steps": 0}])
+def test_a_copy_of_an_iterable_dataset_has_the_whole_epoch_at_each_place_of_it(make, options):
+    options = {"batch_size": None, "seed": 1, **options}
+    expected = epochs(DataLoader(make(), **options), 3)
+    for copied_by in COPIES:
+        for epoch in range(2):
+            for step in range(len(expected[epoch])):
+                loader = DataLoader(make(), **options)
+                assert epochs(loader, epoch) == expected[:epoch]
+                rest = iter(loader)
+                delivered = [digest(sample) for sample in islice(rest, step)]
+                copied = copied_by(loader)
+                assert (copied.epoch, copied.step) == (epoch, 0)
+                if copied_by is not copy.copy:  # which shares the dataset
+                    assert delivered + digests(rest) == expected[epoch]
+                assert epochs(copied, 3 - epoch) == expected[epoch:]
+
+
+@STREAMS
+@pytest.mark.parametrize("persistent_workers", [None, True])
+def test_a_copy_of_a_loader_with_workers_has_the_whole_epoch(make, persistent_workers, processes):
+    options = {"batch_size": None, "seed": 1, "num_workers": 2, "persistent_workers": persistent_workers}
+    with DataLoader(make(), **options) as loader:
+        expected = epochs(loader, 3)
+    with DataLoader(make(), **options) as loader:
+        for epoch in range(2):
+            rest = iter(loader)
+            delivered = [digest(next(rest)) for _ in range(3)]
+            with pickled(loader) as copied:
+                assert epochs(copied, 3 - epoch) == expected[epoch:]
+            assert delivered + digests(rest) == expected[epoch]
+
+
+@STREAMS
+def test_a_copy_of_a_resumed_loader_loses_nothing_of_the_rest(make):
+    options = {"batch_size": None, "seed": 1}
+    expected = epochs(DataLoader(make(), **options), 3)
+    for copied_by, epoch, step in product((copy.deepcopy, pickled), range(2), range(1, 5)):
+        saved = DataLoader(make(), **options)
+        epochs(saved, epoch)
+        list(islice(saved, step))
+        resumed = DataLoader(make(), **options)
+        resumed.load_state_dict(saved.state_dict())
+        rest = iter(resumed)
+        next(rest)
+        copied = copied_by(resumed)
+        first = copied.step
+        assert first in (0, step + 1)
+        assert epochs(copied, 1) == [expected[epoch][first:]]
+        assert epochs(copied, 1) == [expected[epoch + 1]]
+        assert digests(rest) == expected[epoch][step + 1 :]
+
+
+@pytest.mark.parametrize("num_delivered", range(6))
+def test_an_epoch_that_is_set_within_another_begins_at_the_datasets_start(num_delivered):
+    loader = DataLoader(Cursor(), None)
+    rest = iter(loader)
+    list(islice(rest, num_delivered))
+    loader.set_epoch(5)
+    assert list(loader) == [1, 2, 3, 4, 5, 6]
+    assert loader.epoch == 6
+
+
+def epochs(loader, count):
+    return [digests(loader) for _ in range(count)]
 
 
 def test_a_copy_keeps_a_place_that_was_loaded_and_not_begun():

@@ -1,6 +1,7 @@
 """Datasets that behave as those of the library ``datasets`` do, which the tests do not install."""
 
-from itertools import chain
+import copy
+from itertools import chain, islice
 
 import numpy as np
 import pytest
@@ -102,6 +103,31 @@ def test_each_place_of_two_epochs_resumes_and_the_epochs_after_it_are_whole(is_s
         while resumed.epoch < 3:
             found += batches(resumed)
         assert found == delivered[index:]
+
+
+@pytest.mark.parametrize("num_delivered", range(1, 8))
+@pytest.mark.parametrize("is_shuffled", [False, True])
+def test_a_copy_has_the_whole_epoch_before_a_resume_and_after_it(is_shuffled, num_delivered):
+    def make():
+        return DataLoader(IterableDataset(3, is_shuffled=is_shuffled), 3, seed=1)
+
+    loader = make()
+    expected = batches(loader)
+    for epoch in range(1, 3):
+        delivered = [batch.tolist() for batch in islice(loader, num_delivered)]
+        copied = copy.deepcopy(loader)
+        assert copied.epoch == loader.epoch
+        assert [batches(copied) for _ in range(2)] == [expected] * 2
+        assert delivered == expected[:num_delivered]
+        loader.end_epoch()
+        assert loader.epoch == epoch + (num_delivered > 0)
+    saved = make()
+    list(islice(saved, 2))
+    loader.load_state_dict(saved.state_dict())
+    rest = [batch.tolist() for batch in islice(loader, min(num_delivered, 4) + 1)]
+    assert rest == expected[2:][: len(rest)]
+    copied = copy.deepcopy(loader)
+    assert [batches(copied) for _ in range(2)] == [expected] * 2
 
 
 def test_a_state_of_the_users_own_stays_where_an_epoch_begins():
