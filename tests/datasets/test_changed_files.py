@@ -4,7 +4,10 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 import tarfile
+import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -94,6 +97,38 @@ def test_a_file_that_only_becomes_longer_has_the_same_lines(tmp_path):
         file.write('{"n": 100}\n')
     later(path)
     assert [row["n"] for row in dataset.__getitems__(range(len(dataset)))] == list(range(NUM_SAMPLES))
+
+
+APPENDING = """
+import sys, time
+with open(sys.argv[1], "ab", buffering=0) as file:
+    for _ in range(30_000):
+        file.write(b'{"n": 100}\\n')
+        time.sleep(0.001)
+"""
+
+
+def test_a_file_that_grows_while_it_is_read_has_the_same_lines(tmp_path, processes):
+    path = tmp_path / "lines.jsonl"
+    path.write_text("".join(f'{{"n": {n}, "text": "{"x" * 1000}"}}\n' for n in range(20_000)), "utf-8")
+    dataset = JsonDataset(str(path))
+    size_bytes = path.stat().st_size
+    with subprocess.Popen([sys.executable, "-c", APPENDING, str(path)]) as appending:
+        try:
+            while path.stat().st_size == size_bytes:
+                time.sleep(0.01)
+            for _ in range(5):
+                rows = dataset.__getitems__([0, 10_000, len(dataset) - 1])
+                assert [row["n"] for row in rows] == [0, 10_000, 19_999]
+            assert pickle.loads(pickle.dumps(dataset))[7]["n"] == 7
+        finally:
+            appending.kill()
+    with path.open("r+b") as file:
+        file.seek(20)
+        file.write(b"y")
+    later(path)
+    with pytest.raises(ShardCorruptError, match=r"lines\.jsonl.*the file has changed"):
+        dataset[19_999]
 
 
 def test_a_parquet_file_that_is_cut_while_it_is_mapped_is_an_error_and_does_not_end_the_process(tmp_path):
