@@ -153,7 +153,7 @@ class JsonDataset(_JsonFiles, Dataset[Any]):
             yield _parsed(file.path, line, offset, text)
 
     def _check(self, file_number: int) -> None:
-        """Check that what was read is of the text that was indexed. Reads as much of it again if the file may be another.
+        """Check that what was read is of the text that was indexed. Reads it again if the file may be another.
 
         Raises:
             ShardCorruptError: It is not.

@@ -79,6 +79,31 @@ def test_a_file_that_was_replaced_is_noticed_where_it_is_opened_again(tmp_path, 
 
 
 @pytest.mark.parametrize(("kind", "write"), FORMATS)
+@pytest.mark.parametrize("word", ["new", "new, and of another length" * 30])
+def test_who_has_a_file_open_reads_it_on_after_another_one_replaced_it(tmp_path, kind, write, word):
+    path = tmp_path / "file"
+    write(path, "old")
+    dataset = kind(str(path), **({"row_groups_kept": 1} if kind is ParquetDataset else {}))
+    assert "old" in str(dataset[0])
+    other = tmp_path / "other"
+    write(other, word)
+    later(other)
+    other.replace(path)
+    assert all("old" in str(sample) for sample in dataset.__getitems__(range(NUM_SAMPLES)))
+    assert word in str(kind(str(path))[0])
+
+
+def test_rows_in_order_go_on_after_another_file_replaced_theirs(tmp_path):
+    path = tmp_path / "file.parquet"
+    write_rows(path, "old")
+    rows = iter(IterableParquetDataset(str(path), rows_at_once=2))
+    first = next(rows)
+    write_rows(tmp_path / "other", "new, and of another length" * 30)
+    (tmp_path / "other").replace(path)
+    assert [row["word"] for row in (first, *rows)] == ["old"] * NUM_SAMPLES
+
+
+@pytest.mark.parametrize(("kind", "write"), FORMATS)
 def test_a_copy_of_a_file_is_the_same_file(tmp_path, kind, write):
     path = tmp_path / "file"
     write(path, "old")
