@@ -45,12 +45,12 @@ class FileVersion(NamedTuple):
         return cls(int(found.get("size") or 0), None if version is None else str(version))
 
     def is_changed_from(self, before: "FileVersion") -> bool:
-        """Return whether a file that a process has open, or had, was written again in its place.
+        """Return whether a file was written again, where both versions are of the same descriptor.
 
-        One that another file replaced is not: who has it open reads the old one. Some mounts give one file another
-        inode number at each look.
+        It has the same file then, also once another one has replaced it. Some mounts give one file another inode number
+        at each look.
         """
-        return self.size_bytes != before.size_bytes or (self.inode == before.inode and self.time != before.time)
+        return (self.size_bytes, self.time) != (before.size_bytes, before.time)
 
 
 def changed(path: str, reason: str = "it was written again while it was in use") -> ShardCorruptError:

@@ -1,7 +1,7 @@
 """Read JSON Lines files, by index or sequentially: one JSON value per line; plain, gzip or zstd."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -153,7 +153,7 @@ class JsonDataset(_JsonFiles, Dataset[Any]):
             yield _parsed(file.path, line, offset, text)
 
     def _check(self, file_number: int) -> None:
-        """Check that what was read is of the text that was indexed. Reads all of it again if the file may be another.
+        """Check that what was read is of the text that was indexed. Reads it again if the file may be another.
 
         Raises:
             ShardCorruptError: It is not.
@@ -161,11 +161,10 @@ class JsonDataset(_JsonFiles, Dataset[Any]):
         file, index = self._files[file_number], self._indices[file_number]
         if (version := file.version()) == self._versions[file_number]:
             return
-        # A file that only became longer, or was copied to another machine, has the same lines.
-        found = LineIndex.of(file.path, _first(file.chunks(), index.num_bytes), self.max_line_bytes)
-        if found != index or not version == file.version_read == file.version():
+        # A file that only became longer, even while it is read here, or was copied to another machine, has the same lines.
+        if file.checksum(index.num_bytes) != index.checksum:
             raise changed(file.path, "it does not have the text that this dataset was made of")
-        self._versions[file_number] = version
+        self._versions[file_number] = version  # of before the text was read: a later change is another version
 
 
 class IterableJsonDataset(_JsonFiles, IterableDataset[Any]):
@@ -229,15 +228,6 @@ class IterableJsonDataset(_JsonFiles, IterableDataset[Any]):
 
 def _place(path: str, line: int) -> str:
     return f"line {line} (from 0, blank lines not counted) of {shown_path(path)}"
-
-
-def _first(chunks: Iterable[bytes], num_bytes: int) -> Iterator[bytes]:
-    """Yield the first bytes of a text."""
-    for chunk in chunks:
-        yield chunk[:num_bytes]
-        num_bytes -= len(chunk)
-        if num_bytes <= 0:
-            return
 
 
 def _parsed(path: str, line: int, offset: int, text: bytes) -> Any:

@@ -90,13 +90,14 @@ class MapDataset(_Mapped, Dataset[Any]):
         Raises:
             Exception: Whatever the dataset and ``fn`` raise; an error of ``fn`` has a note of the sample's file and place.
         """
+        samples = items_at(self.dataset, indices)  # what this raises may be about any of them
         made: list[Any] = []
-        try:
-            for sample in items_at(self.dataset, indices):
-                made.append(self.fn(sample))  # noqa: PERF401 - its length says which sample an error is of
-        except Exception as error:
-            note_places(error, self.dataset, indices[len(made) : len(made) + 1])
-            raise
+        for sample in samples:
+            try:
+                made.append(self.fn(sample))
+            except Exception as error:
+                note_places(error, self.dataset, indices[len(made) : len(made) + 1])
+                raise
         return made
 
     def sample_place(self, index: Any) -> str | None:

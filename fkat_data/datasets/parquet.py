@@ -347,14 +347,14 @@ class _OpenFile:
 
     def __init__(self, path: str, storage_options: Mapping[str, Any]) -> None:
         self.path = path
-        self._local = local_path(path)
+        local = local_path(path)
         self._version: FileVersion | None = None
         try:
-            if self._local is None:
+            if local is None:
                 source = open_uri(path, storage_options)
             else:
-                self._version = FileVersion.of(self._local)
-                source = _arrow.memory_map(self._local)
+                source = _arrow.memory_map(local)
+                self._version = FileVersion.of(source.fileno())
             # Only files of some writers have checksums of their pages.
             self.parquet: Any = _parquet.ParquetFile(source, page_checksum_verification=True)
             self._source = source
@@ -385,12 +385,12 @@ class _OpenFile:
         Raises:
             ShardCorruptError: It was. Reading what was cut off would end the process.
         """
-        if self._local is None or self._version is None:
+        if self._version is None:
             return
         try:
-            now = FileVersion.of(self._local)
+            now = FileVersion.of(self._source.fileno())  # not of the path, where another file may be by now
         except genuine(OSError):
-            return  # removed: the map keeps it
+            return  # removed from a server, which knows it no more
         if now.is_changed_from(self._version):
             raise changed(self.path)
 

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fkat_data.datasets.file_version import FileVersion
+from fkat_data.datasets.file_version import FileVersion, changed
 from fkat_data.datasets.opening import local_path, not_found, open_uri
 from fkat_data.dropped import Descriptor
-from fkat_data.errors import ShardCorruptError
 from fkat_data.interruption import genuine
 
 __all__ = ["RangedFile"]
@@ -64,7 +63,7 @@ class RangedFile:
             parts.append(self._some(start, stop - start))
             start += len(parts[-1])
             if not parts[-1]:
-                raise ShardCorruptError(self._path, f"the file ends at byte {start:,}: it has become shorter")
+                raise changed(self._path, f"it has become shorter and ends at byte {start:,}")
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def version(self) -> FileVersion:

@@ -157,7 +157,7 @@ class TarDataset(Described, Dataset[dict[str, Any]]):
         content = file.read(start, stop)
         version = file.version()
         if version != before:
-            if version.is_changed_from(before) and version.inode == before.inode is not None:
+            if version.inode == before.inode is not None:
                 raise changed(path)
             # Another file, such as a copy on another machine: its members stand where they did.
             index, found = _index_of(path, self.storage_options)

@@ -81,6 +81,17 @@ class TextFile:
             return plain.read(offset, offset + size)
         return os.pread(cast("Descriptor", self._decompressed).fileno(), size, offset)
 
+    def checksum(self, num_bytes: int) -> int:
+        """Return the CRC-32 of the first ``num_bytes`` of the text, or of all of it if it is shorter.
+
+        Raises:
+            Exception: What ``read`` raises.
+        """
+        found = 0
+        for offset in range(0, num_bytes, _CHUNK_BYTES):
+            found = zlib.crc32(self.read(offset, min(_CHUNK_BYTES, num_bytes - offset)), found)
+        return found
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_decompressed": None}
 

@@ -24,7 +24,7 @@ from fkat_data.interruption import genuine
 from fkat_data.modes import is_any_autocast_enabled, num_dispatch_modes, num_function_modes, without_modes
 from fkat_data.transport.definitions import is_definition, is_importable, reduce_definition
 from fkat_data.transport.forms import RememberedForms
-from fkat_data.transport.nesting import too_deep
+from fkat_data.transport.nesting import is_nested_deep, too_deep
 from fkat_data.transport.overlap import Extent, dense, extent_of, overlapping, shared_spans, span
 from fkat_data.transport.reductions import reduce_of_torch
 
@@ -134,13 +134,13 @@ def copied(microbatch: Any) -> tuple[Any, int]:
     Classes and functions are the same ones. So is what cannot be pickled; lists, tuples and dicts around it are new.
 
     Raises:
-        RecursionError: It is nested too deep.
+        RecursionError: It is lists, tuples or dicts nested too deep.
     """
     try:
         return _copy(microbatch)
-    except genuine(RecursionError):
-        raise
-    except genuine(Exception):
+    except genuine(Exception) as error:
+        if isinstance(error, RecursionError) and is_nested_deep(microbatch):
+            raise
         return _copy_by_parts(microbatch)  # what stays in this process need not be fit for another
     except BaseException as raised:
         # Raised again by what is pickled; what a signal has raised here is the caller's.

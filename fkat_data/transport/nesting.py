@@ -3,11 +3,16 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
-__all__ = ["too_deep"]
+__all__ = ["is_nested_deep", "too_deep"]
 
 _CONTAINERS: frozenset[Any] = frozenset({dict, list, tuple})
 _MOST_KEYS = 4
 _LEAST_DEPTH = 100
+
+
+def is_nested_deep(value: Any) -> bool:
+    """Return whether ``too_deep`` blames lists, tuples or dicts, instead of objects that refer to one another."""
+    return _deepest([value])[1] >= _LEAST_DEPTH
 
 
 def too_deep(value: Any) -> RecursionError:

@@ -4,7 +4,10 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 import tarfile
+import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -76,6 +79,31 @@ def test_a_file_that_was_replaced_is_noticed_where_it_is_opened_again(tmp_path, 
 
 
 @pytest.mark.parametrize(("kind", "write"), FORMATS)
+@pytest.mark.parametrize("word", ["new", "new, and of another length" * 30])
+def test_who_has_a_file_open_reads_it_on_after_another_one_replaced_it(tmp_path, kind, write, word):
+    path = tmp_path / "file"
+    write(path, "old")
+    dataset = kind(str(path), **({"row_groups_kept": 1} if kind is ParquetDataset else {}))
+    assert "old" in str(dataset[0])
+    other = tmp_path / "other"
+    write(other, word)
+    later(other)
+    other.replace(path)
+    assert all("old" in str(sample) for sample in dataset.__getitems__(range(NUM_SAMPLES)))
+    assert word in str(kind(str(path))[0])
+
+
+def test_rows_in_order_go_on_after_another_file_replaced_theirs(tmp_path):
+    path = tmp_path / "file.parquet"
+    write_rows(path, "old")
+    rows = iter(IterableParquetDataset(str(path), rows_at_once=2))
+    first = next(rows)
+    write_rows(tmp_path / "other", "new, and of another length" * 30)
+    (tmp_path / "other").replace(path)
+    assert [row["word"] for row in (first, *rows)] == ["old"] * NUM_SAMPLES
+
+
+@pytest.mark.parametrize(("kind", "write"), FORMATS)
 def test_a_copy_of_a_file_is_the_same_file(tmp_path, kind, write):
     path = tmp_path / "file"
     write(path, "old")
@@ -94,6 +122,38 @@ def test_a_file_that_only_becomes_longer_has_the_same_lines(tmp_path):
         file.write('{"n": 100}\n')
     later(path)
     assert [row["n"] for row in dataset.__getitems__(range(len(dataset)))] == list(range(NUM_SAMPLES))
+
+
+APPENDING = """
+import sys, time
+with open(sys.argv[1], "ab", buffering=0) as file:
+    for _ in range(30_000):
+        file.write(b'{"n": 100}\\n')
+        time.sleep(0.001)
+"""
+
+
+def test_a_file_that_grows_while_it_is_read_has_the_same_lines(tmp_path, processes):
+    path = tmp_path / "lines.jsonl"
+    path.write_text("".join(f'{{"n": {n}, "text": "{"x" * 1000}"}}\n' for n in range(20_000)), "utf-8")
+    dataset = JsonDataset(str(path))
+    size_bytes = path.stat().st_size
+    with subprocess.Popen([sys.executable, "-c", APPENDING, str(path)]) as appending:
+        try:
+            while path.stat().st_size == size_bytes:
+                time.sleep(0.01)
+            for _ in range(5):
+                rows = dataset.__getitems__([0, 10_000, len(dataset) - 1])
+                assert [row["n"] for row in rows] == [0, 10_000, 19_999]
+            assert pickle.loads(pickle.dumps(dataset))[7]["n"] == 7
+        finally:
+            appending.kill()
+    with path.open("r+b") as file:
+        file.seek(20)
+        file.write(b"y")
+    later(path)
+    with pytest.raises(ShardCorruptError, match=r"lines\.jsonl.*the file has changed"):
+        dataset[19_999]
 
 
 def test_a_parquet_file_that_is_cut_while_it_is_mapped_is_an_error_and_does_not_end_the_process(tmp_path):

@@ -90,6 +90,16 @@ def test_a_subclass_with_samples_of_its_own_has_no_place(lines):
         assert "Sample" not in notes_of(lambda dataset=dataset: list(DataLoader(dataset, batch_size=2)))
 
 
+def test_an_error_of_the_mapped_dataset_names_no_sample_that_it_may_not_be_about(lines):
+    dataset = MapDataset(JsonDataset(lines), no_seven)
+    with pytest.raises(IndexError, match="index 1000000 is out of range") as raised:
+        dataset.__getitems__([0, 10**6])
+    assert not getattr(raised.value, "__notes__", [])
+    with pytest.raises(IndexError) as raised:
+        list(DataLoader(dataset, batch_sampler=[[0, 1], [2, 10**6]]))
+    assert "Sample: " not in "\n".join(raised.value.__notes__)
+
+
 def test_the_note_arrives_from_a_worker(processes, lines):
     loader = DataLoader(MapDataset(JsonDataset(lines), no_seven), batch_size=4, num_workers=1)
     assert f"Sample: line 7 (from 0, blank lines not counted) of {lines}" in notes_of(lambda: list(loader))

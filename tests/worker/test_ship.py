@@ -246,6 +246,23 @@ for loader in loaders(lambda: deep(100_000)):
         assert "at microbatch 0 of " in error.__notes__[0], error.__notes__
     else:
         raise AssertionError("it arrived")
+
+class Node:
+    def __init__(self, following):
+        self.following = following
+
+def linked():
+    node = None
+    for _ in range(5_000):
+        node = Node(node)
+    return node
+
+for loader in list(loaders(linked))[:2]:  # in this process: what cannot be pickled is handed over as it is
+    [sample] = loader
+    node, num_nodes = sample["content"], 0
+    while node is not None:
+        node, num_nodes = node.following, num_nodes + 1
+    assert num_nodes == 5_000
 print("done")
 """
 
