@@ -53,22 +53,13 @@ class Cursor:
         """Start an iteration at its first position."""
         self.position = position
 
-    def advance(self, *, is_last_in_shard: bool, is_last_shard: bool) -> Position:
-        """Return the position after the next microbatch, which ``hand_over`` makes the caller's."""
-        epoch, shard, microbatch, step = self.position
-        # half of what the class itself takes, whose function is one of Python's
-        position = tuple.__new__(Position, (epoch, shard, microbatch + 1, step + 1))
-        self._next = position.after_shard(is_last_shard=is_last_shard) if is_last_in_shard else position
-        return self._next
+    def advance(self, position: Position) -> None:
+        """Have ``hand_over`` make this position the caller's: the one after the next microbatch."""
+        self._next = position
 
     def stay(self) -> None:
         """Let ``hand_over`` leave the position as it is."""
         self._next = self.position
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether the epoch ends with the microbatch that ``hand_over`` is to count."""
-        return self._next.epoch > self.position.epoch
 
     def hand_over(self, microbatch: Microbatch) -> Microbatch:
         """Count a microbatch as delivered, and return it: the last thing that a call does."""
@@ -92,9 +83,8 @@ class Cursor:
         """Count the rest of the epoch as delivered."""
         self.position = self.position.after_epoch()
 
-    def pass_shard(self, *, is_last_shard: bool) -> None:
-        """Count the current shard as delivered, because it has no more microbatches."""
-        position = self.position.after_shard(is_last_shard=is_last_shard)
+    def pass_shard(self, position: Position) -> None:
+        """Count the current shard as delivered, because it has no more microbatches; the position after it is this."""
         if self._is_loaded():
             self._loaded = (*self._loaded, position)
         self.position = position

@@ -30,14 +30,19 @@ def can_start_workers() -> bool:
     return sys.platform != "win32"
 
 
-def refuse_workers(argument: str, value: object) -> None:
+def refuse_workers(argument: str, value: object, instead: object = False) -> None:
     """Refuse an argument that needs worker processes, where this system has none.
+
+    Args:
+        argument: Its name.
+        value: Its value.
+        instead: The value that works.
 
     Raises:
         ConfigurationError: This is Windows.
     """
     if not can_start_workers():
-        raise ConfigurationError(argument, value, "False on Windows: worker processes need Linux or macOS")
+        raise ConfigurationError(argument, value, f"{instead} on Windows: worker processes need Linux or macOS")
 
 
 def call_in_forks(action: Callable[[], object]) -> None:

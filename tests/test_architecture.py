@@ -243,15 +243,6 @@ def test_files_are_short_shallow_and_well_named():
     assert not offenders, "\n".join(offenders)
 
 
-def test_no_two_modules_share_a_name():
-    by_name = defaultdict(list)
-    for path in FILES:
-        if path.stem != "__init__":
-            by_name[path.stem].append(str(path.relative_to(ROOT)))
-    offenders = [paths for paths in by_name.values() if len(paths) > 1]
-    assert not offenders, offenders
-
-
 def test_no_two_classes_share_a_name():
     by_name = defaultdict(list)
     for path in FILES:

@@ -1,10 +1,7 @@
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 
 from fkat_data.iteration import Cursor
 from fkat_data.position import START, Position
-
-epochs = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=4), min_size=1, max_size=3)
 
 
 def start(cursor):
@@ -12,43 +9,34 @@ def start(cursor):
     return cursor.position
 
 
-def deliver(cursor, **last):
-    cursor.advance(**last)
+def deliver(cursor, after):
+    cursor.advance(after)
     assert cursor.hand_over("a microbatch") == "a microbatch"
 
 
-def run(cursor, sizes):
-    """Deliver an epoch whose shards have these sizes; yield after every step."""
-    for index, size in enumerate(sizes):
-        is_last_shard = index == len(sizes) - 1
-        for microbatch in range(size):
-            deliver(cursor, is_last_in_shard=microbatch == size - 1, is_last_shard=is_last_shard)
-            yield index, microbatch + 1
-        if size == 0:
-            cursor.pass_shard(is_last_shard=is_last_shard)
-            yield index, 0
-
-
-@given(sizes_of_epochs=epochs)
-def test_the_position_is_what_was_delivered_and_canonical(sizes_of_epochs):
+def test_the_position_moves_when_the_microbatch_is_handed_over_and_not_before():
     cursor = Cursor()
-    for epoch, sizes in enumerate(sizes_of_epochs):
-        assert start(cursor) == Position(epoch, 0, 0, 0)
-        delivered = 0
-        for index, count in run(cursor, sizes):
-            delivered += count > 0
-            if count == sizes[index]:
-                is_end = index == len(sizes) - 1
-                expected = Position(epoch + 1, 0, 0, 0) if is_end else Position(epoch, index + 1, 0, delivered)
-            else:
-                expected = Position(epoch, index, count, delivered)
-            assert cursor.position == expected
+    start(cursor)
+    cursor.advance(Position(0, 0, 1, 1))
+    assert cursor.position == START
+    cursor.hand_over("a microbatch")
+    assert cursor.position == Position(0, 0, 1, 1)
+
+
+def test_the_last_microbatch_is_taken_back_once_and_only_where_it_was_the_last():
+    cursor = Cursor()
+    start(cursor)
+    assert not cursor.take_back()
+    deliver(cursor, Position(0, 0, 1, 1))
+    assert cursor.take_back()
+    assert cursor.position == START
+    assert not cursor.take_back()
 
 
 def test_an_epoch_that_was_left_early_is_not_taken_up_again():
     cursor = Cursor()
     start(cursor)
-    deliver(cursor, is_last_in_shard=False, is_last_shard=False)
+    deliver(cursor, Position(0, 0, 1, 1))
     assert start(cursor) == Position(1, 0, 0, 0)
     assert start(cursor) == Position(1, 0, 0, 0)
 
@@ -57,14 +45,22 @@ def test_an_epoch_that_was_loaded_is_taken_up_until_something_is_delivered():
     cursor = Cursor()
     cursor.load(Position(2, 3, 4, 50))
     assert start(cursor) == start(cursor) == Position(2, 3, 4, 50)
-    deliver(cursor, is_last_in_shard=False, is_last_shard=False)
-    assert cursor.position == Position(2, 3, 5, 51)
+    deliver(cursor, Position(2, 3, 5, 51))
     assert start(cursor) == Position(3, 0, 0, 0)
+
+
+@pytest.mark.parametrize("passed", [Position(2, 4, 0, 50), Position(3, 0, 0, 0)])
+def test_empty_shards_behind_a_loaded_place_do_not_leave_its_epoch(passed):
+    cursor = Cursor()
+    cursor.load(Position(2, 3, 0, 50))
+    start(cursor)
+    cursor.pass_shard(passed)
+    assert start(cursor) == passed
 
 
 def test_loading_the_start_is_the_start():
     cursor = Cursor()
     start(cursor)
-    deliver(cursor, is_last_in_shard=False, is_last_shard=False)
+    deliver(cursor, Position(0, 0, 1, 1))
     cursor.load(START)
     assert start(cursor) == START

@@ -1,10 +1,10 @@
-"""``fkat_data.DataLoader``: torch's DataLoader by its arguments and behaviour, and a ``ShardedDataLoader`` is what makes it."""
+"""``fkat_data.DataLoader``: torch's DataLoader by its arguments and behaviour, with an engine under it."""
 
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from inspect import currentframe
-from pathlib import Path
 from typing import Any, Generic, cast
 
 import torch
@@ -16,27 +16,24 @@ from fkat_data.description import Described
 from fkat_data.device.choice import device_of
 from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.drop_in.changes import change_of
+from fkat_data.drop_in.dataset_plan import DatasetPlan
 from fkat_data.drop_in.datasets_library import order_of
 from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.epochs_of_ranks import EpochsOfRanks
-from fkat_data.drop_in.inner_loader import inner_loader, settable_of
 from fkat_data.drop_in.lightning_side import is_begun_by_fabric, original_of
 from fkat_data.drop_in.looks import warn_of_look
-from fkat_data.drop_in.map_source import MapSource
 from fkat_data.drop_in.numbered_plan import NumberedPlan, check_kind_of_order, is_numbered
+from fkat_data.drop_in.own_engine import DataLoaderIterator, engine_of, settable_of
 from fkat_data.drop_in.own_generators import next_number
-from fkat_data.drop_in.own_terms import DataLoaderStatistics
 from fkat_data.drop_in.rank_share import check_share, shared_fields
 from fkat_data.drop_in.sample_order import EpochShuffle
 from fkat_data.drop_in.saved_state import VERSION, check_order, checked_loader_state, merged_states, state_of_rank
-from fkat_data.drop_in.source import Source
 from fkat_data.drop_in.strand_plan import StrandPlan
-from fkat_data.drop_in.strand_source import StrandSource, first_strand_state
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
-from fkat_data.loader.sharded import ShardedDataLoader
-from fkat_data.observe.statistics import LoaderStatistics
-from fkat_data.plan.shard_plan import ShardPlan
+from fkat_data.loader.engine import Engine
+from fkat_data.observe.statistics import DataLoaderStatistics, LoaderStatistics
+from fkat_data.position import START
 from fkat_data.transport.definitions import digest_of_shipment
 from fkat_data.types import Microbatch_co, Profiler
 from fkat_data.worker.settings import START_METHODS, StartMethod
@@ -93,8 +90,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         num_threads_per_worker: Items of a microbatch that a worker makes at once, in threads.
         start_method: How worker processes are started.
         profiler: Gets ``start(name)`` and ``stop(name)`` around each action.
-        trace: A file for the timeline of this run; with several workers of an iterable dataset, one for each:
-            ``run-strand2.json`` for ``run.json``.
+        trace: A file for the timeline of this run.
         replay: Deliver the first microbatch again and again.
 
     Raises:
@@ -195,7 +191,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         self._is_iterable = isinstance(dataset, torch_data.IterableDataset)
         # Workers that kept an order of their own would deliver another one than a state says.
         self._keeps_workers = None if persistent_workers and self._ordered_dataset() is not None else persistent_workers
-        self._source: Source | None = None
+        self._engine: Engine[Microbatch_co] | None = None
+        self._plan: DatasetPlan | None = None
         self._drawn_seed: int | None = None
         # A state that the next iteration begins with.
         self._loaded: dict[str, Any] | None = None
@@ -219,7 +216,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         place = self._known_place()
         if place is not None:
             return place["epoch"]
-        return 0 if self._source is None else self._source.epoch
+        return 0 if self._engine is None else self._engine.position.epoch
 
     @property
     def step(self) -> int:
@@ -227,7 +224,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         place = self._known_place()
         if place is not None:
             return place["step"]
-        return 0 if self._source is None else self._source.step
+        return 0 if self._engine is None else self._engine.step
 
     def __len__(self) -> int:
         """Return the microbatches of an epoch; of this rank's, if they are dealt out.
@@ -241,7 +238,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         """Begin an epoch, or the rest of one after ``load_state_dict``; an older iterator ends.
 
         Raises:
-            ConfigurationError: The dataset cannot be sent to a worker, or an argument that goes to ``ShardedDataLoader`` is invalid.
+            ConfigurationError: The dataset cannot be sent to a worker, or an argument is invalid.
             StateMismatchError: The loaded state does not fit.
         """
         if self._driven is None and is_begun_by_fabric(currentframe()):
@@ -262,23 +259,23 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._begin()
 
     def _begin(self) -> Iterator[Microbatch_co]:
-        if self._source is not None and self._made_with != settable_of(self):
-            self._source.end_epoch()
+        if self._engine is not None and self._made_with != settable_of(self):
+            self._engine.end_epoch()
             self._go_to(self._own_state(), is_untouched=True)
         if (ordered := self._ordered_dataset()) is not None:
             ordered.follow_epoch(self._next_epoch())
-        source = self._source
-        if source is None:
+        engine = self._engine
+        if engine is None:
             check_order(self._loaded, order_of(self.dataset))
-            source = self._make_source()
-            vars(self).update(_source=source)
+            engine = self._make_engine()
         else:
-            self._ship_again(source)
+            self._ship_again(engine)
             if (self.epoch, self.step - 1) == self._resumed:
                 warn_of_look(self.epoch)
         resumed = None if self._loaded is None or self._is_untouched else (self.epoch, self.step)
         vars(self).update(_resumed=resumed)
-        iterator = source.begin(change_of(self, lambda: source.step))
+        made = partial(DataLoaderIterator, cast("DatasetPlan", self._plan))
+        iterator = engine.iterate(made, self, change_of(self, lambda: engine.step))
         vars(self).update(_loaded=None)
         return iterator
 
@@ -312,11 +309,11 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         return None if self._driven is None else self._driven.place
 
     def _own_state(self) -> dict[str, Any]:
-        position = self._first_position() if self._source is None else self._source.state()
+        place = self._first_place() if self._engine is None else self._place_of(self._engine)
         fingerprint = {**self._fingerprint(), **shared_fields(self._share)}
         if order := order_of(self.dataset):
             fingerprint["dataset_order"] = order
-        return {"version": VERSION, "seed": self._known_seed(), **fingerprint, **position}
+        return {"version": VERSION, "seed": self._known_seed(), **fingerprint, **place}
 
     @staticmethod
     def merge_state_dicts(local_state_dicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -341,8 +338,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             self._begin()  # samplers go on from this epoch
         if self._driven is not None:
             self._driven.place = None
-        if self._source is not None:
-            self._source.end_epoch()
+        if self._engine is not None and self._engine.step:
+            self._engine.end_epoch()
 
     def take_back(self) -> bool:
         """Count the last microbatch as not delivered, for a caller that has lost it: the next call delivers it again.
@@ -351,7 +348,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             False if the iteration has ended or begun again since, or nothing was delivered: nothing changes then.
         """
         is_ahead = self._loaded is not None or self._driven is not None
-        return not is_ahead and self._source is not None and self._source.take_back()
+        return not is_ahead and self._engine is not None and self._engine.take_back()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to a saved position: the next iteration begins at the first microbatch that was not delivered before it.
@@ -374,31 +371,31 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done since the first iteration, or the newest loaded state; cheap enough for every step."""
-        return DataLoaderStatistics() if self._source is None else self._source.statistics()
+        return DataLoaderStatistics() if self._engine is None else self._engine.statistics()
 
     def close(self) -> None:
         """End the workers, within about a second; any number of calls. A new iteration starts them again.
 
         What Lightning has made of this loader ends its workers too.
         """
-        if self._source is not None:
-            self._source.close()
+        if self._engine is not None:
+            self._engine.close()
         for successor in () if self._successors is None else self._successors.values():
             successor.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy begins with: the same arguments, and the start of the epoch, or what was loaded."""
         state = {name: value for name, value in vars(self).items() if name not in ("_successor", "_successors")}
-        if self._source is not None:
-            again = self._source.epoch_again(self.local_state_dict())
+        if self._engine is not None and self._plan is not None:
+            again = self._plan.epoch_again(self.local_state_dict())
             is_start = again["step"] == 0
-            state.update(_source=None, _loaded=again, _is_untouched=is_start, _shipped=None, _resumed=None)
+            state.update(_engine=None, _plan=None, _loaded=again, _is_untouched=is_start, _shipped=None, _resumed=None)
         if self._driven is not None:
             state["_driven"] = self._driven.copy()  # its place is another from now on
         return state
 
     def _deliver_to(self, device: torch.device) -> None:
-        if self._source is not None:
+        if self._engine is not None:
             self._go_to(self.local_state_dict())
         self.device = device
 
@@ -422,7 +419,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             return drawn
         return self._drawn_seed
 
-    def _ship_again(self, source: Source) -> None:
+    def _ship_again(self, engine: Engine[Microbatch_co]) -> None:
         """Have new workers make the next epoch if they are to get the dataset as it is now."""
         if self._keeps_workers or not self.num_workers:
             return
@@ -437,7 +434,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
                 return
             if shipped == self._shipped:
                 return
-        source.close()
+        engine.close()
         vars(self).update(_shipped=shipped)
 
     def _shipment_digest(self) -> bytes | None:
@@ -445,16 +442,32 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             return None
         return digest_of_shipment((self.dataset, self.collate_fn, self.worker_init_fn))
 
-    def _make_source(self) -> Source:
-        source = self._strand_source() if self._is_iterable else self._map_source()
-        vars(self).update(_made_with=settable_of(self), _shipped=self._shipment_digest())
-        return source
+    def _make_engine(self) -> Engine[Microbatch_co]:
+        loaded = self._loaded
+        plan = self._strand_plan() if self._is_iterable else self._checked_map_plan()
+        engine: Engine[Microbatch_co] = engine_of(
+            self,
+            plan,
+            seed=self._known_seed(),
+            dp_rank=self._known_dp_rank(),
+            keeps_dataset=bool(self._keeps_workers)
+            or not (self._num_strands() if self._is_iterable else self.num_workers),
+            num_strands=self._num_strands() if self._is_iterable else None,
+        )
+        if loaded is not None:
+            engine.go_to(plan.resumption(loaded))
+        made_with, shipped = settable_of(self), self._shipment_digest()
+        vars(self).update(_engine=engine, _plan=plan, _made_with=made_with, _shipped=shipped)
+        return engine
 
-    def _first_position(self) -> dict[str, Any]:
-        """Return the position of a loader that was not iterated."""
-        if self._is_iterable:
-            return first_strand_state(self.num_workers, None if self.num_workers else self.dataset)
-        return {"epoch": 0, "step": 0, "sampler": self._map_plan().state_at(0, 0)}
+    def _place_of(self, engine: Engine[Microbatch_co]) -> dict[str, Any]:
+        position = engine.position
+        return {"epoch": position.epoch, "step": position.step, **cast("DatasetPlan", self._plan).saved(position)}
+
+    def _first_place(self) -> dict[str, Any]:
+        """Return the place of a loader that was not iterated."""
+        plan = self._strand_plan() if self._is_iterable else self._map_plan()
+        return {"epoch": 0, "step": 0, **plan.saved(START)}
 
     def _map_plan(self) -> NumberedPlan | DrawnPlan:
         if is_numbered(self.sampler, self.batch_sampler):
@@ -463,33 +476,18 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         seed, dp_rank = self._known_seed(), self._known_dp_rank()
         return DrawnPlan(order, seed, dp_rank, is_ahead=self.num_workers > 0, share=self._share)
 
-    def _map_source(self) -> Source:
+    def _checked_map_plan(self) -> NumberedPlan | DrawnPlan:
         self._check_order_of_dataset()
         if self._loaded is not None:  # not before: Lightning may give the loader another sampler after a load
             check_kind_of_order(self._loaded, self.sampler, self.batch_sampler)
-        plan = self._map_plan()
-        num_shard_prefetches = int(self.num_workers > 0 and isinstance(plan, DrawnPlan))
-        inner = self._inner(plan, self.num_workers, self.num_workers, num_shard_prefetches=num_shard_prefetches)
-        return MapSource(inner, plan, self._known_seed(), self._known_dp_rank(), self._loaded)
+        return self._map_plan()
 
-    def _strand_source(self) -> Source:
-        num_strands = self.num_workers if self._loaded is None else int(self._loaded["num_strands"])
+    def _strand_plan(self) -> StrandPlan:
+        num_strands = self._num_strands()
+        return StrandPlan(num_strands, None if num_strands or self.num_workers else self.dataset)
 
-        def make_inner(plan: StrandPlan) -> ShardedDataLoader:
-            num_workers = 1 if num_strands or self.num_workers else 0
-            trace = self.trace
-            if num_strands > 1 and trace is not None:
-                trace = Path(trace).with_stem(f"{Path(trace).stem}-strand{plan.index}")
-            return self._inner(plan, num_strands, num_workers, num_inner=max(1, num_strands), trace=trace)
-
-        own_dataset = None if num_strands or self.num_workers else self.dataset
-        return StrandSource(make_inner, num_strands, self._known_dp_rank(), own_dataset, self._loaded)
-
-    def _inner(self, plan: ShardPlan, num_told: int, num_workers: int, **options: Any) -> ShardedDataLoader:
-        given: dict[str, Any] = {"seed": self._known_seed(), "dp_rank": self._known_dp_rank(), "trace": self.trace}
-        given |= options
-        keeps_dataset = bool(self._keeps_workers) or not num_told
-        return inner_loader(self, plan, num_told, num_workers, keeps_dataset=keeps_dataset, **given)
+    def _num_strands(self) -> int:
+        return self.num_workers if self._loaded is None else int(self._loaded["num_strands"])
 
     def _known_dp_rank(self) -> int:
         if self.dp_rank is not None:

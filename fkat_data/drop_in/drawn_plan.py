@@ -22,13 +22,13 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from fkat_data.drop_in.dataset_plan import IndexPlan
 from fkat_data.drop_in.own_generators import OwnGenerators
 from fkat_data.drop_in.rank_share import Dealt, RankShare
 from fkat_data.drop_in.sample_order import SampleOrder
 from fkat_data.errors import StateMismatchError
 from fkat_data.interruption import genuine
 from fkat_data.plan.elastic import Piece
-from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.seeding import ShardStreams
 from fkat_data.types import Stateful
 from fkat_data.worker.index_batches import NumberedBatches
@@ -71,7 +71,7 @@ class DrawnBatches(NumberedBatches):
         return self._batches[index - self.first] if index >= self.first else None
 
 
-class DrawnPlan(ShardPlan):
+class DrawnPlan(IndexPlan):
     """Plans epochs that are loops over a sampler.
 
     Args:
@@ -142,10 +142,6 @@ class DrawnPlan(ShardPlan):
         """Return where a part begins in the epoch's only shard."""
         part: DrawnBatches | None = self.shard(epoch, index)
         return None if part is None else Piece(self._dp_rank, 0, part.first)
-
-    def num_shards(self, epoch: int) -> int | None:
-        """Return None: nothing asks for it."""
-        del epoch
 
     def load_sampler_state(self, epoch: int, state: dict[str, Any] | None) -> None:
         """Begin this epoch with samplers as they were when the state's epoch began, and go on at its step."""

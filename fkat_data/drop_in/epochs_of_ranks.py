@@ -36,7 +36,8 @@ class EpochsOfRanks(AccelerateSide):
     seed: int | None
     dp_rank: int | None
     _is_iterable: bool
-    _source: Any
+    _engine: Any
+    _plan: Any
     _drawn_seed: int | None
     _loaded: dict[str, Any] | None
     _keeps_workers: bool | None
@@ -253,7 +254,7 @@ class EpochsOfRanks(AccelerateSide):
 
     def _go_to(self, state: dict[str, Any], *, is_untouched: bool = False) -> None:
         self.close()
-        vars(self).update(_is_untouched=is_untouched, _loaded=state, _drawn_seed=state["seed"], _source=None)
+        vars(self).update(_is_untouched=is_untouched, _loaded=state, _drawn_seed=state["seed"], _engine=None)
         if self._driven is not None:
             self._driven.place = None
 
@@ -262,7 +263,7 @@ class EpochsOfRanks(AccelerateSide):
         if loaded is not None and not self._is_untouched and (loaded["epoch"], loaded["step"]) != (0, 0):
             hint = "go on with the epoch of the loaded state, which loader.epoch says"
             raise StateMismatchError("epoch", loaded["epoch"], epoch, hint)
-        if isinstance(self.sampler, EpochShuffle) and self.seed is None and self._source is None:
+        if isinstance(self.sampler, EpochShuffle) and self.seed is None and self._engine is None:
             raise ConfigurationError(
                 "seed",
                 None,
@@ -284,7 +285,7 @@ class EpochsOfRanks(AccelerateSide):
         own = self._own_state()
         if self._is_iterable:
             # As the next epoch does: from where the dataset was at the start of the one under way.
-            begun = own if self._source is None else self._source.epoch_again(own)
+            begun = own if self._engine is None else self._plan.epoch_again(own)
             snapshots = None if begun["step"] else [strand["snapshot"] for strand in begun["strands"]]
             return state_at_epoch(own, epoch, snapshots)
         return {**state_at_epoch(own, epoch), "sampler": self._map_plan().state_at(epoch, 0)}

@@ -5,10 +5,11 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, SequentialSampler
 
+from fkat_data.drop_in.dataset_plan import IndexPlan
 from fkat_data.drop_in.rank_share import RankShare
 from fkat_data.drop_in.sample_order import EpochShuffle, SampleOrder
 from fkat_data.errors import StateMismatchError
-from fkat_data.plan.shard_plan import ShardPlan
+from fkat_data.plan.resumption import Resumption
 
 __all__ = ["NumberedPlan", "check_kind_of_order", "is_numbered"]
 
@@ -42,7 +43,7 @@ def check_kind_of_order(state: Mapping[str, Any], sampler: object, batch_sampler
         raise StateMismatchError("sampler", saved, present, hint)
 
 
-class NumberedPlan(ShardPlan):
+class NumberedPlan(IndexPlan):
     """Plans epochs of one shard each.
 
     Args:
@@ -88,9 +89,10 @@ class NumberedPlan(ShardPlan):
             self._epoch = epoch
         return self._order if index == 0 and self._order else None
 
-    def num_shards(self, epoch: int) -> int | None:
-        """Return None: nothing asks for it."""
-        del epoch
+    def resumption(self, state: Mapping[str, Any]) -> Resumption:
+        """Return where an engine goes on after a state: within the epoch's only task."""
+        found = super().resumption(state)
+        return found._replace(position=found.position._replace(microbatch=state["step"]))
 
     def load_sampler_state(self, epoch: int, state: dict[str, Any] | None) -> None:
         """Compare the number of samples with the saved one when the epoch begins."""

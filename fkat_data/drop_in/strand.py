@@ -1,8 +1,8 @@
 """A strand: what one worker makes of an iterable dataset, and the states of the dataset that travel with it."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-__all__ = ["Snapshot", "Stamped", "Strand"]
+__all__ = ["Snapshot", "Strand"]
 
 
 class Snapshot(NamedTuple):
@@ -39,15 +39,3 @@ class Strand(NamedTuple):
 
     def __repr__(self) -> str:
         return f"<{self.in_words}>"
-
-
-class Stamped(NamedTuple):
-    """A microbatch, and the dataset's state behind it.
-
-    Attributes:
-        microbatch: For the caller.
-        state: As in ``Snapshot``.
-    """
-
-    microbatch: Any
-    state: bytes

@@ -1,47 +1,183 @@
-"""The plan of one strand: an epoch is one shard, which begins where the newest state of the dataset lies."""
+"""The plan of an iterable dataset: a strand a worker, whose microbatches come in turn, as torch takes them.
 
-from collections.abc import Mapping
-from typing import Any
+The turn follows from the position: of the strands that have something left, the one with the fewest microbatches
+delivered is next, and the first of those. So a position needs no more than the step, and which strands have ended.
+"""
 
+import logging
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+from fkat_data.drop_in.dataset_plan import DatasetPlan
+from fkat_data.drop_in.datasets_library import is_of_datasets
+from fkat_data.drop_in.saved_state import state_at_epoch
 from fkat_data.drop_in.strand import Snapshot, Strand
-from fkat_data.plan.shard_plan import ShardPlan
+from fkat_data.errors import StateMismatchError
+from fkat_data.interruption import genuine
+from fkat_data.plan.resumption import Resumption
+from fkat_data.plan.task import Task
+from fkat_data.position import Position
+from fkat_data.quantities import counted
+from fkat_data.types import Stateful
 
 __all__ = ["StrandPlan"]
 
+_logger = logging.getLogger(__name__)
 
-class StrandPlan(ShardPlan):
-    """Plans epochs of one shard each.
+# Microbatches are made ahead, and frameworks ask for the place of a batch or two ago.
+_MOST_BEHIND = 4
 
-    Snapshots belong to places. So one that was recorded for a microbatch that did not reach the caller says nothing
-    about the caller's place.
+
+class StrandPlan(DatasetPlan):
+    """Plans epochs whose tasks are strands.
 
     Args:
-        index: The strand's number.
-        num_strands: Strands of the loader; 0: the only one belongs to no worker.
+        num_strands: Strands; 0: one, which belongs to no worker.
+        own_dataset: The dataset, if it is iterated in this process; None: workers have it.
     """
 
-    def __init__(self, index: int, num_strands: int) -> None:
-        self.index = index
-        """The strand's number."""
+    def __init__(self, num_strands: int, own_dataset: Any) -> None:
         self._num_strands = num_strands
-        # By epoch, and in order: those at the beginnings of the last epochs, the newest, and the two before it.
+        self._own_dataset = own_dataset
+        self._snapshots = [_Snapshots() for _ in range(max(1, num_strands))]
+        # What the dataset of this process was when an epoch began: afterwards, it is ahead of the caller.
+        self._begun: tuple[int, dict[str, Any] | None] = (-1, None)
+        # Where a load has gone within an epoch: the dataset was not asked for that epoch's begin.
+        self._loaded_epoch = -1
+
+    def shard(self, epoch: int, index: int) -> Strand:
+        """Return an epoch of a strand."""
+        return Strand(epoch, index, self._num_strands, self._snapshots[index].newest(epoch))
+
+    def turns(self, position: Position) -> Sequence[tuple[int, int]]:
+        """Return the strands that have something left, and their first microbatches."""
+        if self._begun[0] != position.epoch:
+            self._begun = position.epoch, _first_snapshot(self._own_dataset)
+        left = self._left(position)
+        for index, delivered in left.items():
+            # What was made behind a position has not reached the caller.
+            self._snapshots[index].forget_past(position.epoch, delivered)
+        return sorted(left.items(), key=lambda item: item[1])
+
+    def mark(self, task: Task, num_made: int, mark: bytes) -> None:
+        """Remember the dataset's state behind a microbatch."""
+        self._snapshots[task.shard_index].record(task.epoch, Snapshot(num_made, mark))
+
+    def end_shard(self, task: Task, epilogue: bytes) -> None:
+        """Remember how the dataset begins the next epoch: it stays as this one has left it."""
+        self._snapshots[task.shard_index].record(task.epoch + 1, Snapshot(0, epilogue))
+
+    def leave(self, position: Position) -> None:
+        """Begin the next epoch as this one began, in the strands that the caller has left."""
+        epoch = position.epoch
+        if self._begun[0] == epoch:
+            self._begun = epoch + 1, self._begun[1]
+        for index in self._left(position):
+            self._snapshots[index].abandon(epoch)
+
+    def num_batches(self) -> int:
+        """Raise.
+
+        Raises:
+            TypeError: A strand's end is not known before it comes.
+        """
+        raise TypeError("the number of an iterable dataset's microbatches is not known")
+
+    def saved(self, position: Position) -> dict[str, Any]:
+        """Return what a state says of a position, beside its epoch and step."""
+        left, ended = self._left(position), dict(position.ended)
+        strands: list[dict[str, Any]] = []
+        for index, snapshots in enumerate(self._snapshots):
+            epoch, step = position.epoch + (index in ended), left.get(index, 0)
+            snapshot = snapshots.at(epoch, step)
+            saved = self._snapshot_of_begin(epoch) if snapshot is None else _saved(snapshot)
+            strand = {"epoch": epoch, "step": step, "delivered": ended.get(index, step), "snapshot": saved}
+            strands.append(strand)
+        return {"num_strands": self._num_strands, "strands": strands}
+
+    def resumption(self, state: Mapping[str, Any]) -> Resumption:
+        """Return where an engine goes on after a state.
+
+        Raises:
+            StateMismatchError: The strands have not had their turns.
+        """
+        strands = state["strands"]
+        epoch = min(saved["epoch"] for saved in strands)
+        ended = {index: saved.get("delivered", 0) for index, saved in enumerate(strands) if saved["epoch"] > epoch}
+        left = {index: saved["step"] for index, saved in enumerate(strands) if index not in ended}
+        step = sum(left.values()) + sum(ended.values())
+        position = Position(epoch, 0, step, step, tuple(ended.items()))
+        if self._left(position) != left:
+            expected = f"<turns of the strands at step {step}>"
+            raise StateMismatchError("strands", strands, expected, "the state is damaged: fkat_data saves no such one")
+        return Resumption(position, sampler={"strands": strands})
+
+    def load_sampler_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
+        """Remember the saved states of the dataset."""
+        strands: Sequence[dict[str, Any]] = () if state is None else state["strands"]
+        num_again = 0
+        for snapshots, saved in zip(self._snapshots, strands, strict=state is not None):
+            snapshot = saved["snapshot"]
+            if snapshot is None:
+                num_again += saved["step"]
+            else:
+                rest = {name: value for name, value in snapshot.items() if name != "step"}
+                snapshots.record(saved["epoch"], Snapshot(snapshot["step"], pickle.dumps(rest)))
+        is_within = any(saved["step"] or saved["epoch"] > epoch for saved in strands)
+        self._loaded_epoch = epoch if is_within else -1
+        if num_again:
+            _logger.warning(
+                "making %s again up to the saved place: the state has none of the dataset. A dataset with state_dict() and "
+                "load_state_dict() resumes at once",
+                counted(num_again, "microbatch"),
+            )
+
+    def epoch_again(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the start of a state's epoch, in the same order; the state itself where that start is not known."""
+        epoch = state["epoch"]
+        begun: list[dict[str, Any] | None] = []
+        for snapshots in self._snapshots:
+            snapshot = snapshots.at(epoch, 0)
+            if snapshot is not None:
+                begun.append(_saved(snapshot))
+            elif self._loaded_epoch == epoch and _has_place(self._own_dataset):
+                return dict(state)
+            else:
+                begun.append(self._snapshot_of_begin(epoch))
+        return state_at_epoch(state, epoch, begun)
+
+    def _left(self, position: Position) -> dict[int, int]:
+        """Return how many microbatches were delivered of each strand that has not ended."""
+        ended = dict(position.ended)
+        active = [index for index in range(len(self._snapshots)) if index not in ended]
+        if not active:
+            return {}
+        rounds, num_ahead = divmod(position.step - sum(ended.values()), len(active))
+        return {index: rounds + (place < num_ahead) for place, index in enumerate(active)}
+
+    def _snapshot_of_begin(self, epoch: int) -> dict[str, Any] | None:
+        return self._begun[1] if self._begun[0] == epoch else _first_snapshot(self._own_dataset)
+
+
+class _Snapshots:
+    """A strand's states of the dataset.
+
+    They belong to places. So one that was recorded for a microbatch that did not reach the caller says nothing about
+    the caller's place.
+    """
+
+    def __init__(self) -> None:
+        # By epoch, and in order: those at the beginnings of the last epochs, the newest, and some before it.
         self._recorded: tuple[tuple[int, Snapshot], ...] = ()
 
-    def shard(self, epoch: int, index: int) -> Any:
-        """Return the epoch's strand, or None for another shard than the first."""
-        if index:
-            return None
+    def newest(self, epoch: int) -> Snapshot | None:
+        """Return the newest state, if it is of an epoch."""
         newest = self._recorded[-1] if self._recorded else None
-        return Strand(
-            epoch, self.index, self._num_strands, newest[1] if newest is not None and newest[0] == epoch else None
-        )
+        return newest[1] if newest is not None and newest[0] == epoch else None
 
-    def num_shards(self, epoch: int) -> int | None:
-        """Return None: nothing asks for it."""
-        del epoch
-
-    def snapshot(self, epoch: int, step: int) -> Snapshot | None:
-        """Return the newest state of the dataset at a place or before it, in the same epoch."""
+    def at(self, epoch: int, step: int) -> Snapshot | None:
+        """Return the newest state at a place or before it, in the same epoch."""
         known = [snapshot for at, snapshot in self._recorded if at == epoch and snapshot.step <= step]
         return known[-1] if known else None
 
@@ -50,24 +186,37 @@ class StrandPlan(ShardPlan):
         place = epoch, snapshot.step
         before = [known for known in self._recorded if (known[0], known[1].step) < place]
         after = [known for known in self._recorded if (known[0], known[1].step) > place]
-        begun = [known for known in before[:-2] if known[1].step == 0 and known[0] >= epoch - 1]
-        self._recorded = (*begun, *before[-2:], (epoch, snapshot), *after)
-
-    def end_shard(self, epoch: int, epilogue: bytes) -> None:
-        """Remember how the dataset begins the next epoch: it stays as this one has left it."""
-        self.record(epoch + 1, Snapshot(0, epilogue))
+        begun = [known for known in before[:-_MOST_BEHIND] if known[1].step == 0 and known[0] >= epoch - 1]
+        self._recorded = (*begun, *before[-_MOST_BEHIND:], (epoch, snapshot), *after)
 
     def forget_past(self, epoch: int, step: int) -> None:
-        """Forget snapshots of places past this one: what they followed was not delivered."""
-        if self._recorded and (self._recorded[-1][0], self._recorded[-1][1].step) > (epoch, step):
-            self._recorded = tuple(known for known in self._recorded if (known[0], known[1].step) <= (epoch, step))
+        """Forget the states of places past this one."""
+        self._recorded = tuple(known for known in self._recorded if (known[0], known[1].step) <= (epoch, step))
 
     def abandon(self, epoch: int) -> None:
-        """Begin the next epoch as this one began, because the caller has left it."""
+        """Begin the next epoch as this one began."""
         self._recorded = tuple(known for known in self._recorded if known[0] <= epoch)
         begun = [snapshot for at, snapshot in self._recorded if at == epoch and snapshot.step == 0]
         if begun:
             self.record(epoch + 1, begun[0])
 
-    def load_sampler_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
-        """Do nothing: the states of a strand are recorded."""
+
+def _first_snapshot(own_dataset: Any) -> dict[str, Any] | None:
+    """Return the state of a dataset of this process before an epoch's first microbatch; None: it has none yet."""
+    if not _has_place(own_dataset):
+        return None
+    try:
+        state = own_dataset.state_dict()
+    except genuine(Exception):
+        return None  # it has a state once it is iterated
+    # A copy: what a dataset returns may move with it.
+    return {"step": 0, "dataset": pickle.loads(pickle.dumps(state)), "iterator": None}
+
+
+def _has_place(own_dataset: Any) -> TypeGuard[Stateful]:
+    """Return whether a dataset of this process stays where an iteration has left it, and can be put elsewhere."""
+    return isinstance(own_dataset, Stateful) and not is_of_datasets(own_dataset)
+
+
+def _saved(snapshot: Snapshot) -> dict[str, Any]:
+    return {"step": snapshot.step, **pickle.loads(snapshot.state)}

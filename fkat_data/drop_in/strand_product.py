@@ -11,12 +11,12 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
 from fkat_data.drop_in.datasets_library import has_whole_state, is_of_datasets
-from fkat_data.drop_in.strand import Snapshot, Stamped, Strand
+from fkat_data.drop_in.strand import Snapshot, Strand
 from fkat_data.interruption import genuine
 from fkat_data.types import Stateful
 from fkat_data.worker.batches import NearestProduct
 from fkat_data.worker.fetch import direct_iteration
-from fkat_data.worker.messages import Epilogue
+from fkat_data.worker.messages import Epilogue, Marked
 
 __all__ = ["DatasetMemory", "StrandProduct"]
 
@@ -124,7 +124,7 @@ class StrandProduct(NearestProduct):
     ) -> Iterator[Any]:
         for index, microbatch in enumerate(microbatches, first + 1):
             is_due = self._every and index % self._every == 0
-            yield Stamped(microbatch, watched.state()) if is_due else microbatch
+            yield Marked(microbatch, watched.state()) if is_due else microbatch
         if memory is not None:
             memory.next_epoch = self._strand.epoch + 1
             yield Epilogue(watched.state(is_over=True))

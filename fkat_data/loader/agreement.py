@@ -82,7 +82,10 @@ class RankAgreement:
         _compare(self._world, {"seed": self._identity.seed, **shared_facts(self._plan)})
         if self._replicas is not None:
             shards = self._plan.digest(position.epoch)
-            _compare(self._replicas, {"dp_rank": self._identity.dp_rank, **position._asdict(), "shards": shards})
+            _compare(
+                self._replicas,
+                {"dp_rank": self._identity.dp_rank, **_facts(position), "shards": shards},
+            )
         self._is_due = False
 
     def deliver(self, position: Position, digest: int) -> None:
@@ -101,8 +104,8 @@ class RankAgreement:
         self._num_delivered = num_before + 1
         if self._num_delivered % self._interval_steps == 0 and position != self._exchanged_at:
             self._finish()
-            self._names = (*position._fields, _DELIVERED)
-            self._replicas.begin([*position, self._digest])
+            self._names = (*_facts(position), _DELIVERED)
+            self._replicas.begin([*_facts(position).values(), self._digest])
             self._exchanged_at = position
 
     def _finish(self) -> None:
@@ -188,6 +191,15 @@ def _members(group: Any) -> list[int]:
 def _compare(exchange: Exchange, facts: Mapping[str, int | str | None]) -> None:
     exchange.begin([_number(value) for value in facts.values()])
     disagreement(tuple(facts), exchange.ranks, exchange.finish())
+
+
+def _facts(position: Position) -> dict[str, int]:
+    return {
+        "epoch": position.epoch,
+        "shard": position.shard,
+        "microbatch": position.microbatch,
+        "step": position.step,
+    }
 
 
 def _number(value: int | str | None) -> int:

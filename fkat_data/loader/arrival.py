@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from fkat_data.position import Position
+
 __all__ = ["Arrival", "Raised", "ShardEnd"]
 
 
@@ -10,15 +12,13 @@ class Arrival(NamedTuple):
 
     Attributes:
         microbatch: What the user's DataLoader yielded.
-        is_last_in_shard: Whether its shard ends with it.
-        is_last_shard: Whether its shard is the epoch's last.
+        after: The position after it.
         size_bytes: Bytes of its tensors and arrays that were copied.
         digest: Of its content; 0 if the loader needs none.
     """
 
     microbatch: Any
-    is_last_in_shard: bool
-    is_last_shard: bool
+    after: Position
     size_bytes: int
     digest: int
 
@@ -27,10 +27,10 @@ class ShardEnd(NamedTuple):
     """The current shard had nothing (more) to give.
 
     Attributes:
-        is_last_shard: Whether it is the epoch's last.
+        after: The position after it.
     """
 
-    is_last_shard: bool
+    after: Position
 
 
 class Raised(NamedTuple):

@@ -183,7 +183,7 @@ class Delivery:
             elif isinstance(taken[0], Arrival):
                 return self._deliver(taken[0], taken[1], taken[2])
             elif isinstance(taken[0], ShardEnd):
-                cursor.pass_shard(is_last_shard=taken[0].is_last_shard)
+                cursor.pass_shard(taken[0].after)
             else:
                 self._whole_at = position
                 raise taken[0].error
@@ -222,8 +222,8 @@ class Delivery:
         sink = self._sink
         if sink.waited_s != sink.counted_s:
             sink.waited_for_microbatch()
-        after = self._cursor.advance(is_last_in_shard=arrival.is_last_in_shard, is_last_shard=arrival.is_last_shard)
-        self._whole_at = after if is_ahead_whole else _NOWHERE
+        self._cursor.advance(arrival.after)
+        self._whole_at = arrival.after if is_ahead_whole else _NOWHERE
         return microbatch
 
     def _move_ahead(self) -> bool:

@@ -2,39 +2,22 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from fkat_data.distributed import rank_and_world_size
 from fkat_data.errors import StateMismatchError
 from fkat_data.loader.identity import Identity
-from fkat_data.plan.elastic import Layer, with_layer
+from fkat_data.plan.elastic import with_layer
 from fkat_data.plan.elastic_plan import ElasticShardPlan
+from fkat_data.plan.resumption import Resumption
 from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.plan.state import RankState, is_reported, read, verify
 from fkat_data.plan.task import ShardTerms
 from fkat_data.position import Position
 
-__all__ = ["Resumption", "adopt", "rank_state", "resume"]
+__all__ = ["rank_state", "resume"]
 
 _logger = logging.getLogger(__name__)
-
-
-class Resumption(NamedTuple):
-    """Where to go on.
-
-    Attributes:
-        position: The position in the plan that the layers give.
-        layers: Every change of the number of ranks that an epoch under way depends on.
-        sampler: State of a user's own sampler at the epoch's begin.
-        skipped: Indices of the epoch's shards that failed and were skipped.
-        terms: What workers have reported of the shards that were begun.
-    """
-
-    position: Position
-    layers: tuple[Layer, ...] = ()
-    sampler: dict[str, Any] | None = None
-    skipped: tuple[int, ...] = ()
-    terms: ShardTerms | None = None
 
 
 def rank_state(plan: ShardPlan, identity: Identity, position: Position, skipped: tuple[int, ...] = ()) -> RankState:
@@ -80,17 +63,9 @@ def resume(state_dict: Mapping[str, Any], plan: ShardPlan, identity: Identity) -
     # A share of an epoch that had no shards from the start is not over before it was iterated.
     is_over = num_shards is not None and saved.position.shard >= max(1, num_shards)
     if is_over:
-        return Resumption(saved.position.after_epoch(), saved.layers, saved.sampler)
-    return Resumption(
-        saved.position, saved.layers, saved.sampler, saved.skipped, ShardTerms(_reported(saved), saved.files)
-    )
-
-
-def adopt(plan: ShardPlan, resumption: Resumption, identity: Identity) -> None:
-    """Change a plan to the one of a resumption's position."""
-    plan.load_sampler_state(resumption.position.epoch, resumption.sampler)
-    if isinstance(plan, ElasticShardPlan):
-        plan.adopt(identity.dp_rank, resumption.layers)
+        return Resumption(saved.position.after_epoch(), identity.dp_rank, saved.layers, saved.sampler)
+    terms = ShardTerms(_reported(saved), saved.files)
+    return Resumption(saved.position, identity.dp_rank, saved.layers, saved.sampler, saved.skipped, terms)
 
 
 def _saved_size(ranks: Sequence[RankState]) -> int:
@@ -143,7 +118,7 @@ def _split_again(ranks: Sequence[RankState], saved_size: int, plan: ElasticShard
     begun = {_reported(state) for dp_rank, state in enumerate(before) if positions[dp_rank].microbatch}
     batching = begun.pop() if len(begun) == 1 and not before[0].layers else None
     # Not of its files: each of those shards has others.
-    return Resumption(Position(epoch, 0, 0, step), layers, terms=ShardTerms(batching))
+    return Resumption(Position(epoch, 0, 0, step), identity.dp_rank, layers, terms=ShardTerms(batching))
 
 
 def _reported(saved: RankState) -> str | None:
@@ -158,7 +133,7 @@ def _one_of_each(ranks: Sequence[RankState], dp_size: int) -> list[RankState]:
         dp_rank = rank if state.dp_rank is None else state.dp_rank
         first_rank, first = found.setdefault(dp_rank, (rank, state))
         if first.position != state.position:
-            places = f"<rank {first_rank} at {tuple(first.position)}, rank {rank} at {tuple(state.position)}>"
+            places = f"<rank {first_rank} at {first.position[:4]}, rank {rank} at {state.position[:4]}>"
             expected = f"<one place for data-parallel rank {dp_rank}>"
             raise StateMismatchError("all_rank_indices", places, expected, "its replicas are not in step")
     if set(found) != set(range(dp_size)):

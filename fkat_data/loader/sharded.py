@@ -1,46 +1,32 @@
-"""The loader that a trainer iterates: it makes the parts, and hands each what it needs.
-
-The plan names the next shard, a worker produces it, the prefetcher takes its microbatches from the pipe in order, the
-delivery moves each to its device, and the cursor counts it. ``state_dict`` is that count.
-"""
+"""The loader of shards: its arguments, and the contract of its own that an engine fulfils."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic
+from typing import Any, Generic
 
 import torch
 
 from fkat_data import arguments
 from fkat_data.closing import Closing
 from fkat_data.description import Described
-from fkat_data.device.choice import mover_for
-from fkat_data.device.placement import Placement
 from fkat_data.distributed import gather, rank_and_world_size
-from fkat_data.dropped import after_end
 from fkat_data.errors import ConfigurationError, StateMismatchError
-from fkat_data.interruption import is_interruption
-from fkat_data.iteration import Cursor, EpochIterator, Iterations
+from fkat_data.iteration import EpochIterator
 from fkat_data.loader.agreement import rank_agreement
-from fkat_data.loader.delivery import Delivery
+from fkat_data.loader.engine import Engine, EngineSettings
 from fkat_data.loader.epoch_length import EpochLength, source_of_lengths
 from fkat_data.loader.factory import DataLoaderFactory
 from fkat_data.loader.identity import identity_of
-from fkat_data.loader.observation import Observation
-from fkat_data.loader.prefetch import Prefetcher
 from fkat_data.loader.recovery import ON_SHARD_ERROR, OnShardError, Recovery
-from fkat_data.loader.replay import MicrobatchReplay
-from fkat_data.loader.resume import Resumption, adopt, rank_state, resume
+from fkat_data.loader.resume import rank_state, resume
 from fkat_data.loader.shard_lengths import ShardLengths
-from fkat_data.loader.worker_pool import WorkerPool, WorkerPoolSettings
-from fkat_data.observe.sink import EventSink
+from fkat_data.loader.worker_pool import WorkerPoolSettings
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.observe.timeline import open_timeline
 from fkat_data.plan.elastic_plan import elastic_shard_plan
 from fkat_data.plan.state import RankState, merge, read_rank
-from fkat_data.plan.task import ShardTerms
-from fkat_data.position import Position
 from fkat_data.tracebacks import Folding
-from fkat_data.types import Microbatch, Microbatch_co, Profiler, Shard
+from fkat_data.types import Microbatch_co, Profiler, Shard
 from fkat_data.worker.settings import START_METHODS, StartMethod
 
 __all__ = ["ShardedDataLoader"]
@@ -113,9 +99,6 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         ConfigurationError: An argument cannot work, or the factory cannot be sent to a worker.
     """
 
-    _statistics_type: ClassVar[type[LoaderStatistics]] = LoaderStatistics
-    _iterator_type: ClassVar[type[EpochIterator]] = EpochIterator
-
     def __init__(
         self,
         seed: int,
@@ -153,7 +136,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         if profiler is not None and not isinstance(profiler, Profiler):
             raise ConfigurationError("profiler", profiler, "an object with start(name) and stop(name)")
         arguments.function("dataloader_factory", dataloader_factory)
-        self._plan = elastic_shard_plan(shard_sampler)
+        plan = elastic_shard_plan(shard_sampler)
         recovery = Recovery(
             max_worker_restarts=arguments.integer("max_worker_restarts", max_worker_restarts, minimum=0),
             skips_shards=arguments.choice("on_shard_error", on_shard_error, ON_SHARD_ERROR) == "skip",
@@ -178,73 +161,43 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             if start_method is None
             else arguments.choice("start_method", start_method, START_METHODS),
             num_threads=arguments.integer("num_threads_per_worker", num_threads_per_worker, minimum=1),
+            users={"dataloader_factory": dataloader_factory},
         )
-        self._sink = EventSink(timeline, profiler)
-        self._pool = WorkerPool(settings, self._sink)
-        placement = Placement(mover_for(device, self._sink))
         lengths = ShardLengths(source_of_lengths(dataloader_factory))
-        self._prefetcher = Prefetcher(
-            self._plan,
-            self._pool.groups,
-            self._pool.replace,
-            placement.release,
-            recovery,
-            num_shard_prefetches,
-            num_microbatch_prefetches,
-            lengths,
+        self._length = EpochLength(plan, settings, lengths, recovery)
+        self._engine: Engine[Microbatch_co] = Engine(
+            plan,
+            EngineSettings(
+                settings,
+                num_shard_prefetches,
+                num_microbatch_prefetches,
+                recovery,
+                device,
+                is_replayed=arguments.boolean("replay", replay),
+            ),
+            agreement=rank_agreement(replica_group, check_ranks_every, self._identity, plan),
+            lengths=lengths,
+            on_leave=self._length.check_end,
         )
-        self._observation = Observation(
-            self._pool, self._prefetcher, self._sink, num_shard_prefetches, timeline, self._statistics_type
-        )
-        self._agreement = rank_agreement(replica_group, check_ranks_every, self._identity, self._plan)
-        self._length = EpochLength(self._plan, settings, lengths, recovery)
-        self._cursor = Cursor()
-        delivery = Delivery(
-            self._pool.start,
-            self._pool.restart,
-            self._prefetcher,
-            self._cursor,
-            placement,
-            self._agreement,
-            self._sink,
-            self._observation,
-        )
-        is_replayed = arguments.boolean("replay", replay)
-        self._delivery = MicrobatchReplay(delivery, self._cursor, self._pool.close) if is_replayed else delivery
-        self._next = self._observation.drawn(self._delivery.next, self._delivery.progress)
-        self._iterations = Iterations("loader")
-        self._is_handed_out = False
-        # A state that is being loaded: an interrupted call has left it to the next one.
-        self._loading: Resumption | None = None
-        # For a loader that is dropped without close(). Not at exit: a process that ends takes its workers with it.
-        after_end(self, self._pool.kill)
-        self._pool.start()
 
     @property
     def epoch(self) -> int:
         """The epoch of the next microbatch, from 0."""
-        self._finish_loading()
-        return self._cursor.position.epoch
+        return self._engine.position.epoch
 
     @property
     def step(self) -> int:
         """Microbatches of that epoch that were delivered before it."""
-        self._finish_loading()
-        return self._delivery.step
+        return self._engine.step
 
     @property
     def memory_limit_bytes(self) -> int:
         """Bytes of shared memory that the workers may take together: what was given, or the default."""
-        return self._pool.limit_bytes
+        return self._engine.pool.limit_bytes
 
     def __iter__(self) -> Iterator[Microbatch_co]:
         """Begin an epoch, or the rest of one after ``load_state_dict``; an older iterator ends."""
-        self._finish_loading()
-        if self._is_handed_out or self._delivery.is_over:
-            self._begin()
-        iterator = self._iterator_type(self._next, self._cursor, self._iterations, self)
-        self._is_handed_out = True
-        return iterator
+        return self._engine.iterate(EpochIterator, self)
 
     def __len__(self) -> int:
         """Return this rank's microbatches in the epoch under way, or in the next one if none is.
@@ -268,9 +221,9 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         return True
 
     def _repr_facts(self) -> Iterator[tuple[str, object]]:
-        yield "epoch", self._cursor.position.epoch
-        yield "step", self._delivery.step
-        yield "num_workers", self._pool.num_processes
+        yield "epoch", self.epoch
+        yield "step", self.step
+        yield "num_workers", self._engine.pool.num_processes
         yield "seed", self._identity.seed
         yield "dp_rank", self._identity.dp_rank
 
@@ -280,8 +233,8 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         Nothing moves yet where it has not arrived, or where a shard without microbatches, or one that is skipped, ends
         before it: then the call that returns the microbatch moves it. What comes, and in which order, is the same.
         """
-        self._begin_if_over()
-        self._delivery.prefetch()
+        self._engine.begin_if_over()
+        self._engine.prefetch()
 
     def load_batch_sync(self) -> Microbatch_co:
         """Return the next microbatch of the epoch under way; begins one if there is none.
@@ -290,38 +243,8 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             StopIteration: The epoch is over; the next call begins another.
             StaleIteratorError: Another thread, or a signal handler, closed the loader meanwhile.
         """
-        self._begin_if_over()
-        return self._cursor.hand_over(self.take())
-
-    def take(self) -> Microbatch_co:
-        """Return the next microbatch of the iteration under way; it is not delivered until ``hand_over`` counts it.
-
-        Raises:
-            StopIteration: The epoch is over, or no iteration is under way.
-            StaleIteratorError: Another thread, or a signal handler, closed the loader meanwhile.
-        """
-        self._finish_loading()
-        self._is_handed_out = True
-        number = self._iterations.newest
-        try:
-            return self._next()
-        except Exception as error:
-            if not is_interruption(error):
-                self._iterations.check(number)
-            raise
-
-    def hand_over(self, microbatch: Microbatch) -> Microbatch:
-        """Count as delivered what ``take`` has returned, and return what the caller has made of it.
-
-        For a face that changes microbatches: where this is the last thing that its call does, an interrupted call has
-        delivered nothing.
-        """
-        return self._cursor.hand_over(microbatch)
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether the epoch ends with what ``take`` has returned."""
-        return self._cursor.is_ending
+        self._engine.begin_if_over()
+        return self._engine.hand_over(self._engine.take())
 
     def take_back(self) -> bool:
         """Count the last microbatch as not delivered, for a caller that has lost it: the next call delivers it again.
@@ -329,8 +252,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         Returns:
             False if the iteration has ended or begun again since, or nothing was delivered: nothing changes then.
         """
-        self._finish_loading()
-        return not self._delivery.is_over and self._cursor.take_back()
+        return self._engine.take_back()
 
     def end_epoch(self) -> None:
         """Count the rest of the epoch as delivered: the next iteration begins the next epoch.
@@ -338,11 +260,7 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         Where nothing of the epoch was delivered, nothing changes. An iteration that is cut short ends: its iterator
         raises ``StaleIteratorError``.
         """
-        self._finish_loading()
-        position = self._cursor.position
-        if position != Position(position.epoch, 0, 0, 0):
-            self._stop()
-            self._cursor.pass_epoch()
+        self._engine.end_epoch()
 
     def prefetch_shards(self, count: int) -> None:
         """Put ``count`` more shards in work now; begins an epoch if none is under way.
@@ -351,8 +269,8 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             ConfigurationError: ``count`` is no number of shards.
         """
         count = arguments.integer("count", count, minimum=0)
-        self._begin_if_over()
-        self._delivery.extend(count)
+        self._engine.begin_if_over()
+        self._engine.extend(count)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of all ranks: what was delivered, not what was prefetched.
@@ -390,25 +308,23 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         Raises:
             StateMismatchError: It is no state, or belongs to another plan; nothing has changed then.
         """
-        self._finish_loading()
-        self._loading = resume(state_dict, self._plan, self._identity)
-        self._finish_loading()
+        self._engine.go_to(resume(state_dict, self._engine.plan, self._identity))
 
     def shards(self) -> list[Shard] | None:
         """Return this rank's shards of the epoch of the next microbatch, in order.
 
         None: the sampler is an iterable, and what it gives is not known before it is asked.
         """
-        epoch = self.epoch
-        num_shards = self._plan.num_shards(epoch)
+        epoch, plan = self.epoch, self._engine.plan
+        num_shards = plan.num_shards(epoch)
         if num_shards is None:
             return None
-        shards = (self._plan.shard(epoch, index) for index in range(num_shards))
+        shards = (plan.shard(epoch, index) for index in range(num_shards))
         return [shard for shard in shards if shard is not None]
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done so far; cheap enough for every step."""
-        return self._observation.statistics(self._delivery.progress())
+        return self._engine.statistics()
 
     def set_device(self, device: torch.device | str | None) -> None:
         """Deliver to another device from the next microbatch on that is not moving yet.
@@ -416,53 +332,19 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         Raises:
             ConfigurationError: This machine has no such device.
         """
-        self._delivery.load_to(mover_for(device, self._sink))
+        self._engine.set_device(device)
 
     def close(self) -> None:
         """End the workers, within about a second; any number of calls. A new iteration starts them again."""
-        self._stop()
-        self._observation.close(self._delivery.progress())
-        self._pool.close()
+        self._engine.close()
 
     def __reduce__(self) -> str:
         raise TypeError(
             f"a {type(self).__name__} cannot be pickled or copied: it owns processes. Make one in the process that needs it"
         )
 
-    def _begin(self) -> None:
-        position = self._cursor.position
-        if self._cursor.first() != position:
-            self._length.check_end(position.epoch, position.step)
-        self._iterations.begin()
-        self._delivery.begin()
-        self._is_handed_out = False
-
-    def _finish_loading(self) -> None:
-        """Go to the position of the state that is being loaded, if there is one."""
-        resumption = self._loading
-        if resumption is None:
-            return
-        self._stop()
-        adopt(self._plan, resumption, self._identity)
-        if self._agreement is not None:
-            self._agreement.demand()
-        self._prefetcher.load_terms(resumption.position, resumption.terms)
-        self._prefetcher.skips.load(resumption.position.epoch, resumption.skipped)
-        self._cursor.load(resumption.position)
-        self._loading = None
-
-    def _begin_if_over(self) -> None:
-        self._finish_loading()
-        if self._delivery.is_over:
-            self._begin()
-
-    def _stop(self) -> None:
-        self._iterations.begin()
-        self._delivery.stop()
-
     def _rank_state(self) -> RankState:
-        self._finish_loading()
-        position = self._cursor.position
-        state = rank_state(self._plan, self._identity, position, self._prefetcher.skips.shards(position.epoch))
-        terms = self._prefetcher.terms(position) or ShardTerms()
+        engine = self._engine
+        state = rank_state(engine.plan, self._identity, engine.position, engine.skipped)
+        terms = engine.terms
         return state._replace(batching=state.batching or terms.batching, files=terms.files)

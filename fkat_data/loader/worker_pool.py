@@ -4,7 +4,8 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -55,6 +56,8 @@ class WorkerPoolSettings(NamedTuple):
         timeline: Where events of the workers go; None: they send none.
         start_method: How worker processes are started; None: as this system allows.
         num_threads: Threads of a worker that make the items of a microbatch.
+        users: The user's objects in the factory, by the names of their arguments.
+        in_process: The argument of the user's, and its value, that has no worker processes.
     """
 
     factory: Any
@@ -70,6 +73,8 @@ class WorkerPoolSettings(NamedTuple):
     timeline: Timeline | None = None
     start_method: str | None = None
     num_threads: int = 1
+    users: Mapping[str, Any] = MappingProxyType({})
+    in_process: tuple[str, object] = ("multiprocessing", False)
 
     @property
     def num_workers(self) -> int:
@@ -260,16 +265,13 @@ class WorkerPool:
             num_threads=settings.num_threads,
             group=current_group(),
         )
-        starter.ship(
-            shipped,
-            dataloader_factory=settings.factory,
-            profiler=settings.profiler,
-            registered=registrations.entries(),
-        )
+        users = {**settings.users, "profiler": settings.profiler, "registered": registrations.entries()}
+        starter.ship(shipped, users, "{}={}".format(*settings.in_process))
 
 
 def _starter(settings: WorkerPoolSettings, sink: EventSink) -> "WorkerStarter":
-    refuse_workers("multiprocessing", value=True)
+    argument, value = settings.in_process
+    refuse_workers(argument, True if value is False else settings.num_workers, value)
     from fkat_data.loader.worker_starter import WorkerStarter  # noqa: PLC0415 - it imports what Windows does not have
 
     return WorkerStarter(

@@ -3,6 +3,7 @@
 import fcntl
 import os
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 from fkat_data.observe.sink import EventSink
@@ -57,17 +58,18 @@ class WorkerStarter:
         """Whether the settings were shipped."""
         return self._shipment is not None
 
-    def ship(self, settings: WorkerSettings, **users: Any) -> None:
+    def ship(self, settings: WorkerSettings, users: Mapping[str, Any], instead: str) -> None:
         """Pickle what the workers start with.
 
         Args:
             settings: The settings.
             users: The user's objects in them, by the names of their arguments.
+            instead: The argument of the user's, with its value, with which there are no worker processes.
 
         Raises:
             ConfigurationError: An object of the user's cannot be sent to a worker.
         """
-        self._shipment = Shipment(settings, **users)
+        self._shipment = Shipment(settings, users, instead)
 
     def template(self) -> TemplateProcess | None:
         """Return the process that forks workers now; None where they are spawned."""

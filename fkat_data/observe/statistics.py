@@ -8,10 +8,10 @@ from typing import Any, Self
 from fkat_data.description import html_table, one_line
 from fkat_data.observe.durations import Durations
 from fkat_data.observe.statistics_table import rows_of_statistics, text_table
-from fkat_data.observe.verdict import Verdict, judge
+from fkat_data.observe.verdict import OF_DATASETS, Verdict, judge
 from fkat_data.quantities import readable_duration, readable_share
 
-__all__ = ["DURATIONS", "QUANTILES", "STATES", "LoaderStatistics"]
+__all__ = ["DURATIONS", "QUANTILES", "STATES", "DataLoaderStatistics", "LoaderStatistics"]
 
 DURATIONS = ("waiting", "making")
 """What there are quantiles of."""
@@ -171,6 +171,16 @@ class LoaderStatistics:
         for name in DURATIONS:
             numbers[name] = sum((getattr(one, name) for one in found), Durations())
         return cls(**numbers)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DataLoaderStatistics(LoaderStatistics):
+    """The numbers of a loader with torch's arguments, which its verdict names."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """What limits the loop, and what to change; prints as a sentence."""
+        return judge(self, OF_DATASETS)
 
 
 _NAMES = tuple(field.name for field in dataclasses.fields(LoaderStatistics) if field.name not in DURATIONS)

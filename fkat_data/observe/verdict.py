@@ -3,14 +3,14 @@
 import math
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fkat_data.quantities import readable_duration, readable_share
 
 if TYPE_CHECKING:
     from fkat_data.observe.statistics import LoaderStatistics
 
-__all__ = ["LIMITS", "Verdict", "judge"]
+__all__ = ["LIMITS", "OF_DATASETS", "OF_SHARDS", "Terms", "Verdict", "judge"]
 
 LIMITS = ("none", "start", "store", "build", "produce", "transport", "copy", "caller")
 """What may limit a loop: unknown yet; the first microbatch; stored bytes; the factory; the production of microbatches;
@@ -43,6 +43,32 @@ _CHEAPER = {
 }
 
 
+class Terms(NamedTuple):
+    """What a loader calls the arguments that a verdict advises to change.
+
+    Attributes:
+        make_ahead: How to have workers.
+        ahead: The argument for microbatches made ahead.
+        ahead_default: Its default, and what that means.
+        workers: The argument for workers; None: a loader of shards, which has two.
+    """
+
+    make_ahead: str
+    ahead: str
+    ahead_default: str
+    workers: str | None = None
+
+
+OF_SHARDS = Terms(
+    "set multiprocessing=True, so that a worker makes microbatches ahead", "num_microbatch_prefetches", "-1"
+)
+"""Of a ``ShardedDataLoader``."""
+OF_DATASETS = Terms(
+    "set num_workers=1 or more, so that workers make microbatches ahead", "prefetch_factor", "None", "num_workers"
+)
+"""Of the loaders that have torch's arguments."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What limits a loop. ``str`` of it is a sentence, and so is what a notebook shows.
@@ -72,8 +98,8 @@ class Verdict:
         return f"<p>{escape(self.text)}</p>"
 
 
-def judge(statistics: "LoaderStatistics") -> Verdict:
-    """Return what limits the loop that has these numbers."""
+def judge(statistics: "LoaderStatistics", terms: Terms = OF_SHARDS) -> Verdict:
+    """Return what limits the loop that has these numbers, in the terms of its loader."""
     if not statistics.delivered or statistics.elapsed_s <= 0:
         return Verdict("none", 0.0, 0.0, "", "no microbatch was delivered yet")
     share = statistics.waited_share
@@ -85,7 +111,7 @@ def judge(statistics: "LoaderStatistics") -> Verdict:
         return Verdict("copy", share, copying, advice, text)
     if share < _NOTICED_SHARE:
         return Verdict("caller", share, 0.0, "", f"{waited}: the loader keeps up, and training itself limits the speed")
-    return _of_start(statistics, waited) or _of_workers(statistics, waited)
+    return _of_start(statistics, waited) or _of_workers(statistics, waited, terms)
 
 
 def _of_start(statistics: "LoaderStatistics", waited: str) -> Verdict | None:
@@ -114,7 +140,7 @@ def _waits_alike(statistics: "LoaderStatistics") -> bool:
     return statistics.delivered > 1 and usual_s >= _FIRST_SHARE * statistics.waited_s
 
 
-def _of_workers(statistics: "LoaderStatistics", waited: str) -> Verdict:
+def _of_workers(statistics: "LoaderStatistics", waited: str, terms: Terms) -> Verdict:
     seconds = {
         "store": statistics.store_s,
         "build": statistics.build_s,
@@ -132,34 +158,34 @@ def _of_workers(statistics: "LoaderStatistics", waited: str) -> Verdict:
     doing = f"{who} spent {readable_share(share)} of the time {_DOING[limit]}"
     if statistics.num_workers == 0:
         doing = f"{readable_share(share)} of that went into {_DOING[limit]}"
-        advice = "set multiprocessing=True, so that a worker makes microbatches ahead"
+        advice = terms.make_ahead
     elif statistics.waited_behind_s / statistics.waited_s >= _BEHIND_SHARE:
         behind = readable_share(statistics.waited_behind_s / statistics.waited_s)
         doing = (
             f"for {behind} of that, one slow microbatch held up others that were ready{_spread(statistics)}; {doing}"
         )
-        advice = (
-            "make the slow ones cheaper, or look further ahead: raise num_microbatch_prefetches or memory_limit_bytes"
-        )
+        advice = f"make the slow ones cheaper, or look further ahead: raise {terms.ahead} or memory_limit_bytes"
     elif busy_s / total_s < _BUSY_SHARE:
-        advice = _let_them_run(statistics)
+        advice = _let_them_run(statistics, terms)
         standing = readable_share((statistics.blocked_s + statistics.idle_s) / total_s)
         doing = f"{who} stood still for {standing} of it"
     else:
-        advice = _more_of_them(statistics, busy_s, limit)
+        advice = _more_of_them(statistics, terms, busy_s, limit)
     return Verdict(limit, statistics.waited_share, share, advice, f"{waited}; {doing}: {advice}")
 
 
-def _let_them_run(statistics: "LoaderStatistics") -> str:
+def _let_them_run(statistics: "LoaderStatistics", terms: Terms) -> str:
     """Return how to use workers that could do more."""
     if statistics.blocked_s > statistics.idle_s:
-        return "let them prefetch more: raise num_microbatch_prefetches (-1: as many as help) or memory_limit_bytes"
+        return f"let them prefetch more: raise {terms.ahead} ({terms.ahead_default}: as many as help) or memory_limit_bytes"
+    if terms.workers is not None:
+        return "let epochs follow one another sooner"
     if statistics.num_shard_prefetches == 0:
         return "raise num_shard_prefetches from 0 to 1, so that the next shard begins before the caller needs it"
     return "there are too few shards in an epoch for them: make smaller ones, or let epochs follow one another sooner"
 
 
-def _more_of_them(statistics: "LoaderStatistics", busy_s: float, limit: str) -> str:
+def _more_of_them(statistics: "LoaderStatistics", terms: Terms, busy_s: float, limit: str) -> str:
     """Return how many workers would keep up, if there are CPUs for them."""
     now = statistics.num_workers
     most = statistics.num_cpus * (_STORE_WORKERS_PER_CPU if limit == "store" else 1)
@@ -169,7 +195,9 @@ def _more_of_them(statistics: "LoaderStatistics", busy_s: float, limit: str) -> 
     needed = math.ceil(busy_s / max(1, statistics.produced) / caller_s)
     wanted = min(max(needed, now + 1), most)
     advice = f"raise num_shard_prefetches from {statistics.num_shard_prefetches} to {wanted}"
-    if statistics.num_workers_per_shard > 1:
+    if terms.workers is not None:
+        advice = f"raise {terms.workers} from {now} to {wanted}"
+    elif statistics.num_workers_per_shard > 1:
         groups = max(1, statistics.num_shard_prefetches)
         wanted = math.ceil(wanted / groups)
         advice = f"raise num_workers_per_shard from {statistics.num_workers_per_shard} to {wanted}"

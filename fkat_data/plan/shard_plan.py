@@ -9,6 +9,9 @@ from typing import Any, cast
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.plan.elastic import Piece
+from fkat_data.plan.resumption import Resumption
+from fkat_data.plan.task import Task
+from fkat_data.position import Position
 from fkat_data.samplers.base import ShardSampler, check_shard, check_shards, has_own_iteration, shard_identity
 from fkat_data.samplers.sequence import as_shard_sampler
 from fkat_data.types import Shard, Stateful
@@ -74,13 +77,40 @@ class ShardPlan(ABC):
         """Restore what ``sampler_state`` returned for an epoch."""
         del epoch, state
 
-    def leave(self, epoch: int, num_begun: int) -> None:
-        """Forget the shards of an epoch that were read after the first ``num_begun``, because the epoch was left."""
-        del epoch, num_begun
+    def adopt(self, resumption: Resumption) -> None:
+        """Become the plan of a resumption's position."""
+        self.load_sampler_state(resumption.position.epoch, resumption.sampler)
 
-    def end_shard(self, epoch: int, epilogue: bytes) -> None:
-        """Take what a shard of an epoch gave behind its last microbatch, before the caller has that one."""
-        del epoch, epilogue
+    def renew(self, epoch: int, step: int) -> None:
+        """Look again at what may have changed since the iteration before: another one begins.
+
+        Args:
+            epoch: The epoch of the caller's place.
+            step: Microbatches of it that the caller has.
+        """
+        del epoch, step
+
+    def turns(self, position: Position) -> Sequence[tuple[int, int]] | None:
+        """Return the tasks that take turns from a position on, each microbatch by another one.
+
+        Returns:
+            Index and first microbatch of each, in turn; each has the group of workers of that index. None: one task
+            follows the other.
+        """
+        del position
+        return None
+
+    def leave(self, position: Position) -> None:
+        """Forget what was read of an epoch behind a position, because the epoch was left there."""
+        del position
+
+    def mark(self, task: Task, num_made: int, mark: bytes) -> None:
+        """Take what a task gave with its microbatch before ``num_made``, which the caller does not have yet."""
+        del task, num_made, mark
+
+    def end_shard(self, task: Task, epilogue: bytes) -> None:
+        """Take what a task gave behind its last microbatch, before the caller has that one."""
+        del task, epilogue
 
 
 class PureShardPlan(ShardPlan):
@@ -201,9 +231,10 @@ class ReplayedShardPlan(ShardPlan):
         self._loaded = None if state is None else (epoch, state)
         self._epoch = -1
 
-    def leave(self, epoch: int, num_begun: int) -> None:
+    def leave(self, position: Position) -> None:
         """Rewind an iterable that is its own iterator from the prefetched shard to the caller's."""
-        if epoch == self._epoch and num_begun in self._states:
+        num_begun = position.shard + (position.microbatch > 0)
+        if position.epoch == self._epoch and num_begun in self._states:
             self._iterable.load_state_dict(self._states[num_begun])
 
     def _begin(self, epoch: int) -> None:

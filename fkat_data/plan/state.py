@@ -78,7 +78,7 @@ class RankState(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """Return the rank state as plain values."""
-        epoch, shard, microbatch, step = self.position
+        epoch, shard, microbatch, step, _ = self.position
         state: dict[str, Any] = {
             "version": VERSION,
             "epoch": epoch,

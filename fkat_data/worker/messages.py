@@ -30,6 +30,7 @@ __all__ = [
     "Item",
     "Kind",
     "MadeAlone",
+    "Marked",
     "MemoryShortage",
     "Message",
     "Worker",
@@ -122,6 +123,18 @@ class End(NamedTuple):
 
     ticket: int
     num_microbatches: int
+
+
+class Marked(NamedTuple):
+    """What a factory's product may yield for a microbatch: the plan gets the mark, and the caller the rest.
+
+    Attributes:
+        microbatch: For the caller.
+        mark: For ``ShardPlan.mark``.
+    """
+
+    microbatch: Any
+    mark: bytes
 
 
 class Epilogue(NamedTuple):

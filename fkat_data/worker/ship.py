@@ -8,7 +8,7 @@ import pickle
 import resource
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from fkat_data.errors import ConfigurationError
@@ -34,13 +34,14 @@ class Shipment:
     Args:
         settings: What is sent.
         users: The user's objects in it, by the names of their arguments.
+        instead: The argument of the user's, with its value, with which nothing has to be sent.
 
     Raises:
         ConfigurationError: Part of a user's object cannot be pickled; the error names the attributes and globals that
             lead to it. Or the limit of file sizes (``ulimit -f``) leaves no shared memory.
     """
 
-    def __init__(self, settings: Any, **users: Any) -> None:
+    def __init__(self, settings: Any, users: Mapping[str, Any], instead: str) -> None:
         try:
             # Microbatches come back with references to the definitions.
             payload, self._definitions = dump_shipment(settings)
@@ -50,9 +51,9 @@ class Shipment:
             raise ConfigurationError(
                 path,
                 culprit,
-                f"something that can be sent to a worker process, but: {reason} (or multiprocessing=False)",
+                f"something that can be sent to a worker process, but: {reason} (or {instead})",
             ) from error
-        _check_file_size_limit(len(payload))
+        _check_file_size_limit(len(payload), instead)
         self.settings: int = anonymous_file()
         """A descriptor of anonymous memory: the paths to import from and the arguments, then the settings proper."""
         self.folder: int | None = None
@@ -75,7 +76,7 @@ class Shipment:
                 os.close(descriptor)
 
 
-def _check_file_size_limit(payload_bytes: int) -> None:
+def _check_file_size_limit(payload_bytes: int, instead: str) -> None:
     """Refuse to start workers under a limit that leaves them no shared memory: it consists of anonymous files."""
     limit_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     needed_bytes = payload_bytes + _LEAST_FILE_BYTES
@@ -83,8 +84,7 @@ def _check_file_size_limit(payload_bytes: int) -> None:
         raise ConfigurationError(
             "ulimit -f",
             f"{limit_bytes:,} bytes",
-            f"at least {needed_bytes:,} bytes, as the limit of file sizes counts for shared memory "
-            "(or multiprocessing=False)",
+            f"at least {needed_bytes:,} bytes, as the limit of file sizes counts for shared memory (or {instead})",
         )
 
 

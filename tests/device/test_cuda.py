@@ -82,7 +82,7 @@ def num_wrong(mover, stream=None):
         make(["a"], factory, multiprocessing=True, **OPTIONS) as loader,
         torch.cuda.stream(stream or torch.cuda.current_stream()),
     ):
-        loader._delivery.load_to(mover)
+        loader._engine._delivery.load_to(mover)
         for microbatch in loader:
             index = microbatch["index"]
             if index % 100 == 50:
@@ -119,7 +119,7 @@ def test_the_host_waits_for_nothing():
         for _ in range(50):  # memory of the device and of page locks is got
             next(microbatches)
         torch.cuda.synchronize()
-        streams = [torch.cuda.current_stream(), loader._delivery._placement.mover._engine._stream]
+        streams = [torch.cuda.current_stream(), loader._engine._delivery._placement.mover._engine._stream]
         markers = []
         for stream in streams:
             with torch.cuda.stream(stream):
@@ -156,7 +156,7 @@ def test_segments_are_page_locked_once_and_unlocked_at_the_end():
     gc.collect()
     runtime = Counting()
     with make(["a"], factory, multiprocessing=True, **OPTIONS) as loader:
-        loader._delivery.load_to(AcceleratorMover(LateEngine(runtime)))
+        loader._engine._delivery.load_to(AcceleratorMover(LateEngine(runtime)))
         for _ in zip(range(500), loader, strict=False):
             pass
         assert set(page_lock._locked.values()) == {True}
@@ -199,7 +199,7 @@ def test_a_graph_in_the_trainer_reads_what_was_delivered():
     static = torch.zeros(LENGTHS[0], dtype=torch.int32, device="cuda")
     sums = []
     with make(["a"], factory, multiprocessing=True, **OPTIONS) as loader:
-        loader._delivery.load_to(AcceleratorMover(LateEngine()))
+        loader._engine._delivery.load_to(AcceleratorMover(LateEngine()))
         microbatches = iter(loader)
         for _ in range(2):
             next(microbatches)

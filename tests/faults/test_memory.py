@@ -116,7 +116,7 @@ def held(pid):
 
 # In the message itself, and in segments.
 loader = ShardedDataLoader(0, ["3", "600"], load, memory_limit_bytes=4 << 20, num_shard_prefetches=2)
-pids = [os.getpid(), *(worker.pid for worker in loader._pool.workers)]
+pids = [os.getpid(), *(worker.pid for worker in loader._engine.pool.workers)]
 before = None
 for number, microbatch in enumerate(loader):
     # Each kind of microbatch is counted from a tenth of its own way on, in the trainer and the worker that makes it.

@@ -73,7 +73,7 @@ def begun(start, end, num_shards_ahead=0, num_microbatches_ahead=2):
 @pytest.mark.usefixtures("processes")
 def test_o01_a_killed_worker_is_an_error_at_once_that_tells_pid_shard_and_signal():
     with loader_of(lambda: os.kill(os.getpid(), signal.SIGKILL)) as loader:
-        pid = loader._pool.workers[0].pid
+        pid = loader._engine.pool.workers[0].pid
         iterator = iter(loader)
         assert [next(iterator), next(iterator)] == ["a0", "a1"]
         began_s = time.monotonic()
@@ -346,7 +346,7 @@ def test_o25_waiting_costs_next_to_nothing():
     with ShardedDataLoader(0, ["a"], slow) as loader:
         iterator = iter(loader)
         assert next(iterator) == 0
-        worker = psutil.Process(loader._pool.workers[0].pid)
+        worker = psutil.Process(loader._engine.pool.workers[0].pid)
         cpu_s, worker_s, began_s = time.process_time(), sum(worker.cpu_times()[:2]), time.monotonic()
         assert next(iterator) == 1  # it is held back until what follows is known
         waited_s = time.monotonic() - began_s

@@ -99,7 +99,7 @@ def load(shard):
     return (torch.full((3000,), index) for index in range(20))
 
 loader = ShardedDataLoader(0, ["a", "b"], load, num_shard_prefetches=1)
-workers = [worker.pid for worker in loader._pool.workers]
+workers = [worker.pid for worker in loader._engine.pool.workers]
 """
 
 
@@ -125,7 +125,7 @@ for number, microbatch in enumerate(loader):
         # As a validation within an epoch: workers forked from this process, ended before the epoch goes on.
         assert sorted(int(item) for item in DataLoader(Validation(), batch_size=None, num_workers=2)) == list(range(8))
 assert seen == [*range(20), *range(20)], seen
-assert [worker.pid for worker in loader._pool.workers] == workers
+assert [worker.pid for worker in loader._engine.pool.workers] == workers
 print("through", flush=True)
 loader.close()
 """
@@ -327,7 +327,7 @@ def test_closing_workers_that_all_hang_takes_no_longer_than_one():
     loader = ShardedDataLoader(0, ["a", "b", "c"], hanging, num_shard_prefetches=3)
     iterator = iter(loader)
     next(iterator)
-    workers = [psutil.Process(worker.pid) for worker in loader._pool.workers]
+    workers = [psutil.Process(worker.pid) for worker in loader._engine.pool.workers]
     next(iterator)
     # Each has made its second microbatch and hangs.
     for worker in workers:

@@ -97,7 +97,7 @@ def check_worker(call, action, occurrence, tmp_path):
     """Return whether the fault happened."""
     log = tmp_path / f"{call}-{occurrence}"
     with loader_of(is_skipping=False, multiprocessing=True, max_worker_restarts=9) as loader:
-        worker = loader._pool.workers[0]
+        worker = loader._engine.pool.workers[0]
         deadline_s = time.monotonic() + 60
         while worker.times().stage != "idle":
             assert time.monotonic() < deadline_s

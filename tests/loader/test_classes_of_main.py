@@ -291,7 +291,7 @@ loader = ShardedDataLoader(0, ["a"], factory, memory_limit_bytes=32 << 20)
 iterator = iter(loader)
 next(iterator)
 process = psutil.Process()
-worker = psutil.Process(loader._pool.workers[0].pid)
+worker = psutil.Process(loader._engine.pool.workers[0].pid)
 before = process.memory_info().rss, worker.memory_info().rss
 assert sum(len(function()) for function in iterator) == 299 << 20
 grown = process.memory_info().rss - before[0], worker.memory_info().rss - before[1]

@@ -20,7 +20,7 @@ found = []
 with ShardedDataLoader(0, ["a", "b"], factory, 2, 1, max_worker_restarts=2) as loader:
     iterator = iter(loader)
     found.append(next(iterator))
-    os.kill(loader._pool.workers[0].pid, signal.SIGKILL)
+    os.kill(loader._engine.pool.workers[0].pid, signal.SIGKILL)
     found += iterator
     assert loader.statistics().worker_restarts == 1 and len(found) == 20
 with ShardedDataLoader(0, ["a"], factory, start_method="spawn") as loader:

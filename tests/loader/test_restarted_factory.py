@@ -33,7 +33,7 @@ SCALE = 2
 torch.set_default_dtype(torch.float32)
 for change in changes:
     change()
-    os.kill(loader._pool.workers[0].pid, signal.SIGKILL)
+    os.kill(loader._engine.pool.workers[0].pid, signal.SIGKILL)
     got += [next(iterator).item() for _ in range(3)]
 got += [microbatch.item() for microbatch in iterator]
 print(got == [10.0 * number for number in range(20)], loader.statistics().worker_restarts)

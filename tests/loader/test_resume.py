@@ -279,7 +279,7 @@ def test_the_local_state_asks_nothing_of_a_worker():
     with make(["list-a-9"], multiprocessing=True) as loader:
         next(iter(loader))
         state = loader.local_state_dict()
-        for worker in loader._pool.workers:
+        for worker in loader._engine.pool.workers:
             os.kill(worker.pid, signal.SIGKILL)
             while worker.is_alive:
                 time.sleep(0.01)
@@ -525,7 +525,7 @@ def test_an_endless_sampler_is_not_kept_in_memory():
     for count, _ in enumerate(loader):
         if count == 5000:
             break
-    assert len(loader._plan._recent) < 2000
+    assert len(loader._engine.plan._recent) < 2000
 
 
 def test_a_shard_may_be_a_group_of_uris():

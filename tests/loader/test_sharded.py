@@ -489,7 +489,7 @@ def test_a_worker_is_deaf_to_ctrl_c_and_sigterm():
     with make(["a"], factory, multiprocessing=True, num_microbatch_prefetches=0) as loader:
         iterator = iter(loader)
         next(iterator)
-        pid = loader._pool.workers[0].pid
+        pid = loader._engine.pool.workers[0].pid
         os.kill(pid, signal.SIGINT)
         os.kill(pid, signal.SIGTERM)
         assert [int(microbatch) for microbatch in iterator] == [1, 2, 3]
@@ -549,8 +549,8 @@ def test_only_what_was_not_there_was_waited_for():
     with make(["list-a-9"], multiprocessing=True) as loader:
         iterator = iter(loader)
         next(iterator)
-        while loader._prefetcher.num_arrived < 3:
-            loader._prefetcher._receive(block=False)
+        while loader._engine._prefetcher.num_arrived < 3:
+            loader._engine._prefetcher._receive(block=False)
         before_s = loader.statistics().waited_s
         for _ in range(3):
             next(iterator)

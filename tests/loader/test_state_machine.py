@@ -172,9 +172,9 @@ class LoaderMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.is_multiprocessing)
     @rule(data=st.data())
     def kill_a_worker(self, data):
-        pid = data.draw(st.sampled_from(range(len(self.loader._pool.workers))))
+        pid = data.draw(st.sampled_from(range(len(self.loader._engine.pool.workers))))
         with contextlib.suppress(ProcessLookupError):  # killed before, and not missed yet
-            os.kill(self.loader._pool.workers[pid].pid, signal.SIGKILL)
+            os.kill(self.loader._engine.pool.workers[pid].pid, signal.SIGKILL)
 
     @rule(seconds=st.floats(0, 0.02))
     def wait(self, seconds):

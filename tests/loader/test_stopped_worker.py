@@ -21,19 +21,19 @@ def make_factory():
 
 def stop(loader):
     """Stop the worker for good; it is asked for more than it has made by then."""
-    os.kill(loader._pool.workers[0].pid, signal.SIGSTOP)
+    os.kill(loader._engine.pool.workers[0].pid, signal.SIGSTOP)
 
 
 def test_it_is_killed_after_the_timeout_and_another_goes_on_in_its_place():
     with make(["a"], make_factory(), max_worker_restarts=9, **OPTIONS) as loader:
         iterator = iter(loader)
         got = [int(next(iterator)), int(next(iterator))]
-        pid = loader._pool.workers[0].pid
+        pid = loader._engine.pool.workers[0].pid
         stop(loader)
         got.extend(map(int, iterator))
         assert got == [0, 1, 2, 3, 4, 5]
         assert loader.statistics().worker_restarts >= 1
-        assert loader._pool.workers[0].pid != pid
+        assert loader._engine.pool.workers[0].pid != pid
 
 
 def test_without_restarts_it_is_an_error_that_says_so():

@@ -20,7 +20,7 @@ RESTARTS = {"multiprocessing": True, "max_worker_restarts": 50}
 
 
 def kill(loader, index, number=signal.SIGKILL):
-    worker = loader._pool.workers[index % len(loader._pool.workers)]
+    worker = loader._engine.pool.workers[index % len(loader._engine.pool.workers)]
     if worker.is_alive:
         os.kill(worker.pid, number)
         while worker.is_alive:  # psutil would take the exit code away from whom it is meant for
@@ -183,7 +183,7 @@ with ShardedDataLoader(0, ["a"], factory) as loader:
 def test_a_dead_worker_is_buried_with_its_children_though_the_trainer_computes():
     with make(["nested-a-40"], multiprocessing=True, num_microbatch_prefetches=1) as loader:
         next(iter(loader))
-        pid = loader._pool.workers[0].pid
+        pid = loader._engine.pool.workers[0].pid
         children = [child.pid for child in psutil.Process(pid).children(recursive=True)]
         assert len(children) >= 2
         os.kill(pid, signal.SIGKILL)
@@ -268,8 +268,8 @@ def test_a_silent_worker_is_reported_with_its_stack_and_at_last_ended(factory, c
     options = {"multiprocessing": True, "stall_warning_s": 0.25, "stall_timeout_s": 1.0}
     with make(["b"], factory, **options) as loader:
         loader.load_batch()
-        while not loader._pool.workers[0].has_begun(0):  # its start is slower than that
-            loader._pool.workers[0].receive(timeout_s=0)
+        while not loader._engine.pool.workers[0].has_begun(0):  # its start is slower than that
+            loader._engine.pool.workers[0].receive(timeout_s=0)
             time.sleep(0.01)
         with (
             caplog.at_level(logging.WARNING),
@@ -290,7 +290,7 @@ def test_a_stopped_worker_is_told_of_as_such_and_replaced_at_the_timeout(caplog)
     with make(["list-a-5"], **options) as loader:
         iterator = iter(loader)
         found = [plain(next(iterator))]
-        os.kill(loader._pool.workers[0].pid, signal.SIGSTOP)
+        os.kill(loader._engine.pool.workers[0].pid, signal.SIGSTOP)
         with caplog.at_level(logging.WARNING):
             found += [plain(microbatch) for microbatch in iterator]
         assert found == epoch(make(["list-a-5"]))

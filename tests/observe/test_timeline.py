@@ -100,7 +100,7 @@ def test_what_workers_do_is_drawn_up_to_the_end(tmp_path):
 def test_without_a_trace_nothing_is_drawn(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     loader = make(["list-a-3"])
-    assert loader._next == loader._delivery.next
+    assert loader._engine._next == loader._engine._delivery.next
     epoch(loader)
     assert list(tmp_path.iterdir()) == []
 
@@ -134,7 +134,7 @@ def factory(shard):
 loader = ShardedDataLoader(0, ["a"], factory, max_worker_restarts=1, trace=sys.argv[1])
 for index, microbatch in enumerate(loader):
     if index == 400:
-        os.kill(os.getpid() if sys.argv[2] == "trainer" else loader._pool.workers[0].pid, signal.SIGKILL)
+        os.kill(os.getpid() if sys.argv[2] == "trainer" else loader._engine.pool.workers[0].pid, signal.SIGKILL)
     if index == 900:
         break
 """

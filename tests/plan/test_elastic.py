@@ -37,13 +37,13 @@ class World:
         piece = pieces[place.shard]
         num_left = self.sizes(place.epoch, size, piece.dp_rank)[piece.shard_index] - piece.first_microbatch
         assert num_left >= place.microbatch
-        is_last_shard = place.shard == len(pieces) - 1
+        behind = Position.after_epoch if place.shard == len(pieces) - 1 else Position.after_shard
         if num_left == place.microbatch:
-            self.places[rank] = place.after_shard(is_last_shard=is_last_shard)
+            self.places[rank] = behind(place)
             return None
         moved = place._replace(microbatch=place.microbatch + 1, step=place.step + 1)
         is_last = moved.microbatch == num_left
-        self.places[rank] = moved.after_shard(is_last_shard=is_last_shard) if is_last else moved
+        self.places[rank] = behind(moved) if is_last else moved
         return place.epoch, size, piece.dp_rank, piece.shard_index, piece.first_microbatch + place.microbatch
 
     def resplit(self, dp_size):

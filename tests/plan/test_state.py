@@ -17,7 +17,7 @@ from fkat_data.plan.state import VERSION, RankState, merge, read, read_rank, ver
 from fkat_data.position import Position
 
 counts = st.integers(0, 2**31 - 2)
-positions = st.builds(Position, counts, counts, counts, counts)
+positions = st.builds(Position, counts, counts, counts, counts, ended=st.just(()))
 names = st.one_of(st.none(), st.text("0123456789abcdef", min_size=16, max_size=16))
 samplers = st.one_of(st.none(), st.dictionaries(st.text(max_size=5), st.integers(), max_size=3))
 
@@ -264,7 +264,7 @@ def test_whatever_stands_in_a_field_it_is_read_or_refused_and_nothing_else(field
     except StateMismatchError:
         return
     for rank in ranks:
-        assert all(type(count) is int and count >= 0 for count in rank.position)
+        assert all(type(count) is int and count >= 0 for count in rank.position[:4])
 
 
 PRESENT = RankState(Position(1, 0, 0, 0), 7, 0, 5, "abcd")

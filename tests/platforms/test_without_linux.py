@@ -54,7 +54,7 @@ with loader(max_worker_restarts=1) as one:
     iterator = iter(one)
     begun = [next(iterator) for _ in range(3)]
     os.chdir("/")
-    os.kill(one._pool.workers[0].pid, signal.SIGKILL)
+    os.kill(one._engine.pool.workers[0].pid, signal.SIGKILL)
     assert [*map(content, begun), *map(content, iterator)] == expected
 
 # What a worker does is seen from outside.
@@ -62,7 +62,7 @@ os.chdir(sys.argv[1])
 with loader(["900"]) as slow:
     threading.Thread(target=lambda: next(iter(slow), None), daemon=True).start()
     deadline_s = time.monotonic() + 60
-    while "__getitem__" not in (stack := slow._pool.workers[0].stack()):
+    while "__getitem__" not in (stack := slow._engine.pool.workers[0].stack()):
         assert time.monotonic() < deadline_s, stack
         time.sleep(0.2)
 

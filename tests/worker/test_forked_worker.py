@@ -125,7 +125,7 @@ with ShardedDataLoader(0, ["other"], lambda shard: [0]) as kept:
     assert list(kept) == [0]  # the template has imported all: a busy machine takes its time for that
     for shard in ("exit", "SIGSEGV", "SIGKILL"):
         with ShardedDataLoader(0, [shard], factory) as loader:
-            pid = loader._pool.workers[0].pid
+            pid = loader._engine.pool.workers[0].pid
             try:
                 list(loader)
             except WorkerDiedError as error:

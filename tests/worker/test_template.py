@@ -47,7 +47,7 @@ def load(shard):
 
 
 def template_of(loader):
-    return loader._pool.workers[-1]._process._template
+    return loader._engine.pool.workers[-1]._process._template
 
 
 def children():
@@ -89,7 +89,7 @@ def test_another_environment_is_another_template(monkeypatch):
 
 def test_a_loader_closed_while_the_template_imports_is_closed_at_once():
     loader = ShardedDataLoader(0, ["a", "b"], load, num_shard_prefetches=2)
-    assert "the process is starting" in loader._pool.workers[0].stack()
+    assert "the process is starting" in loader._engine.pool.workers[0].stack()
     began_s = time.monotonic()
     loader.close()
     assert time.monotonic() - began_s < CLOSED_S / 2
@@ -113,7 +113,7 @@ def test_workers_outlive_their_template_and_are_replaced_by_those_of_another():
         iterator = iter(loader)
         seen = [int(next(iterator)[0])]
         first = template_of(loader)
-        worker = psutil.Process(loader._pool.workers[0].pid)
+        worker = psutil.Process(loader._engine.pool.workers[0].pid)
         os.kill(first.pid, signal.SIGKILL)
         seen += [int(next(iterator)[0]) for _ in range(9)]
         assert worker.is_running()
@@ -127,7 +127,7 @@ def test_the_death_of_an_orphan_is_noticed():
     with ShardedDataLoader(0, ["a"], load, num_microbatch_prefetches=1) as loader:
         iterator = iter(loader)
         next(iterator)
-        pid = loader._pool.workers[0].pid
+        pid = loader._engine.pool.workers[0].pid
         os.kill(template_of(loader).pid, signal.SIGKILL)
         time.sleep(0.05)
         os.kill(pid, signal.SIGKILL)
@@ -155,7 +155,7 @@ def test_a_template_with_threads_starts_interpreters(monkeypatch, tmp_path, capl
         found = list(loader)
         assert {worker["parent"] for worker in found} == {template_of(loader).pid}
         assert len({worker["hash"] for worker in found}) == 1
-        pid = loader._pool.workers[0].pid
+        pid = loader._engine.pool.workers[0].pid
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError) as caught:
             list(loader)
@@ -260,7 +260,7 @@ def test_loaders_one_after_another_leak_nothing_though_workers_are_killed():
             iterator = iter(loader)
             next(iterator)
             if number % 3 == 0:
-                os.kill(loader._pool.workers[0].pid, signal.SIGKILL)
+                os.kill(loader._engine.pool.workers[0].pid, signal.SIGKILL)
                 with pytest.raises(WorkerDiedError):
                     list(iterator)
             return psutil.Process(template_of(loader).pid)

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from fkat_data.drop_in.own_terms import DataLoaderStatistics
 from fkat_data.errors import ConfigurationError
 from fkat_data.observe.durations import Durations
-from fkat_data.observe.statistics import DURATIONS, LoaderStatistics
+from fkat_data.observe.statistics import DURATIONS, DataLoaderStatistics, LoaderStatistics
 from fkat_data.observe.timeline import HELD, READY, SECONDS
 
 __all__ = ["EpochMark", "Sample", "Span", "TracedRun", "Track", "read_run"]

@@ -3,8 +3,8 @@ import logging
 import pytest
 
 from fkat_data import DataLoader
-from fkat_data.drop_in.own_terms import DataLoaderStatistics
 from fkat_data.observe import LoaderStatistics
+from fkat_data.observe.statistics import DataLoaderStatistics
 from fkat_data.tools.report.traced_run import read_run
 
 BUSY = {"delivered": 10, "produced": 10, "elapsed_s": 10.0, "waited_s": 9.0, "num_cpus": 16}

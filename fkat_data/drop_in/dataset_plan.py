@@ -1,0 +1,60 @@
+"""What a DataLoader asks of the plan of its epochs, whatever its dataset is."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from fkat_data.drop_in.saved_state import state_at_epoch
+from fkat_data.plan.resumption import Resumption
+from fkat_data.plan.shard_plan import ShardPlan
+from fkat_data.position import Position
+
+__all__ = ["DatasetPlan", "IndexPlan"]
+
+
+class DatasetPlan(ShardPlan):
+    """The plan of a DataLoader's epochs, and the part of a state that is the plan's."""
+
+    @abstractmethod
+    def saved(self, position: Position) -> dict[str, Any]:
+        """Return what a state says of a position, beside its epoch and step."""
+
+    @abstractmethod
+    def resumption(self, state: Mapping[str, Any]) -> Resumption:
+        """Return where an engine goes on after a state.
+
+        Raises:
+            StateMismatchError: The state is damaged.
+        """
+
+    @abstractmethod
+    def num_batches(self) -> int:
+        """Return the microbatches of an epoch.
+
+        Raises:
+            TypeError: That is not known.
+        """
+
+    def epoch_again(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the start of a state's epoch, in the same order; the state itself where that start is not known."""
+        return state_at_epoch(state, state["epoch"])
+
+    def num_shards(self, epoch: int) -> int | None:
+        """Return None: nothing asks for it."""
+        del epoch
+
+
+class IndexPlan(DatasetPlan):
+    """The plan of a map-style dataset: batches of indices."""
+
+    @abstractmethod
+    def state_at(self, epoch: int, step: int) -> dict[str, Any]:
+        """Return what the order of the rest of an epoch depends on."""
+
+    def saved(self, position: Position) -> dict[str, Any]:
+        """Return what a state says of a position, beside its epoch and step."""
+        return {"sampler": self.state_at(position.epoch, position.step)}
+
+    def resumption(self, state: Mapping[str, Any]) -> Resumption:
+        """Return where an engine goes on after a state: the plan's first task then begins at the state's step."""
+        return Resumption(Position(state["epoch"], 0, 0, state["step"]), sampler=dict(state["sampler"]))

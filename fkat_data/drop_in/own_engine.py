@@ -1,0 +1,137 @@
+"""The engine of a ``fkat_data.DataLoader``, made of the loader's arguments."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fkat_data.distributed import rank_and_world_size
+from fkat_data.drop_in.dataset_plan import DatasetPlan
+from fkat_data.drop_in.drawn_plan import DrawnPlan
+from fkat_data.drop_in.worker_side import EpochFactory
+from fkat_data.iteration import EpochIterator, HandOver, Iterations
+from fkat_data.loader.engine import Engine, EngineSettings
+from fkat_data.loader.identity import identity_of
+from fkat_data.loader.recovery import Recovery
+from fkat_data.loader.worker_pool import WorkerPoolSettings
+from fkat_data.observe.statistics import DataLoaderStatistics
+from fkat_data.observe.timeline import open_timeline
+from fkat_data.torch_iterator import TorchIterator
+from fkat_data.types import Microbatch
+from fkat_data.worker.settings import StartMethod
+
+__all__ = ["DataLoaderIterator", "engine_of", "settable_of"]
+
+_SETTABLE = ("collate_fn", "worker_init_fn", "num_workers", "prefetch_factor", "timeout")
+_SMALLEST_LIMIT_BYTES = 1 << 20
+
+
+def settable_of(loader: Any) -> list[Any]:
+    """Return what a program may set on a DataLoader between two epochs, as with torch's."""
+    return [getattr(loader, name) for name in _SETTABLE]
+
+
+class DataLoaderIterator(EpochIterator, TorchIterator):
+    """One epoch of a DataLoader.
+
+    Args:
+        plan: Knows how many microbatches it has.
+        take: As for ``EpochIterator``, like the rest.
+    """
+
+    def __init__(
+        self,
+        plan: DatasetPlan,
+        take: Callable[[], Microbatch],
+        cursor: HandOver,
+        iterations: Iterations,
+        loader: object,
+    ) -> None:
+        super().__init__(take, cursor, iterations, loader)
+        self._plan = plan
+
+    def __len__(self) -> int:
+        """Return the microbatches of a whole epoch.
+
+        Raises:
+            TypeError: That is not known.
+        """
+        return self._plan.num_batches()
+
+    __reduce__ = TorchIterator.__reduce__
+
+
+def engine_of(
+    loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_dataset: bool, num_strands: int | None
+) -> Engine[Any]:
+    """Return the engine that makes a plan's microbatches.
+
+    Args:
+        loader: The DataLoader, whose arguments decide on the rest.
+        plan: The order.
+        seed: The DataLoader's.
+        dp_rank: The DataLoader's.
+        keeps_dataset: Whether an iterable dataset stays from epoch to epoch.
+        num_strands: Strands of an iterable dataset; None: a dataset with indices.
+
+    Raises:
+        ConfigurationError: An argument is invalid.
+    """
+    identity_of(seed, dp_rank, None)
+    # A group of workers makes a task together; each strand has a group of its own.
+    group_size, num_groups = max(1, loader.num_workers), 1
+    is_multiprocessing = loader.num_workers > 0
+    if num_strands is not None:
+        is_multiprocessing = is_multiprocessing or num_strands > 0
+        group_size, num_groups = 1, max(1, num_strands)
+    num_told = loader.num_workers if num_strands is None else num_strands
+    factory = EpochFactory(
+        loader.dataset,
+        loader.collate_fn,
+        loader.worker_init_fn,
+        num_workers=num_told,
+        batch_size=loader.batch_size,
+        drop_last=loader.drop_last,
+        is_batched=loader.batch_sampler is not None,
+        keeps_dataset=keeps_dataset,
+        snapshot_every_n_steps=loader.snapshot_every_n_steps,
+        seed=seed,
+    )
+    limit_bytes = loader.memory_limit_bytes
+    if limit_bytes is not None:
+        limit_bytes = max(limit_bytes, _SMALLEST_LIMIT_BYTES * num_groups)
+    recovery = Recovery(
+        max_worker_restarts=loader.max_worker_restarts,
+        skips_shards=False,
+        max_skipped_shards=0,
+        stall_warning_s=loader.stall_warning_s,
+        stall_timeout_s=loader.timeout or None,
+    )
+    workers = WorkerPoolSettings(
+        factory=factory,
+        seed=seed,
+        dp_rank=dp_rank,
+        num_groups=num_groups,
+        group_size=group_size,
+        limit_bytes=limit_bytes,
+        profiler=loader.profiler,
+        is_multiprocessing=is_multiprocessing,
+        is_zero_copy=loader.zero_copy,
+        is_digested=loader.max_worker_restarts > 0,
+        timeline=None if loader.trace is None else open_timeline(loader.trace, *rank_and_world_size()),
+        start_method=_start_method(loader),
+        num_threads=loader.num_threads_per_worker,
+        users={name: getattr(factory, name) for name in ("dataset", "collate_fn", "worker_init_fn")},
+        in_process=("num_workers", 0),
+    )
+    is_ahead = is_multiprocessing and isinstance(plan, DrawnPlan)
+    num_ahead = -1 if loader.prefetch_factor is None else loader.prefetch_factor * group_size
+    settings = EngineSettings(
+        workers, int(is_ahead), num_ahead, recovery, loader.device, loader.replay, DataLoaderStatistics
+    )
+    return Engine(plan, settings)
+
+
+def _start_method(loader: Any) -> StartMethod | None:
+    context = loader.multiprocessing_context
+    if loader.start_method is None and context is not None and context.get_start_method() == "spawn":
+        return "spawn"
+    return loader.start_method

@@ -1,0 +1,86 @@
+"""What is done about a worker that has no memory for its next microbatch: garbage is collected, or the caller is told."""
+
+import logging
+from collections.abc import Callable
+
+from fkat_data.errors import MemoryLimitError
+from fkat_data.loader.garbage import GarbageCollection
+from fkat_data.worker.messages import MemoryShortage, Worker
+
+__all__ = ["Shortages"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+# A control group may have no memory for the next microbatch for this long.
+_SHORT_OF_MEMORY_S = 10.0
+
+
+class Shortages:
+    """The shortage that the trainer waits behind, if there is one.
+
+    Args:
+        release: Releases what only copies to a device still hold: the caller is not to blame for that.
+    """
+
+    def __init__(self, release: Callable[[], None]) -> None:
+        self._release = release
+        self._garbage = GarbageCollection()
+        self._has_warned_of_group = False
+        self.newest: MemoryShortage | None = None
+        """What the worker has reported; None: it has memory, as far as is known."""
+
+    def forget(self) -> None:
+        """Take the worker to have memory, until it reports again."""
+        self.newest = None
+
+    def record(self, shortage: MemoryShortage) -> None:
+        """Take a worker's report."""
+        self.newest = shortage
+        if shortage.group_bytes >= 0 and not self._has_warned_of_group:
+            self._has_warned_of_group = True
+            logger.warning(
+                "the control group of this process leaves %.1f MiB for shared memory, and the next microbatch needs "
+                "%.1f MiB: microbatches wait for those before them",
+                shortage.group_bytes / (1 << 20),
+                shortage.needed_bytes / (1 << 20),
+            )
+
+    def error(self, worker: Worker, waited_s: float, *, has_arrived: bool) -> MemoryLimitError | None:
+        """Return an error if the worker waits for memory that only the caller, or other processes, can release.
+
+        Args:
+            worker: The worker that has reported the newest shortage.
+            waited_s: How long the trainer has waited.
+            has_arrived: Whether a microbatch can be delivered instead.
+        """
+        shortage = self.newest
+        if shortage is None:
+            return None
+
+        def has_room() -> bool:
+            return worker.held_bytes + shortage.needed_bytes <= shortage.limit_bytes
+
+        if shortage.group_bytes < 0 and has_room():  # released since the worker asked
+            return None
+        self._release()
+        is_last_resort = not has_arrived and (not has_room() or waited_s > _SHORT_OF_MEMORY_S)
+        self._garbage.collect(lambda: shortage.group_bytes < 0 and has_room(), is_last_resort=is_last_resort)
+        held_bytes = worker.held_bytes
+        if not has_room():
+            return MemoryLimitError(
+                shortage.limit_bytes,
+                shortage.needed_bytes,
+                held_bytes,
+                "by microbatches that the caller keeps. Release some, clone those that you keep, or raise "
+                "memory_limit_bytes: each worker has an equal share, and a loop needs room for two microbatches",
+            )
+        # A microbatch that has arrived is delivered even if it is not known yet whether it is its shard's last.
+        if shortage.group_bytes >= 0 and (waited_s > _SHORT_OF_MEMORY_S or has_arrived):
+            return MemoryLimitError(
+                shortage.limit_bytes,
+                shortage.needed_bytes,
+                held_bytes,
+                f"and the control group of the process leaves {shortage.group_bytes:,} bytes, a tenth of its limit "
+                "kept for others. Make smaller microbatches, use fewer workers, or give the group more memory",
+            )
+        return None
