@@ -40,10 +40,11 @@ def state_of_rank(state_dict: Any, rank: int, world_size: int) -> Any:
     """Return this rank's part of a state of several ranks; any other state as it is.
 
     Raises:
-        StateMismatchError: It is of another number of ranks.
+        StateMismatchError: It is of another number of ranks, or another version wrote it.
     """
     if not isinstance(state_dict, Mapping) or "all_rank_states" not in state_dict:
         return cast("object", state_dict)
+    _check_version(cast("Mapping[str, Any]", state_dict))
     states = cast("Mapping[str, Any]", state_dict)["all_rank_states"]
     if len(states) != world_size:
         hint = "resume this loader with the number of ranks that saved its state"
@@ -87,11 +88,7 @@ def checked_loader_state(
     if not isinstance(state_dict, Mapping):
         raise StateMismatchError("state_dict", type(state_dict).__name__, "<a mapping>", _NOT_A_STATE)
     state = dict(cast("Mapping[str, Any]", state_dict))
-    version = state.get("version", "<missing>")
-    if version != VERSION:
-        raise StateMismatchError(
-            "version", version, VERSION, "another version of fkat_data, or another loader, wrote it"
-        )
+    _check_version(state)
     for field in ("seed", "epoch", "step"):
         _check_count(state, field)
     if seed is not None and state["seed"] != seed:
@@ -142,6 +139,14 @@ def check_order(state: Mapping[str, Any] | None, present: Mapping[str, Any] | No
     if field == "epoch":
         hint = f"call dataset.set_epoch({saved.get(field)}) before the resumed epoch, as the run that saved had"
     raise StateMismatchError(f"dataset_order.{field}", saved.get(field), present[field], hint)
+
+
+def _check_version(state: Mapping[str, Any]) -> None:
+    version = state.get("version", "<missing>")
+    if version != VERSION:
+        raise StateMismatchError(
+            "version", version, VERSION, "another version of fkat_data, or another loader, wrote it"
+        )
 
 
 def _check_strands(state: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ import random
 
 import pytest
 import torch
+from device_examples import deliver_by
 from loader_examples import make
 from missing_safeguards import movers
 from torch.nn.utils.rnn import pack_sequence
@@ -82,7 +83,7 @@ def num_wrong(mover, stream=None):
         make(["a"], factory, multiprocessing=True, **OPTIONS) as loader,
         torch.cuda.stream(stream or torch.cuda.current_stream()),
     ):
-        loader._engine._delivery.load_to(mover)
+        deliver_by(loader, mover)
         for microbatch in loader:
             index = microbatch["index"]
             if index % 100 == 50:
@@ -156,7 +157,7 @@ def test_segments_are_page_locked_once_and_unlocked_at_the_end():
     gc.collect()
     runtime = Counting()
     with make(["a"], factory, multiprocessing=True, **OPTIONS) as loader:
-        loader._engine._delivery.load_to(AcceleratorMover(LateEngine(runtime)))
+        deliver_by(loader, AcceleratorMover(LateEngine(runtime)))
         for _ in zip(range(500), loader, strict=False):
             pass
         assert set(page_lock._locked.values()) == {True}
@@ -199,7 +200,7 @@ def test_a_graph_in_the_trainer_reads_what_was_delivered():
     static = torch.zeros(LENGTHS[0], dtype=torch.int32, device="cuda")
     sums = []
     with make(["a"], factory, multiprocessing=True, **OPTIONS) as loader:
-        loader._engine._delivery.load_to(AcceleratorMover(LateEngine()))
+        deliver_by(loader, AcceleratorMover(LateEngine()))
         microbatches = iter(loader)
         for _ in range(2):
             next(microbatches)

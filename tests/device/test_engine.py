@@ -15,6 +15,7 @@ import weakref
 import pytest
 import simulated_device
 import torch
+from device_examples import deliver_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_examples import make
@@ -86,7 +87,7 @@ def num_wrong(mover, eagerness):
     device.reset(random.Random(1), eagerness)
     caller = Caller()
     with make(["a"], factory, multiprocessing=True, memory_limit_bytes=1 << 20) as loader:
-        loader._engine._delivery.load_to(mover)
+        deliver_by(loader, mover)
         for microbatch in loader:
             sleep_sometimes()
             caller.read(microbatch["x"], microbatch["index"])
@@ -228,7 +229,7 @@ def test_the_host_waits_for_nothing(multiprocessing):
     device.reset(eagerness=1.0)
     device.held = [device.current]  # the caller's stream is asleep
     with make(["a"], small, multiprocessing=multiprocessing) as loader:
-        loader._engine._delivery.load_to(AcceleratorMover(LateEngine()))
+        deliver_by(loader, AcceleratorMover(LateEngine()))
         caller = Caller()
         for index, microbatch in enumerate(loader):
             caller.read(microbatch, index)
@@ -240,7 +241,7 @@ def test_the_host_waits_for_nothing(multiprocessing):
 def test_segments_are_page_locked_once_and_unlocked_at_the_end():
     device.reset(eagerness=0.9)
     with make(["a"], factory, multiprocessing=True, memory_limit_bytes=4 << 20) as loader:
-        loader._engine._delivery.load_to(AcceleratorMover(LateEngine()))
+        deliver_by(loader, AcceleratorMover(LateEngine()))
         for _ in zip(range(100), loader, strict=False):
             pass
         assert set(page_lock._locked.values()) == {True}
@@ -257,7 +258,7 @@ def test_what_the_caller_keeps_and_changes_stays_its_own():
     device.reset(random.Random(2), eagerness=0.3)
     caller = Caller()
     with make(["a"], factory, multiprocessing=True, memory_limit_bytes=1 << 20) as loader:
-        loader._engine._delivery.load_to(AcceleratorMover(LateEngine()))
+        deliver_by(loader, AcceleratorMover(LateEngine()))
         kept = []
         for index, microbatch in enumerate(loader):
             if index % 2:
@@ -394,7 +395,7 @@ def test_an_object_that_moves_itself_is_read_before_its_segment_is_written_again
     device.reset(random.Random(3), eagerness=0.3)
     caller = Caller()
     with make(["a"], objects, multiprocessing=True, memory_limit_bytes=1 << 20) as loader:
-        loader._engine._delivery.load_to(AcceleratorMover(LateEngine()))
+        deliver_by(loader, AcceleratorMover(LateEngine()))
         for microbatch in loader:
             sleep_sometimes()
             caller.read(microbatch["object"].tensors["deep"]["x"], microbatch["index"])
@@ -428,7 +429,7 @@ def test_a_second_stream_of_the_caller_reads_what_was_delivered():
     device.reset(random.Random(4), eagerness=0.3)
     caller, other = Caller(), simulated_device.Stream()
     with make(["a"], factory, multiprocessing=True, memory_limit_bytes=1 << 20) as loader:
-        loader._engine._delivery.load_to(AcceleratorMover(LateEngine()))
+        deliver_by(loader, AcceleratorMover(LateEngine()))
         microbatches = iter(loader)
         for number in range(NUM_MICROBATCHES):
             with torch.simulated.stream(other if number % 2 else device.current):

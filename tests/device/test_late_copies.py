@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from device_examples import LateEngine, LateTicket
+from device_examples import LateEngine, LateTicket, deliver_by
 from loader_examples import make
 
 from fkat_data.device.accelerator import AcceleratorMover
@@ -36,7 +36,7 @@ def wrong_microbatches(engine):
     """Deliver all of them, have each copied LAG microbatches after it was delivered, and count those that are wrong."""
     wrong = 0
     with make(["a"], factory, multiprocessing=True, memory_limit_bytes=1 << 20) as loader:
-        loader._engine._delivery.load_to(AcceleratorMover(engine))
+        deliver_by(loader, AcceleratorMover(engine))
         delivered = []
         for microbatch in loader:
             delivered.append((engine.handed_over[-1][0].number, microbatch))
@@ -71,7 +71,7 @@ def test_the_device_may_change_between_two_microbatches(multiprocessing):
         for index, microbatch in enumerate(loader):
             kept.append(microbatch)
             if index == 50:
-                loader._engine._delivery.load_to(AcceleratorMover(engine))
+                deliver_by(loader, AcceleratorMover(engine))
             if index == 100:
                 loader.set_device(None)
         engine.run_until(len(engine.issued_copies) - 2)
@@ -88,7 +88,7 @@ def test_copies_that_are_late_are_waited_for_before_memory_runs_out():
 
     engine = LateEngine()
     with make(["a"], large, multiprocessing=True, memory_limit_bytes=1 << 20) as loader:
-        loader._engine._delivery.load_to(AcceleratorMover(engine))
+        deliver_by(loader, AcceleratorMover(engine))
         kept = list(loader)
         engine.run_until(len(engine.issued_copies) - 2)
         assert [int(microbatch.unique()) for microbatch in kept] == list(range(20))

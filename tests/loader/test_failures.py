@@ -19,6 +19,7 @@ import psutil
 import pytest
 import torch
 from loader_examples import bounded, epoch, make
+from own_workers import worker_pids
 from torch.utils.data import DataLoader
 
 from fkat_data import (
@@ -409,7 +410,7 @@ def test_a_worker_that_dies_is_reported_within_a_second_after_what_it_had_made(d
         # The last before the death may be held back, as nobody knows yet whether it is the shard's last.
         got = [int(next(iterator)) for _ in range(5)]
         assert got == [0, 1, 2, 3, 0]
-        pid = loader._engine.pool.workers[0].pid
+        pid = worker_pids()[0]
         assert int(next(iterator)) == 1
         began = time.monotonic()
         with pytest.raises(WorkerDiedError, match=text) as caught:
@@ -444,7 +445,7 @@ def test_a_worker_killed_while_the_caller_waits_is_reported_within_a_second():
 
         def kill():
             killed_at.append(time.monotonic())
-            os.kill(loader._engine.pool.workers[0].pid, signal.SIGKILL)
+            os.kill(worker_pids()[0], signal.SIGKILL)
 
         timer = threading.Timer(0.3, kill)
         timer.start()
@@ -493,7 +494,7 @@ def test_a_loader_whose_worker_died_works_again_after_close():
     with make(["list-a-3"], multiprocessing=True) as loader:
         iterator = iter(loader)
         next(iterator)
-        os.kill(loader._engine.pool.workers[0].pid, signal.SIGKILL)
+        os.kill(worker_pids()[0], signal.SIGKILL)
         time.sleep(0.2)
         loader.close()
         assert len(epoch(loader)) == 3

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from loader_examples import MIXED, MapDataset, epoch, make, plain, same_state
+from own_workers import worker_pids
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from fkat_data import DataLoaderFactory, DistributedDataParallelShardSampler, ShuffledShardSampler
@@ -279,10 +280,10 @@ def test_the_local_state_asks_nothing_of_a_worker():
     with make(["list-a-9"], multiprocessing=True) as loader:
         next(iter(loader))
         state = loader.local_state_dict()
-        for worker in loader._engine.pool.workers:
-            os.kill(worker.pid, signal.SIGKILL)
-            while worker.is_alive:
-                time.sleep(0.01)
+        for pid in worker_pids():
+            os.kill(pid, signal.SIGKILL)
+        while worker_pids():
+            time.sleep(0.01)
         assert loader.local_state_dict() == state
 
 

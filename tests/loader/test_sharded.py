@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from loader_examples import MIXED, bounded, epoch, make, mixed, plain
+from own_workers import worker_pids
 from torch.utils.data import DataLoader
 
 from fkat_data import (
@@ -489,7 +490,7 @@ def test_a_worker_is_deaf_to_ctrl_c_and_sigterm():
     with make(["a"], factory, multiprocessing=True, num_microbatch_prefetches=0) as loader:
         iterator = iter(loader)
         next(iterator)
-        pid = loader._engine.pool.workers[0].pid
+        pid = worker_pids()[0]
         os.kill(pid, signal.SIGINT)
         os.kill(pid, signal.SIGTERM)
         assert [int(microbatch) for microbatch in iterator] == [1, 2, 3]

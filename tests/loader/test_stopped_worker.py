@@ -6,6 +6,7 @@ import signal
 import pytest
 import torch
 from loader_examples import make
+from own_workers import worker_pids
 
 from fkat_data.errors import WorkerStalledError
 
@@ -19,27 +20,27 @@ def make_factory():
     return lambda shard: (torch.tensor(index) for index in range(6))
 
 
-def stop(loader):
+def stop():
     """Stop the worker for good; it is asked for more than it has made by then."""
-    os.kill(loader._engine.pool.workers[0].pid, signal.SIGSTOP)
+    os.kill(worker_pids()[0], signal.SIGSTOP)
 
 
 def test_it_is_killed_after_the_timeout_and_another_goes_on_in_its_place():
     with make(["a"], make_factory(), max_worker_restarts=9, **OPTIONS) as loader:
         iterator = iter(loader)
         got = [int(next(iterator)), int(next(iterator))]
-        pid = loader._engine.pool.workers[0].pid
-        stop(loader)
+        pid = worker_pids()[0]
+        stop()
         got.extend(map(int, iterator))
         assert got == [0, 1, 2, 3, 4, 5]
         assert loader.statistics().worker_restarts >= 1
-        assert loader._engine.pool.workers[0].pid != pid
+        assert worker_pids()[0] != pid
 
 
 def test_without_restarts_it_is_an_error_that_says_so():
     with make(["a"], make_factory(), **OPTIONS) as loader:
         iterator = iter(loader)
         next(iterator)
-        stop(loader)
+        stop()
         with pytest.raises(WorkerStalledError, match="does not answer"):
             list(iterator)

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 from loader_examples import MIXED, epoch, make, mixed, plain, same_state, sample
+from own_workers import worker_pids
 from torch.utils.data import DataLoader
 
 from fkat_data import ReplayMismatchError, WorkerDiedError, WorkerStalledError
@@ -19,11 +20,12 @@ from fkat_data import ReplayMismatchError, WorkerDiedError, WorkerStalledError
 RESTARTS = {"multiprocessing": True, "max_worker_restarts": 50}
 
 
-def kill(loader, index, number=signal.SIGKILL):
-    worker = loader._engine.pool.workers[index % len(loader._engine.pool.workers)]
-    if worker.is_alive:
-        os.kill(worker.pid, number)
-        while worker.is_alive:  # psutil would take the exit code away from whom it is meant for
+def kill(index, number=signal.SIGKILL):
+    pids = worker_pids()
+    if pids:
+        pid = pids[index % len(pids)]
+        os.kill(pid, number)
+        while pid in worker_pids():
             time.sleep(0.001)
 
 
@@ -47,7 +49,7 @@ def test_an_epoch_with_deaths_has_the_bits_of_one_without(kills, num_shards_ahea
             states.append(same_state(loader.state_dict(), undisturbed.state_dict()))
             for at, worker in kills:
                 if at == step:
-                    kill(loader, worker)
+                    kill(worker)
         assert found == expected
         assert all(states)
         assert loader.statistics().delivered == len(expected)
@@ -58,7 +60,7 @@ def test_a_worker_killed_while_it_starts_is_replaced_too():
     with make(**RESTARTS) as loader:
         for _ in range(3):
             loader.load_batch()  # begins the epoch, and waits for nothing
-            kill(loader, 0)
+            kill(0)
         assert epoch(loader) == epoch(make())
         # Where a worker has handed over the end of the empty first shard, no call looks for its death before the epoch.
         assert 1 <= loader.statistics().worker_restarts <= 3
@@ -74,7 +76,7 @@ def test_kept_microbatches_of_a_dead_worker_stay_as_they_are():
         for index, microbatch in enumerate(loader):
             kept.append(microbatch)
             if index == 2:
-                kill(loader, 0)
+                kill(0)
         assert [microbatch.unique().tolist() for microbatch in kept] == [[index] for index in range(6)]
 
 
@@ -117,10 +119,10 @@ def test_no_more_workers_are_replaced_than_was_allowed_in_an_epoch():
         iterator = iter(loader)
         next(iterator)
         for _ in range(2):
-            kill(loader, 0)
+            kill(0)
             next(iterator)
             next(iterator)
-        kill(loader, 0)
+        kill(0)
         with pytest.raises(WorkerDiedError, match="after 2 restarts in this epoch"):
             list(iterator)
 
@@ -143,7 +145,7 @@ def test_a_restart_that_is_not_provably_equal_is_an_error():
         iterator = iter(loader)
         next(iterator)
         next(iterator)
-        kill(loader, 0)
+        kill(0)
         with pytest.raises(ReplayMismatchError, match="differs from the one delivered before"):
             list(iterator)
 
@@ -183,7 +185,7 @@ with ShardedDataLoader(0, ["a"], factory) as loader:
 def test_a_dead_worker_is_buried_with_its_children_though_the_trainer_computes():
     with make(["nested-a-40"], multiprocessing=True, num_microbatch_prefetches=1) as loader:
         next(iter(loader))
-        pid = loader._engine.pool.workers[0].pid
+        pid = worker_pids()[0]
         children = [child.pid for child in psutil.Process(pid).children(recursive=True)]
         assert len(children) >= 2
         os.kill(pid, signal.SIGKILL)
@@ -290,7 +292,7 @@ def test_a_stopped_worker_is_told_of_as_such_and_replaced_at_the_timeout(caplog)
     with make(["list-a-5"], **options) as loader:
         iterator = iter(loader)
         found = [plain(next(iterator))]
-        os.kill(loader._engine.pool.workers[0].pid, signal.SIGSTOP)
+        os.kill(worker_pids()[0], signal.SIGSTOP)
         with caplog.at_level(logging.WARNING):
             found += [plain(microbatch) for microbatch in iterator]
         assert found == epoch(make(["list-a-5"]))

@@ -16,6 +16,8 @@ from fkat_data.streaming.order.weights import StreamWeight
 
 __all__ = ["check_fingerprint", "fingerprint_of", "resume_point_of", "state_of"]
 
+#: The reference's states have none, and those of this library so far do not either.
+_VERSION = 1
 _REQUIRED = ("epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed")
 
 
@@ -35,11 +37,14 @@ def resume_point_of(state_dict: object) -> ResumePoint:
     """Return the resume point in a state dict that this library or the reference saved.
 
     Raises:
-        StateMismatchError: A field is missing or invalid. The message names it.
+        StateMismatchError: A field is missing or invalid, or a newer version wrote the state. The message names it.
     """
     if not isinstance(state_dict, Mapping):
         raise StateMismatchError("state_dict", state_dict, "<a mapping>", "pass what state_dict() returned")
     state = cast("Mapping[str, Any]", state_dict)
+    version = state.get("version", _VERSION)
+    if version != _VERSION:
+        raise StateMismatchError("version", version, _VERSION, "another version of fkat_data wrote the state")
     for field in _REQUIRED:
         if field not in state:
             raise StateMismatchError(field, "<missing>", "<an integer>", "this is not the state of a streaming dataset")
