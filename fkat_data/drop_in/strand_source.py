@@ -62,6 +62,11 @@ def _saved(snapshot: Snapshot) -> dict[str, Any]:
     return {"step": snapshot.step, **pickle.loads(snapshot.state)}
 
 
+def _loaded(saved: Mapping[str, Any]) -> Snapshot:
+    rest = {name: value for name, value in saved.items() if name != "step"}
+    return Snapshot(saved["step"], pickle.dumps(rest))
+
+
 class _Runner:
     """One strand: its plan, and the loader that makes it."""
 
@@ -157,6 +162,8 @@ class StrandSource:
         self._loaded: tuple[int, int] | None = None
         # What the dataset of this process was when an epoch began: afterwards, it is ahead of the caller.
         self._begun: tuple[int, dict[str, Any] | None] = (-1, None)
+        # The epoch of a loaded state that does not say with which state of the dataset it began, as older ones do not.
+        self._unsaid_epoch: int | None = None
         # An epoch that all strands leave: an interrupted call has left it to the next one.
         self._left: int | None = None
         self._newest: _Turns | None = None
@@ -214,7 +221,12 @@ class StrandSource:
             snapshot = runner.plan.snapshot(place["epoch"], place["step"])
             saved = self._first_snapshot(place["epoch"]) if snapshot is None else _saved(snapshot)
             strand = {"epoch": place["epoch"], "step": place["step"], "delivered": runner.delivered(epoch)}
-            strands.append({**strand, "snapshot": saved})
+            strand["snapshot"] = saved
+            if saved is not None and saved["step"]:
+                # A loop that leaves the rest of a resumed epoch begins the next one as that one has begun.
+                begun = self._snapshot_at_start(runner, place["epoch"])
+                strand |= {} if begun is None and self._unsaid_epoch == place["epoch"] else {"begun": begun}
+            strands.append(strand)
         return {"epoch": epoch, "step": self.step, "num_strands": self._num_strands, "strands": strands}
 
     def epoch_again(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,13 +234,10 @@ class StrandSource:
         epoch = state["epoch"]
         snapshots: list[dict[str, Any] | None] = []
         for runner in self._runners:
-            begun = runner.plan.snapshot(epoch, 0)
-            if begun is not None:
-                snapshots.append(_saved(begun))
-            elif self._has_begun_within(epoch) and _has_place(self._own_dataset):
+            begun = self._snapshot_at_start(runner, epoch)
+            if begun is None and self._unsaid_epoch == epoch and _has_place(self._own_dataset):
                 return dict(state)
-            else:
-                snapshots.append(self._first_snapshot(epoch))
+            snapshots.append(begun)
         return state_at_epoch(state, epoch, snapshots)
 
     def statistics(self) -> LoaderStatistics:
@@ -246,9 +255,14 @@ class StrandSource:
         num_again = 0
         for runner, saved in zip(self._runners, state["strands"], strict=True):
             epoch, step, snapshot = saved["epoch"], saved["step"], saved["snapshot"]
+            if "begun" in saved:
+                self._begun = epoch, saved["begun"] if _has_place(self._own_dataset) else None
+                if saved["begun"] is not None:
+                    runner.plan.record(epoch, _loaded(saved["begun"]))
+            elif snapshot is not None and snapshot["step"]:
+                self._unsaid_epoch = epoch
             if snapshot is not None:
-                rest = {name: value for name, value in snapshot.items() if name != "step"}
-                runner.plan.record(epoch, Snapshot(snapshot["step"], pickle.dumps(rest)))
+                runner.plan.record(epoch, _loaded(snapshot))
             else:
                 num_again += step
             runner.expect_end(state["epoch"], saved.get("delivered", 0))
@@ -264,9 +278,12 @@ class StrandSource:
     def _first_snapshot(self, epoch: int) -> dict[str, Any] | None:
         return self._begun[1] if self._begun[0] == epoch else _first_snapshot(self._own_dataset)
 
-    def _has_begun_within(self, epoch: int) -> bool:
-        """Return whether a load has put the loader behind an epoch's start, which the dataset was then not asked for."""
-        return self._loaded is not None and self._loaded[0] == epoch and self._loaded[1] > 0
+    def _snapshot_at_start(self, runner: _Runner, epoch: int) -> dict[str, Any] | None:
+        """Return the state of a strand's dataset when an epoch began; None: it has none, or it is not known."""
+        begun = runner.plan.snapshot(epoch, 0)
+        if begun is not None:
+            return _saved(begun)
+        return None if self._unsaid_epoch == epoch else self._first_snapshot(epoch)
 
     def _leave(self, epoch: int) -> None:
         if self._begun[0] == epoch:  # the next epoch begins as this one did
