@@ -14,8 +14,8 @@
         "files": [3421780262],         # of a dataset of files: a number for each that differs where the file does
         "num_ranks": 2,                # of a loader that is dealt out: this and how, "even_batches" and "split_batches"
         "num_strands": 4,              # iterable datasets: their strands, with "epoch", "step", "snapshot", and "delivered":
-                                       # how many of the loader's epoch, which the strand may have ended
-        "strands": [...],
+                                       # how many of the loader's epoch, which the strand may have ended; "begun": the
+        "strands": [...],              # snapshot with which the epoch began, of a dataset that stays where it was left
         "dataset_order": {...},        # of a dataset of the library "datasets": its epoch, and a digest of its generators
     }
 

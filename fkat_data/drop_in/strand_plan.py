@@ -43,8 +43,8 @@ class StrandPlan(DatasetPlan):
         self._snapshots = [_Snapshots() for _ in range(max(1, num_strands))]
         # What the dataset of this process was when an epoch began: afterwards, it is ahead of the caller.
         self._begun: tuple[int, dict[str, Any] | None] = (-1, None)
-        # Where a load has gone within an epoch: the dataset was not asked for that epoch's begin.
-        self._loaded_epoch = -1
+        # The epoch of a loaded state that does not say with which state of the dataset it began, as older ones do not.
+        self._unsaid_epoch = -1
 
     def shard(self, epoch: int, index: int) -> Strand:
         """Return an epoch of a strand."""
@@ -93,6 +93,10 @@ class StrandPlan(DatasetPlan):
             snapshot = snapshots.at(epoch, step)
             saved = self._snapshot_of_begin(epoch) if snapshot is None else _saved(snapshot)
             strand = {"epoch": epoch, "step": step, "delivered": ended.get(index, step), "snapshot": saved}
+            if saved is not None and saved["step"]:
+                # A loop that leaves the rest of a resumed epoch begins the next one as that one has begun.
+                begun = self._snapshot_at_start(snapshots, epoch)
+                strand |= {} if begun is None and self._unsaid_epoch == epoch else {"begun": begun}
             strands.append(strand)
         return {"num_strands": self._num_strands, "strands": strands}
 
@@ -116,16 +120,20 @@ class StrandPlan(DatasetPlan):
     def load_sampler_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
         """Remember the saved states of the dataset."""
         strands: Sequence[dict[str, Any]] = () if state is None else state["strands"]
+        self._unsaid_epoch = -1
         num_again = 0
         for snapshots, saved in zip(self._snapshots, strands, strict=state is not None):
             snapshot = saved["snapshot"]
+            if "begun" in saved:
+                self._begun = saved["epoch"], saved["begun"] if _has_place(self._own_dataset) else None
+                if saved["begun"] is not None:
+                    snapshots.record(saved["epoch"], _loaded(saved["begun"]))
+            elif snapshot is not None and snapshot["step"]:
+                self._unsaid_epoch = epoch
             if snapshot is None:
                 num_again += saved["step"]
             else:
-                rest = {name: value for name, value in snapshot.items() if name != "step"}
-                snapshots.record(saved["epoch"], Snapshot(snapshot["step"], pickle.dumps(rest)))
-        is_within = any(saved["step"] or saved["epoch"] > epoch for saved in strands)
-        self._loaded_epoch = epoch if is_within else -1
+                snapshots.record(saved["epoch"], _loaded(snapshot))
         if num_again:
             _logger.warning(
                 "making %s again up to the saved place: the state has none of the dataset. A dataset with state_dict() and "
@@ -136,16 +144,13 @@ class StrandPlan(DatasetPlan):
     def epoch_again(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the start of a state's epoch, in the same order; the state itself where that start is not known."""
         epoch = state["epoch"]
-        begun: list[dict[str, Any] | None] = []
+        found: list[dict[str, Any] | None] = []
         for snapshots in self._snapshots:
-            snapshot = snapshots.at(epoch, 0)
-            if snapshot is not None:
-                begun.append(_saved(snapshot))
-            elif self._loaded_epoch == epoch and _has_place(self._own_dataset):
+            begun = self._snapshot_at_start(snapshots, epoch)
+            if begun is None and self._unsaid_epoch == epoch and _has_place(self._own_dataset):
                 return dict(state)
-            else:
-                begun.append(self._snapshot_of_begin(epoch))
-        return state_at_epoch(state, epoch, begun)
+            found.append(begun)
+        return state_at_epoch(state, epoch, found)
 
     def _left(self, position: Position) -> dict[int, int]:
         """Return how many microbatches were delivered of each strand that has not ended."""
@@ -155,6 +160,13 @@ class StrandPlan(DatasetPlan):
             return {}
         rounds, num_ahead = divmod(position.step - sum(ended.values()), len(active))
         return {index: rounds + (place < num_ahead) for place, index in enumerate(active)}
+
+    def _snapshot_at_start(self, snapshots: "_Snapshots", epoch: int) -> dict[str, Any] | None:
+        """Return the state of a strand's dataset when an epoch began; None: it has none, or it is not known."""
+        begun = snapshots.at(epoch, 0)
+        if begun is not None:
+            return _saved(begun)
+        return None if self._unsaid_epoch == epoch else self._snapshot_of_begin(epoch)
 
     def _snapshot_of_begin(self, epoch: int) -> dict[str, Any] | None:
         return self._begun[1] if self._begun[0] == epoch else _first_snapshot(self._own_dataset)
@@ -220,3 +232,8 @@ def _has_place(own_dataset: Any) -> TypeGuard[Stateful]:
 
 def _saved(snapshot: Snapshot) -> dict[str, Any]:
     return {"step": snapshot.step, **pickle.loads(snapshot.state)}
+
+
+def _loaded(saved: Mapping[str, Any]) -> Snapshot:
+    rest = {name: value for name, value in saved.items() if name != "step"}
+    return Snapshot(saved["step"], pickle.dumps(rest))

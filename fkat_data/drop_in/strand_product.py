@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 
 from fkat_data.drop_in.datasets_library import has_whole_state, is_of_datasets
 from fkat_data.drop_in.strand import Snapshot, Strand
-from fkat_data.interruption import genuine
+from fkat_data.interruption import genuine, suppress
 from fkat_data.types import Stateful
 from fkat_data.worker.batches import NearestProduct
 from fkat_data.worker.fetch import direct_iteration
@@ -27,11 +27,19 @@ class DatasetMemory:
     """What a worker remembers of a dataset that stays from epoch to epoch."""
 
     def __init__(self) -> None:
-        self.next_epoch: int | None = None
-        """The epoch that the dataset goes on with as it is; None: an epoch is under way, or was left."""
+        self.ended: bytes | None = None
+        """Its state since it has ended an epoch, pickled; None: an epoch is under way, or it has none."""
         self.begun: bytes | None = None
         """Its state when the newest epoch began, pickled; None: it has none."""
         self._replaced: list[Any] = []
+
+    def leave_end(self, dataset: Any, *, is_resumed: bool) -> None:
+        """Note that the dataset is about to be iterated; ``is_resumed``: from a place within an epoch."""
+        self.ended = None
+        if is_resumed and self.begun is None and isinstance(dataset, Stateful):
+            # An older state does not say how its epoch began: if it is left, the next one begins as the dataset came here.
+            with suppress(Exception):  # some have a state once they are iterated
+                self.begun = pickle.dumps({"dataset": dataset.state_dict(), "iterator": None})
 
     def load(self, dataset: Any, load: Callable[[], None]) -> None:
         """Load a state into a dataset of the library ``datasets``, and remember what ``unload`` puts back."""
@@ -89,7 +97,7 @@ class StrandProduct(NearestProduct):
         state = {} if snapshot is None else cast("dict[str, Any]", pickle.loads(snapshot.state))
         first = 0 if snapshot is None else snapshot.step
         if memory is not None:
-            memory.next_epoch = None
+            memory.leave_end(dataset, is_resumed=first > 0)
         if state.get("is_over"):  # the iterator has ended within the last microbatch
             return first, _end_of(state, dataset, memory)
         if state.get("dataset") is not None and replaced is not None:
@@ -113,8 +121,8 @@ class StrandProduct(NearestProduct):
 
     def _snapshot(self, first_microbatch: int, memory: DatasetMemory | None) -> Snapshot | None:
         snapshot = self._strand.snapshot
-        if memory is not None and memory.next_epoch == self._strand.epoch:
-            return snapshot if snapshot is not None and 0 < snapshot.step <= first_microbatch else None
+        if memory is not None and snapshot is not None and memory.ended == snapshot.state:
+            return None  # the dataset is there; without a snapshot, the caller has left the epoch that it has ended
         if snapshot is not None and snapshot.step <= first_microbatch:
             return snapshot
         return None if memory is None or memory.begun is None else Snapshot(0, memory.begun)
@@ -126,8 +134,8 @@ class StrandProduct(NearestProduct):
             is_due = self._every and index % self._every == 0
             yield Marked(microbatch, watched.state()) if is_due else microbatch
         if memory is not None:
-            memory.next_epoch = self._strand.epoch + 1
-            yield Epilogue(watched.state(is_over=True))
+            memory.ended = watched.state(is_over=True)
+            yield Epilogue(memory.ended)
 
 
 def _unloaded(microbatches: Iterator[Any], dataset: Any, memory: DatasetMemory) -> Iterator[Any]:

@@ -138,6 +138,11 @@ class StageClock:
         self._slots[_NUMBER[name]] += seconds
         self._slots[self._stage] -= seconds
 
+    def draw(self) -> None:
+        """Collect the event of the stage in work as far as it has come; the stage goes on."""
+        if self.recorder is not None and self._stage:
+            self.recorder.add(STAGES[self._stage], self._began_s, time.perf_counter(), self._index, self._label)
+
     @contextmanager
     def within(self, name: str) -> Generator[None]:
         """Measure a stage within another, which goes on afterwards; other threads are not measured."""

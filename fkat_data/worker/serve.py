@@ -128,10 +128,7 @@ class Server:
                 self._do(self._tasks[0])
                 self._allowances.pop(self._tasks.popleft().ticket)
         except ChannelClosed:
-            # The timeline's last events: the trainer may have closed only its side of the pipe.
-            self._producer.mark("")
-            with contextlib.suppress(ChannelClosed):
-                self._send_events()
+            pass
         finally:
             self._finish()
 
@@ -397,6 +394,14 @@ class Server:
             segment = self._pool.take_free(size_bytes)
         return segment
 
+    def _end_timeline(self) -> None:
+        """Send the timeline's last events: the trainer may have closed only its side of the pipe."""
+        # At once: it waits for a moment only, and to close a shard may take longer. And before the stage ends, which the
+        # trainer draws where nothing has come of it.
+        self._clock.draw()
+        with contextlib.suppress(ChannelClosed):
+            self._send_events()
+
     def _send_events(self) -> None:
         if self._recorder is not None and (events := self._recorder.take()):
             self._channel.send(Kind.EVENTS, events)
@@ -404,10 +409,14 @@ class Server:
     def _hear(self, *, block: bool) -> None:
         """Act on the trainer's messages; wait for at least one if ``block``."""
         self._num_unheard, self._heard_s = 0, time.monotonic()
-        frame = self._channel.receive()
-        while frame is None and block:
-            self._channel.wait()
+        try:
             frame = self._channel.receive()
+            while frame is None and block:
+                self._channel.wait()
+                frame = self._channel.receive()
+        except ChannelClosed:
+            self._end_timeline()
+            raise
         while frame is not None:
             try:
                 self._obey(frame.kind, frame.body)

@@ -204,12 +204,12 @@ class ProcessWorker:
     def take_events(self, deadline_s: float) -> None:
         """Receive the events that a dismissed worker sends, and drop all else, up to ``deadline_s`` (monotonic)."""
         with contextlib.suppress(ChannelClosed, WorkerError):
-            while self._timeline is not None and (left_s := deadline_s - time.monotonic()) > 0:
+            while self._timeline is not None:
                 frame = self._channel.receive()
                 if frame is not None:
                     if frame.kind == Kind.EVENTS:
                         self._write_events(frame.body)
-                elif not self._channel.wait(left_s):
+                elif not self._channel.wait(max(0.0, deadline_s - time.monotonic())):
                     return
 
     def terms(self, ticket: int) -> ShardTerms | None:

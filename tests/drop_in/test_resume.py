@@ -312,6 +312,64 @@ def test_an_iteration_that_delivers_nothing_leaves_the_rest_of_a_loaded_epoch():
     assert len(list(loader)) == 5
 
 
+def check_epochs_after_one_that_is_left(make, num_left, counts):
+    """Leave an epoch early, in a run that was not stopped and in one that was, once and twice."""
+    for num_saved, num_more in counts:
+        with make() as whole:
+            left = [[digest(each) for each in itertools.islice(whole, num_saved + num_more)] for _ in range(num_left)]
+            expected = [[digest(each) for each in whole] for _ in range(2)]
+        with make() as loader:
+            before = [[digest(each) for each in itertools.islice(loader, num_saved + num_more)] for _ in left[1:]]
+            last = [digest(each) for each in itertools.islice(loader, num_saved)]
+            state = json.dumps(loader.state_dict())
+        for _ in range(num_more):
+            with make() as loader:
+                loader.load_state_dict(json.loads(state))
+                last += [digest(each) for each in itertools.islice(loader, 1)]
+                state = json.dumps(loader.state_dict())
+                followed = [[digest(each) for each in loader] for _ in range(2)]
+            assert [*before, last] == [*left[:-1], left[-1][: len(last)]]
+            assert followed == expected
+        with make() as ended:
+            ended.load_state_dict(json.loads(state))
+            ended.end_epoch()
+            assert [[digest(each) for each in ended] for _ in range(2)] == expected
+
+
+@pytest.mark.parametrize("dataset", [Counting, Remembering, Restarting])
+@pytest.mark.parametrize("every", [0, 1, 3])
+def test_an_epoch_that_is_left_after_a_resume_is_followed_by_whole_ones(dataset, every):
+    def make():
+        return DataLoader(dataset(11), 2, seed=1, snapshot_every_n_steps=every)
+
+    for num_left in (1, 2):
+        check_epochs_after_one_that_is_left(make, num_left, [(1, 1), (2, 1), (4, 1), (1, 2), (3, 2), (1, 3)])
+
+
+@pytest.mark.parametrize(
+    ("dataset", "num_workers"), [(Counting, 2), (Remembering, 1), (Remembering, 2), (Restarting, 2)]
+)
+@pytest.mark.parametrize("is_kept", [None, True])
+def test_it_is_with_workers_too(dataset, num_workers, is_kept, processes):
+    options = {"num_workers": num_workers, "persistent_workers": is_kept, "seed": 1}
+    check_epochs_after_one_that_is_left(lambda: DataLoader(dataset(11), 2, **options), 2, [(3, 1)])
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.with_processes)])
+def test_a_state_that_does_not_say_how_its_epoch_began_is_followed_by_whole_ones(num_workers):
+    options = {"num_workers": num_workers, "persistent_workers": num_workers > 0, "seed": 1, "batch_size": 2}
+    with DataLoader(Remembering(12), **options) as loader:
+        list(itertools.islice(loader, 3))
+        state = loader.state_dict()
+    for strand in state["strands"]:
+        strand.pop("begun", None)  # as versions wrote it that did not look ahead to this
+    with DataLoader(Remembering(12), **options) as resumed:
+        resumed.load_state_dict(state)
+        next(iter(resumed))
+        assert [values.tolist() for values, *_ in resumed] == [[i, i + 1] for i in range(0, 12, 2)]
+        assert [values.tolist() for values, *_ in resumed] == [[i, i + 1] for i in range(0, 12, 2)]
+
+
 def test_a_sampler_that_gives_another_order_after_an_interruption_is_an_error_instead_of_other_data():
     class Interrupting(Forgetful):
         is_armed = True

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loader_examples import epoch, make
+from loader_examples import epoch, make, mixed
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.observe import timeline as timeline_module
@@ -83,10 +83,28 @@ def test_spans_of_a_track_follow_or_contain_each_other(multiprocessing, tmp_path
             open_until.append(span["ts"] + span["dur"])
 
 
+class SlowToClose:
+    """A shard that takes longer to close than a loader waits for the last events."""
+
+    def __init__(self, shard):
+        del shard
+
+    def __iter__(self):
+        try:
+            yield from (torch.full((1000,), index) for index in range(1000))
+        finally:
+            time.sleep(0.5)
+
+
+@pytest.mark.parametrize(
+    ("shard", "factory"),
+    [("list-a-100000", mixed), ("a", SlowToClose)],
+    ids=["many items to free", "slow to close"],
+)
 @pytest.mark.usefixtures("processes")
-def test_what_workers_do_is_drawn_up_to_the_end(tmp_path):
+def test_what_workers_do_is_drawn_up_to_the_end(shard, factory, tmp_path):
     path = tmp_path / "run.json"
-    with make(["list-a-100000"], multiprocessing=True, trace=path) as loader:
+    with make([shard], factory, multiprocessing=True, trace=path) as loader:
         next(iter(loader))
         deadline = time.monotonic() + 60
         # Longer than a worker ever waits for a segment on its way back: it has run out of room, and stays there.
