@@ -4,7 +4,7 @@ Lightning leaves the iterators of torch's class out where it pickles a ``Combine
 used, which is private to torch.
 """
 
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from torch.utils.data import dataloader as torchs
 
@@ -17,7 +17,6 @@ class TorchIterator(_TORCHS):
     """One epoch of a DataLoader. A subclass has a ``__next__`` of its own before this class, and sets ``_loader``."""
 
     _loader: Any
-    _loader_name = "fkat_data.DataLoader"
 
     def __len__(self) -> int:
         """Return the microbatches of a whole epoch.
@@ -32,7 +31,9 @@ class TorchIterator(_TORCHS):
         return True
 
     def __reduce__(self) -> NoReturn:
+        kind = cast("type[object]", type(self._loader))
+        name = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
         raise NotImplementedError(
-            f"an iterator of a {self._loader_name} cannot be pickled or copied: pickle the loader, and hand its place over "
+            f"an iterator of a {name} cannot be pickled or copied: pickle the loader, and hand its place over "
             "by state_dict() and load_state_dict()"
         )

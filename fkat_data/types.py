@@ -14,6 +14,7 @@ else:
     Microbatch_co = TypeVar("Microbatch_co", covariant=True)
 
 __all__ = [
+    "BatchStream",
     "Microbatch",
     "Microbatch_co",
     "Profiler",
@@ -117,6 +118,30 @@ class RandomAccess(Protocol):
 
     def microbatch(self, index: int) -> Microbatch:
         """Make the microbatch at ``index``, from 0; a function of the index and of the random generators alone."""
+        ...
+
+
+@runtime_checkable
+class BatchStream(Protocol):
+    """A dataset that plans its batches itself, for all ranks, and has a state that says how far they are."""
+
+    batch_size: int | None
+    next_epoch: int
+
+    def loader_plan(self, dp_rank: int, *, drop_last: bool, is_read_here: bool) -> Any:
+        """Return the plan of this rank's batches."""
+        ...
+
+    def loader_product(self, part: Any, collate_fn: Any) -> RandomAccess:
+        """Return the batches of a task of that plan, where they are made."""
+        ...
+
+    def loader_terms(self) -> tuple[int, Any]:
+        """Return what its random draws begin with, and what must be the same for workers to keep their copy of it."""
+        ...
+
+    def load_state_dict(self, obj: Any, /) -> None:
+        """Go to a saved place."""
         ...
 
 

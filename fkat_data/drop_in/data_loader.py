@@ -29,13 +29,13 @@ from fkat_data.drop_in.rank_share import check_share, shared_fields
 from fkat_data.drop_in.sample_order import EpochShuffle
 from fkat_data.drop_in.saved_state import VERSION, check_order, checked_loader_state, merged_states, state_of_rank
 from fkat_data.drop_in.strand_plan import StrandPlan
+from fkat_data.drop_in.stream_side import stream_of
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 from fkat_data.loader.engine import Engine
 from fkat_data.observe.statistics import DataLoaderStatistics, LoaderStatistics
-from fkat_data.position import START
 from fkat_data.transport.definitions import digest_of_shipment
-from fkat_data.types import Microbatch_co, Profiler
+from fkat_data.types import BatchStream, Microbatch_co, Profiler
 from fkat_data.worker.settings import START_METHODS, StartMethod
 
 __all__ = ["DataLoader"]
@@ -103,6 +103,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     collate_fn: Any
     generator: torch.Generator | None
     _IterableDataset_len_called: int | None
+    # Whether a loaded place with nothing behind it is where the next epoch begins.
+    _leaves_empty_rest: bool = True
 
     def __init__(
         self,
@@ -142,11 +144,6 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             raise ConfigurationError(
                 "dataset", dataset, "a dataset: DataPipes, which torch no longer develops, need torch's own workers"
             )
-        if isinstance(dataset, torch_data.IterableDataset) and callable(getattr(dataset, "begin_epoch", None)):
-            expected = (
-                "fkat_data.streaming.StreamingDataLoader(dataset, ...) over it, which knows its order and its state"
-            )
-            raise ConfigurationError("dataset", "<a StreamingDataset>", expected)
         super().__init__(
             dataset,
             batch_size,
@@ -188,7 +185,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         self.profiler = profiler
         self.trace = trace
         self.replay: bool = arguments.boolean("replay", replay)
-        self._is_iterable = isinstance(dataset, torch_data.IterableDataset)
+        self._stream = stream_of(dataset, batch_size, in_order=in_order)
+        self._is_iterable = isinstance(dataset, torch_data.IterableDataset) and self._stream is None
         # Workers that kept an order of their own would deliver another one than a state says.
         self._keeps_workers = None if persistent_workers and self._ordered_dataset() is not None else persistent_workers
         self._engine: Engine[Microbatch_co] | None = None
@@ -216,7 +214,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         place = self._known_place()
         if place is not None:
             return place["epoch"]
-        return 0 if self._engine is None else self._engine.position.epoch
+        return self._first_place()["epoch"] if self._engine is None else self._engine.position.epoch
 
     @property
     def step(self) -> int:
@@ -224,7 +222,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         place = self._known_place()
         if place is not None:
             return place["step"]
-        return 0 if self._engine is None else self._engine.step
+        return self._first_place()["step"] if self._engine is None else self._engine.step
 
     def __len__(self) -> int:
         """Return the microbatches of an epoch; of this rank's, if they are dealt out.
@@ -232,6 +230,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         Raises:
             TypeError: The dataset or the sampler has no length.
         """
+        if self._stream is not None:
+            return self._new_plan().num_batches()
         return super().__len__() if self._share is None else self._map_plan().num_batches()
 
     def __iter__(self) -> Iterator[Microbatch_co]:  # type: ignore[override]  # torch promises a class of its own
@@ -249,7 +249,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         # torch's name for it, which subclasses override, and frameworks call.
         if self._driven is not None:
             return self._driven.microbatches(self._begin_driven, self._own_state, self.num_in_last_round())
-        if self._loaded is None or self._is_untouched:
+        if self._stream is None and (self._loaded is None or self._is_untouched):
             self._draw_as_torch_does()
         return self._begin()
 
@@ -272,6 +272,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             self._ship_again(engine)
             if (self.epoch, self.step - 1) == self._resumed:
                 warn_of_look(self.epoch)
+        begun = cast("DatasetPlan", self._plan).begin(leaves_empty_rest=self._leaves_empty_rest)
+        if begun is not None:
+            engine.go_to(begun)
         resumed = None if self._loaded is None or self._is_untouched else (self.epoch, self.step)
         vars(self).update(_resumed=resumed)
         made = partial(DataLoaderIterator, cast("DatasetPlan", self._plan))
@@ -299,6 +302,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def local_state_dict(self) -> dict[str, Any]:
         """Return this process's position. Not collective."""
+        return self._whole_state()
+
+    def _whole_state(self) -> dict[str, Any]:
         place = self._known_place()
         return {**(self._own_state() if place is None else place), **self._terms_of_dataset()}
 
@@ -331,6 +337,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         """
         if not self.step:
             return
+        if self._stream is not None and self._engine is None:
+            self._stream.next_epoch = self.epoch + 1
+            return
         if self._loaded is not None:
             if self._is_free_of_states():
                 self._go_to(self._start_of(self.epoch + 1), is_untouched=True)
@@ -361,8 +370,12 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             StateMismatchError: It is no state of such a loader, or of another number of ranks; nothing has changed
                 then.
         """
+        if self._stream is not None:
+            self._load_stream(state_dict, self._stream)
+            return
         own = state_of_rank(state_dict, *rank_and_world_size())
-        loaded = checked_loader_state(own, self._fingerprint(), self.seed, is_iterable=self._is_iterable)
+        kind = "strands" if self._is_iterable else "sampler"
+        loaded = checked_loader_state(own, self._fingerprint(), self.seed, kind)
         check_share(loaded, self._share)
         self._load_order_of_dataset(loaded)
         self._go_to(loaded)
@@ -387,19 +400,38 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         """Return what a copy begins with: the same arguments, and the start of the epoch, or what was loaded."""
         state = {name: value for name, value in vars(self).items() if name not in ("_successor", "_successors")}
         if self._engine is not None and self._plan is not None:
-            again = self._plan.epoch_again(self.local_state_dict())
+            again = self._plan.epoch_again(self._whole_state())
             is_start = again["step"] == 0
             state.update(_engine=None, _plan=None, _loaded=again, _is_untouched=is_start, _shipped=None, _resumed=None)
+            if self._stream is not None:
+                state["_loaded"] = None  # its dataset says where it begins
         if self._driven is not None:
             state["_driven"] = self._driven.copy()  # its place is another from now on
         return state
 
     def _deliver_to(self, device: torch.device) -> None:
         if self._engine is not None:
-            self._go_to(self.local_state_dict())
+            self._go_to(self._whole_state())
         self.device = device
 
+    def _load_stream(self, state_dict: Mapping[str, Any], stream: BatchStream) -> None:
+        """Go to a place of a stream: of a state of this class, or of the dataset's own form."""
+        place: Mapping[str, Any] = state_dict
+        if "stream" in state_dict:
+            place = checked_loader_state(state_dict, self._fingerprint(), self.seed, "stream")["stream"]
+        stream.load_state_dict(place)
+        self._forget_place()
+
+    def _forget_place(self) -> None:
+        """Have the next iteration begin where the dataset says."""
+        self.close()
+        vars(self).update(_is_untouched=False, _loaded=None, _engine=None, _plan=None, _resumed=None)
+        if self._driven is not None:
+            self._driven.place = None
+
     def _fingerprint(self) -> dict[str, Any]:
+        if self._stream is not None:  # its own state knows which batch sizes it may go on with
+            return {"drop_last": self.drop_last}
         return {"batch_size": self.batch_size, "drop_last": self.drop_last}
 
     def _draw_as_torch_does(self) -> None:
@@ -413,6 +445,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     def _known_seed(self) -> int:
         if self.seed is not None:
             return self.seed
+        if self._stream is not None:
+            return self._stream.loader_terms()[0]
         if self._drawn_seed is None:
             drawn = next_number(self.generator)
             vars(self).update(_drawn_seed=drawn)
@@ -440,11 +474,16 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     def _shipment_digest(self) -> bytes | None:
         if self._keeps_workers is not None or not self.num_workers:
             return None
-        return digest_of_shipment((self.dataset, self.collate_fn, self.worker_init_fn))
+        dataset = self.dataset if self._stream is None else self._stream.loader_terms()[1]
+        return digest_of_shipment((dataset, self.collate_fn, self.worker_init_fn))
 
     def _make_engine(self) -> Engine[Microbatch_co]:
         loaded = self._loaded
-        plan = self._strand_plan() if self._is_iterable else self._checked_map_plan()
+        if self._stream is None and not self._is_iterable:
+            self._check_order_of_dataset()
+            if loaded is not None:  # not before: Lightning may give the loader another sampler after a load
+                check_kind_of_order(loaded, self.sampler, self.batch_sampler)
+        plan = self._new_plan()
         engine: Engine[Microbatch_co] = engine_of(
             self,
             plan,
@@ -466,8 +505,15 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _first_place(self) -> dict[str, Any]:
         """Return the place of a loader that was not iterated."""
-        plan = self._strand_plan() if self._is_iterable else self._map_plan()
-        return {"epoch": 0, "step": 0, **plan.saved(START)}
+        plan = self._new_plan()
+        position = plan.first()
+        return {"epoch": position.epoch, "step": position.step, **plan.saved(position)}
+
+    def _new_plan(self) -> DatasetPlan:
+        if self._stream is not None:
+            is_read_here = not self.num_workers
+            return self._stream.loader_plan(self._known_dp_rank(), drop_last=self.drop_last, is_read_here=is_read_here)
+        return self._strand_plan() if self._is_iterable else self._map_plan()
 
     def _map_plan(self) -> NumberedPlan | DrawnPlan:
         if is_numbered(self.sampler, self.batch_sampler):
@@ -475,12 +521,6 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         order = self.sampler if self.batch_sampler is None else self.batch_sampler
         seed, dp_rank = self._known_seed(), self._known_dp_rank()
         return DrawnPlan(order, seed, dp_rank, is_ahead=self.num_workers > 0, share=self._share)
-
-    def _checked_map_plan(self) -> NumberedPlan | DrawnPlan:
-        self._check_order_of_dataset()
-        if self._loaded is not None:  # not before: Lightning may give the loader another sampler after a load
-            check_kind_of_order(self._loaded, self.sampler, self.batch_sampler)
-        return self._map_plan()
 
     def _strand_plan(self) -> StrandPlan:
         num_strands = self._num_strands()

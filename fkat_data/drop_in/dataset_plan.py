@@ -7,13 +7,29 @@ from typing import Any
 from fkat_data.drop_in.saved_state import state_at_epoch
 from fkat_data.plan.resumption import Resumption
 from fkat_data.plan.shard_plan import ShardPlan
-from fkat_data.position import Position
+from fkat_data.position import START, Position
 
 __all__ = ["DatasetPlan", "IndexPlan"]
 
 
 class DatasetPlan(ShardPlan):
     """The plan of a DataLoader's epochs, and the part of a state that is the plan's."""
+
+    has_parts: bool = False
+    """Whether an epoch has several tasks, the next of which can be made ahead."""
+
+    def first(self) -> Position:
+        """Return the position of a loader that was not iterated."""
+        return START
+
+    def begin(self, *, leaves_empty_rest: bool) -> Resumption | None:
+        """Begin an iteration; return where it begins if the plan decides on that, not the engine.
+
+        Args:
+            leaves_empty_rest: Whether a loaded place with nothing behind it counts as the next epoch's begin.
+        """
+        del leaves_empty_rest
+        return None
 
     @abstractmethod
     def saved(self, position: Position) -> dict[str, Any]:

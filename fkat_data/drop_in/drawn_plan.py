@@ -83,6 +83,8 @@ class DrawnPlan(IndexPlan):
         share: What this rank gets of the batches; None: there is one rank, or the sampler knows its rank.
     """
 
+    has_parts = True
+
     def __init__(
         self, sampler: Iterable[Any], seed: int, dp_rank: int, *, is_ahead: bool, share: RankShare | None = None
     ) -> None:

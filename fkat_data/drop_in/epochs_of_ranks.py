@@ -17,6 +17,7 @@ from fkat_data.drop_in.sample_order import EpochShuffle
 from fkat_data.drop_in.saved_state import state_at_epoch
 from fkat_data.dropped import WeakTable
 from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.types import BatchStream
 
 __all__ = ["EpochsOfRanks"]
 
@@ -36,6 +37,7 @@ class EpochsOfRanks(AccelerateSide):
     seed: int | None
     dp_rank: int | None
     _is_iterable: bool
+    _stream: BatchStream | None
     _engine: Any
     _plan: Any
     _drawn_seed: int | None
@@ -112,7 +114,7 @@ class EpochsOfRanks(AccelerateSide):
             RankMismatchError: Ranks have datasets of other lengths.
             StateMismatchError: The state that was loaded is of another number of ranks.
         """
-        if num_ranks == 1:
+        if num_ranks == 1 or self._stream is not None:  # a stream's batches are the rank's already
             return
         if self._is_iterable and self.dp_rank is None:
             raise ConfigurationError(
@@ -146,7 +148,9 @@ class EpochsOfRanks(AccelerateSide):
             ConfigurationError: The parts are this rank's already, or the loader has a loaded place.
         """
         found = None
-        if num_ranks > 1 and (self._has_ranks or (self._is_iterable and self.dp_rank is not None)):
+        if num_ranks > 1 and self._stream is not None:
+            found = "a loader of a stream, whose batches are this rank's already"
+        elif num_ranks > 1 and (self._has_ranks or (self._is_iterable and self.dp_rank is not None)):
             found = "a loader of this rank's own part, which it would deal out again"
         elif self._share is not None and self._share.num_ranks != num_ranks:
             found = f"a loader that is dealt out to {self._share.num_ranks} ranks, to deal out to {num_ranks}"
@@ -184,7 +188,7 @@ class EpochsOfRanks(AccelerateSide):
         vars(self).update(_drawn_seed=seed, _keeps_workers=fields["_keeps_workers"])
         if loaded is not None:
             self._go_to(loaded)
-        elif epoch and not self._is_iterable:
+        elif epoch and not self._is_iterable and self._stream is None:
             self._go_to(self._start_of(epoch), is_untouched=True)
 
     def _place_to_go_on_from(self) -> tuple[int | None, dict[str, Any] | None, int]:
@@ -246,6 +250,8 @@ class EpochsOfRanks(AccelerateSide):
 
     def _next_epoch(self) -> int:
         """Return the epoch that the next iteration is of: one that was left is over."""
+        if self._stream is not None:
+            return self._stream.next_epoch
         return self.epoch + (self._loaded is None and self.step > 0)
 
     def _samplers(self) -> list[Any]:
@@ -254,11 +260,16 @@ class EpochsOfRanks(AccelerateSide):
 
     def _go_to(self, state: dict[str, Any], *, is_untouched: bool = False) -> None:
         self.close()
+        if self._stream is not None:
+            self._stream.load_state_dict(state["stream"])
         vars(self).update(_is_untouched=is_untouched, _loaded=state, _drawn_seed=state["seed"], _engine=None)
         if self._driven is not None:
             self._driven.place = None
 
     def _jump(self, epoch: int) -> None:
+        if self._stream is not None:
+            self._jump_in_stream(epoch, self._stream)
+            return
         loaded = self._loaded
         if loaded is not None and not self._is_untouched and (loaded["epoch"], loaded["step"]) != (0, 0):
             hint = "go on with the epoch of the loaded state, which loader.epoch says"
@@ -275,6 +286,14 @@ class EpochsOfRanks(AccelerateSide):
             hint = f"load_state_dict() before epoch {epoch}: its order depends on the epochs before"
             raise ConfigurationError("sampler", self.sampler, hint)
         self._go_to(self._start_of(epoch), is_untouched=True)
+
+    def _jump_in_stream(self, epoch: int, stream: BatchStream) -> None:
+        if self._engine is None and self.step:
+            hint = "go on with the epoch of the loaded state, which loader.epoch says"
+            raise StateMismatchError("epoch", self.epoch, epoch, hint)
+        self.close()
+        vars(self).update(_engine=None, _plan=None)
+        stream.next_epoch = epoch
 
     def _is_free_of_states(self) -> bool:
         """Return whether an epoch's order depends on nothing but the seed, the epoch, and set_epoch()."""

@@ -5,7 +5,6 @@ from typing import Any
 
 from fkat_data.distributed import rank_and_world_size
 from fkat_data.drop_in.dataset_plan import DatasetPlan
-from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.worker_side import EpochFactory
 from fkat_data.iteration import EpochIterator, HandOver, Iterations
 from fkat_data.loader.engine import Engine, EngineSettings
@@ -122,7 +121,7 @@ def engine_of(
         users={name: getattr(factory, name) for name in ("dataset", "collate_fn", "worker_init_fn")},
         in_process=("num_workers", 0),
     )
-    is_ahead = is_multiprocessing and isinstance(plan, DrawnPlan)
+    is_ahead = is_multiprocessing and plan.has_parts
     num_ahead = -1 if loader.prefetch_factor is None else loader.prefetch_factor * group_size
     settings = EngineSettings(
         workers, int(is_ahead), num_ahead, recovery, loader.device, loader.replay, DataLoaderStatistics

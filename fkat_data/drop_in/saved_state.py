@@ -16,6 +16,7 @@
         "num_strands": 4,              # iterable datasets: their strands, with "epoch", "step", "snapshot", and "delivered":
                                        # how many of the loader's epoch, which the strand may have ended; "begun": the
         "strands": [...],              # snapshot with which the epoch began, of a dataset that stays where it was left
+        "stream": {...},               # streaming datasets, instead: the dataset's own state, which says all of the place
         "dataset_order": {...},        # of a dataset of the library "datasets": its epoch, and a digest of its generators
     }
 
@@ -33,6 +34,11 @@ from fkat_data.errors import StateMismatchError
 __all__ = ["VERSION", "check_order", "checked_loader_state", "merged_states", "state_at_epoch", "state_of_rank"]
 
 VERSION = 1
+_KINDS = {
+    "sampler": "<of a dataset with indices>",
+    "strands": "<of an iterable dataset>",
+    "stream": "<of a streaming dataset>",
+}
 _NOT_A_STATE = "this is not a state of a fkat_data.DataLoader"
 
 
@@ -71,16 +77,14 @@ def state_at_epoch(
     return {**begun, "sampler": {**state["sampler"], **order}}
 
 
-def checked_loader_state(
-    state_dict: object, present: Mapping[str, Any], seed: int | None, *, is_iterable: bool
-) -> dict[str, Any]:
+def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: int | None, kind: str) -> dict[str, Any]:
     """Return a saved state, after a look at each field.
 
     Args:
         state_dict: The state.
         present: What the loader that is to load it has in the fields that must be the same.
         seed: The seed that the user has given to the loader; None: none.
-        is_iterable: Whether its dataset is iterable.
+        kind: The field that its plan has in a state: ``"sampler"``, ``"strands"`` or ``"stream"``.
 
     Raises:
         StateMismatchError: It is no such state, or one of another loader; the error names the first field.
@@ -97,14 +101,14 @@ def checked_loader_state(
         if state.get(field, "<missing>") != value:
             hint = "the state was saved with another argument"
             raise StateMismatchError(field, state.get(field, "<missing>"), value, hint)
-    if "sampler" not in state and "strands" not in state:
+    saved = next((field for field in _KINDS if field in state), None)
+    if saved is None:
         raise StateMismatchError("sampler", "<missing>", "<a state>", _NOT_A_STATE)
-    if "strands" in state:
+    if saved == "strands":
         _check_strands(state)
-    if ("strands" in state) != is_iterable:
-        kinds = ("<of a dataset with indices>", "<of an iterable dataset>")
-        saved, now = kinds["strands" in state], kinds[is_iterable]
-        raise StateMismatchError("strands", saved, now, "the state was saved with another kind of dataset")
+    if saved != kind:
+        hint = "the state was saved with another kind of dataset"
+        raise StateMismatchError(kind, _KINDS[saved], _KINDS[kind], hint)
     return state
 
 

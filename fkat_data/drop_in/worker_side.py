@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from fkat_data.drop_in.own_generators import OwnGenerators
 from fkat_data.drop_in.strand import Strand
 from fkat_data.drop_in.strand_product import DatasetMemory, StrandProduct
+from fkat_data.types import BatchStream
 from fkat_data.worker.current import current_worker
 from fkat_data.worker.index_batches import NumberedBatches
 
@@ -73,6 +74,8 @@ class EpochFactory:
             return self._strand(shard)
         batches = cast("NumberedBatches", shard)
         self._enter(current_worker(), self._num_workers)
+        if isinstance(self.dataset, BatchStream):
+            return self.dataset.loader_product(batches, self.collate_fn)
         if self._is_batched:
             return TorchDataLoader(
                 self.dataset, batch_sampler=cast("Any", batches), collate_fn=cast("Any", self.collate_fn)

@@ -2,7 +2,7 @@
 
 The packages ``cache``, ``formats``, ``order`` and ``store`` have public names too.
 
-Open to other packages: ``audit``, ``dataloader``, ``dataset``.
+Open to other packages: ``audit``, ``dataset``, ``stream_plan``.
 """
 
 import fkat_data.needs_posix  # noqa: F401  # pyright: ignore[reportUnusedImport] - refuses Windows

@@ -20,8 +20,6 @@ class BatchIterator(chain[Any], TorchIterator):
         loader: The loader, which knows how many there are.
     """
 
-    _loader_name = "fkat_data.streaming.StreamingDataLoader"
-
     def __new__(cls, batches: Iterator[Any], loader: object) -> Self:
         """Make the chain of one part."""
         del loader

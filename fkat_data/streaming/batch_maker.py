@@ -1,20 +1,22 @@
 """Make batches of the samples that a ``StreamingDataLoader`` picks: column by column, or by a collate function."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch.utils import data
 
 from fkat_data.misfit import collated
-from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.streaming.epoch.rank_batches import PickedSamples
 from fkat_data.streaming.reading.open_shards import own_array
+
+if TYPE_CHECKING:
+    from fkat_data.streaming.dataset import StreamingDataset
 
 __all__ = ["batch_maker", "collate_of_samples"]
 
 
 def batch_maker(
-    dataset: StreamingDataset, collate: Callable[[list[Any]], Any]
+    dataset: "StreamingDataset", collate: Callable[[list[Any]], Any]
 ) -> Callable[[Sequence[PickedSamples]], Iterable[Any]]:
     """Return what makes the batches of some picks; where a batch fails, those before it come first."""
     if collate is data.default_collate and not dataset.has_user_code:
@@ -44,7 +46,7 @@ class _Collated(Sequence[Any]):
     """Batches that a function makes from samples, one when it is indexed."""
 
     def __init__(
-        self, dataset: StreamingDataset, collate: Callable[[list[Any]], Any], batches: Sequence[PickedSamples]
+        self, dataset: "StreamingDataset", collate: Callable[[list[Any]], Any], batches: Sequence[PickedSamples]
     ) -> None:
         self._dataset = dataset
         self._collate = collate

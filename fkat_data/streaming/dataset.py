@@ -37,12 +37,14 @@ from fkat_data.streaming.order.epoch_order import (
 from fkat_data.streaming.order.joined import LAST_EPOCH
 from fkat_data.streaming.order.partition import PARTITIONS, PartitionName
 from fkat_data.streaming.order.weights import StreamWeight
+from fkat_data.streaming.part_batches import PartBatches
 from fkat_data.streaming.properties import DatasetProperties
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.open_shards import OpenShards
 from fkat_data.streaming.reading.read_commit import check_ranks, check_saved, saved_commits
 from fkat_data.streaming.reading.stream import Stream, given_streams
 from fkat_data.streaming.sample_access import SampleAccess
+from fkat_data.streaming.stream_plan import StreamPart, StreamPlan
 
 __all__ = ["StreamingDataset", "has_own_iter"]
 
@@ -329,6 +331,26 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
     def num_together(self, sample_ids: npt.NDArray[np.int64]) -> int:
         """Return how many of the first samples to read together, so that a small cache holds the shards of all."""
         return self._shards.num_together(sample_ids)
+
+    def loader_plan(self, dp_rank: int, *, drop_last: bool, is_read_here: bool) -> StreamPlan:
+        """Return the plan of this rank's batches, for a loader.
+
+        Raises:
+            ConfigurationError: A subclass overrides ``__iter__``.
+        """
+        if has_own_iter(self):
+            expected = "fkat_data.streaming.StreamingDataLoader over a dataset with an __iter__ of its own"
+            raise ConfigurationError("dataset", type(self), expected)
+        return StreamPlan(self, dp_rank, drop_last=drop_last, is_read_here=is_read_here)
+
+    def loader_product(self, part: StreamPart, collate_fn: Callable[[list[Any]], Any]) -> PartBatches:
+        """Return the batches of a task of that plan, where they are made."""
+        return PartBatches(self, collate_fn, part)
+
+    def loader_terms(self) -> tuple[int, Any]:
+        """Return the seed of its orders, and all that workers have of it but its resume point."""
+        own = {name: value for name, value in vars(self).items() if name not in ("_resume_point", "handed_out")}
+        return self.epochs.shuffle_seed, own
 
     def begin_epoch(self) -> ResumePoint:
         """Return the point where the next epoch of this process begins, with every setting filled in.

@@ -186,13 +186,14 @@ def begin(
     if isinstance(product, NearestProduct):
         first_index, microbatches = product.begin_near(first_microbatch, collate)
         return Production(microbatches, first_index, None, None)
-    is_stepped = _can_skip(product) and not is_shared
-    if is_random_access(product) and not is_stepped:
+    is_indexed = is_random_access(product)
+    if is_indexed and (is_shared or not _can_skip(product)):
         return _begin_random_access(cast("RandomAccess", product), streams)
     product = cast("Iterable[Any]", product)
-    if is_map_style(product):
+    if not is_indexed and is_map_style(product):
         return _begin_map_style(product, first_microbatch, streams, collate, threads)
-    if first_microbatch and _can_skip(product):
+    # One that is both steps from the first microbatch on: its own iteration may be a loader's.
+    if (first_microbatch or is_indexed) and _can_skip(product):
         return Production(iter(cast("Skippable", product).skip(first_microbatch)), first_microbatch, None, None)
     if isinstance(product, DataLoader):
         return Production(direct_iteration(cast("DataLoader[Any]", product), collate), 0, None, None)

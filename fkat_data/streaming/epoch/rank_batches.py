@@ -67,8 +67,8 @@ class RankBatches:
         self.point = point
         self._rank = rank
         self._skips = skips
-        # Global batches are counted from the start of the epoch.
-        self._first_batch = point.sample_in_epoch // plan.grid.global_batch_size
+        self.first_batch: int = point.sample_in_epoch // plan.grid.global_batch_size
+        """The number of the plan's first global batch, counted from the start of the epoch."""
 
     def picks(
         self, first: int = 0, part: int = 0, num_parts: int = 1, *, has_places: bool = False
@@ -129,7 +129,7 @@ class RankBatches:
 
     def _kept(self, indices: _Integers) -> tuple[_Integers, _Integers | None]:
         """Return the batches to deliver, and this rank's sample ids if samples are skipped; else None."""
-        indices = indices[~self._skips.is_skipped(self.point.epoch, self._first_batch + indices)]
+        indices = indices[~self._skips.is_skipped(self.point.epoch, self.first_batch + indices)]
         if not self._skips.has_samples:
             return indices, None
         ids = self._skips.without(self._plan.global_batches(indices))

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.streaming.dataloader import batches_together
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.streaming.epoch.rank_batches import batches_in_chunk
+from fkat_data.streaming.stream_plan import batches_together
 from fkat_data.tools.simulation.advice import advice
 from fkat_data.tools.simulation.costs import ShardCosts, costs_of
 from fkat_data.tools.simulation.result import Simulation

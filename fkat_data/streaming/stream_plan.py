@@ -1,0 +1,228 @@
+"""The plan of a stream's epochs for a loader: parts of some batches each, whose samples' numbers travel to the workers.
+
+The order is planned in the trainer's process; workers receive the numbers of the samples to read, and keep no position.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fkat_data.drop_in.dataset_plan import DatasetPlan
+from fkat_data.drop_in.drawn_plan import DrawnBatches
+from fkat_data.plan.elastic import Piece
+from fkat_data.plan.resumption import Resumption
+from fkat_data.position import Position
+from fkat_data.streaming.epoch.rank_batches import BatchGroup, PickedSamples, RankBatches, ids_of, in_groups
+from fkat_data.streaming.epoch.resume_point import ResumePoint
+
+__all__ = ["StreamPart", "StreamPlan", "batches_together", "step_of", "wanted_batches"]
+
+_PART_SIZE = 32
+_MOST_KEPT = 8
+#: Enough samples to make the visit of a shard worthwhile, and few enough bytes to spare memory.
+_READ_TOGETHER = 1024
+_READ_TOGETHER_BYTES = 4 << 20
+
+
+class StreamPart(DrawnBatches):
+    """Batches that follow on one another in an epoch.
+
+    Args:
+        first: The number of the first, among the global batches of the epoch.
+        batches: The samples of each.
+        num_together: How many of them to read together at first.
+    """
+
+    def __init__(self, first: int, batches: list[PickedSamples], num_together: int) -> None:
+        super().__init__(first, batches)
+        self.num_together = num_together
+
+
+class StreamPlan(DatasetPlan):
+    """Plans this rank's part of a stream's epochs.
+
+    Where the dataset's resume point says that the next epoch begins is read by ``begin``, and nowhere else.
+
+    Args:
+        dataset: The ``StreamingDataset``.
+        dp_rank: The loader's.
+        drop_last: Whether a short batch at an epoch's end is left out.
+        is_read_here: Whether this process reads the samples.
+    """
+
+    has_parts = True
+
+    def __init__(self, dataset: Any, dp_rank: int, *, drop_last: bool, is_read_here: bool) -> None:
+        self._dataset = dataset
+        self._dp_rank = dp_rank
+        self._drop_last = drop_last
+        self._is_read_here = is_read_here
+        self._point: ResumePoint | None = None
+        self._batches: RankBatches | None = None
+        self._first_step = 0
+        self._is_left = False
+        self._parts: dict[int, StreamPart] = {}
+        self._wanted: Iterator[BatchGroup] = iter(())
+        self._is_torn = True
+        self._num_parts = self._num_drawn = self._num_samples = 0
+        # By step: the plan's index of the batch before it, and the samples that the iteration has given by then.
+        self._behind: dict[int, tuple[int, int]] = {}
+
+    def first(self) -> Position:
+        """Return the position of a loader that was not iterated: where the dataset's next iteration begins."""
+        point = self._dataset.next_point()
+        return Position(point.epoch, 0, 0, step_of(self._dataset, point))
+
+    def begin(self, *, leaves_empty_rest: bool) -> Resumption:
+        """Begin the dataset's next epoch, or the rest of a loaded one; return where the engine goes.
+
+        Args:
+            leaves_empty_rest: Whether a loaded place with nothing behind it counts as the next epoch's begin.
+        """
+        point = self._dataset.begin_epoch()
+        self._go_to(point)
+        if leaves_empty_rest and point.sample_in_epoch and self._part(0) is None:
+            point = self._dataset.begin_epoch()
+            self._go_to(point)
+        return Resumption(Position(point.epoch, 0, 0, self._first_step))
+
+    def shard(self, epoch: int, index: int) -> StreamPart | None:
+        """Return a part of the epoch, or None past its end."""
+        return None if self._point is None or epoch != self._point.epoch else self._part(index)
+
+    def piece(self, epoch: int, index: int) -> Piece | None:
+        """Return where a part begins: the numbers of its batches are those in the epoch."""
+        part = self.shard(epoch, index)
+        return None if part is None else Piece(self._dp_rank, 0, part.first)
+
+    def leave(self, position: Position) -> None:
+        """Leave the epoch: a state says from here on that the next one begins."""
+        del position
+        self._is_left = True
+
+    def saved(self, position: Position) -> dict[str, Any]:
+        """Return what a state says of a position: the dataset's own state."""
+        return {"stream": self._dataset.state_at(self._point_at(position))}
+
+    def resumption(self, state: Mapping[str, Any]) -> Resumption:
+        """Return where a state was taken; the dataset has loaded it, and ``begin`` goes there."""
+        return Resumption(Position(state["epoch"], 0, 0, state["step"]))
+
+    def epoch_again(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state itself: the dataset says where a copy of the loader begins."""
+        return dict(state)
+
+    def num_batches(self) -> int:
+        """Return the batches of a whole epoch on this rank."""
+        whole, rest = divmod(len(self._dataset), self._dataset.batch_size)
+        return whole + (rest > 0 and not self._drop_last)
+
+    def num_samples_before(self, position: Position) -> int:
+        """Return the samples that the iteration under way has given before a position."""
+        point = self._point
+        if point is None or self._is_left:
+            return 0
+        step = position.step if position.epoch == point.epoch else self._first_step + self._num_drawn
+        return self._behind.get(step, (0, 0))[1]
+
+    def _point_at(self, position: Position) -> ResumePoint:
+        point, batches = self._point, self._batches
+        if point is None or batches is None:
+            return self._dataset.next_point()
+        if position.epoch != point.epoch and self._is_left:
+            return replace(point, epoch=point.epoch + 1, sample_in_epoch=0, initial_grid=None)
+        # Behind the last batch, the dataset's states say that nothing is left of the epoch.
+        step = position.step if position.epoch == point.epoch else self._first_step + self._num_drawn
+        if step == self._first_step:
+            return point
+        return replace(point, sample_in_epoch=batches.sample_in_epoch_after(self._behind[step][0]))
+
+    def _go_to(self, point: ResumePoint) -> None:
+        self._is_torn = True
+        self._point = point
+        self._batches = self._dataset.rank_batches(point)
+        self._first_step = step_of(self._dataset, point)
+        self._is_left = False
+        self._restart()
+
+    def _restart(self) -> None:
+        """Plan the iteration's batches from the first on."""
+        dataset, batches = self._dataset, self._batches
+        assert batches is not None  # noqa: S101 - an iteration has begun
+        wanted = wanted_batches(dataset, batches, 0, drop_last=self._drop_last)
+        groups: Iterator[BatchGroup]
+        if self._is_read_here:
+            together = batches_together(dataset, dataset.batch_size)
+            # If shards come from a store, the first batch must not wait for those of the batches after it.
+            first = together if dataset.catalog.is_immediate else 1
+            num_together = None if dataset.cache_limit is None else dataset.num_together
+            groups = dataset.follow(in_groups(wanted, first, together, num_together), ids_of)
+        else:
+            # Workers share this node's cache and find there what this process fetches.
+            groups = dataset.follow(in_groups(wanted, _PART_SIZE, _PART_SIZE), ids_of, is_opened=False)
+        self._wanted = _without_gaps(groups)
+        self._parts.clear()
+        self._behind = {self._first_step: (-1, 0)}
+        self._num_parts = self._num_drawn = self._num_samples = 0
+        self._is_torn = False
+
+    def _part(self, index: int) -> StreamPart | None:
+        if self._is_torn or (index < self._num_parts and index not in self._parts):
+            self._restart()
+        while self._num_parts <= index:
+            # After an interruption or an error, the iterator has gone past what is missing here.
+            self._is_torn = True
+            group = next(self._wanted, None)
+            if group is not None:
+                self._add(*group)
+            self._is_torn = False
+            if group is None:
+                return None
+        return self._parts.get(index)
+
+    def _add(self, numbers: list[int], batches: list[PickedSamples]) -> None:
+        assert self._batches is not None  # noqa: S101 - an iteration has begun
+        together = len(numbers) if self._is_read_here else 1
+        part = StreamPart(self._batches.first_batch + numbers[0], batches, together)
+        for number, picks in zip(numbers, batches, strict=True):
+            self._num_drawn += 1
+            self._num_samples += len(picks.ids)
+            self._behind[self._first_step + self._num_drawn] = number, self._num_samples
+        self._parts[self._num_parts] = part
+        self._num_parts += 1
+        old = self._parts.pop(self._num_parts - _MOST_KEPT - 1, None)
+        if old is not None:
+            for step in list(self._behind)[: len(old) - old.first]:
+                del self._behind[step]
+
+
+def step_of(dataset: Any, point: ResumePoint) -> int:
+    """Return the batches that a rank of the present world had of an epoch before a point."""
+    num_before: int = point.sample_in_epoch // dataset.epochs.grid().global_batch_size
+    before = np.arange(num_before, dtype=np.int64)
+    return len(before) - int(dataset.skips.is_skipped(point.epoch, before).sum())
+
+
+def wanted_batches(dataset: Any, batches: RankBatches, first: int, *, drop_last: bool) -> Iterator[BatchGroup]:
+    """Yield a rank's batches from one of them on, as a loader delivers them."""
+    for indices, chunk in batches.picks(first, has_places=dataset.has_user_code):
+        numbers = indices.tolist()
+        num_kept = len(numbers) - bool(drop_last and numbers and batches.is_short(numbers[-1]))
+        yield numbers[:num_kept], chunk[:num_kept]
+
+
+def batches_together(dataset: Any, batch_size: int) -> int:
+    """Return the number of batches that one process reads together."""
+    return max(1, min(_READ_TOGETHER, dataset.samples_in(_READ_TOGETHER_BYTES)) // batch_size)
+
+
+def _without_gaps(groups: Iterator[BatchGroup]) -> Iterator[BatchGroup]:
+    """Yield the same batches in groups whose numbers follow on one another."""
+    for numbers, batches in groups:
+        start = 0
+        for stop in range(1, len(numbers) + 1):
+            if stop == len(numbers) or numbers[stop] != numbers[stop - 1] + 1:
+                yield numbers[start:stop], batches[start:stop]
+                start = stop
