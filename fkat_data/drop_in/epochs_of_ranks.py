@@ -7,6 +7,7 @@ from typing import Any
 
 from fkat_data import arguments
 from fkat_data.dataset_files import check_files, files_field
+from fkat_data.datasets.dealt_order import DealtOrder, is_of_old_order, is_part, old_order_error
 from fkat_data.datasets.seeded_order import SeededOrder, seeded_order_below
 from fkat_data.distributed import gather
 from fkat_data.drop_in.accelerate_side import AccelerateSide
@@ -95,8 +96,9 @@ class EpochsOfRanks(AccelerateSide):
         """Deliver this rank's share of the microbatches, dealt out as accelerate does. Every rank calls it.
 
         Rank r of n gets every nth batch, from the one at r on. The ranks agree on the first one's seed, and on the
-        states of its samplers. Where a sampler knows its rank, as a ``DistributedSampler`` does, nothing is dealt out,
-        nor for an iterable dataset, whose loader has ``dp_rank``.
+        states of its samplers. Where a sampler or the dataset knows its rank, as a ``DistributedSampler`` or a
+        ``PackedDataset`` of several ranks does, nothing is dealt out, nor for an iterable dataset, whose loader has
+        ``dp_rank``.
 
         Args:
             num_ranks: Ranks that share the dataset.
@@ -169,8 +171,10 @@ class EpochsOfRanks(AccelerateSide):
 
     @property
     def _has_ranks(self) -> bool:
-        """Whether a sampler knows which samples are this rank's."""
-        return any(hasattr(each, "rank") or hasattr(each, "process_index") for each in self._samplers())
+        """Whether a sampler or the dataset knows which samples are this rank's."""
+        samplers = self._samplers()
+        is_dealt = any(is_part(each) for each in (*samplers, self._ordered_dataset()))
+        return is_dealt or any(hasattr(each, "rank") or hasattr(each, "process_index") for each in samplers)
 
     def _succeed(self, original: "EpochsOfRanks") -> None:
         """Go on where the loader stands that Lightning makes this one of: in its next epoch, or at its loaded state."""
@@ -213,7 +217,31 @@ class EpochsOfRanks(AccelerateSide):
 
     def _terms_of_dataset(self) -> dict[str, Any]:
         """Return the fields of a state that say what of the dataset its places depend on."""
-        return {**self._order_of_dataset(), **files_field(self.dataset)}
+        ordered = self._ordered_dataset()
+        ranks = {"dataset_ranks": ordered.dp_size} if isinstance(ordered, DealtOrder) else {}
+        return {**self._order_of_dataset(), **ranks, **files_field(self.dataset)}
+
+    def _checked_ranks(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a state after a check that its epoch was dealt out to the ranks that the dataset or sampler is dealt to.
+
+        Raises:
+            StateMismatchError: It was not, or in an order of several ranks that no longer is.
+        """
+        ordered = self._ordered_dataset()
+        if not state["step"]:
+            # A rank's part of the next epoch may have another length.
+            order = {name: value for name, value in state.get("sampler", {}).items() if name != "num_samples"}
+            return {**state, "sampler": order} if isinstance(ordered, DealtOrder) else state
+        if any(is_of_old_order(each) for each in state.get("sampler", {}).get("samplers", ())):
+            raise old_order_error("several")
+        if isinstance(ordered, DealtOrder):
+            saved, present = state.get("dataset_ranks"), ordered.dp_size
+            if saved is None and present > 1:
+                raise old_order_error(present)
+            if saved is not None and saved != present:
+                hint = "go on with as many ranks as the epoch began with, or begin the next epoch"
+                raise StateMismatchError("dataset_ranks", saved, present, hint)
+        return state
 
     def _load_order_of_dataset(self, state: Mapping[str, Any]) -> None:
         """Have the dataset give the order of a state.
