@@ -25,7 +25,7 @@ __all__ = ["TokenBudgetBatchSampler"]
 _STATE_VERSION = 2
 
 
-class _Place(NamedTuple):
+class _BatchPlace(NamedTuple):
     """A position: ``step`` batches of an epoch were yielded on each rank, some of them to earlier numbers of ranks.
 
     ``dealt`` has those numbers, each with the step at which it ended.
@@ -45,7 +45,7 @@ class _Place(NamedTuple):
         starts = pairwise([0, *(stop for _, stop in self.dealt)])
         return [[stop - start] * ranks for (ranks, _), (start, stop) in zip(self.dealt, starts, strict=True)]
 
-    def dealt_again(self, num_ranks: int, present: int) -> "_Place":
+    def dealt_again(self, num_ranks: int, present: int) -> "_BatchPlace":
         """Return this position of ``num_ranks`` ranks as one of ``present`` ranks."""
         if num_ranks == present or self.step == self.first_step:
             return self
@@ -132,7 +132,7 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
         }
         self.num_skipped: int = len(found) - len(fitting)
         """Number of samples that are skipped because they are too long."""
-        self._position = _Place(0, 0)
+        self._position = _BatchPlace(0, 0)
         self._iterator: object = None  # the newest one; None after set_epoch or load_state_dict
         self._count: tuple[object, int] | None = None  # what the number of batches depends on, and the number
 
@@ -206,7 +206,7 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
         """
         epoch = integer("epoch", epoch, minimum=0)
         if self._iterator is not None or epoch != self._position.epoch:
-            self._position = _Place(epoch, 0)
+            self._position = _BatchPlace(epoch, 0)
             self._iterator = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -248,14 +248,14 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
             raise StateMismatchError("index", saved.step, f"<at most {num_batches}>", hint)
         place = saved.dealt_again(num_ranks, self._world_size)
         is_over = saved.step in (num_batches, self._num_batches(place, self._world_size))
-        self._position = _Place(saved.epoch + 1, 0) if is_over else place
+        self._position = _BatchPlace(saved.epoch + 1, 0) if is_over else place
         self._iterator = None
 
-    def _start(self) -> _Place:
+    def _start(self) -> _BatchPlace:
         place = self._position
-        return _Place(place.epoch + 1, 0) if self._iterator is not None and place.step > 0 else place
+        return _BatchPlace(place.epoch + 1, 0) if self._iterator is not None and place.step > 0 else place
 
-    def _walk(self, iterator: object, place: _Place) -> Iterator[list[int]]:
+    def _walk(self, iterator: object, place: _BatchPlace) -> Iterator[list[int]]:
         epoch, index, dealt = place
         rest = self._rounds(epoch, self._world_size, place.layouts())
         upcoming = islice(rest, index - place.first_step, None)
@@ -269,10 +269,10 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
                 )
             index += 1
             # Before the yield: a state that the caller saves while it processes this batch counts it as yielded.
-            self._position = _Place(epoch + 1, 0) if following is None else _Place(epoch, index, dealt)
+            self._position = _BatchPlace(epoch + 1, 0) if following is None else _BatchPlace(epoch, index, dealt)
             yield batches[self._rank]
 
-    def _num_batches(self, place: _Place, num_ranks: int) -> int:
+    def _num_batches(self, place: _BatchPlace, num_ranks: int) -> int:
         epoch, _, dealt = place
         name = (self.seed, epoch, dealt, num_ranks)
         if self._count is None or self._count[0] != name:
@@ -334,7 +334,7 @@ def _renewed(state_dict: object, settings: Mapping[str, Any]) -> object:
     return {**state, "version": _STATE_VERSION, "dealt": (), "lengths": settings["lengths"]}
 
 
-def _saved_place(state: Mapping[str, Any]) -> _Place:
+def _saved_place(state: Mapping[str, Any]) -> _BatchPlace:
     epoch, index = (saved_integer(field, state[field], minimum=0) for field in ("epoch", "index"))
     dealt: list[tuple[int, int]] = []
     for each in _pairs(state["dealt"]):
@@ -342,7 +342,7 @@ def _saved_place(state: Mapping[str, Any]) -> _Place:
         if not (dealt[-1][1] if dealt else 0) < stop <= index:
             raise StateMismatchError("dealt", state["dealt"], "<indices that grow>", "the state is damaged")
         dealt.append((num_ranks, stop))
-    return _Place(epoch, index, tuple(dealt))
+    return _BatchPlace(epoch, index, tuple(dealt))
 
 
 def _pairs(value: object) -> list[Sequence[object]]:

@@ -221,26 +221,28 @@ class EpochsOfRanks(AccelerateSide):
         ranks = {"dataset_ranks": ordered.dp_size} if isinstance(ordered, DealtOrder) else {}
         return {**self._order_of_dataset(), **ranks, **files_field(self.dataset)}
 
-    def _checked_ranks(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a state after a check that its epoch was dealt out to the ranks that the dataset or sampler is dealt to.
+    def _with_order_of_dataset(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Have the dataset give the order of a state. Return the state without what may differ in the next epoch.
 
         Raises:
-            StateMismatchError: It was not, or in an order of several ranks that no longer is.
+            StateMismatchError: It cannot; or the state's epoch was dealt out to other ranks than the dataset is, or in an
+                order of several ranks that there no longer is.
         """
-        ordered = self._ordered_dataset()
-        if not state["step"]:
+        ordered, sampler = self._ordered_dataset(), state.get("sampler", {})
+        if isinstance(ordered, DealtOrder) and not state["step"]:
             # A rank's part of the next epoch may have another length.
-            order = {name: value for name, value in state.get("sampler", {}).items() if name != "num_samples"}
-            return {**state, "sampler": order} if isinstance(ordered, DealtOrder) else state
-        if any(is_of_old_order(each) for each in state.get("sampler", {}).get("samplers", ())):
+            sampler = {name: value for name, value in sampler.items() if name != "num_samples"}
+            state = {**state, "sampler": sampler}
+        elif state["step"] and any(is_of_old_order(each) for each in sampler.get("samplers", ())):
             raise old_order_error("several")
-        if isinstance(ordered, DealtOrder):
+        elif isinstance(ordered, DealtOrder):
             saved, present = state.get("dataset_ranks"), ordered.dp_size
             if saved is None and present > 1:
                 raise old_order_error(present)
             if saved is not None and saved != present:
                 hint = "go on with as many ranks as the epoch began with, or begin the next epoch"
                 raise StateMismatchError("dataset_ranks", saved, present, hint)
+        self._load_order_of_dataset(state)
         return state
 
     def _load_order_of_dataset(self, state: Mapping[str, Any]) -> None:
