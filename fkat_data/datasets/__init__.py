@@ -2,7 +2,7 @@
 
 Each name is imported on first use, so that importing the package does not import pyarrow.
 
-Open to other packages: ``seeded_order``.
+Open to other packages: ``dealt_order``, ``seeded_order``.
 """
 
 from importlib import import_module

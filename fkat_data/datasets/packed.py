@@ -1,9 +1,10 @@
 """Pack documents into sequences of one length, with the boundaries that attention needs to separate them."""
 
+import copy
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -12,17 +13,20 @@ from torch.utils.data import Dataset
 
 from fkat_data.arguments import choice, integer, saved_integer
 from fkat_data.datasets.dataset_state import base_state, checked_state, load_base_state
+from fkat_data.datasets.dealing import halved
+from fkat_data.datasets.dealt_order import old_order_error
 from fkat_data.datasets.item_index import counted_from_start, is_map_style, items_at
 from fkat_data.datasets.lengths import as_lengths
 from fkat_data.datasets.packing import best_fit
-from fkat_data.datasets.windows import Windows, in_steps, whole_steps
+from fkat_data.datasets.windows import Windows
 from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.permutation import permutation
 
 __all__ = ["Fragment", "PackedDataset", "collate_packed"]
 
-_STATE_VERSION = 1
+# 1: until the plan of an epoch was the same for any number of ranks. Its orders of one rank are those of today.
+_STATE_VERSION = 2
 _PLANS_KEPT = 4
 
 
@@ -43,12 +47,14 @@ class Fragment(NamedTuple):
 class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
     """Sequences of ``sequence_length`` tokens, each packed with whole documents of a base dataset.
 
-    An epoch is cut into windows. Each window's documents are packed by best fit, the longest first; the sequences are
-    then shuffled and dealt to the ranks. If their number is not a multiple of ``world_size``, the fullest sequences
-    are halved. So every rank has the same number of sequences, and every document appears once. The only exception is
-    a window with too few documents to halve: up to ``world_size - 1`` of them are dropped in that epoch. A window's
-    plan is a function of (seed, epoch, window) and the lengths: every rank computes the same plan without
-    communication if ``lengths`` and ``seed`` are the same on each.
+    An epoch is cut into windows. Each window's documents are packed by best fit, the longest first, and the sequences
+    are then shuffled. This plan is a function of (seed, epoch, window) and the lengths, the same for any number of
+    ranks: the sequence at ``index`` on ``rank`` is the one at ``index * world_size + rank`` of the plan. Every rank
+    computes the plan without communication if ``lengths`` and ``seed`` are the same on each.
+
+    If the number of sequences is no multiple of ``world_size``, the fullest of the epoch's last ones are halved. So
+    every rank has the same number of sequences, and every document appears once. The only exception is a last window
+    with too few documents to halve: up to ``world_size - 1`` sequences are dropped in that epoch.
 
     A sequence is a dict of tensors:
 
@@ -66,8 +72,7 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
     Args:
         base_dataset: The documents: one-dimensional tensors, or dicts that contain such tensors.
         sequence_length: Number of tokens in a sequence, at least 1.
-        window_size: Number of documents to pack together, at least ``world_size``. They should fill many times
-            ``world_size`` sequences.
+        window_size: Number of documents to pack together, at least ``world_size``.
         lengths: Length of each document in tokens, as a list, an array or a tensor; None: call the base dataset's
             ``sort_key(index)``.
         fields: Entries to pack if an item is a dict. Each must have the document's length.
@@ -117,7 +122,8 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
             expected = f"one length for each of the {len(base_dataset)} documents, not {len(self._lengths)}"
             raise ConfigurationError("lengths", lengths, expected)
         self._windows = Windows(self._fitting(too_long), window_size, world_size, shuffle=shuffle, seed=seed)
-        self._rank = integer("rank", rank, minimum=0, maximum=self._windows.world_size - 1)
+        self._world_size = int(world_size)
+        self._rank = integer("rank", rank, minimum=0, maximum=self._world_size - 1)
         self._epoch = 0
         self._is_epoch_given = False
         self._go_to(self.seed, 0)
@@ -141,8 +147,34 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
         """Whether ``seed`` was drawn, and decides on the order: a state has to say which."""
         return self._windows.shuffle and not self._windows.is_seed_given
 
+    @property
+    def dp_size(self) -> int:
+        """Number of ranks that the plan is dealt out to."""
+        return self._world_size
+
+    @property
+    def dp_rank(self) -> int:
+        """Index of this rank."""
+        return self._rank
+
+    def for_rank(self, dp_size: int, dp_rank: int) -> Self:
+        """Return this dataset for rank ``dp_rank`` of ``dp_size``, in the same epoch; this one stays unchanged.
+
+        The base dataset is shared. All ranks need the same seed: if it was drawn, the one of one rank's state.
+
+        Raises:
+            ConfigurationError: The rank does not exist, or there are fewer documents than ranks.
+        """
+        self._windows.check_ranks(dp_size)
+        dp_rank = integer("dp_rank", dp_rank, minimum=0, maximum=dp_size - 1)
+        other = copy.copy(self)
+        fields = {"_world_size": dp_size, "_rank": dp_rank, "_windows": copy.copy(self._windows)}
+        vars(other).update(fields, _plans={}, _tail=None)
+        return other
+
     def __len__(self) -> int:
-        return self._window_ends()[-1]
+        whole, spare = divmod(self._window_ends()[-1], self._world_size)
+        return whole + (spare > 0 and bool(self._halved_tail()))
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         fragments = self.fragments(index)
@@ -154,17 +186,14 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
         Raises:
             IndexError: ``index`` is out of range.
         """
-        ends = self._window_ends()
-        if not 0 <= index < ends[-1]:
-            index = counted_from_start(index, ends[-1])
-        window = bisect_right(ends, index)
-        plan = self._plans.get(window)
-        if plan is None:
-            plan = self._plan(window)
-            while len(self._plans) >= _PLANS_KEPT:
-                self._plans.pop(next(iter(self._plans)), None)  # another thread may have dropped it
-            self._plans[window] = plan
-        return plan[index - (ends[window - 1] if window else 0)]
+        if self._world_size == 1:
+            return self._planned(index)
+        length = len(self)
+        if not 0 <= index < length:
+            index = counted_from_start(index, length)
+        tail = self._halved_tail()
+        in_tail = index - length + len(tail)
+        return self._planned(index * self._world_size + self._rank) if in_tail < 0 else tail[in_tail]
 
     def set_epoch(self, epoch: int) -> None:
         """Switch to the packing of an epoch.
@@ -188,7 +217,10 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
             self._go_to(self.seed, epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return seed, epoch and settings as plain values, and the base dataset's state if it has one."""
+        """Return seed, epoch and settings as plain values, and the base dataset's state if it has one.
+
+        It is the same on all ranks, and for any number of them.
+        """
         windows = self._windows
         return {
             "version": _STATE_VERSION,
@@ -196,7 +228,6 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
             "epoch": self._epoch,
             "sequence_length": self._sequence_length,
             "window_size": windows.window_size,
-            "world_size": windows.world_size,
             "shuffle": windows.shuffle,
             "num_documents": len(self._lengths),
             "num_tokens": int(self._lengths.sum()),
@@ -207,9 +238,11 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
         """Switch to the packing that ``state_dict`` describes.
 
         Raises:
-            StateMismatchError: The state has other settings or documents, or another seed than ``seed``.
+            StateMismatchError: The state has other settings or documents, or another seed than ``seed``; or it is of
+                several ranks, whose order was another one until the plan was the same for any number of ranks. Between
+                epochs, call ``set_epoch`` instead of loading it.
         """
-        state = checked_state(state_dict, self.state_dict(), "seed", "epoch")
+        state = checked_state(_renewed(state_dict), self.state_dict(), "seed", "epoch")
         seed = saved_integer("seed", state["seed"])
         epoch = saved_integer("epoch", state["epoch"], minimum=0)
         if self._windows.is_seed_given and seed != self.seed:
@@ -223,7 +256,8 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
     def _go_to(self, seed: int, epoch: int) -> None:
         self._windows.seed, self._epoch = seed, epoch
         self._plans: dict[int, list[list[Fragment]]] = {}
-        self._ends: list[int] | None = None  # this rank's sequences up to and including each window
+        self._ends: list[int] | None = None  # the plan's sequences up to and including each window
+        self._tail: list[list[Fragment]] | None = None  # this rank's last sequences, where they were halved
 
     def _fitting(self, too_long: str) -> npt.NDArray[np.int64]:
         longest = int(self._lengths.max(initial=0))
@@ -251,12 +285,42 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
             fragments += [Fragment(document, start, min(self._sequence_length, length - start)) for start in starts]
         # Within a sequence, and in an epoch that is not shuffled, documents follow the epoch's order, not their length.
         bins = sorted(map(sorted, best_fit([fragment.length for fragment in fragments], self._sequence_length)))
-        bins = whole_steps(bins, windows.world_size)
-        order = None
+        order = range(len(bins))
         if windows.shuffle:
-            num_steps = len(bins) // windows.world_size
-            order = permutation(num_steps, b"fkat_data packed", self.seed, self._epoch, window)
-        return [[fragments[index] for index in bin_] for bin_ in in_steps(bins, windows.world_size, self._rank, order)]
+            order = permutation(len(bins), b"fkat_data packed", self.seed, self._epoch, window).tolist()
+        return [[fragments[index] for index in bins[place]] for place in order]
+
+    def _planned(self, index: int) -> list[Fragment]:
+        """Return a sequence of the plan."""
+        ends = self._window_ends()
+        if not 0 <= index < ends[-1]:
+            index = counted_from_start(index, ends[-1])
+        window = bisect_right(ends, index)
+        plan = self._plans.get(window)
+        if plan is None:
+            plan = self._plan(window)
+            while len(self._plans) >= _PLANS_KEPT:
+                self._plans.pop(next(iter(self._plans)), None)  # another thread may have dropped it
+            self._plans[window] = plan
+        return plan[index - (ends[window - 1] if window else 0)]
+
+    def _halved_tail(self) -> list[list[Fragment]]:
+        """Return this rank's last sequences, if the plan's had to be halved so that all ranks have equally many."""
+        if self._tail is None:
+            self._tail = self._dealt_tail()
+        return self._tail
+
+    def _dealt_tail(self) -> list[list[Fragment]]:
+        ends, num_ranks = self._window_ends(), self._world_size
+        whole, spare = divmod(ends[-1], num_ranks)
+        # No further back than the last window, or else an epoch of single documents would be planned once more.
+        first_of_window = ends[-2] if len(ends) > 1 else 0
+        for first in range(whole * num_ranks, max(-1, first_of_window - num_ranks), -num_ranks) if spare else ():
+            sequences = [self._planned(index) for index in range(first, ends[-1])]
+            parts = halved([len(sequence) for sequence in sequences], whole * num_ranks + num_ranks - first)
+            if parts is not None:
+                return [sequences[index][start:stop] for index, start, stop in parts[self._rank :: num_ranks]]
+        return []
 
     def _sequence(self, fragments: list[Fragment], items: list[Any]) -> dict[str, torch.Tensor]:
         length = self._sequence_length
@@ -312,3 +376,19 @@ def collate_packed(sequences: Sequence[Mapping[str, torch.Tensor]]) -> dict[str,
 
 
 _RAGGED = "cu_seqlens"
+
+
+def _renewed(state_dict: object) -> object:
+    """Return a state of version 1 as one of today.
+
+    Raises:
+        StateMismatchError: It is of several ranks.
+    """
+    if not isinstance(state_dict, Mapping):
+        return state_dict
+    state = cast("Mapping[str, Any]", state_dict)
+    if state.get("version") != 1 or "world_size" not in state:
+        return state
+    if state["world_size"] != 1:
+        raise old_order_error(state["world_size"])
+    return {**state, "version": _STATE_VERSION}

@@ -1,36 +1,70 @@
 """Batches that fill a token budget, padding included, with the same number of batches on every rank."""
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+import copy
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice, pairwise
+from typing import Any, Literal, NamedTuple, Self, cast
 
 import numpy as np
 from torch.utils.data import Sampler
 
 from fkat_data.arguments import choice, integer, saved_integer
 from fkat_data.datasets.dataset_state import checked_state
+from fkat_data.datasets.dealing import Layout, PlannedBatch, rounds
+from fkat_data.datasets.dealt_order import old_order_error
 from fkat_data.datasets.lengths import as_lengths
-from fkat_data.datasets.windows import Windows, in_steps, whole_steps
+from fkat_data.datasets.windows import Windows
 from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 from fkat_data.permutation import permutation
 
 __all__ = ["TokenBudgetBatchSampler"]
 
-_STATE_VERSION = 1
+# 1: until the plan of an epoch was the same for any number of ranks. Its orders of one rank are those of today.
+_STATE_VERSION = 2
+
+
+class _BatchPlace(NamedTuple):
+    """A position: ``step`` batches of an epoch were yielded on each rank, some of them to earlier numbers of ranks.
+
+    ``dealt`` has those numbers, each with the step at which it ended.
+    """
+
+    epoch: int
+    step: int
+    dealt: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def first_step(self) -> int:
+        """The step at which the present number of ranks began."""
+        return self.dealt[-1][1] if self.dealt else 0
+
+    def layouts(self) -> list[Layout]:
+        """Return the earlier numbers of ranks, and the rounds of each."""
+        starts = pairwise([0, *(stop for _, stop in self.dealt)])
+        return [[stop - start] * ranks for (ranks, _), (start, stop) in zip(self.dealt, starts, strict=True)]
+
+    def dealt_again(self, num_ranks: int, present: int) -> "_BatchPlace":
+        """Return this position of ``num_ranks`` ranks as one of ``present`` ranks."""
+        if num_ranks == present or self.step == self.first_step:
+            return self
+        return self._replace(dealt=(*self.dealt, (num_ranks, self.step)))
 
 
 class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
     """A batch sampler that groups samples of similar length, as many as fit ``max_tokens`` once padded.
 
-    An epoch is cut into windows. Within a window, the samples are sorted by length and cut into batches. Every
-    ``world_size`` neighbouring batches form a step, with one batch for each rank, so that all ranks work for about the
-    same time; the steps are shuffled. If the number of batches is not a multiple of ``world_size``, the fullest ones
-    are halved. So every rank has the same number of batches, and every sample appears once. The only exception is a
-    window with too few samples to halve: up to ``world_size - 1`` of its longest are dropped in that epoch.
+    An epoch is cut into windows. Within a window, the samples are sorted by length and cut into batches, which are
+    shuffled. This plan is a function of (seed, epoch, window) and the lengths, the same for any number of ranks. It is
+    dealt out in rounds of ``world_size`` batches that are neighbours by length, so that all ranks work for about the
+    same time. Every rank computes the plan without communication if ``lengths`` and ``seed`` are the same on each.
 
-    A window's plan is a function of (seed, epoch, window) and the lengths: every rank computes the same plan without
-    communication if ``lengths`` and ``seed`` are the same on each.
+    Batches that make no whole round wait for the next window; in the last window, the fullest are halved until all
+    rounds are whole. So every rank has the same number of batches, and every sample appears once. The only exception
+    is a last window with too few samples to halve: up to ``world_size - 1`` of its batches are dropped in that epoch.
+
+    A state of any number of ranks can be loaded. What they have left of the epoch is dealt out again.
 
     ``iter()`` yields the rest of the current epoch; a full pass ends at the start of the next one. After a loop that
     ended early, the next loop starts the next epoch. A new iterator ends the older ones. ``len()`` returns the number
@@ -85,26 +119,27 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
                 f"lengths[{longest}]", int(found[longest]), f"at most max_tokens = {max_tokens}, or too_long='skip'"
             )
         self._windows = Windows(fitting, window_size, world_size, shuffle=shuffle, seed=seed)
-        self._rank = integer("rank", rank, minimum=0, maximum=self._windows.world_size - 1)
+        self._world_size = int(world_size)
+        self._rank = integer("rank", rank, minimum=0, maximum=self._world_size - 1)
         self._settings = {
             "max_tokens": self._max_tokens,
             "window_size": self._windows.window_size,
-            "world_size": self._windows.world_size,
             "shuffle": self._windows.shuffle,
             "pad_to_multiple_of": multiple,
             "max_batch_size": self._max_batch_size,
             "num_samples": len(fitting),
+            "lengths": zlib.crc32(self._lengths.astype("<i8").tobytes()),
         }
         self.num_skipped: int = len(found) - len(fitting)
         """Number of samples that are skipped because they are too long."""
-        self._position = (0, 0)  # epoch, batches yielded in it
+        self._position = _BatchPlace(0, 0)
         self._iterator: object = None  # the newest one; None after set_epoch or load_state_dict
-        self._count: tuple[tuple[int, int], int] | None = None  # (seed, epoch) -> number of batches
+        self._count: tuple[object, int] | None = None  # what the number of batches depends on, and the number
 
     def _repr_facts(self) -> Iterable[tuple[str, object]]:
         return [
-            ("epoch", self._position[0]),
-            ("step", self._position[1]),
+            ("epoch", self._position.epoch),
+            ("step", self._position.step),
             ("max_tokens", self._max_tokens),
             ("samples", len(self._lengths)),
             ("rank", self._rank),
@@ -115,13 +150,48 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
         """Seed of every epoch's order, given or drawn."""
         return self._windows.seed
 
+    @property
+    def dp_size(self) -> int:
+        """Number of ranks that the plan is dealt out to."""
+        return self._world_size
+
+    @property
+    def dp_rank(self) -> int:
+        """Index of this rank."""
+        return self._rank
+
+    def for_rank(self, dp_size: int, dp_rank: int) -> Self:
+        """Return this sampler for rank ``dp_rank`` of ``dp_size``, at the same position; this one stays unchanged.
+
+        All ranks need the same seed: if it was drawn, the one of one rank's state.
+
+        Raises:
+            ConfigurationError: The rank does not exist, or there are fewer samples than ranks.
+        """
+        self._windows.check_ranks(dp_size)
+        dp_rank = integer("dp_rank", dp_rank, minimum=0, maximum=dp_size - 1)
+        other = copy.copy(self)
+        place = self._start().dealt_again(self._world_size, dp_size)
+        fields = {"_world_size": dp_size, "_rank": dp_rank, "_windows": copy.copy(self._windows)}
+        vars(other).update(fields, _position=place, _iterator=None, _count=None)
+        return other
+
+    def rounds(self, epoch: int, earlier: Sequence[Layout] = ()) -> Iterator[list[list[int]]]:
+        """Yield lists with a batch for each rank: those of an epoch, or of what other ranks have left of it.
+
+        Args:
+            epoch: The epoch.
+            earlier: How many batches each rank had when the number of ranks changed, each time; None: all.
+        """
+        return self._rounds(epoch, self._world_size, earlier)
+
     def __len__(self) -> int:
-        return self._num_batches(self._start()[0])
+        return self._num_batches(self._start(), self._world_size)
 
     def __iter__(self) -> Iterator[list[int]]:
-        self._position = epoch, index = self._start()
+        self._position = place = self._start()
         self._iterator = iterator = object()
-        return self._walk(iterator, epoch, index)
+        return self._walk(iterator, place)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next ``iter()`` yield this epoch from its start.
@@ -135,88 +205,149 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
             ConfigurationError: ``epoch`` is negative or not an integer.
         """
         epoch = integer("epoch", epoch, minimum=0)
-        if self._iterator is not None or epoch != self._position[0]:
-            self._position = (epoch, 0)
+        if self._iterator is not None or epoch != self._position.epoch:
+            self._position = _BatchPlace(epoch, 0)
             self._iterator = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return position and settings as plain values: the same on all ranks at the same batch."""
-        epoch, index = self._position
-        return {"version": _STATE_VERSION, "epoch": epoch, "index": index, "seed": self.seed, **self._settings}
+        epoch, index, dealt = self._position
+        return {
+            "version": _STATE_VERSION,
+            "epoch": epoch,
+            "index": index,
+            "seed": self.seed,
+            "world_size": self._world_size,
+            "dealt": dealt,  # a tuple, which torch.distributed.checkpoint saves as one value
+            **self._settings,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Make the next ``iter()`` continue at a saved position.
+        """Make the next ``iter()`` continue at a saved position, of any number of ranks.
+
+        What the ranks that saved it have left of the epoch is dealt out to ``world_size`` ranks; ``index`` and ``len()``
+        count on.
 
         Raises:
             StateMismatchError: The state has other settings, another seed than ``seed``, or a position past the end of
-                this sampler's batches. The position then stays unchanged.
+                the epoch's batches; or it is within an epoch of several ranks, whose order was another one until the
+                plan was the same for any number of ranks. The position then stays unchanged.
         """
-        state = checked_state(state_dict, self.state_dict(), "epoch", "index", "seed")
+        free = ("epoch", "index", "seed", "world_size", "dealt")
+        state = checked_state(_renewed(state_dict, self._settings), self.state_dict(), *free)
         seed = saved_integer("seed", state["seed"])
-        epoch, index = (saved_integer(field, state[field], minimum=0) for field in ("epoch", "index"))
         if seed != self.seed and self._windows.is_seed_given:
             raise StateMismatchError("seed", seed, self.seed, "pass seed=None to use the saved seed")
+        saved = _saved_place(state)
+        num_ranks = saved_integer("world_size", state["world_size"], minimum=1)
         own_seed, self._windows.seed = self.seed, seed
-        num_batches = self._num_batches(epoch)
-        if index > num_batches:
+        num_batches = self._num_batches(saved, num_ranks)
+        if saved.step > num_batches:
             self._windows.seed = own_seed
-            hint = f"epoch {epoch} has fewer batches; check that the lengths are the same"
-            raise StateMismatchError("index", index, f"<at most {num_batches}>", hint)
-        self._position = (epoch, index) if index < num_batches else (epoch + 1, 0)
+            hint = f"epoch {saved.epoch} has fewer batches; check that the lengths are the same"
+            raise StateMismatchError("index", saved.step, f"<at most {num_batches}>", hint)
+        place = saved.dealt_again(num_ranks, self._world_size)
+        is_over = saved.step in (num_batches, self._num_batches(place, self._world_size))
+        self._position = _BatchPlace(saved.epoch + 1, 0) if is_over else place
         self._iterator = None
 
-    def _start(self) -> tuple[int, int]:
-        epoch, index = self._position
-        return (epoch + 1, 0) if self._iterator is not None and index > 0 else (epoch, index)
+    def _start(self) -> _BatchPlace:
+        place = self._position
+        return _BatchPlace(place.epoch + 1, 0) if self._iterator is not None and place.step > 0 else place
 
-    def _walk(self, iterator: object, epoch: int, index: int) -> Iterator[list[int]]:
-        done = 0
-        for window in range(self._windows.num_windows):
-            plan = self._plan(epoch, window)
-            is_last_window = window == self._windows.num_windows - 1
-            for batch in plan[max(0, index - done) :]:
-                if self._iterator is not iterator:
-                    raise StaleIteratorError(
-                        f"this iterator over epoch {epoch} has ended: a newer iterator, set_epoch() or "
-                        "load_state_dict() replaced it"
-                    )
-                index += 1
-                # Before the yield: a state that the caller saves while it processes this batch counts it as yielded.
-                self._position = (epoch + 1, 0) if is_last_window and index == done + len(plan) else (epoch, index)
-                yield batch
-            done += len(plan)
+    def _walk(self, iterator: object, place: _BatchPlace) -> Iterator[list[int]]:
+        epoch, index, dealt = place
+        rest = self._rounds(epoch, self._world_size, place.layouts())
+        upcoming = islice(rest, index - place.first_step, None)
+        following = next(upcoming, None)
+        while following is not None:
+            batches, following = following, next(upcoming, None)
+            if self._iterator is not iterator:
+                raise StaleIteratorError(
+                    f"this iterator over epoch {epoch} has ended: a newer iterator, set_epoch() or "
+                    "load_state_dict() replaced it"
+                )
+            index += 1
+            # Before the yield: a state that the caller saves while it processes this batch counts it as yielded.
+            self._position = _BatchPlace(epoch + 1, 0) if following is None else _BatchPlace(epoch, index, dealt)
+            yield batches[self._rank]
 
-    def _num_batches(self, epoch: int) -> int:
-        name = (self.seed, epoch)
+    def _num_batches(self, place: _BatchPlace, num_ranks: int) -> int:
+        epoch, _, dealt = place
+        name = (self.seed, epoch, dealt, num_ranks)
         if self._count is None or self._count[0] != name:
-            plans = (self._plan(epoch, window) for window in range(self._windows.num_windows))
-            self._count = (name, sum(map(len, plans)))
+            self._count = (name, place.first_step + sum(1 for _ in self._rounds(epoch, num_ranks, place.layouts())))
         return self._count[1]
 
-    def _plan(self, epoch: int, window: int) -> list[list[int]]:
+    def _rounds(self, epoch: int, num_ranks: int, earlier: Sequence[Layout]) -> Iterator[list[list[int]]]:
+        def plan(window: int) -> list[PlannedBatch]:
+            return self._plan(epoch, window)
+
+        return rounds(self._windows.num_windows, plan, num_ranks, earlier)
+
+    def _plan(self, epoch: int, window: int) -> list[PlannedBatch]:
         windows = self._windows
         indices = windows.items(epoch, window)
         indices = indices[np.argsort(self._lengths[indices], kind="stable")]
-        batches = whole_steps(self._cut(indices.tolist(), self._lengths[indices].tolist()), windows.world_size)
-        order = None
+        lengths = self._lengths[indices]
+        batches = self._cut(indices.tolist(), lengths.tolist())
+        widths: list[int] = lengths[np.cumsum([*map(len, batches)]) - 1].tolist()
+        places = np.arange(len(batches))
         if windows.shuffle:
-            num_steps = len(batches) // windows.world_size
-            order = permutation(num_steps, b"fkat_data steps", self.seed, epoch, window)
-        return in_steps(batches, windows.world_size, self._rank, order)
+            order = permutation(len(batches), b"fkat_data steps", self.seed, epoch, window)
+            places[order] = places.copy()
+        return [*map(PlannedBatch, ((window << 32) + places).tolist(), batches, widths)]
 
     def _cut(self, indices: list[int], lengths: list[int]) -> list[list[int]]:
         batches: list[list[int]] = []
+        budget, largest = self._max_tokens, self._max_batch_size or len(indices)
         start = 0
         while start < len(indices):
-            limit = len(indices) - start
-            if self._max_batch_size is not None:
-                limit = min(limit, self._max_batch_size)
             # Lengths are sorted, so the tokens of a batch grow with the index of its last sample.
-            stop = bisect_right(
-                range(start, start + limit),
-                self._max_tokens,
-                key=lambda last, start=start: lengths[last] * (last - start + 1),
-            )
-            batches.append(indices[start : start + stop])
-            start += stop
+            most = min(len(indices) - start, largest, budget // lengths[start])
+            size = min(most, budget // lengths[start + most - 1])
+            most = min(most, budget // lengths[start + size - 1])
+            while size < most:
+                middle = (size + most + 1) // 2
+                if lengths[start + middle - 1] * middle <= budget:
+                    size = middle
+                else:
+                    most = middle - 1
+            batches.append(indices[start : start + size])
+            start += size
         return batches
+
+
+def _renewed(state_dict: object, settings: Mapping[str, Any]) -> object:
+    """Return a state of version 1 as one of today: it did not say what the lengths were.
+
+    Raises:
+        StateMismatchError: It is within an epoch of several ranks.
+    """
+    if not isinstance(state_dict, Mapping):
+        return state_dict
+    state = cast("Mapping[str, Any]", state_dict)
+    if state.get("version") != 1 or "world_size" not in state or "index" not in state:
+        return state
+    if state["world_size"] != 1 and state["index"] != 0:
+        raise old_order_error(state["world_size"])
+    return {**state, "version": _STATE_VERSION, "dealt": (), "lengths": settings["lengths"]}
+
+
+def _saved_place(state: Mapping[str, Any]) -> _BatchPlace:
+    epoch, index = (saved_integer(field, state[field], minimum=0) for field in ("epoch", "index"))
+    dealt: list[tuple[int, int]] = []
+    for each in _pairs(state["dealt"]):
+        num_ranks, stop = (saved_integer("dealt", number, minimum=1) for number in each)
+        if not (dealt[-1][1] if dealt else 0) < stop <= index:
+            raise StateMismatchError("dealt", state["dealt"], "<indices that grow>", "the state is damaged")
+        dealt.append((num_ranks, stop))
+    return _BatchPlace(epoch, index, tuple(dealt))
+
+
+def _pairs(value: object) -> list[Sequence[object]]:
+    pairs = list(cast("Sequence[object]", value)) if isinstance(value, list | tuple) else [None]
+    for each in pairs:
+        if not isinstance(each, list | tuple) or len(cast("list[object]", each)) != 2:
+            raise StateMismatchError("dealt", pairs, "<pairs of ranks and index>", "the state is damaged")
+    return cast("list[Sequence[object]]", pairs)

@@ -1,6 +1,5 @@
-"""Cut an epoch's order into windows that every rank plans independently and in the same way."""
+"""Cut an epoch's order into windows that every rank plans independently and in the same way, for any number of ranks."""
 
-import heapq
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ from fkat_data.arguments import boolean, integer
 from fkat_data.errors import ConfigurationError
 from fkat_data.permutation import drawn_seed, permutation
 
-__all__ = ["Windows", "in_steps", "whole_steps"]
+__all__ = ["Windows"]
 
 
 class Windows:
@@ -30,19 +29,27 @@ class Windows:
     def __init__(
         self, items: npt.NDArray[np.int64], window_size: int, world_size: int, *, shuffle: bool, seed: int | None
     ) -> None:
-        self.world_size: int = integer("world_size", world_size, minimum=1)
-        self.window_size: int = integer("window_size", window_size, minimum=self.world_size)
+        self.window_size: int = integer("window_size", window_size, minimum=1)
         self.shuffle: bool = boolean("shuffle", shuffle)
         self.is_seed_given: bool = seed is not None
-        if seed is None and self.shuffle and self.world_size > 1:
-            # Each rank would draw a different seed, and compute a different plan.
-            raise ConfigurationError("seed", seed, f"an integer, the same on all {self.world_size} ranks")
-        self.seed: int = drawn_seed() if seed is None else integer("seed", seed)
-        if len(items) < self.world_size:
-            raise ConfigurationError("world_size", world_size, f"at most {len(items)}, the number of items")
-        self.num_windows: int = max(1, len(items) // self.window_size)
         self._items = items
+        self.check_ranks(world_size)
+        if seed is None and self.shuffle and world_size > 1:
+            # Each rank would draw a different seed, and compute a different plan.
+            raise ConfigurationError("seed", seed, f"an integer, the same on all {world_size} ranks")
+        self.seed: int = drawn_seed() if seed is None else integer("seed", seed)
+        self.num_windows: int = max(1, len(items) // self.window_size)
         self._last: tuple[tuple[int, int], npt.NDArray[np.int64]] | None = None
+
+    def check_ranks(self, world_size: int) -> None:
+        """Check that each window has an item for each rank.
+
+        Raises:
+            ConfigurationError: It has not, or ``world_size`` is no number of ranks.
+        """
+        integer("window_size", self.window_size, minimum=integer("world_size", world_size, minimum=1))
+        if len(self._items) < world_size:
+            raise ConfigurationError("world_size", world_size, f"at most {len(self._items)}, the number of items")
 
     def items(self, epoch: int, window: int) -> npt.NDArray[np.int64]:
         """Return the items of a window, in the epoch's order."""
@@ -57,47 +64,3 @@ class Windows:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last": None}
-
-
-def whole_steps(groups: list[list[int]], world_size: int) -> list[list[int]]:
-    """Halve the fullest groups until the number of groups is a multiple of the ranks.
-
-    If there are too few members for that, up to ``world_size - 1`` groups at the end are dropped instead. Nearly every
-    group then has one member.
-
-    Args:
-        groups: Groups with at least one member each, and at least ``world_size`` members together.
-        world_size: Number of ranks.
-    """
-    missing = -len(groups) % world_size
-    if sum(map(len, groups)) < len(groups) + missing:
-        return groups[: len(groups) - len(groups) % world_size]
-    # Halves stay side by side, so that groups sorted by length stay sorted.
-    parts = [[group] for group in groups]
-    fullest = [(-len(group), group_index, 0) for group_index, group in enumerate(groups)]
-    heapq.heapify(fullest)
-    for _ in range(missing):
-        _, group_index, part = heapq.heappop(fullest)
-        group = parts[group_index][part]
-        half = len(group) // 2
-        parts[group_index][part] = group[:half]
-        parts[group_index].append(group[half:])
-        for index in (part, len(parts[group_index]) - 1):
-            heapq.heappush(fullest, (-len(parts[group_index][index]), group_index, index))
-    return [group for halves in parts for group in halves]
-
-
-def in_steps(
-    groups: list[list[int]], world_size: int, rank: int, order: npt.NDArray[np.int64] | None
-) -> list[list[int]]:
-    """Return one rank's groups: one from each step of ``world_size`` neighbouring groups.
-
-    Args:
-        groups: Groups, in a multiple of ``world_size``.
-        world_size: Number of ranks.
-        rank: Index of the rank.
-        order: Order of the steps; None: keep it.
-    """
-    steps = range(len(groups) // world_size) if order is None else order.tolist()
-    # Ranks take turns, so that the longest group of each step goes to a different one.
-    return [groups[step * world_size + (rank + step) % world_size] for step in steps]

@@ -377,7 +377,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         kind = "strands" if self._is_iterable else "sampler"
         loaded = checked_loader_state(own, self._fingerprint(), self.seed, kind)
         check_share(loaded, self._share)
-        self._load_order_of_dataset(loaded)
+        loaded = self._with_order_of_dataset(loaded)
         self._go_to(loaded)
         if self._is_free_of_states() and self._map_plan().is_over(loaded["step"], loaded["sampler"]):
             self.end_epoch()  # a caller's set_epoch(), and what an iteration draws, are for the next one

@@ -7,6 +7,7 @@ from typing import Any
 
 from fkat_data import arguments
 from fkat_data.dataset_files import check_files, files_field
+from fkat_data.datasets.dealt_order import DealtOrder, is_of_old_order, is_part, old_order_error
 from fkat_data.datasets.seeded_order import SeededOrder, seeded_order_below
 from fkat_data.distributed import gather
 from fkat_data.drop_in.accelerate_side import AccelerateSide
@@ -98,8 +99,9 @@ class EpochsOfRanks(AccelerateSide):
         """Deliver this rank's share of the microbatches, dealt out as accelerate does. Every rank calls it.
 
         Rank r of n gets every nth batch, from the one at r on. The ranks agree on the first one's seed, and on the
-        states of its samplers. Where a sampler knows its rank, as a ``DistributedSampler`` does, nothing is dealt out,
-        nor for an iterable dataset, whose loader has ``dp_rank``.
+        states of its samplers. Where a sampler or the dataset knows its rank, as a ``DistributedSampler`` or a
+        ``PackedDataset`` of several ranks does, nothing is dealt out, nor for an iterable dataset, whose loader has
+        ``dp_rank``.
 
         Args:
             num_ranks: Ranks that share the dataset.
@@ -174,8 +176,10 @@ class EpochsOfRanks(AccelerateSide):
 
     @property
     def _has_ranks(self) -> bool:
-        """Whether a sampler knows which samples are this rank's."""
-        return any(hasattr(each, "rank") or hasattr(each, "process_index") for each in self._samplers())
+        """Whether a sampler or the dataset knows which samples are this rank's."""
+        samplers = self._samplers()
+        is_dealt = any(is_part(each) for each in (*samplers, self._ordered_dataset()))
+        return is_dealt or any(hasattr(each, "rank") or hasattr(each, "process_index") for each in samplers)
 
     def _succeed(self, original: "EpochsOfRanks") -> None:
         """Go on where the loader stands that Lightning makes this one of: in its next epoch, or at its loaded state."""
@@ -218,7 +222,33 @@ class EpochsOfRanks(AccelerateSide):
 
     def _terms_of_dataset(self) -> dict[str, Any]:
         """Return the fields of a state that say what of the dataset its places depend on."""
-        return {**self._order_of_dataset(), **files_field(self.dataset)}
+        ordered = self._ordered_dataset()
+        ranks = {"dataset_ranks": ordered.dp_size} if isinstance(ordered, DealtOrder) else {}
+        return {**self._order_of_dataset(), **ranks, **files_field(self.dataset)}
+
+    def _with_order_of_dataset(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Have the dataset give the order of a state. Return the state without what may differ in the next epoch.
+
+        Raises:
+            StateMismatchError: It cannot; or the state's epoch was dealt out to other ranks than the dataset is, or in an
+                order of several ranks that there no longer is.
+        """
+        ordered, sampler = self._ordered_dataset(), state.get("sampler", {})
+        if isinstance(ordered, DealtOrder) and not state["step"]:
+            # A rank's part of the next epoch may have another length.
+            sampler = {name: value for name, value in sampler.items() if name != "num_samples"}
+            state = {**state, "sampler": sampler}
+        elif state["step"] and any(is_of_old_order(each) for each in sampler.get("samplers", ())):
+            raise old_order_error("several")
+        elif isinstance(ordered, DealtOrder):
+            saved, present = state.get("dataset_ranks"), ordered.dp_size
+            if saved is None and present > 1:
+                raise old_order_error(present)
+            if saved is not None and saved != present:
+                hint = "go on with as many ranks as the epoch began with, or begin the next epoch"
+                raise StateMismatchError("dataset_ranks", saved, present, hint)
+        self._load_order_of_dataset(state)
+        return state
 
     def _load_order_of_dataset(self, state: Mapping[str, Any]) -> None:
         """Have the dataset give the order of a state.

@@ -11,6 +11,7 @@
         "drop_last": False,
         "sampler": {...},              # map-style datasets: what the order of the epoch depends on
         "dataset": {...},              # of a dataset that drew the seed of its order
+        "dataset_ranks": 2,            # of a dataset that is dealt out to ranks: their number
         "files": [3421780262],         # of a dataset of files: a number for each that differs where the file does
         "num_ranks": 2,                # of a loader that is dealt out: this and how, "even_batches" and "split_batches"
         "num_strands": 4,              # iterable datasets: their strands, with "epoch", "step", "snapshot", and "delivered":

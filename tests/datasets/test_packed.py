@@ -8,9 +8,10 @@ import torch
 from dataset_examples import CountedKeyed, Documents, generators
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from fkat_data.datasets import Fragment, PackedDataset, collate_packed
+from fkat_data.datasets.dealt_order import DealtOrder
 from fkat_data.errors import ConfigurationError, StateMismatchError
 
 # See test_buffer_sorted.py: this file may not change.
@@ -194,7 +195,7 @@ def test_the_state_brings_epoch_and_seed_and_passes_through():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *[("version", 2), ("seed", 2), ("epoch", -1), ("sequence_length", 7), ("window_size", 21), ("world_size", 2)],
+        *[("version", 3), ("seed", 2), ("epoch", -1), ("sequence_length", 7), ("window_size", 21)],
         *[("shuffle", False), ("num_documents", 41), ("num_tokens", 1)],
     ],
 )
@@ -202,6 +203,83 @@ def test_a_state_that_does_not_fit_is_refused(field, value):
     dataset = PackedDataset(Documents([3] * 40), 6, 20, seed=1)
     with pytest.raises(StateMismatchError, match=f"^state field '{field}'"):
         dataset.load_state_dict(dataset.state_dict() | {field: value})
+
+
+@given(lengths=LENGTHS, options=SETTINGS, epoch=st.integers(0, 3))
+@settings(deadline=None, max_examples=60)
+def test_ranks_take_the_sequences_of_one_plan_in_turn_and_halve_only_the_last(lengths, options, epoch):
+    documents = Documents(lengths)
+    plan = ranks(documents, options | {"world_size": 1}, epoch, too_long="split")[0]
+    datasets = ranks(documents, options, epoch, too_long="split")
+    dealt = [datasets[rank].fragments(index) for index in range(len(datasets[0])) for rank in range(len(datasets))]
+    of_plan = [plan.fragments(index) for index in range(len(plan))]
+    same = next((at for at, (one, other) in enumerate(zip(dealt, of_plan, strict=False)) if one != other), len(dealt))
+    if len(plan) % len(datasets) == 0:
+        assert dealt == of_plan
+    elif len(dealt) < len(plan):
+        assert len(plan) - len(dealt) < len(datasets)
+        assert dealt == of_plan[: len(dealt)]
+    else:
+        assert len(dealt) - len(plan) < len(datasets)
+        # From there on, all documents follow in the plan's order: a rest of the plan is a rest of any ranks' part.
+        assert [*itertools.chain(*dealt[same:])] == [*itertools.chain(*of_plan[same:])]
+    for rank, dataset in enumerate(datasets):
+        made = plan.for_rank(len(datasets), rank)
+        assert (made.dp_size, made.dp_rank) == (len(datasets), rank)
+        assert isinstance(made, DealtOrder)
+        assert [made.fragments(index) for index in range(len(made))] == dealt[rank :: len(datasets)]
+        assert made.state_dict() == dataset.state_dict() == plan.state_dict()
+
+
+def test_an_epoch_of_single_documents_has_nothing_to_halve():
+    dataset = PackedDataset(Documents([8] * 40), 8, 10, seed=1, world_size=3)
+    assert len(dataset) == 13
+    with pytest.raises(IndexError):
+        dataset.fragments(13)
+
+
+def test_torchs_own_loader_gives_each_rank_its_part_with_a_sampler_or_without():
+    documents = Documents([1 + index * 7 % 13 for index in range(60)])
+    tokens = sorted(token for index in range(60) for token in documents[index].tolist())
+
+    def seen(dataset, sampler=None):
+        loader = DataLoader(dataset, batch_size=2, collate_fn=collate_packed, sampler=sampler)
+        return [token for batch in loader for token in batch["tokens"][batch["document_ids"] >= 0].tolist()]
+
+    parts = [PackedDataset(documents, 16, 20, seed=1, rank=rank, world_size=3) for rank in range(3)]
+    assert sorted(token for part in parts for token in seen(part)) == tokens
+    whole = PackedDataset(documents, 16, 20, seed=1)
+    samplers = [DistributedSampler(whole, 3, rank, shuffle=True, drop_last=False) for rank in range(3)]
+    assert {token for sampler in samplers for token in seen(whole, sampler)} == set(tokens)
+
+
+def test_a_state_of_any_number_of_ranks_loads_on_any_other():
+    documents = Documents([3] * 40)
+    state = PackedDataset(documents, 6, 20, seed=1, rank=1, world_size=2)
+    state.set_epoch(3)
+    other = PackedDataset(documents, 6, 20, seed=1, rank=2, world_size=3)
+    other.load_state_dict(json.loads(json.dumps(state.state_dict())))
+    assert other.state_dict() == state.state_dict()
+    assert [other.fragments(index) for index in range(len(other))] == [
+        state.for_rank(3, 2).fragments(index) for index in range(len(other))
+    ]
+
+
+def test_a_state_of_the_old_order_of_several_ranks_is_refused_by_name():
+    dataset = PackedDataset(Documents([3] * 40), 6, 20, seed=1)
+    old = dataset.state_dict() | {"version": 1, "world_size": 1, "epoch": 2}
+    dataset.load_state_dict(old)
+    assert dataset.state_dict()["epoch"] == 2
+    with pytest.raises(StateMismatchError, match=r"order of several ranks has changed.*begin the next epoch"):
+        dataset.load_state_dict(old | {"world_size": 2})
+
+
+@pytest.mark.parametrize(
+    ("argument", "dp_size", "dp_rank"), [("dp_rank", 2, 2), ("world_size", 0, 0), ("window_size", 9, 0)]
+)
+def test_a_rank_that_cannot_be_is_named(argument, dp_size, dp_rank):
+    with pytest.raises(ConfigurationError, match=f"^{argument} = "):
+        PackedDataset(Documents([1] * 10), 4, 8, seed=0).for_rank(dp_size, dp_rank)
 
 
 def test_an_index_outside_raises_index_error():

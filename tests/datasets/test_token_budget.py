@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from fkat_data.datasets import PaddingCollate, TokenBudgetBatchSampler
+from fkat_data.datasets.dealt_order import DealtBatches
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 
 # See test_buffer_sorted.py: this file may not change.
@@ -72,12 +73,100 @@ def test_no_sample_stands_twice_and_only_single_ones_that_do_not_come_out_even_a
     dealt = [batch for sampler in samplers for batch in sampler]
     served = [index for batch in dealt for index in batch]
     assert len(set(served)) == len(served)
-    num_windows = max(1, len(lengths) // options["window_size"])
     if options["world_size"] == 1:
         assert sorted(served) == list(range(len(lengths)))
-    if len(served) < len(lengths):
-        most = options["max_batch_size"] or len(lengths)
-        assert len(lengths) - len(served) <= num_windows * (options["world_size"] - 1) * most
+    most = options["max_batch_size"] or len(lengths)
+    assert len(lengths) - len(served) <= (options["world_size"] - 1) * most
+
+
+@given(lengths=LENGTHS, options=SETTINGS, epoch=st.integers(0, 3))
+@settings(deadline=None)
+def test_the_number_of_ranks_shapes_no_batch_but_those_that_are_halved_at_the_end(lengths, options, epoch):
+    alone = TokenBudgetBatchSampler(lengths, **options | {"world_size": 1})
+    alone.set_epoch(epoch)
+    plan = {tuple(batch) for batch in alone}
+    samplers = ranks(lengths, options)
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+    dealt = [tuple(batch) for sampler in samplers for batch in sampler]
+    parts = [batch for batch in dealt if batch not in plan]
+    assert all(any(set(part) < set(batch) for batch in plan) for part in parts)
+    assert len(parts) <= 2 * (options["world_size"] - 1)
+
+
+@given(lengths=LENGTHS, options=SETTINGS, epoch=st.integers(0, 3))
+@settings(deadline=None)
+def test_a_sampler_for_another_rank_is_what_its_constructor_makes(lengths, options, epoch):
+    first = ranks(lengths, options)[0]
+    first.set_epoch(epoch)
+    for rank, other in enumerate(ranks(lengths, options)):
+        other.set_epoch(epoch)
+        made = first.for_rank(options["world_size"], rank)
+        assert (made.dp_size, made.dp_rank) == (options["world_size"], rank)
+        assert made.state_dict() == other.state_dict()
+        assert list(made) == list(other)
+    rounds = list(first.rounds(epoch))
+    assert [each[0] for each in rounds] == list(first)
+    assert isinstance(first, DealtBatches)
+    assert isinstance(first.for_rank(1, 0), DealtBatches)
+
+
+@given(lengths=LENGTHS, options=SETTINGS, data=st.data())
+@settings(deadline=None)
+def test_any_number_of_ranks_goes_on_where_others_stopped_again_and_again(lengths, options, data):
+    state, served, layouts = None, [], []
+    for _ in range(data.draw(st.integers(2, 4))):
+        samplers = ranks(lengths, options | {"world_size": data.draw(st.integers(1, 6))})
+        if state is not None:
+            for sampler in samplers:
+                sampler.load_state_dict(json.loads(json.dumps(state)))
+        if samplers[0].state_dict()["epoch"]:
+            break
+        index = samplers[0].state_dict()["index"]
+        assert len({len(sampler) for sampler in samplers}) == 1
+        stop = data.draw(st.integers(index, len(samplers[0])))
+        # Each rank asks as many times, as trainers that are in step do.
+        rest = [list(islice(sampler, stop - index)) for sampler in samplers]
+        assert rest == [
+            [each[rank] for each in islice(samplers[0].rounds(0, layouts), stop - index)]
+            for rank in range(len(samplers))
+        ]
+        layouts.append([stop - index] * len(samplers))
+        served += [batch for batches in rest for batch in batches]
+        state = samplers[0].state_dict()
+        assert all(sampler.state_dict() == state for sampler in samplers)
+    last = ranks(lengths, options | {"world_size": data.draw(st.integers(1, 6))})
+    for sampler in last:
+        sampler.load_state_dict(state)
+    if not last[0].state_dict()["epoch"]:
+        assert len({len(sampler) for sampler in last}) == 1
+        served += [batch for sampler in last for batch in sampler]
+    found = [index for batch in served for index in batch]
+    assert len(set(found)) == len(found)
+    most = options["max_batch_size"] or len(lengths)
+    assert len(lengths) - len(found) <= (len(last) - 1) * most
+
+
+def test_ranks_that_stopped_out_of_step_leave_what_each_had_not():
+    lengths = np.random.default_rng(1).integers(1, 60, 400)
+    sampler = TokenBudgetBatchSampler(lengths, 200, 100, seed=1, rank=0, world_size=3)
+    had = list(sampler.rounds(0))
+    counts = [4, 9, None]
+    rest = sampler.for_rank(2, 0).rounds(0, [counts])
+    found = [batch for each in rest for batch in each]
+    found += [each[rank] for rank, count in enumerate(counts) for each in had[:count]]
+    assert sorted(index for batch in found for index in batch) == list(range(400))
+
+
+def test_torchs_own_loader_gives_each_rank_its_part():
+    documents = Documents(np.random.default_rng(2).integers(1, 9, 50))
+    seen = []
+    for rank in range(3):
+        sampler = TokenBudgetBatchSampler(documents, 20, 30, seed=1, rank=rank, world_size=3)
+        batches = list(DataLoader(documents, batch_sampler=sampler, collate_fn=PaddingCollate(-1)))
+        assert len(batches) == len(TokenBudgetBatchSampler(documents, 20, 30, seed=1, world_size=3))
+        seen += [token for batch in batches for token in batch.flatten().tolist() if token >= 0]
+    assert sorted(seen) == sorted(token for index in range(50) for token in documents[index].tolist())
 
 
 def test_every_sample_stands_once_where_batches_have_several():
@@ -92,6 +181,10 @@ def test_every_sample_stands_once_where_batches_have_several():
         for step in zip(*dealt, strict=True)
     ]
     assert np.median(spread) <= 2
+    padded_of_step = np.array(
+        [[len(batch) * lengths[batch].max() for batch in step] for step in zip(*dealt, strict=True)]
+    )
+    assert padded_of_step.max(1).sum() / padded_of_step.mean(1).sum() < 1.1
 
 
 def test_epochs_differ_and_can_be_had_again():
@@ -188,8 +281,9 @@ def test_no_global_generator_is_moved_where_a_seed_is_given():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *[("version", 2), ("epoch", -1), ("index", 11), ("index", None), ("seed", 2), ("max_tokens", 13)],
-        *[("window_size", 21), ("world_size", 2), ("shuffle", False), ("num_samples", 41), ("max_batch_size", 1)],
+        *[("version", 3), ("epoch", -1), ("index", 11), ("index", None), ("seed", 2), ("max_tokens", 13)],
+        *[("window_size", 21), ("world_size", 0), ("shuffle", False), ("num_samples", 41), ("max_batch_size", 1)],
+        *[("lengths", 5), ("dealt", 5), ("dealt", [3]), ("dealt", [[2, 3]]), ("dealt", [[2, 0]])],
     ],
 )
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(field, value):
@@ -198,6 +292,51 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(field, value):
     with pytest.raises(StateMismatchError, match=f"^state field '{field}'"):
         sampler.load_state_dict(sampler.state_dict() | {field: value})
     assert list(sampler) == whole
+
+
+def test_an_index_past_the_end_is_refused_whatever_the_number_of_ranks():
+    sampler = TokenBudgetBatchSampler([3] * 40, 12, 20, seed=1)
+    with pytest.raises(StateMismatchError, match=r"^state field 'index'.*at most 5"):
+        sampler.load_state_dict(sampler.state_dict() | {"index": 6, "world_size": 2})
+
+
+def of_version_1(sampler):
+    """The state that releases until the plan knew no ranks would have saved."""
+    return {name: value for name, value in sampler.state_dict().items() if name not in ("dealt", "lengths")} | {
+        "version": 1
+    }
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_state_of_one_rank_of_the_first_version_goes_on_on_any_number(world_size):
+    alone = TokenBudgetBatchSampler([3] * 40, 12, 20, seed=1)
+    had = list(islice(alone, 4))
+    samplers = ranks([3] * 40, {"max_tokens": 12, "window_size": 20, "seed": 1, "world_size": world_size})
+    for sampler in samplers:
+        sampler.load_state_dict(of_version_1(alone))
+    rest = [batch for sampler in samplers for batch in sampler]
+    assert sorted(index for batch in had + rest for index in batch) == list(range(40))
+    assert world_size > 1 or had + rest == list(TokenBudgetBatchSampler([3] * 40, 12, 20, seed=1))
+
+
+def test_a_state_within_an_epoch_of_the_old_order_of_several_ranks_is_refused_by_name():
+    samplers = ranks([3] * 40, {"max_tokens": 12, "window_size": 20, "seed": 1, "world_size": 2})
+    state = of_version_1(samplers[0]) | {"epoch": 2}
+    samplers[1].load_state_dict(state)
+    assert samplers[1].state_dict() == samplers[0].state_dict() | {"epoch": 2}
+    for sampler in (*samplers, TokenBudgetBatchSampler([3] * 40, 12, 20, seed=1)):
+        before = sampler.state_dict()
+        with pytest.raises(StateMismatchError, match=r"order of several ranks has changed.*begin the next epoch"):
+            sampler.load_state_dict(state | {"index": 3})
+        assert sampler.state_dict() == before
+
+
+@pytest.mark.parametrize(
+    ("argument", "dp_size", "dp_rank"), [("dp_rank", 2, 2), ("world_size", 0, 0), ("window_size", 9, 0)]
+)
+def test_a_rank_that_cannot_be_is_named(argument, dp_size, dp_rank):
+    with pytest.raises(ConfigurationError, match=f"^{argument} = "):
+        TokenBudgetBatchSampler([1] * 10, 10, 8, seed=0).for_rank(dp_size, dp_rank)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fkat_data.datasets.windows import Windows, in_steps, whole_steps
+from fkat_data.datasets.windows import Windows
 from fkat_data.errors import ConfigurationError
 
 
@@ -31,37 +31,6 @@ def test_each_window_can_be_asked_for_alone_in_any_epoch_and_copy():
     first, second = windows(50, 7), pickle.loads(pickle.dumps(windows(50, 7)))
     asked = [(epoch, window) for epoch in (2, 0, 1) for window in (4, 0, 6)]
     assert [first.items(*each).tolist() for each in asked] == [second.items(*each).tolist() for each in asked]
-
-
-@given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=20), world_size=st.integers(1, 9))
-def test_groups_are_halved_until_they_come_out_even(sizes, world_size):
-    members = iter(range(1000))
-    groups = [[next(members) for _ in range(size)] for size in sizes]
-    found = whole_steps([list(group) for group in groups], world_size)
-    target = -(-len(groups) // world_size) * world_size
-    if sum(sizes) >= target:
-        assert len(found) == target
-        assert sorted(member for group in found for member in group) == list(range(sum(sizes)))
-        # Each is a group, or a part of one in its order.
-        assert all(any(set(part) <= set(group) and part == sorted(part) for group in groups) for part in found)
-        assert all(found)
-    else:
-        assert found == groups[: len(found)]
-        assert len(groups) - len(found) < world_size
-        assert len(found) % world_size == 0
-
-
-@given(num_steps=st.integers(0, 9), world_size=st.integers(1, 5), data=st.data())
-def test_each_group_goes_to_one_rank_and_neighbours_to_the_same_step(num_steps, world_size, data):
-    groups = [[place] for place in range(num_steps * world_size)]
-    order = data.draw(st.none() | st.permutations(range(num_steps)))
-    dealt = [
-        in_steps(groups, world_size, rank, None if order is None else np.array(order, np.int64))
-        for rank in range(world_size)
-    ]
-    for step, parts in enumerate(zip(*dealt, strict=True)):
-        place = step if order is None else order[step]
-        assert sorted(part[0] for part in parts) == list(range(place * world_size, (place + 1) * world_size))
 
 
 @pytest.mark.parametrize(

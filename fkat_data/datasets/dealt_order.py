@@ -1,0 +1,82 @@
+"""Orders that are dealt out to ranks: what a loader needs to deal the rest of an epoch out again."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, Self, cast, runtime_checkable
+
+from fkat_data.errors import StateMismatchError
+
+__all__ = ["DealtBatches", "DealtOrder", "is_of_old_order", "is_part", "old_order_error"]
+
+
+@runtime_checkable
+class DealtOrder(Protocol):
+    """One rank's part of a plan that knows no ranks. ``for_rank(1, 0)`` is the plan itself."""
+
+    @property
+    def dp_size(self) -> int:
+        """Number of ranks that the plan is dealt out to."""
+        ...
+
+    @property
+    def dp_rank(self) -> int:
+        """Index of this rank."""
+        ...
+
+    def for_rank(self, dp_size: int, dp_rank: int) -> Self:
+        """Return an equal object for rank ``dp_rank`` of ``dp_size``; this one stays unchanged.
+
+        Raises:
+            ConfigurationError: The rank does not exist, or there are fewer samples than ranks.
+        """
+        ...
+
+
+@runtime_checkable
+class DealtBatches(DealtOrder, Protocol):
+    """A batch sampler that has a position, and deals out what any number of ranks have left of an epoch.
+
+    Its state is that of all ranks. ``load_state_dict`` takes the state of any number of ranks.
+    """
+
+    def rounds(self, epoch: int, earlier: Sequence[Sequence[int | None]] = ()) -> Iterator[list[list[int]]]:
+        """Yield lists with a batch for each rank: those of an epoch, or of what other ranks have left of it.
+
+        Args:
+            epoch: The epoch.
+            earlier: How many batches each rank had when the number of ranks changed, each time; None: all.
+        """
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, and what the plan depends on."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to the position of a state.
+
+        Raises:
+            StateMismatchError: The state belongs to another plan.
+        """
+        ...
+
+
+def is_part(order: object) -> bool:
+    """Return whether an object gives a rank's part, and not all of a plan."""
+    return isinstance(order, DealtOrder) and order.dp_size > 1
+
+
+def is_of_old_order(state: object) -> bool:
+    """Return whether a state of a ``DealtBatches`` is of several ranks, whose number shaped the plan."""
+    if not isinstance(state, Mapping):
+        return False
+    fields = cast("Mapping[str, Any]", state)
+    return fields.get("version") == 1 and "max_tokens" in fields and fields.get("world_size", 1) != 1
+
+
+def old_order_error(num_ranks: object) -> StateMismatchError:
+    """Return the error for a state within an epoch whose order the number of ranks shaped."""
+    hint = (
+        "the order of several ranks has changed, so that this epoch cannot go on: finish it with the version of "
+        "fkat_data that saved the state, or begin the next epoch"
+    )
+    return StateMismatchError("version", f"<1, of {num_ranks} ranks>", "<2>", hint)
