@@ -14,7 +14,7 @@ from fkat_data import arguments
 from fkat_data.closing import Closing
 from fkat_data.description import Described
 from fkat_data.device.choice import device_of
-from fkat_data.distributed import gather, rank_and_world_size
+from fkat_data.distributed import gather
 from fkat_data.drop_in.changes import change_of
 from fkat_data.drop_in.datasets_library import order_of
 from fkat_data.drop_in.drawn_plan import DrawnPlan
@@ -26,9 +26,11 @@ from fkat_data.drop_in.map_source import MapSource
 from fkat_data.drop_in.numbered_plan import NumberedPlan, check_kind_of_order, is_numbered
 from fkat_data.drop_in.own_generators import next_number
 from fkat_data.drop_in.own_terms import DataLoaderStatistics
-from fkat_data.drop_in.rank_share import check_share, shared_fields
+from fkat_data.drop_in.rank_share import shared_fields
+from fkat_data.drop_in.rank_states import merged_states
+from fkat_data.drop_in.resplit import resplits_field
 from fkat_data.drop_in.sample_order import EpochShuffle
-from fkat_data.drop_in.saved_state import VERSION, check_order, checked_loader_state, merged_states, state_of_rank
+from fkat_data.drop_in.saved_state import VERSION, check_order
 from fkat_data.drop_in.source import Source
 from fkat_data.drop_in.strand_plan import StrandPlan
 from fkat_data.drop_in.strand_source import StrandSource, first_strand_state
@@ -230,12 +232,13 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         return 0 if self._source is None else self._source.step
 
     def __len__(self) -> int:
-        """Return the microbatches of an epoch; of this rank's, if they are dealt out.
+        """Return the microbatches of an epoch; of this rank's, if they are dealt out, with those before a re-split.
 
         Raises:
             TypeError: The dataset or the sampler has no length.
         """
-        return super().__len__() if self._share is None else self._map_plan().num_batches()
+        is_torchs = self._share is None and not self._layers
+        return super().__len__() if is_torchs else self._map_plan().num_batches(self.epoch)
 
     def __iter__(self) -> Iterator[Microbatch_co]:  # type: ignore[override]  # torch promises a class of its own
         """Begin an epoch, or the rest of one after ``load_state_dict``; an older iterator ends.
@@ -293,12 +296,12 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     def state_dict(self) -> dict[str, Any]:
         """Return this process's position: what was delivered, not what was prefetched.
 
-        Not collective, unless accelerate drives the loop and the ranks have samplers or iterable datasets of their own.
-        Plain values, if the states of a dataset and a sampler of the user's are. The form is described in
+        Collective where torch.distributed is initialised and the loader is dealt out: every rank must call it. Plain
+        values, if the states of a dataset and a sampler of the user's are. The form is described in
         ``fkat_data.drop_in.saved_state``.
         """
         own = self.local_state_dict()
-        return self.merge_state_dicts(gather(own)) if self._is_collective else own
+        return own if self._share is None and not self._is_collective else self.merge_state_dicts(gather(own))
 
     def local_state_dict(self) -> dict[str, Any]:
         """Return this process's position. Not collective."""
@@ -313,7 +316,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _own_state(self) -> dict[str, Any]:
         position = self._first_position() if self._source is None else self._source.state()
-        fingerprint = {**self._fingerprint(), **shared_fields(self._share)}
+        resplits = resplits_field(self._layers, position["epoch"])
+        fingerprint = {**self._fingerprint(), **shared_fields(self._share), **resplits}
         if order := order_of(self.dataset):
             fingerprint["dataset_order"] = order
         return {"version": VERSION, "seed": self._known_seed(), **fingerprint, **position}
@@ -358,18 +362,17 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
 
         ``num_workers`` may be another one than where the state was saved. An iterable dataset keeps its number of
         strands, and with it its order: that many workers make it. An iteration under way ends: its iterator raises
-        ``StaleIteratorError``. Of a state of several ranks, it uses this process's.
+        ``StaleIteratorError``. Of a state of several ranks, it uses this process's; what other numbers of ranks had left
+        of an epoch is dealt out to the present ones, each of which begins at the largest ``step`` of those before.
 
         Raises:
-            StateMismatchError: It is no state of such a loader, or of another number of ranks; nothing has changed
-                then.
+            StateMismatchError: It is no state of such a loader, or does not say what other ranks had left; nothing has
+                changed then.
         """
-        own = state_of_rank(state_dict, *rank_and_world_size())
-        loaded = checked_loader_state(own, self._fingerprint(), self.seed, is_iterable=self._is_iterable)
-        check_share(loaded, self._share)
+        loaded = self._own_part(state_dict)
         self._load_order_of_dataset(loaded)
         self._go_to(loaded)
-        if self._is_free_of_states() and self._map_plan().is_over(loaded["step"], loaded["sampler"]):
+        if self._is_free_of_states() and self._map_plan().is_over(loaded):
             self.end_epoch()  # a caller's set_epoch(), and what an iteration draws, are for the next one
 
     def statistics(self) -> LoaderStatistics:
@@ -458,10 +461,11 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _map_plan(self) -> NumberedPlan | DrawnPlan:
         if is_numbered(self.sampler, self.batch_sampler):
-            return NumberedPlan(self.sampler, self.batch_sampler, self._known_seed(), self._share)
+            return NumberedPlan(self.sampler, self.batch_sampler, self._known_seed(), self._share, self._layers)
         order = self.sampler if self.batch_sampler is None else self.batch_sampler
         seed, dp_rank = self._known_seed(), self._known_dp_rank()
-        return DrawnPlan(order, seed, dp_rank, is_ahead=self.num_workers > 0, share=self._share)
+        is_ahead = self.num_workers > 0
+        return DrawnPlan(order, seed, dp_rank, is_ahead=is_ahead, share=self._share, layers=self._layers)
 
     def _map_source(self) -> Source:
         self._check_order_of_dataset()

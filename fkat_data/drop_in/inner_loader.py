@@ -37,7 +37,7 @@ class _InnerLoader(ShardedDataLoader):
 
     def __len__(self) -> int:
         """Return the microbatches of an epoch: what ``len`` of an iterator asks for."""
-        return cast("NumberedPlan | DrawnPlan", self._plan).num_batches()
+        return cast("NumberedPlan | DrawnPlan", self._plan).num_batches(self.epoch)
 
 
 def inner_loader(

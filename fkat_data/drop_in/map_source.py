@@ -62,7 +62,7 @@ class MapSource:
         Raises:
             TypeError: The sampler has no length.
         """
-        return self._plan.num_batches()
+        return self._plan.num_batches(self.epoch)
 
     def begin(self, change: Callable[[Any], Any] | None = None) -> Iterator[Any]:
         """Begin an epoch, or the rest of a loaded one."""

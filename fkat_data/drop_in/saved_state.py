@@ -13,13 +13,16 @@
         "dataset": {...},              # of a dataset that drew the seed of its order
         "files": [3421780262],         # of a dataset of files: a number for each that differs where the file does
         "num_ranks": 2,                # of a loader that is dealt out: this and how, "even_batches" and "split_batches"
+        "resplits": [...],             # where the number of ranks has changed in the epoch: ``fkat_data.drop_in.resplit``
+        "gathered": True,              # of all ranks, which were in step
         "num_strands": 4,              # iterable datasets: their strands, with "epoch", "step", "snapshot", and "delivered":
                                        # how many of the loader's epoch, which the strand may have ended
         "strands": [...],
         "dataset_order": {...},        # of a dataset of the library "datasets": its epoch, and a digest of its generators
     }
 
-Several ranks together have ``{"version": 1, "all_rank_states": [...]}``, a state for each.
+Ranks that are not in step, or have samplers or datasets of their own, have
+``{"version": 1, "all_rank_states": [...]}``, a state for each.
 
 Plain values, if the states of the user's own samplers and datasets are.
 """
@@ -28,27 +31,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from fkat_data.arguments import saved_integer
+from fkat_data.drop_in.drawn_order import without_order
+from fkat_data.drop_in.resplit import first_step, layers_in
 from fkat_data.errors import StateMismatchError
 
-__all__ = ["VERSION", "check_order", "checked_loader_state", "merged_states", "state_at_epoch", "state_of_rank"]
+__all__ = ["VERSION", "check_order", "checked_loader_state", "state_at_epoch"]
 
 VERSION = 1
 _NOT_A_STATE = "this is not a state of a fkat_data.DataLoader"
-
-
-def state_of_rank(state_dict: Any, rank: int, world_size: int) -> Any:
-    """Return this rank's part of a state of several ranks; any other state as it is.
-
-    Raises:
-        StateMismatchError: It is of another number of ranks.
-    """
-    if not isinstance(state_dict, Mapping) or "all_rank_states" not in state_dict:
-        return cast("object", state_dict)
-    states = cast("Mapping[str, Any]", state_dict)["all_rank_states"]
-    if len(states) != world_size:
-        hint = "resume this loader with the number of ranks that saved its state"
-        raise StateMismatchError("all_rank_states", f"<{len(states)} ranks>", f"<{world_size} ranks>", hint)
-    return states[rank]
 
 
 def state_at_epoch(
@@ -56,18 +46,23 @@ def state_at_epoch(
 ) -> dict[str, Any]:
     """Return the state of the same loader at an epoch's start, for an order that depends on nothing but the epoch.
 
+    Where other ranks had begun the epoch, that is where this one began with what they had left.
+
     Args:
         state: The state.
         epoch: The epoch.
         snapshots: For an iterable dataset, its state at that start, for each strand; None: it begins as it is.
     """
-    begun = {**state, "epoch": epoch, "step": 0}
+    step = first_step(layers_in(state), epoch)
+    begun = {**state, "epoch": epoch, "step": step}
     if "strands" in state:
         snapshots = snapshots or [None] * len(state["strands"])
         strand = {"epoch": epoch, "step": 0, "delivered": 0}
         return {**begun, "strands": [{**strand, "snapshot": snapshot} for snapshot in snapshots]}
-    order = {"step": 0, "order": 0} if "order" in state["sampler"] else {}
-    return {**begun, "sampler": {**state["sampler"], **order}}
+    if "num_samples" in state["sampler"]:
+        return begun
+    order = {"step": step, "orders": []} if step else {"step": 0, "order": 0}
+    return {**begun, "sampler": {**without_order(state["sampler"]), **order}}
 
 
 def checked_loader_state(
@@ -109,19 +104,6 @@ def checked_loader_state(
         saved, now = kinds["strands" in state], kinds[is_iterable]
         raise StateMismatchError("strands", saved, now, "the state was saved with another kind of dataset")
     return state
-
-
-def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return one state for all ranks, from each rank's in their order.
-
-    Raises:
-        StateMismatchError: There are none.
-    """
-    if not states:
-        raise StateMismatchError("local_state_dicts", 0, "<one for each rank>")
-    if len(states) == 1:
-        return dict(states[0])
-    return {"version": VERSION, "all_rank_states": [dict(state) for state in states]}
 
 
 def check_order(state: Mapping[str, Any] | None, present: Mapping[str, Any] | None) -> None:
