@@ -40,9 +40,8 @@ class MapSource:
         self._plan = plan
         self._iterations = Iterations("loader")
         if state is not None:
-            is_numbered = isinstance(plan, NumberedPlan)
             place = {"version": 1, "epoch": state["epoch"], "index": -1, "step": state["step"]}
-            place["microbatch"] = state["step"] if is_numbered else 0
+            place["microbatch"] = plan.first_microbatch(state)
             fingerprint = {"seed": seed, "dp_rank": dp_rank}
             inner.load_state_dict({**place, "fingerprint": fingerprint, "sampler": dict(state["sampler"])})
 

@@ -115,6 +115,15 @@ class NumberedPlan(ShardPlan):
         order = self._order_of(state["epoch"], num_samples)
         return order.is_over if 0 < order.first == state["step"] else state["step"] == len(order)
 
+    def first_microbatch(self, state: Mapping[str, Any]) -> int:
+        """Return where a saved place is in its epoch's shard.
+
+        0 for a rank that gets nothing of what others have left: it has one empty iteration, as those that get something
+        have one, instead of the next epoch.
+        """
+        order = self._order_of(state["epoch"], len(self._sampler))
+        return 0 if 0 < order.first == len(order) else state["step"]
+
     def num_batches(self, epoch: int) -> int:
         """Return this rank's microbatches of an epoch, with those before the number of ranks has changed."""
         return len(self._order_of(epoch, len(self._sampler)))
