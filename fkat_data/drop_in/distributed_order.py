@@ -90,9 +90,11 @@ class DistributedRest:
         """Return what the rank gets, in order."""
         sampler = self._sampler
         # One replica has every sample once.
-        whole = DistributedSampler(cast("Any", sampler.dataset), 1, 0, shuffle=sampler.shuffle, seed=sampler.seed)
+        whole: DistributedSampler[Any] = DistributedSampler(
+            cast("Any", sampler.dataset), 1, 0, shuffle=sampler.shuffle, seed=sampler.seed
+        )
         whole.set_epoch(sampler.epoch)
-        indices = list(whole)
+        indices: list[int] = list(whole)
         left = [*chain.from_iterable(indices[slice(*run)] for run in in_the_first(self._rests, 0, self._num_left))]
         num_ranks = sampler.num_replicas
         total = self._num_own(self._num_left, num_ranks) * num_ranks

@@ -73,8 +73,9 @@ def own_state(
     Raises:
         StateMismatchError: It is no such state; or of other ranks, and what they had left is not known.
     """
-    is_merged = isinstance(state_dict, Mapping) and "all_rank_states" in state_dict
-    found = _entries(cast("Mapping[str, Any]", state_dict)) if is_merged else [state_dict]
+    found = _entries(state_dict)
+    is_merged = found is not None
+    found = [state_dict] if found is None else found
     if layout is None:
         return check(found[_index_in_job(found, rank, world_size)] if is_merged else found[0])
     states = [check(each) for each in found]
@@ -89,10 +90,13 @@ def own_state(
     return _split_again(states, num_ranks, layout)
 
 
-def _entries(state_dict: Mapping[str, Any]) -> list[Any]:
-    found: object = state_dict["all_rank_states"]
+def _entries(state_dict: object) -> list[Any] | None:
+    """Return the states of ranks that are not in step; None: it is one state."""
+    if not isinstance(state_dict, Mapping) or "all_rank_states" not in state_dict:
+        return None
+    found = cast("Mapping[str, Any]", state_dict)["all_rank_states"]
     if not isinstance(found, (list, tuple)) or not found:
-        raise StateMismatchError("all_rank_states", found, "<a state for each rank>")
+        raise StateMismatchError("all_rank_states", cast("object", found), "<a state for each rank>")
     return list(cast("Sequence[Any]", found))
 
 

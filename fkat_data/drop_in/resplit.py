@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 from fkat_data.arguments import saved_integer
 from fkat_data.drop_in.left_over import LeftOver
 from fkat_data.errors import StateMismatchError
+from fkat_data.interruption import genuine
 
 __all__ = ["Layer", "first_step", "layers_in", "left_of", "left_overs", "of_epoch", "resplits_field", "with_layer"]
 
@@ -184,22 +185,22 @@ def layers_in(state: Mapping[str, Any]) -> tuple[Layer, ...]:
     Raises:
         StateMismatchError: The field is damaged.
     """
-    found: object = state.get("resplits", ())
+    found: Any = state.get("resplits", ())
     if not isinstance(found, (list, tuple)):
         raise StateMismatchError("resplits", found, "<a list>", _NOT_A_RESPLIT)
     return tuple(_layer(each) for each in cast("Sequence[object]", found))
 
 
-def _layer(found: object) -> Layer:
-    fields: Mapping[str, Any] = cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {}
-    epochs, counts = fields.get("epochs"), fields.get("counts")
-    if not isinstance(epochs, (list, tuple)) or not isinstance(counts, (list, tuple)):
+def _layer(found: Any) -> Layer:
+    try:
+        is_split, step = bool(found["split_batches"]), _count(found["step"])
+        epochs, counts = (tuple(_count(number) for number in found[name]) for name in ("epochs", "counts"))
+    except genuine(TypeError, KeyError):
+        raise StateMismatchError("resplits", found, "<a place for each rank>", _NOT_A_RESPLIT) from None
+    if not epochs or len(epochs) != len(counts):
         raise StateMismatchError("resplits", found, "<a place for each rank>", _NOT_A_RESPLIT)
-    columns = [
-        tuple(saved_integer("resplits", number, minimum=0, hint=_NOT_A_RESPLIT) for number in cast("list[Any]", column))
-        for column in (epochs, counts)
-    ]
-    if not columns[0] or len(columns[0]) != len(columns[1]):
-        raise StateMismatchError("resplits", found, "<a place for each rank>", _NOT_A_RESPLIT)
-    step = saved_integer("resplits", fields.get("step"), minimum=0, hint=_NOT_A_RESPLIT)
-    return Layer(bool(fields.get("split_batches")), step, *columns)
+    return Layer(is_split, step, epochs, counts)
+
+
+def _count(number: object) -> int:
+    return saved_integer("resplits", number, minimum=0, hint=_NOT_A_RESPLIT)

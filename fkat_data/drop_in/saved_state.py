@@ -61,7 +61,7 @@ def state_at_epoch(
         return {**begun, "strands": [{**strand, "snapshot": snapshot} for snapshot in snapshots]}
     if "num_samples" in state["sampler"]:
         return begun
-    order = {"step": step, "orders": []} if step else {"step": 0, "order": 0}
+    order: dict[str, Any] = {"step": step, "orders": []} if step else {"step": 0, "order": 0}
     return {**begun, "sampler": {**without_order(state["sampler"]), **order}}
 
 
