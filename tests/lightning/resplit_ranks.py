@@ -19,12 +19,15 @@ def main(folder, num_ranks, way, num_steps, *before):
                 loader.deal_out(self.trainer.world_size, self.trainer.global_rank)
             return loader
 
+        def on_train_batch_end(self, *arguments):
+            if len(self.seen) == num_steps:
+                self.trainer.save_checkpoint(folder / f"{way}-{num_ranks}.ckpt")
+
     model = Ranks()
-    options = {"strategy": "ddp", "devices": num_ranks, "max_epochs": 1, "max_steps": num_steps}
-    trainer = trainer_of(**options, use_distributed_sampler=way != "deal_out")
+    trainer = trainer_of(strategy="ddp", devices=num_ranks, max_epochs=1, use_distributed_sampler=way != "deal_out")
     trainer.fit(model, ckpt_path=folder / f"{way}-{before[0]}.ckpt" if before else None)
-    trainer.save_checkpoint(folder / f"{way}-{num_ranks}.ckpt")
-    seen = [int(row[0]) // 2 for batch in model.seen for row in batch]
+    # What comes after the checkpoint, the next ranks train on.
+    seen = [int(row[0]) // 2 for batch in model.seen[: num_steps or None] for row in batch]
     (folder / f"{way}-{num_ranks}-{dist.get_rank()}.json").write_text(json.dumps(seen))
 
 
