@@ -237,8 +237,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         Raises:
             TypeError: The dataset or the sampler has no length.
         """
-        is_torchs = self._share is None and not self._layers
-        return super().__len__() if is_torchs else self._map_plan().num_batches(self.epoch)
+        return self._map_plan().num_batches(self.epoch) if self._share or self._layers else super().__len__()
 
     def __iter__(self) -> Iterator[Microbatch_co]:  # type: ignore[override]  # torch promises a class of its own
         """Begin an epoch, or the rest of one after ``load_state_dict``; an older iterator ends.
@@ -297,8 +296,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         """Return this process's position: what was delivered, not what was prefetched.
 
         Collective where torch.distributed is initialised and the loader is dealt out: every rank must call it. Plain
-        values, if the states of a dataset and a sampler of the user's are. The form is described in
-        ``fkat_data.drop_in.saved_state``.
+        values, if the states of a dataset and a sampler of the user's are: see ``fkat_data.drop_in.saved_state``.
         """
         own = self.local_state_dict()
         return own if self._share is None and not self._is_collective else self.merge_state_dicts(gather(own))
@@ -316,8 +314,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _own_state(self) -> dict[str, Any]:
         position = self._first_position() if self._source is None else self._source.state()
-        resplits = resplits_field(self._layers, position["epoch"])
-        fingerprint = {**self._fingerprint(), **shared_fields(self._share), **resplits}
+        fingerprint = self._fingerprint() | shared_fields(self._share) | resplits_field(self._layers, position["epoch"])
         if order := order_of(self.dataset):
             fingerprint["dataset_order"] = order
         return {"version": VERSION, "seed": self._known_seed(), **fingerprint, **position}
@@ -362,12 +359,11 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
 
         ``num_workers`` may be another one than where the state was saved. An iterable dataset keeps its number of
         strands, and with it its order: that many workers make it. An iteration under way ends: its iterator raises
-        ``StaleIteratorError``. Of a state of several ranks, it uses this process's; what other numbers of ranks had left
-        of an epoch is dealt out to the present ones, each of which begins at the largest ``step`` of those before.
+        ``StaleIteratorError``. Of a state of several ranks, it uses this process's; what another number of ranks has left
+        is dealt out to the present ones, all of which begin at the largest ``step`` of those before.
 
         Raises:
-            StateMismatchError: It is no state of such a loader, or does not say what other ranks had left; nothing has
-                changed then.
+            StateMismatchError: It does not fit, or does not say what other ranks had left; nothing has changed then.
         """
         loaded = self._own_part(state_dict)
         self._load_order_of_dataset(loaded)
@@ -464,8 +460,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             return NumberedPlan(self.sampler, self.batch_sampler, self._known_seed(), self._share, self._layers)
         order = self.sampler if self.batch_sampler is None else self.batch_sampler
         seed, dp_rank = self._known_seed(), self._known_dp_rank()
-        is_ahead = self.num_workers > 0
-        return DrawnPlan(order, seed, dp_rank, is_ahead=is_ahead, share=self._share, layers=self._layers)
+        shared: dict[str, Any] = {"share": self._share, "layers": self._layers}
+        return DrawnPlan(order, seed, dp_rank, is_ahead=self.num_workers > 0, **shared)
 
     def _map_source(self) -> Source:
         self._check_order_of_dataset()

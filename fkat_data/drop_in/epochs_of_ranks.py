@@ -118,7 +118,7 @@ class EpochsOfRanks(AccelerateSide):
             ConfigurationError: Nothing says which samples of an iterable dataset are this rank's; ranks have other
                 seeds; or a batch cannot be split.
             RankMismatchError: Ranks have datasets of other lengths.
-            StateMismatchError: The state that was loaded is of another number of ranks.
+            StateMismatchError: The state that was loaded before is of another number of ranks: load it afterwards.
         """
         if num_ranks == 1:
             return

@@ -38,7 +38,7 @@ def check_kind_of_order(state: Mapping[str, Any], sampler: object, batch_sampler
     if state["step"] and saved != present:
         hint = (
             "finish the epoch in the order in which it began, with the sampler or the shuffle of the run that saved. On "
-            "several ranks, Lightning gives the loader a DistributedSampler"
+            "several ranks, Lightning gives the loader a DistributedSampler; on one rank, strategy='ddp' does"
         )
         raise StateMismatchError("sampler", saved, present, hint)
 

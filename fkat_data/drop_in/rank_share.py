@@ -112,8 +112,8 @@ def check_share(state: Mapping[str, Any], share: RankShare | None) -> None:
         saved = state.get(field, _ALONE[field])
         if saved != value and (field == "num_ranks" or share is not None):
             hint = (
-                "load the state into a loader that is dealt out to as many ranks, in the same way, as the one that saved; "
-                "call deal_out() before load_state_dict()"
+                "call deal_out() before load_state_dict(), with the arguments of the run that saved; its number of ranks may "
+                "be another"
             )
             raise StateMismatchError(field, saved, value, hint)
 
