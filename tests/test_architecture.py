@@ -243,16 +243,6 @@ def test_files_are_short_shallow_and_well_named():
     assert not offenders, "\n".join(offenders)
 
 
-def test_no_two_classes_share_a_name():
-    by_name = defaultdict(list)
-    for path in FILES:
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.ClassDef):
-                by_name[node.name].append(str(path.relative_to(ROOT)))
-    offenders = {name: paths for name, paths in by_name.items() if len(paths) > 1}
-    assert not offenders, offenders
-
-
 def test_a_protocol_holds_no_code():
     """Its members say what is there; a class that brings code along is a base class."""
     offenders = []
@@ -277,6 +267,9 @@ UNAVOIDABLE = {
     "lease.leases",
     "lease.segment_index",
     "self._end.mapping",
+    # A call for each microbatch would cost more.
+    "work.delivered",
+    "work.last_digest",
 }
 
 

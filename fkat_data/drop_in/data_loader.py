@@ -14,7 +14,7 @@ from fkat_data import arguments
 from fkat_data.closing import Closing
 from fkat_data.description import Described
 from fkat_data.device.choice import device_of
-from fkat_data.distributed import gather, rank_and_world_size
+from fkat_data.distributed import gather
 from fkat_data.drop_in.changes import change_of
 from fkat_data.drop_in.dataset_plan import DatasetPlan
 from fkat_data.drop_in.datasets_library import order_of
@@ -25,9 +25,11 @@ from fkat_data.drop_in.looks import warn_of_look
 from fkat_data.drop_in.numbered_plan import NumberedPlan, check_kind_of_order, is_numbered
 from fkat_data.drop_in.own_engine import DataLoaderIterator, engine_of, settable_of
 from fkat_data.drop_in.own_generators import next_number
-from fkat_data.drop_in.rank_share import check_share, shared_fields
+from fkat_data.drop_in.rank_share import shared_fields
+from fkat_data.drop_in.rank_states import merged_states
+from fkat_data.drop_in.resplit import resplits_field
 from fkat_data.drop_in.sample_order import EpochShuffle
-from fkat_data.drop_in.saved_state import VERSION, check_order, checked_loader_state, merged_states, state_of_rank
+from fkat_data.drop_in.saved_state import VERSION, check_order, checked_loader_state
 from fkat_data.drop_in.strand_plan import StrandPlan
 from fkat_data.drop_in.stream_side import stream_of
 from fkat_data.errors import ConfigurationError
@@ -225,14 +227,14 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._first_place()["step"] if self._engine is None else self._engine.step
 
     def __len__(self) -> int:
-        """Return the microbatches of an epoch; of this rank's, if they are dealt out.
+        """Return the microbatches of an epoch; of this rank's, if they are dealt out, with those before a re-split.
 
         Raises:
             TypeError: The dataset or the sampler has no length.
         """
         if self._stream is not None:
-            return self._new_plan().num_batches()
-        return super().__len__() if self._share is None else self._map_plan().num_batches()
+            return self._new_plan().num_batches(self.epoch)
+        return self._map_plan().num_batches(self.epoch) if self._share or self._layers else super().__len__()
 
     def __iter__(self) -> Iterator[Microbatch_co]:  # type: ignore[override]  # torch promises a class of its own
         """Begin an epoch, or the rest of one after ``load_state_dict``; an older iterator ends.
@@ -272,7 +274,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             self._ship_again(engine)
             if (self.epoch, self.step - 1) == self._resumed:
                 warn_of_look(self.epoch)
-        begun = cast("DatasetPlan", self._plan).begin(leaves_empty_rest=self._leaves_empty_rest)
+        begun = cast("DatasetPlan", self._plan).begin(
+            leaves_empty_rest=self._leaves_empty_rest or self._driven is not None
+        )
         if begun is not None:
             engine.go_to(begun)
         resumed = None if self._loaded is None or self._is_untouched else (self.epoch, self.step)
@@ -293,12 +297,11 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     def state_dict(self) -> dict[str, Any]:
         """Return this process's position: what was delivered, not what was prefetched.
 
-        Not collective, unless accelerate drives the loop and the ranks have samplers or iterable datasets of their own.
-        Plain values, if the states of a dataset and a sampler of the user's are. The form is described in
-        ``fkat_data.drop_in.saved_state``.
+        Collective where torch.distributed is initialised and the loader is dealt out: every rank must call it. Plain
+        values, if the states of a dataset and a sampler of the user's are: see ``fkat_data.drop_in.saved_state``.
         """
         own = self.local_state_dict()
-        return self.merge_state_dicts(gather(own)) if self._is_collective else own
+        return own if self._share is None and not self._is_collective else self.merge_state_dicts(gather(own))
 
     def local_state_dict(self) -> dict[str, Any]:
         """Return this process's position. Not collective."""
@@ -316,7 +319,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _own_state(self) -> dict[str, Any]:
         place = self._first_place() if self._engine is None else self._place_of(self._engine)
-        fingerprint = {**self._fingerprint(), **shared_fields(self._share)}
+        fingerprint = self._fingerprint() | shared_fields(self._share) | resplits_field(self._layers, place["epoch"])
         if order := order_of(self.dataset):
             fingerprint["dataset_order"] = order
         return {"version": VERSION, "seed": self._known_seed(), **fingerprint, **place}
@@ -364,22 +367,18 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
 
         ``num_workers`` may be another one than where the state was saved. An iterable dataset keeps its number of
         strands, and with it its order: that many workers make it. An iteration under way ends: its iterator raises
-        ``StaleIteratorError``. Of a state of several ranks, it uses this process's.
+        ``StaleIteratorError``. Of a state of several ranks, it uses this process's; what another number of ranks has left
+        is dealt out to the present ones, all of which begin at the largest ``step`` of those before.
 
         Raises:
-            StateMismatchError: It is no state of such a loader, or of another number of ranks; nothing has changed
-                then.
+            StateMismatchError: It does not fit, or does not say what other ranks had left; nothing has changed then.
         """
         if self._stream is not None:
             self._load_stream(state_dict, self._stream)
             return
-        own = state_of_rank(state_dict, *rank_and_world_size())
-        kind = "strands" if self._is_iterable else "sampler"
-        loaded = checked_loader_state(own, self._fingerprint(), self.seed, kind)
-        check_share(loaded, self._share)
-        loaded = self._with_order_of_dataset(loaded)
+        loaded = self._with_order_of_dataset(self._own_part(state_dict))
         self._go_to(loaded)
-        if self._is_free_of_states() and self._map_plan().is_over(loaded["step"], loaded["sampler"]):
+        if self._is_free_of_states() and self._map_plan().is_over(loaded):
             self.end_epoch()  # a caller's set_epoch(), and what an iteration draws, are for the next one
 
     def statistics(self) -> LoaderStatistics:
@@ -517,14 +516,16 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _map_plan(self) -> NumberedPlan | DrawnPlan:
         if is_numbered(self.sampler, self.batch_sampler):
-            return NumberedPlan(self.sampler, self.batch_sampler, self._known_seed(), self._share)
+            return NumberedPlan(self.sampler, self.batch_sampler, self._known_seed(), self._share, self._layers)
         order = self.sampler if self.batch_sampler is None else self.batch_sampler
         seed, dp_rank = self._known_seed(), self._known_dp_rank()
-        return DrawnPlan(order, seed, dp_rank, is_ahead=self.num_workers > 0, share=self._share)
+        shared: dict[str, Any] = {"share": self._share, "layers": self._layers}
+        return DrawnPlan(order, seed, dp_rank, is_ahead=self.num_workers > 0, **shared)
 
     def _strand_plan(self) -> StrandPlan:
         num_strands = self._num_strands()
-        return StrandPlan(num_strands, None if num_strands or self.num_workers else self.dataset)
+        own_dataset = None if num_strands or self.num_workers else self.dataset
+        return StrandPlan(num_strands, self._known_dp_rank(), own_dataset)
 
     def _num_strands(self) -> int:
         return self.num_workers if self._loaded is None else int(self._loaded["num_strands"])

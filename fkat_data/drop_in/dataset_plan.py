@@ -44,8 +44,8 @@ class DatasetPlan(ShardPlan):
         """
 
     @abstractmethod
-    def num_batches(self) -> int:
-        """Return the microbatches of an epoch.
+    def num_batches(self, epoch: int) -> int:
+        """Return the microbatches of an epoch, with those that other ranks had before.
 
         Raises:
             TypeError: That is not known.
@@ -71,6 +71,11 @@ class IndexPlan(DatasetPlan):
         """Return what a state says of a position, beside its epoch and step."""
         return {"sampler": self.state_at(position.epoch, position.step)}
 
+    @abstractmethod
+    def first_microbatch(self, state: Mapping[str, Any]) -> int:
+        """Return where a saved place is in the plan's first task."""
+
     def resumption(self, state: Mapping[str, Any]) -> Resumption:
-        """Return where an engine goes on after a state: the plan's first task then begins at the state's step."""
-        return Resumption(Position(state["epoch"], 0, 0, state["step"]), sampler=dict(state["sampler"]))
+        """Return where an engine goes on after a state."""
+        position = Position(state["epoch"], 0, self.first_microbatch(state), state["step"])
+        return Resumption(position, sampler=dict(state["sampler"]))

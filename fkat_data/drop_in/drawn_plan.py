@@ -1,14 +1,11 @@
 """The plan of a loader with a sampler of the user's: it is iterated here, as torch does, a few batches ahead.
 
 An epoch is cut into parts of some batches each. All parts are of one shard, so that random draws depend on the number
-of the microbatch and not on where the parts begin.
+of the microbatch and not on where the parts begin. What several ranks share is drawn on each of them.
 """
 
 import base64
-import copy
-import marshal
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
 from typing import Any, cast
 
@@ -23,11 +20,14 @@ from torch.utils.data import (
 )
 
 from fkat_data.drop_in.dataset_plan import IndexPlan
+from fkat_data.drop_in.distributed_order import DistributedRest, distributed_sampler_of, terms_of
+from fkat_data.drop_in.drawn_order import DrawnOrder, check_order, checks_in
+from fkat_data.drop_in.left_over import LeftOver
 from fkat_data.drop_in.own_generators import OwnGenerators
-from fkat_data.drop_in.rank_share import Dealt, RankShare
+from fkat_data.drop_in.rank_share import RankShare
+from fkat_data.drop_in.resplit import Layer, first_step, left_of, left_overs, of_epoch
 from fkat_data.drop_in.sample_order import SampleOrder
 from fkat_data.errors import StateMismatchError
-from fkat_data.interruption import genuine
 from fkat_data.plan.elastic import Piece
 from fkat_data.seeding import ShardStreams
 from fkat_data.types import Stateful
@@ -81,15 +81,25 @@ class DrawnPlan(IndexPlan):
         is_ahead: Whether batches are drawn some time before they are needed; False: the next one, unless all of an
             epoch are decided on when it begins.
         share: What this rank gets of the batches; None: there is one rank, or the sampler knows its rank.
+        layers: Where the number of ranks has changed.
     """
 
     has_parts = True
 
     def __init__(
-        self, sampler: Iterable[Any], seed: int, dp_rank: int, *, is_ahead: bool, share: RankShare | None = None
+        self,
+        sampler: Iterable[Any],
+        seed: int,
+        dp_rank: int,
+        *,
+        is_ahead: bool,
+        share: RankShare | None = None,
+        layers: Sequence[Layer] = (),
     ) -> None:
         self._sampler = sampler
         self._share = share
+        self._layers = layers
+        self._distributed = distributed_sampler_of(sampler)
         self._members = _members_of(sampler)
         self._draws_at_once = all(type(member) in _DRAWS_AT_ONCE for member in self._members)
         self._seed = seed
@@ -102,14 +112,16 @@ class DrawnPlan(IndexPlan):
         # The same after the newest batch.
         self._drawn_to: dict[str, Any] | None = None
         self._generators = OwnGenerators(0)
-        self._iterator: Iterator[Any] = iter(())
+        self._order = DrawnOrder(iter(()))
+        # This rank's batches.
+        self._own: Iterator[Any] = iter(())
         self._is_torn = self._is_over = self._is_stale = False
         self._parts: dict[int, DrawnBatches] = {}
-        self._num_parts = self._num_drawn = self._order = 0
-        # The digest of all batches before a step, for the steps that a state may be asked for.
-        self._orders: dict[int, int] = {0: 0}
+        self._num_parts = self._num_drawn = 0
+        # How far the sampler was drawn for the batches before a step, for the steps that a state may be asked for.
+        self._marks: dict[int, tuple[int, int]] = {}
         # The same of an earlier iteration over the sampler in this epoch.
-        self._known: dict[int, int] = {}
+        self._known: dict[int, tuple[int, int]] = {}
 
     def renew(self, epoch: int, step: int) -> None:
         """Iterate the sampler again when the next iteration begins: its order is what it is by then.
@@ -152,40 +164,66 @@ class DrawnPlan(IndexPlan):
 
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """Return what the order of the rest of an epoch depends on."""
-        if epoch == self._epoch and self._begun is not None:
-            return {**self._begun, "step": step, "order": self._order_before(step)}
-        if self._loaded is not None and self._loaded[0] == epoch:
-            return dict(self._loaded[1])
-        return {**self._states(), "step": 0, "order": 0}
+        loaded = self._loaded[1] if self._loaded is not None and self._loaded[0] == epoch else None
+        if epoch == self._epoch and self._begun is not None and (loaded is None or loaded.get("step") != step):
+            drawn, order = self._marks.get(step, self._known.get(step, (0, 0)))
+            count = {"drawn": drawn} if self._share is not None or self._is_of_others(epoch) else {}
+            return {**self._begun, "step": step, **count, "order": order}
+        return {**self._terms(), "step": 0, "order": 0} if loaded is None else dict(loaded)
+
+    def _is_of_others(self, epoch: int) -> bool:
+        """Whether other ranks have had something of an epoch's batches."""
+        return self._distributed is None and bool(of_epoch(self._layers, epoch))
 
     def _begin(self, epoch: int) -> None:
         loaded: Mapping[str, Any] = {}
         if self._loaded is not None and self._loaded[0] == epoch:
             loaded = self._loaded[1]
         begun = self._begun if epoch == self._epoch and not self._is_stale else None
-        self._known = {} if begun is None else {**self._known, **self._orders}
+        self._known = {} if begun is None else {**self._known, **self._marks}
         self._is_torn, self._is_over = True, False
         if begun is not None or "generators" in loaded:
             self._load(loaded if begun is None else begun)
-        self._begun, self._epoch = self._states(), epoch
+        self._begun, self._epoch = self._terms(), epoch
         self._is_stale = False
         streams = ShardStreams.of(self._seed, 0, epoch, 0)
         self._generators = OwnGenerators(int.from_bytes(streams.key[:8], "little"))
-        self._iterator = _copies(self._generators.call(iter, self._sampler))
-        if self._share is not None:
-            self._iterator = self._share.deal(self._iterator, self._batch_size, drop_last=self._drop_last)
+        self._num_drawn = first_step(self._layers, epoch)
+        self._order, self._own = self._opened(epoch, loaded)
         self._parts.clear()
-        self._orders = {0: 0}
-        self._num_parts = self._num_drawn = self._order = 0
+        self._marks = {}
+        self._num_parts = 0
         if "step" in loaded:
             self._skip(loaded["step"])
-            self._compare(loaded["order"], "when the state was saved")
-            self._orders = {self._num_drawn: self._order}
+            self._marks = {step: self._marks[step] for step in (self._num_drawn,) if step in self._marks}
         self._is_torn = False
+
+    def _opened(self, epoch: int, loaded: Mapping[str, Any]) -> tuple[DrawnOrder, Iterator[Any]]:
+        """Begin to draw an epoch; return what counts the batches, and this rank's of them."""
+        checks = checks_in(loaded)
+        layers = of_epoch(self._layers, epoch)
+        if layers and self._distributed is not None:
+            _compare_terms(loaded.get("distributed", {}), terms_of(self._distributed))
+            rest = self._distributed_rest(self._distributed, epoch).batches()
+            order = DrawnOrder(iter(rest), checks, num_before=self._num_drawn)
+            return order, order
+        share = self._share or RankShare(1, 0, even_batches=False)
+        batches = self._generators.call(iter, self._sampler)
+        order = DrawnOrder(batches, checks, num_kept=0 if self._share is None else share.num_in_round)
+        own: Iterator[Any] = order
+        size, drop_last = self._batch_size, self._drop_last
+        for layer in layers:
+            own = left_of(own, layer, epoch, size, drop_last=drop_last)
+        if layers or self._share is not None:
+            own = share.deal(own, order.first, size, drop_last=drop_last)
+        return order, own
+
+    def _distributed_rest(self, sampler: "DistributedSampler[Any]", epoch: int) -> DistributedRest:
+        return DistributedRest(sampler, self._layers, epoch, self._batch_size, drop_last=self._drop_last)
 
     def _skip(self, count: int) -> None:
         while self._num_drawn < count and self._draw(min(count - self._num_drawn, 1024)):
-            self._orders.clear()
+            pass
 
     def _draw_part(self) -> None:
         # After an interruption or an error, the iterator has gone past what is missing here.
@@ -198,71 +236,94 @@ class DrawnPlan(IndexPlan):
             old = self._parts.pop(self._num_parts - _MOST_KEPT - 1, None)
             if old is not None:
                 for step in range(old.first, len(old)):
-                    self._orders.pop(step, None)
+                    self._marks.pop(step, None)
         self._is_over = len(batches) < self._part_size
         self._drawn_to = self._states()
         self._is_torn = False
 
     def _draw(self, count: int) -> list[Any]:
         """Return the next batches, at most ``count``."""
-        if self._draws_at_once and self._num_drawn:
+        if self._draws_at_once and self._order.count:
             drawn = self._drawn(count)
         else:
             drawn = self._generators.call(self._drawn, count)
-        for batch in drawn:
-            # The digest is of what all ranks get: any rank may load it.
-            self._order = _digest(batch.drawn if isinstance(batch, Dealt) else batch, self._order)
+        for _, *mark in drawn:
             self._num_drawn += 1
-            self._compare(self._known.get(self._num_drawn, self._order), "when it was iterated before")
-            self._orders[self._num_drawn] = self._order
-        return drawn if self._share is None else [dealt.own for dealt in drawn]
-
-    def _order_before(self, step: int) -> int:
-        if self._loaded is not None and self._loaded[0] == self._epoch and self._loaded[1].get("step") == step:
-            return self._loaded[1]["order"]
-        return self._orders.get(step, self._known.get(step, 0))
-
-    def _compare(self, before: int, when: str) -> None:
-        if self._order != before:
-            raise StateMismatchError(
-                "order",
-                before,
-                self._order,
-                f"the sampler gives other samples than {when}: call its set_epoch() as then, or give it a generator, or "
-                "state_dict() and load_state_dict()",
-            )
+            found = cast("tuple[int, int]", tuple(mark))
+            check_order(self._known.get(self._num_drawn, found)[1], found[1], "when it was iterated before")
+            self._marks[self._num_drawn] = found
+        return [batch for batch, *_ in drawn]
 
     def _drawn(self, count: int) -> list[Any]:
-        return list(islice(self._iterator, count))
+        order = self._order
+        return [(batch, order.count, order.digest) for batch in islice(self._own, count)]
 
-    def num_batches(self) -> int:
-        """Return this rank's microbatches of an epoch.
+    def num_batches(self, epoch: int) -> int:
+        """Return this rank's microbatches of an epoch, with those before the number of ranks has changed.
 
         Raises:
-            TypeError: The sampler has no length.
+            TypeError: The sampler has no length, or it is not known what ranks that split batches have left of it.
         """
-        order = self._plain_order()
+        return self._num_batches(epoch, self._share)
+
+    def _num_batches(self, epoch: int, share: RankShare | None) -> int:
+        layers = of_epoch(self._layers, epoch)
+        if layers and self._distributed is not None:
+            return len(self._distributed_rest(self._distributed, epoch))
+        order = self._plain_order(epoch, share)
         if order is not None:
             return len(order)
-        num_drawn = len(cast("Any", self._sampler))
-        return num_drawn if self._share is None else self._share.num_batches(num_drawn, drop_last=self._drop_last)
+        num_left = len(cast("Any", self._sampler))
+        for layer in layers:
+            counts = layer.counts_in(epoch)
+            if layer.is_split and (len(set(counts)) > 1 or counts[0] is None):
+                raise TypeError("the number of microbatches is not known after ranks that split batches out of step")
+            counts = counts[:1] if layer.is_split else counts
+            num_rounds = num_left // len(counts) if self._drop_last else -(-num_left // len(counts))
+            num_left = len(LeftOver(num_left, 1, [num_rounds if count is None else count for count in counts]))
+        num_own = num_left if share is None else share.num_batches(num_left, drop_last=self._drop_last)
+        return first_step(self._layers, epoch) + num_own
 
-    def num_in_last_round(self) -> int:
+    def num_in_last_round(self, epoch: int) -> int:
         """Return the samples of the last round over all ranks, if it is smaller than the others; else, or unknown, 0."""
-        order = self._plain_order()
+        order = self._plain_order(epoch, self._share)
         return 0 if order is None else order.num_in_last_round
 
-    def _plain_order(self) -> SampleOrder | None:
+    def _plain_order(self, epoch: int, share: RankShare | None) -> SampleOrder | None:
         """Return an order with the same lengths, where batches are what torch's own class makes of indices."""
         indices: Any = getattr(self._sampler, "sampler", None)
-        if self._share is None or type(self._sampler) is not BatchSampler or not isinstance(indices, Sized):
+        is_dealt = share is not None or self._is_of_others(epoch)
+        if not is_dealt or type(self._sampler) is not BatchSampler or not isinstance(indices, Sized):
             return None
-        return SampleOrder(len(indices), self._batch_size, drop_last=self._drop_last, shuffle=None, share=self._share)
+        size, drop_last = cast("int", self._batch_size), self._drop_last
+        rests = left_overs(
+            self._layers, epoch, _num_given(len(indices), size, drop_last=drop_last), size, drop_last=drop_last
+        )
+        return SampleOrder(
+            len(indices),
+            size,
+            drop_last=drop_last,
+            shuffle=None,
+            share=share,
+            rests=rests,
+            first=first_step(self._layers, epoch),
+        )
 
-    def is_over(self, step: int, state: Mapping[str, Any]) -> bool:
-        """Return whether an epoch has nothing left at a saved step; False for samplers other than torch's own."""
+    def first_microbatch(self, state: Mapping[str, Any]) -> int:
+        """Return where a saved place is in its shard: at the beginning of a part, which is the first one then."""
         del state
-        return self._draws_at_once and isinstance(self._sampler, Sized) and step == self.num_batches()
+        return 0
+
+    def is_over(self, state: Mapping[str, Any]) -> bool:
+        """Return whether an epoch has nothing left at a saved place; if others delivered all before it, for any rank.
+
+        False for samplers other than torch's own.
+        """
+        if not self._draws_at_once or not isinstance(self._sampler, Sized):
+            return False
+        is_at_resplit = 0 < first_step(self._layers, state["epoch"]) == state["step"]
+        first_rank = None if self._share is None else self._share._replace(rank=0)
+        return state["step"] == self._num_batches(state["epoch"], first_rank if is_at_resplit else self._share)
 
     @property
     def has_states(self) -> bool:
@@ -285,6 +346,13 @@ class DrawnPlan(IndexPlan):
             "samplers": [member.state_dict() if isinstance(member, Stateful) else None for member in self._members],
         }
 
+    def _terms(self) -> dict[str, Any]:
+        return (
+            self._states()
+            if self._distributed is None
+            else {**self._states(), "distributed": terms_of(self._distributed)}
+        )
+
     def _load(self, states: Mapping[str, Any]) -> None:
         for member, text, state in zip(self._members, states["generators"], states["samplers"], strict=True):
             if text is not None:
@@ -303,23 +371,18 @@ def _members_of(sampler: object) -> list[Any]:
     return members
 
 
-def _copies(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield a copy of each batch: a sampler may fill one list again and again."""
-    # Not `for`, which calls iter() again: a sampler that is its own iterator would begin again.
-    while True:
-        try:
-            batch = next(batches)
-        except genuine(StopIteration):
-            return
-        yield cast("list[Any]", batch)[:] if type(batch) is list else copy.copy(batch)
+def _compare_terms(saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
+    """Raise if the order of a ``DistributedSampler`` is not the one that other ranks had."""
+    for field in ("num_samples", "shuffle", "seed", "epoch", "drop_last"):
+        if field in saved and saved[field] != present[field]:
+            hint = "finish the epoch with the arguments and the set_epoch() of the DistributedSampler that began it"
+            raise StateMismatchError(f"sampler.{field}", saved[field], present[field], hint)
+
+
+def _num_given(num_samples: int, batch_size: int, *, drop_last: bool) -> int:
+    """Return the samples in the batches of torch's class."""
+    return num_samples - num_samples % batch_size if drop_last else num_samples
 
 
 def _text_of(generator: torch.Generator) -> str:
     return base64.b64encode(generator.get_state().numpy().tobytes()).decode()
-
-
-def _digest(batch: Any, before: int) -> int:
-    try:
-        return zlib.crc32(marshal.dumps(batch, 2), before)
-    except genuine(ValueError):  # something that is no plain value: it is not compared
-        return before

@@ -9,13 +9,16 @@ from fkat_data import arguments
 from fkat_data.dataset_files import check_files, files_field
 from fkat_data.datasets.dealt_order import DealtOrder, is_of_old_order, is_part, old_order_error
 from fkat_data.datasets.seeded_order import SeededOrder, seeded_order_below
-from fkat_data.distributed import gather
+from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.drop_in.accelerate_side import AccelerateSide
+from fkat_data.drop_in.distributed_order import distributed_sampler_of
 from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.numbered_plan import NumberedPlan
 from fkat_data.drop_in.rank_share import RankShare, agreed_state, check_share, shared_fields
+from fkat_data.drop_in.rank_states import Layout, own_state
+from fkat_data.drop_in.resplit import Layer, layers_in
 from fkat_data.drop_in.sample_order import EpochShuffle
-from fkat_data.drop_in.saved_state import state_at_epoch
+from fkat_data.drop_in.saved_state import checked_loader_state, state_at_epoch
 from fkat_data.dropped import WeakTable
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.types import BatchStream
@@ -47,6 +50,8 @@ class EpochsOfRanks(AccelerateSide):
     # Whether that state is an epoch's start that no other process has begun.
     _is_untouched: bool = False
     _share: RankShare | None = None
+    # Where the number of ranks has changed, in an epoch that is not over.
+    _layers: tuple[Layer, ...] = ()
     # Whether a state is of all ranks, which have samplers or datasets of their own.
     _is_collective: bool = False
     # The newest loader that Lightning has made of this one, and all of them.
@@ -78,6 +83,10 @@ class EpochsOfRanks(AccelerateSide):
     @abstractmethod
     def _known_seed(self) -> int:
         """Return the seed, which is drawn now if none is known."""
+
+    @abstractmethod
+    def _fingerprint(self) -> dict[str, Any]:
+        """Return what a state of this loader must have."""
 
     @abstractmethod
     def _map_plan(self) -> NumberedPlan | DrawnPlan:
@@ -114,7 +123,7 @@ class EpochsOfRanks(AccelerateSide):
             ConfigurationError: Nothing says which samples of an iterable dataset are this rank's; ranks have other
                 seeds; or a batch cannot be split.
             RankMismatchError: Ranks have datasets of other lengths.
-            StateMismatchError: The state that was loaded is of another number of ranks.
+            StateMismatchError: The state that was loaded before is of another number of ranks: load it afterwards.
         """
         if num_ranks == 1 or self._stream is not None:  # a stream's batches are the rank's already
             return
@@ -172,7 +181,33 @@ class EpochsOfRanks(AccelerateSide):
 
     def num_in_last_round(self) -> int:
         """Return the samples of an epoch's last batches on all ranks, without those that fill them up; 0: all are."""
-        return 0 if self._share is None else self._map_plan().num_in_last_round()
+        return 0 if self._share is None else self._map_plan().num_in_last_round(self._next_epoch())
+
+    def _own_part(self, state_dict: Any) -> dict[str, Any]:
+        """Return where this rank goes on after a state of its own, or of any number of ranks.
+
+        Raises:
+            StateMismatchError: It is no such state, or does not say what other ranks had left.
+        """
+
+        def check(state: object) -> dict[str, Any]:
+            kind = "strands" if self._is_iterable else "sampler"
+            return checked_loader_state(state, self._fingerprint(), self.seed, kind)
+
+        own = own_state(state_dict, self._layout(), check, *rank_and_world_size())
+        check_share(own, self._share)
+        return own
+
+    def _layout(self) -> Layout | None:
+        """Return the ranks that the samples are dealt out to; None: nothing says what another rank has."""
+        if self._is_iterable:
+            return None
+        if self._share is not None:
+            return Layout(self._share.num_ranks, self._share.rank, shared_fields(self._share))
+        sampler = distributed_sampler_of(self.sampler if self.batch_sampler is None else self.batch_sampler)
+        if sampler is not None:
+            return Layout(sampler.num_replicas, sampler.rank, is_samplers=True)
+        return None if self._has_ranks else Layout()
 
     @property
     def _has_ranks(self) -> bool:
@@ -292,7 +327,8 @@ class EpochsOfRanks(AccelerateSide):
         self.close()
         if self._stream is not None:
             self._stream.load_state_dict(state["stream"])
-        vars(self).update(_is_untouched=is_untouched, _loaded=state, _drawn_seed=state["seed"], _engine=None)
+        fields = {"_loaded": state, "_drawn_seed": state["seed"], "_layers": layers_in(state)}
+        vars(self).update(_is_untouched=is_untouched, _engine=None, **fields)
         if self._driven is not None:
             self._driven.place = None
 

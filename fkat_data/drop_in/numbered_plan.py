@@ -1,15 +1,15 @@
 """The plan of a loader whose order is arithmetic: an epoch is one shard, and workers compute its batches."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from fkat_data.drop_in.dataset_plan import IndexPlan
 from fkat_data.drop_in.rank_share import RankShare
+from fkat_data.drop_in.resplit import Layer, first_step, left_overs
 from fkat_data.drop_in.sample_order import EpochShuffle, SampleOrder
 from fkat_data.errors import StateMismatchError
-from fkat_data.plan.resumption import Resumption
 
 __all__ = ["NumberedPlan", "check_kind_of_order", "is_numbered"]
 
@@ -38,7 +38,7 @@ def check_kind_of_order(state: Mapping[str, Any], sampler: object, batch_sampler
     if state["step"] and saved != present:
         hint = (
             "finish the epoch in the order in which it began, with the sampler or the shuffle of the run that saved. On "
-            "several ranks, Lightning gives the loader a DistributedSampler"
+            "several ranks, Lightning gives the loader a DistributedSampler; on one rank, strategy='ddp' does"
         )
         raise StateMismatchError("sampler", saved, present, hint)
 
@@ -51,14 +51,18 @@ class NumberedPlan(IndexPlan):
         batch_sampler: Groups them; None: microbatches are single samples.
         seed: The loader's.
         share: What this rank gets of the batches; None: there is one rank.
+        layers: Where the number of ranks has changed.
     """
 
-    def __init__(self, sampler: Any, batch_sampler: Any, seed: int, share: RankShare | None = None) -> None:
+    def __init__(
+        self, sampler: Any, batch_sampler: Any, seed: int, share: RankShare | None = None, layers: Sequence[Layer] = ()
+    ) -> None:
         self._sampler = sampler if batch_sampler is None else batch_sampler.sampler
         self._batch_size = None if batch_sampler is None else int(batch_sampler.batch_size)
         self._drop_last = batch_sampler is not None and bool(batch_sampler.drop_last)
         self._seed = seed
         self._share = share
+        self._layers = layers
         self._epoch = -1
         self._order: SampleOrder | None = None
         self._loaded: tuple[int, Mapping[str, Any]] | None = None
@@ -85,14 +89,9 @@ class NumberedPlan(IndexPlan):
             shuffle: tuple[int, int] | None = None
             if isinstance(self._sampler, EpochShuffle):
                 self._sampler.epoch, shuffle = epoch, (self._seed, epoch)
-            self._order = self._order_of(num_samples, shuffle)
+            self._order = self._order_of(epoch, num_samples, shuffle)
             self._epoch = epoch
-        return self._order if index == 0 and self._order else None
-
-    def resumption(self, state: Mapping[str, Any]) -> Resumption:
-        """Return where an engine goes on after a state: within the epoch's only task."""
-        found = super().resumption(state)
-        return found._replace(position=found.position._replace(microbatch=state["step"]))
+        return self._order if index == 0 and self._order and len(self._order) > self._order.first else None
 
     def load_sampler_state(self, epoch: int, state: dict[str, Any] | None) -> None:
         """Compare the number of samples with the saved one when the epoch begins."""
@@ -104,18 +103,39 @@ class NumberedPlan(IndexPlan):
         del epoch, step
         return {"num_samples": len(self._sampler), "shuffle": isinstance(self._sampler, EpochShuffle)}
 
-    def is_over(self, step: int, state: Mapping[str, Any]) -> bool:
-        """Return whether an epoch has nothing left at a saved step."""
+    def is_over(self, state: Mapping[str, Any]) -> bool:
+        """Return whether an epoch has nothing left at a saved place; if others delivered all before it, for any rank."""
         num_samples = len(self._sampler)
-        return state.get("num_samples", num_samples) == num_samples and step == self.num_batches()
+        if state["sampler"].get("num_samples", num_samples) != num_samples:
+            return False
+        order = self._order_of(state["epoch"], num_samples)
+        return order.is_over if 0 < order.first == state["step"] else state["step"] == len(order)
 
-    def num_batches(self) -> int:
-        """Return this rank's microbatches of an epoch."""
-        return len(self._order_of(len(self._sampler)))
+    def first_microbatch(self, state: Mapping[str, Any]) -> int:
+        """Return where a saved place is in its epoch's shard.
 
-    def num_in_last_round(self) -> int:
+        0 for a rank that gets nothing of what others have left: it has one empty iteration, as those that get something
+        have one, instead of the next epoch.
+        """
+        order = self._order_of(state["epoch"], len(self._sampler))
+        return 0 if 0 < order.first == len(order) else state["step"]
+
+    def num_batches(self, epoch: int) -> int:
+        """Return this rank's microbatches of an epoch, with those before the number of ranks has changed."""
+        return len(self._order_of(epoch, len(self._sampler)))
+
+    def num_in_last_round(self, epoch: int) -> int:
         """Return the samples of the last round over all ranks, if it is smaller than the others; else 0."""
-        return self._order_of(len(self._sampler)).num_in_last_round
+        return self._order_of(epoch, len(self._sampler)).num_in_last_round
 
-    def _order_of(self, num_samples: int, shuffle: tuple[int, int] | None = None) -> SampleOrder:
-        return SampleOrder(num_samples, self._batch_size, drop_last=self._drop_last, shuffle=shuffle, share=self._share)
+    def _order_of(self, epoch: int, num_samples: int, shuffle: tuple[int, int] | None = None) -> SampleOrder:
+        size, drop_last = self._batch_size or 1, self._drop_last
+        return SampleOrder(
+            num_samples,
+            self._batch_size,
+            drop_last=drop_last,
+            shuffle=shuffle,
+            share=self._share,
+            rests=left_overs(self._layers, epoch, num_samples, size, drop_last=drop_last),
+            first=first_step(self._layers, epoch),
+        )

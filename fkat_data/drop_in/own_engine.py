@@ -53,7 +53,7 @@ class DataLoaderIterator(EpochIterator, TorchIterator):
         Raises:
             TypeError: That is not known.
         """
-        return self._plan.num_batches()
+        return self._plan.num_batches(self._loader.epoch)
 
     __reduce__ = TorchIterator.__reduce__
 

@@ -7,21 +7,9 @@ from typing import Any, NamedTuple
 from fkat_data.distributed import gather
 from fkat_data.errors import ConfigurationError, RankMismatchError, StateMismatchError
 
-__all__ = ["Dealt", "RankShare", "agreed_state", "check_share", "first_state", "shared_fields"]
+__all__ = ["RankShare", "agreed_state", "check_share", "first_state", "shared_fields"]
 
 _ALONE = {"num_ranks": 1, "even_batches": True, "split_batches": False}
-
-
-class Dealt(NamedTuple):
-    """What one round of dealing gives to a rank.
-
-    Attributes:
-        own: The rank's batch.
-        drawn: The batches that were drawn for all ranks.
-    """
-
-    own: Any
-    drawn: list[Any]
 
 
 class RankShare(NamedTuple):
@@ -57,11 +45,14 @@ class RankShare(NamedTuple):
             return whole
         return whole + (rest > 0 if self.even_batches else rest > self.rank)
 
-    def deal(self, batches: Iterable[Any], batch_size: int | None, *, drop_last: bool) -> Iterator[Dealt]:
+    def deal(
+        self, batches: Iterable[Any], first: Sequence[Any], batch_size: int | None, *, drop_last: bool
+    ) -> Iterator[Any]:
         """Yield the rank's batches.
 
         Args:
             batches: Those of all ranks.
+            first: The epoch's first ones, at least a round if there are as many, by when the last round is dealt out.
             batch_size: Samples of each; None: batches of any size, which are dealt out whole.
             drop_last: Whether the last round is left out if it is smaller.
 
@@ -69,13 +60,10 @@ class RankShare(NamedTuple):
             ConfigurationError: A batch before the last has another size.
         """
         iterator = iter(batches)
-        num_in_round = 1 if self.split_batches else self.num_ranks
-        first: list[Any] | None = None
+        num_in_round = self.num_in_round
         while drawn := list(islice(iterator, num_in_round)):
-            if first is None:
-                first = drawn
             if len(drawn) == num_in_round and (batch_size is None or all(len(each) == batch_size for each in drawn)):
-                yield Dealt(self._own(drawn, batch_size), drawn)
+                yield self._own(drawn, batch_size)
                 continue
             if next(iterator, None) is not None:
                 raise ConfigurationError(
@@ -86,24 +74,31 @@ class RankShare(NamedTuple):
                 )
             yield from self._last(drawn, first, batch_size, drop_last=drop_last)
 
+    @property
+    def num_in_round(self) -> int:
+        """Batches of all ranks in a round."""
+        return 1 if self.split_batches else self.num_ranks
+
     def _own(self, drawn: list[Any], batch_size: int | None) -> Any:
         if not self.split_batches or batch_size is None:
             return drawn[self.rank]
         size = self.own_size(batch_size)
         return drawn[0][size * self.rank : size * (self.rank + 1)]
 
-    def _last(self, drawn: list[Any], first: list[Any], batch_size: int | None, *, drop_last: bool) -> Iterator[Dealt]:
+    def _last(
+        self, drawn: list[Any], first: Sequence[Any], batch_size: int | None, *, drop_last: bool
+    ) -> Iterator[Any]:
         if drop_last:
             return
-        items, fill, size, whole = drawn, first, 1, self.num_ranks
+        items, fill, size, whole = drawn, [*first[: self.num_in_round]], 1, self.num_ranks
         if batch_size is not None:
-            items, fill = [*chain.from_iterable(drawn)], [*chain.from_iterable(first)]
+            items, fill = [*chain.from_iterable(drawn)], [*chain.from_iterable(fill)]
             size, whole = self.own_size(batch_size), self.round_size(batch_size)
         if self.even_batches:
             items = list(islice(chain(items, cycle(fill)), whole))
         own = items[size * self.rank : size * (self.rank + 1)]
         if own:
-            yield Dealt(own[0] if batch_size is None else own, drawn)
+            yield own[0] if batch_size is None else own
 
 
 def check_share(state: Mapping[str, Any], share: RankShare | None) -> None:
@@ -117,8 +112,8 @@ def check_share(state: Mapping[str, Any], share: RankShare | None) -> None:
         saved = state.get(field, _ALONE[field])
         if saved != value and (field == "num_ranks" or share is not None):
             hint = (
-                "load the state into a loader that is dealt out to as many ranks, in the same way, as the one that saved; "
-                "call deal_out() before load_state_dict()"
+                "call deal_out() before load_state_dict(), with the arguments of the run that saved; its number of ranks may "
+                "be another"
             )
             raise StateMismatchError(field, saved, value, hint)
 

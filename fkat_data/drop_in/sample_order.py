@@ -1,6 +1,6 @@
 """The orders that are arithmetic: the samples one after the other, and a shuffle that no list of numbers is made for."""
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Sequence, Sized
 from typing import Any, cast
 
 import numpy as np
@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import RandomSampler
 
+from fkat_data.drop_in.left_over import LeftOver, in_the_first
 from fkat_data.drop_in.rank_share import RankShare
 from fkat_data.permutation import keys_of, permutation, permuted
 from fkat_data.worker.index_batches import NumberedBatches
@@ -30,6 +31,8 @@ class SampleOrder(NumberedBatches):
         drop_last: Whether a last batch that is smaller is left out.
         shuffle: Seed and epoch that decide on the order; None: it is that of the dataset.
         share: What one of several ranks gets of the batches; None: there is one rank.
+        rests: What other ranks before have left of the epoch, each of what was left before; this one is of the last.
+        first: The number of the first batch.
     """
 
     in_words = "the dataset"
@@ -42,12 +45,18 @@ class SampleOrder(NumberedBatches):
         drop_last: bool,
         shuffle: tuple[int, int] | None,
         share: RankShare | None = None,
+        rests: Sequence[LeftOver] = (),
+        first: int = 0,
     ) -> None:
         self._num_samples = num_samples
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._shuffle = shuffle
         self._share = share
+        self._rests = tuple(rests)
+        self.first = first
+        """The number of the first batch: those before it were other ranks'."""
+        self._num_left = len(rests[-1]) if rests else num_samples
         size = 1 if batch_size is None else batch_size
         # Of a batch, and of the batches of all ranks together.
         self._size = size if share is None else share.own_size(size)
@@ -57,14 +66,23 @@ class SampleOrder(NumberedBatches):
         self._block: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
-        whole, rest = divmod(self._num_samples, self._round_size)
-        return whole + (rest > (0 if self._is_even else self._offset) and not self._drop_last)
+        return self.first + self._num_own(self._offset)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no rank has a batch."""
+        return self._num_own(0) == 0
+
+    def _num_own(self, offset: int) -> int:
+        whole, rest = divmod(self._num_left, self._round_size)
+        return whole + (rest > (0 if self._is_even else offset) and not self._drop_last)
 
     def __repr__(self) -> str:
         return f"<{self._num_samples} samples>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _order, (self._num_samples, self._batch_size, self._drop_last, self._shuffle, self._share)
+        terms = self._num_samples, self._batch_size, self._drop_last, self._shuffle, self._share
+        return _order, (*terms, self._rests, self.first)
 
     @property
     def _is_even(self) -> bool:
@@ -73,7 +91,7 @@ class SampleOrder(NumberedBatches):
     @property
     def num_in_last_round(self) -> int:
         """Samples of the last round over all ranks, if it is smaller than the others; else 0."""
-        return 0 if self._drop_last else self._num_samples % self._round_size
+        return 0 if self._drop_last else self._num_left % self._round_size
 
     def batch(self, index: int) -> Any:
         """Return the indices of the batch at ``index``, or the single index there.
@@ -81,18 +99,27 @@ class SampleOrder(NumberedBatches):
         Raises:
             IndexError: The epoch has no such batch.
         """
-        if not 0 <= index < len(self):
+        if not self.first <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
-        first = index * self._round_size + self._offset
-        end = first + self._size
+        begin = (index - self.first) * self._round_size + self._offset
+        end = begin + self._size
+        left = min(begin, self._num_left), min(end, self._num_left)
         found: list[int] = []
-        while first < (end if self._is_even else min(end, self._num_samples)):
-            # Past the last sample comes the first one again.
-            place = first % self._num_samples
-            stop = min(place + end - first, self._num_samples)
-            found += self._indices(place, stop)
-            first += stop - place
+        for run in in_the_first(self._rests, *left):
+            found += self._indices(*run)
+        if self._is_even:
+            found += self._filling(max(begin, self._num_left) - self._num_left, end - self._num_left)
         return found if self._batch_size is not None else found[0]
+
+    def _filling(self, begin: int, end: int) -> list[int]:
+        """Return what comes past the last sample: the epoch's first ones, again and again."""
+        found: list[int] = []
+        while begin < end:
+            place = begin % self._num_samples
+            stop = min(place + end - begin, self._num_samples)
+            found += self._indices(place, stop)
+            begin += stop - place
+        return found
 
     def _indices(self, first: int, end: int) -> list[int]:
         if self._shuffle is None:
@@ -126,8 +153,12 @@ def _order(
     drop_last: bool,
     shuffle: tuple[int, int] | None,
     share: RankShare | None,
+    rests: tuple[LeftOver, ...],
+    first: int,
 ) -> SampleOrder:
-    return SampleOrder(num_samples, batch_size, drop_last=drop_last, shuffle=shuffle, share=share)
+    return SampleOrder(
+        num_samples, batch_size, drop_last=drop_last, shuffle=shuffle, share=share, rests=rests, first=first
+    )
 
 
 class EpochShuffle(RandomSampler):

@@ -14,6 +14,8 @@
         "dataset_ranks": 2,            # of a dataset that is dealt out to ranks: their number
         "files": [3421780262],         # of a dataset of files: a number for each that differs where the file does
         "num_ranks": 2,                # of a loader that is dealt out: this and how, "even_batches" and "split_batches"
+        "resplits": [...],             # where the number of ranks has changed in the epoch: ``fkat_data.drop_in.resplit``
+        "gathered": True,              # of all ranks, which were in step
         "num_strands": 4,              # iterable datasets: their strands, with "epoch", "step", "snapshot", and "delivered":
                                        # how many of the loader's epoch, which the strand may have ended; "begun": the
         "strands": [...],              # snapshot with which the epoch began, of a dataset that stays where it was left
@@ -21,7 +23,8 @@
         "dataset_order": {...},        # of a dataset of the library "datasets": its epoch, and a digest of its generators
     }
 
-Several ranks together have ``{"version": 1, "all_rank_states": [...]}``, a state for each.
+Ranks that are not in step, or have samplers or datasets of their own, have
+``{"version": 1, "all_rank_states": [...]}``, a state for each.
 
 Plain values, if the states of the user's own samplers and datasets are.
 """
@@ -30,9 +33,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from fkat_data.arguments import saved_integer
+from fkat_data.drop_in.drawn_order import without_order
+from fkat_data.drop_in.resplit import first_step, layers_in
 from fkat_data.errors import StateMismatchError
 
-__all__ = ["VERSION", "check_order", "checked_loader_state", "merged_states", "state_at_epoch", "state_of_rank"]
+__all__ = ["VERSION", "check_order", "check_version", "checked_loader_state", "state_at_epoch"]
 
 VERSION = 1
 _KINDS = {
@@ -43,39 +48,28 @@ _KINDS = {
 _NOT_A_STATE = "this is not a state of a fkat_data.DataLoader"
 
 
-def state_of_rank(state_dict: Any, rank: int, world_size: int) -> Any:
-    """Return this rank's part of a state of several ranks; any other state as it is.
-
-    Raises:
-        StateMismatchError: It is of another number of ranks, or another version wrote it.
-    """
-    if not isinstance(state_dict, Mapping) or "all_rank_states" not in state_dict:
-        return cast("object", state_dict)
-    _check_version(cast("Mapping[str, Any]", state_dict))
-    states = cast("Mapping[str, Any]", state_dict)["all_rank_states"]
-    if len(states) != world_size:
-        hint = "resume this loader with the number of ranks that saved its state"
-        raise StateMismatchError("all_rank_states", f"<{len(states)} ranks>", f"<{world_size} ranks>", hint)
-    return states[rank]
-
-
 def state_at_epoch(
     state: Mapping[str, Any], epoch: int, snapshots: Sequence[dict[str, Any] | None] | None = None
 ) -> dict[str, Any]:
     """Return the state of the same loader at an epoch's start, for an order that depends on nothing but the epoch.
+
+    Where other ranks had begun the epoch, that is where this one began with what they had left.
 
     Args:
         state: The state.
         epoch: The epoch.
         snapshots: For an iterable dataset, its state at that start, for each strand; None: it begins as it is.
     """
-    begun = {**state, "epoch": epoch, "step": 0}
+    step = first_step(layers_in(state), epoch)
+    begun = {**state, "epoch": epoch, "step": step}
     if "strands" in state:
         snapshots = snapshots or [None] * len(state["strands"])
         strand = {"epoch": epoch, "step": 0, "delivered": 0}
         return {**begun, "strands": [{**strand, "snapshot": snapshot} for snapshot in snapshots]}
-    order = {"step": 0, "order": 0} if "order" in state["sampler"] else {}
-    return {**begun, "sampler": {**state["sampler"], **order}}
+    if "num_samples" in state["sampler"]:
+        return begun
+    order: dict[str, Any] = {"step": step, "orders": []} if step else {"step": 0, "order": 0}
+    return {**begun, "sampler": {**without_order(state["sampler"]), **order}}
 
 
 def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: int | None, kind: str) -> dict[str, Any]:
@@ -93,15 +87,11 @@ def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: i
     if not isinstance(state_dict, Mapping):
         raise StateMismatchError("state_dict", type(state_dict).__name__, "<a mapping>", _NOT_A_STATE)
     state = dict(cast("Mapping[str, Any]", state_dict))
-    _check_version(state)
+    check_version(state)
     for field in ("seed", "epoch", "step"):
         _check_count(state, field)
     if seed is not None and state["seed"] != seed:
         raise StateMismatchError("seed", state["seed"], seed, "pass the loader the seed that the state was saved with")
-    for field, value in present.items():
-        if state.get(field, "<missing>") != value:
-            hint = "the state was saved with another argument"
-            raise StateMismatchError(field, state.get(field, "<missing>"), value, hint)
     saved = next((field for field in _KINDS if field in state), None)
     if saved is None:
         raise StateMismatchError("sampler", "<missing>", "<a state>", _NOT_A_STATE)
@@ -109,21 +99,13 @@ def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: i
         _check_strands(state)
     if saved != kind:
         hint = "the state was saved with another kind of dataset"
-        raise StateMismatchError(kind, _KINDS[saved], _KINDS[kind], hint)
+        field = "stream" if "stream" in (saved, kind) else "strands"
+        raise StateMismatchError(field, _KINDS[saved], _KINDS[kind], hint)
+    for field, value in present.items():
+        if state.get(field, "<missing>") != value:
+            hint = "the state was saved with another argument"
+            raise StateMismatchError(field, state.get(field, "<missing>"), value, hint)
     return state
-
-
-def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return one state for all ranks, from each rank's in their order.
-
-    Raises:
-        StateMismatchError: There are none.
-    """
-    if not states:
-        raise StateMismatchError("local_state_dicts", 0, "<one for each rank>")
-    if len(states) == 1:
-        return dict(states[0])
-    return {"version": VERSION, "all_rank_states": [dict(state) for state in states]}
 
 
 def check_order(state: Mapping[str, Any] | None, present: Mapping[str, Any] | None) -> None:
@@ -146,7 +128,12 @@ def check_order(state: Mapping[str, Any] | None, present: Mapping[str, Any] | No
     raise StateMismatchError(f"dataset_order.{field}", saved.get(field), present[field], hint)
 
 
-def _check_version(state: Mapping[str, Any]) -> None:
+def check_version(state: Mapping[str, Any]) -> None:
+    """Return if this version of the library has written a state, or an older one has.
+
+    Raises:
+        StateMismatchError: A newer one has, or something else.
+    """
     version = state.get("version", "<missing>")
     if version != VERSION:
         raise StateMismatchError(

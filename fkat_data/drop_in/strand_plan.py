@@ -15,6 +15,7 @@ from fkat_data.drop_in.saved_state import state_at_epoch
 from fkat_data.drop_in.strand import Snapshot, Strand
 from fkat_data.errors import StateMismatchError
 from fkat_data.interruption import genuine
+from fkat_data.plan.elastic import Piece
 from fkat_data.plan.resumption import Resumption
 from fkat_data.plan.task import Task
 from fkat_data.position import Position
@@ -34,11 +35,13 @@ class StrandPlan(DatasetPlan):
 
     Args:
         num_strands: Strands; 0: one, which belongs to no worker.
+        dp_rank: The loader's data-parallel rank.
         own_dataset: The dataset, if it is iterated in this process; None: workers have it.
     """
 
-    def __init__(self, num_strands: int, own_dataset: Any) -> None:
+    def __init__(self, num_strands: int, dp_rank: int, own_dataset: Any) -> None:
         self._num_strands = num_strands
+        self._dp_rank = dp_rank
         self._own_dataset = own_dataset
         self._snapshots = [_Snapshots() for _ in range(max(1, num_strands))]
         # What the dataset of this process was when an epoch began: afterwards, it is ahead of the caller.
@@ -49,6 +52,11 @@ class StrandPlan(DatasetPlan):
     def shard(self, epoch: int, index: int) -> Strand:
         """Return an epoch of a strand."""
         return Strand(epoch, index, self._num_strands, self._snapshots[index].newest(epoch))
+
+    def piece(self, epoch: int, index: int) -> Piece:
+        """Return what says where random streams come from: each strand has those of the epoch."""
+        del epoch, index
+        return Piece(self._dp_rank, 0, 0)
 
     def turns(self, position: Position) -> Sequence[tuple[int, int]]:
         """Return the strands that have something left, and their first microbatches."""
@@ -76,12 +84,13 @@ class StrandPlan(DatasetPlan):
         for index in self._left(position):
             self._snapshots[index].abandon(epoch)
 
-    def num_batches(self) -> int:
+    def num_batches(self, epoch: int) -> int:
         """Raise.
 
         Raises:
             TypeError: A strand's end is not known before it comes.
         """
+        del epoch
         raise TypeError("the number of an iterable dataset's microbatches is not known")
 
     def saved(self, position: Position) -> dict[str, Any]:

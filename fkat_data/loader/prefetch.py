@@ -20,7 +20,6 @@ from fkat_data.loader.recovery import Recovery, Remedy, Restarts, ShardSkips
 from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.shortages import Shortages
 from fkat_data.loader.wait_clock import WaitClock
-from fkat_data.loader.work import Work
 from fkat_data.loader.worker_group import WorkerGroup
 from fkat_data.plan.elastic import Piece
 from fkat_data.plan.shard_plan import ShardPlan
@@ -37,6 +36,7 @@ from fkat_data.worker.messages import (
     Marked,
     MemoryShortage,
     Message,
+    Worker,
     WorkerGone,
 )
 
@@ -46,6 +46,57 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 # Allowances count on from here, and travel in 64 bits: `sys.maxsize` for "all" must not overflow them.
 _MOST_AHEAD = 1 << 40
+
+
+class Work:
+    """A task in work.
+
+    Args:
+        task: The task.
+        group: Makes its microbatches.
+        allowance: The first microbatch that may not be made yet.
+    """
+
+    __slots__ = ("allowance", "arrived", "delivered", "front", "group", "last_digest", "learn_at", "task")
+
+    def __init__(self, task: Task, group: WorkerGroup, allowance: int) -> None:
+        self.task = task
+        self.group = group
+        self.front: Worker | WorkerGroup = group.front
+        """What gives the next message and takes allowances."""
+        self.allowance = allowance
+        """The first microbatch that may not be made yet."""
+        self.arrived: deque[Item | End | Failure] = deque()
+        """Messages that were not handed out, in order."""
+        self.delivered = task.first_microbatch
+        """The next microbatch to hand out."""
+        self.last_digest: int | None = None
+        """Of the microbatch before it, if it is known."""
+        self.learn_at = 0
+        """The delivery from which the look-ahead learns next."""
+
+    def begin_turn(self) -> None:
+        """Hear the group from here on as it is now."""
+        self.front = self.group.front
+
+    def allow(self, allowance: int, *, is_ahead: bool = False, is_new: bool = False) -> None:
+        """Let the task be made up to a microbatch, unless it may go as far.
+
+        Args:
+            allowance: The first microbatch that may not be made yet.
+            is_ahead: Whether the task comes after the one whose microbatches are next.
+            is_new: Whether to say it in any case.
+        """
+        if allowance > self.allowance or is_new:
+            self.allowance = allowance
+            if is_ahead:
+                self.group.allow(self.task.ticket, allowance, is_ahead=True)
+            else:
+                self.front.allow(self.task.ticket, allowance)
+
+    def learn_after(self, count: int) -> None:
+        """Have the look-ahead learn from the delivery after so many."""
+        self.learn_at = self.delivered + count
 
 
 class Prefetcher:
@@ -137,8 +188,8 @@ class Prefetcher:
         else:
             self._is_exhausted = True
             for index, first_microbatch in turns:
-                shard = self._plan.shard(position.epoch, index)
-                self._assign(shard, index, first_microbatch, self._groups[index])
+                shard, piece = self._plan.shard(position.epoch, index), self._plan.piece(position.epoch, index)
+                self._assign(shard, index, first_microbatch, self._groups[index], piece)
         self._begin_turn()
 
     def drop(self) -> None:
@@ -206,7 +257,13 @@ class Prefetcher:
             arrived = work.arrived
             message = arrived[0] if arrived else self._receive(work, block=block)
             if isinstance(message, Item):
-                if not self._is_end_known(work, message, block=block):
+                # The message behind the only one that has arrived may say that it is the last, which decides on the
+                # position after it. Where the limit has no room for another, the caller gets this one, and has to
+                # release some.
+                is_alone = message.is_last is None and len(arrived) == 1
+                if (is_alone and self._receive(work, block=block) is None) or (
+                    self._takes_turns and not self._is_settled(work, message, block=block)
+                ):
                     return None
                 arrived.popleft()
                 return self._hand_out(work, message)
@@ -220,14 +277,9 @@ class Prefetcher:
             return ShardEnd(self._end(work, found, is_whole=is_whole))
         return None if self._sampler_error is None else Raised(self._sampler_error)
 
-    def _is_end_known(self, work: Work, item: Item, *, block: bool) -> bool:
-        """Return whether it is known what ends with the next microbatch, which decides on the position after it."""
+    def _is_settled(self, work: Work, item: Item, *, block: bool) -> bool:
+        """Return whether it is known what ends with the next microbatch of a task that takes turns."""
         arrived = work.arrived
-        # Where the limit has no room for the message behind it, the caller gets this one, and has to release some.
-        if item.is_last is None and len(arrived) == 1 and self._receive(work, block=block) is None:
-            return False
-        if not self._takes_turns:
-            return True
         is_last = item.is_last if item.is_last is not None else len(arrived) > 1 and _is_end(arrived[1])
         return not is_last or self._settle_others(block=block)
 
@@ -251,7 +303,8 @@ class Prefetcher:
         if item.is_last and isinstance(item.microbatch, Epilogue):
             self._plan.end_shard(work.task, item.microbatch.value)
             return ShardEnd(self._end(work, item.microbatch_index))
-        delivered = work.deliver(item)
+        work.last_digest = item.digest
+        work.delivered = delivered = item.microbatch_index + 1
         self._has_delivered = True
         is_last = item.is_last
         if is_last is None and work.arrived:
@@ -276,10 +329,10 @@ class Prefetcher:
     def _take_end(self, work: Work) -> bool:
         """Return whether the next message says no more than that the shard has ended; take it then."""
         behind = work.arrived[0]
-        if not _is_end(behind):
-            return False
-        if isinstance(behind, Item):
+        if isinstance(behind, Item) and behind.is_last and isinstance(behind.microbatch, Epilogue):
             self._plan.end_shard(work.task, behind.microbatch.value)
+        elif not isinstance(behind, End):
+            return False
         work.arrived.popleft()
         return True
 
@@ -380,7 +433,7 @@ class Prefetcher:
     def _receive(self, work: Work, *, block: bool) -> Item | End | Failure | Raised | None:
         """Return a task's next message, and keep it as the last that has arrived."""
         ticket = work.task.ticket
-        num_expected = work.num_expected
+        num_expected = work.delivered + len(work.arrived)
         if block and num_expected >= work.allowance:
             # The worker must make what the trainer waits for, even beyond the bound.
             work.allow(num_expected + 1)
@@ -398,7 +451,8 @@ class Prefetcher:
                 lost = error
             else:
                 if message is not None and not isinstance(message, Raised):
-                    self._shortages.forget()
+                    if self._shortages.newest is not None:
+                        self._shortages.forget()
                     work.arrived.append(message)
                 return message
             self._lose(work, num_expected, lost)

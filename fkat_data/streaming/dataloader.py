@@ -27,7 +27,7 @@ __all__ = ["StreamingDataLoader"]
 _logger = logging.getLogger(__name__)
 
 _OF_ITERATION = {
-    *("_own_num_samples", "_iteration", "_torch_workers", "_own_epoch", "_after", "_is_in_step"),
+    *("_own_num_samples", "_iteration", "_torch_workers", "_after", "_is_in_step"),
     *("_numbered", "_numbered_batches", "_next_numbered"),
 }
 
@@ -66,7 +66,6 @@ class StreamingDataLoader(DataLoader[Any]):
     _own_num_samples: int = 0
     _iteration: int = 0
     _torch_workers: "torch_data.DataLoader[Any] | None" = None
-    _own_epoch: int | None = None
     _after: ResumePoint | None = None
     _is_in_step: bool = True
     _numbered: Iterator[Any] | None = None
@@ -256,7 +255,7 @@ class StreamingDataLoader(DataLoader[Any]):
         """
         super().load_state_dict(state_dict)
         if self._stream is not None:
-            vars(self).update(_after=None, _own_epoch=None, _is_in_step=True, _own_num_samples=0)
+            vars(self).update(_after=None, _is_in_step=True, _own_num_samples=0)
             vars(self).update(_iteration=self._iteration + 1)
 
     def _made_here(self, dataset: StreamingDataset, first: int) -> Iterator[Any]:
@@ -273,16 +272,21 @@ class StreamingDataLoader(DataLoader[Any]):
 
     def _iterated_by_itself(self, dataset: StreamingDataset) -> Any:
         """Return an epoch of a dataset with an ``__iter__`` of its own."""
+        if self._driven is None:
+            return BatchIterator((batch for batch, _ in self._begun_by_itself(dataset)), self)
+        follow = import_module("fkat_data.accelerated")
+        may_be_over = dataset.next_point().sample_in_epoch > 0
+        batches = follow.rest_or_next(
+            lambda: self._begun_by_itself(dataset), may_be_over=may_be_over, num_workers=self.num_workers
+        )
+        return follow.accelerated(batches, follow.mover_to(follow.device_here()))
+
+    def _begun_by_itself(self, dataset: StreamingDataset) -> Iterator[tuple[Any, bool]]:
         self._iteration += 1
         self._own_num_samples = 0
         self._is_in_step = True
         self._after = dataset.next_point()
-        self._own_epoch = self._after.epoch
-        batches = self._iterated(dataset, self._iteration, self._after)
-        if self._driven is None:
-            return BatchIterator((batch for batch, _ in batches), self)
-        follow = import_module("fkat_data.accelerated")
-        return follow.accelerated(batches, follow.mover_to(follow.device_here()))
+        return self._iterated(dataset, self._iteration, self._after)
 
     def _iterated(self, dataset: StreamingDataset, iteration: int, start: ResumePoint) -> Iterator[tuple[Any, bool]]:
         collate = collate_of_samples(self._collate)

@@ -114,8 +114,9 @@ class StreamPlan(DatasetPlan):
         """Return the state itself: the dataset says where a copy of the loader begins."""
         return dict(state)
 
-    def num_batches(self) -> int:
+    def num_batches(self, epoch: int) -> int:
         """Return the batches of a whole epoch on this rank."""
+        del epoch
         whole, rest = divmod(len(self._dataset), self._dataset.batch_size)
         return whole + (rest > 0 and not self._drop_last)
 

@@ -28,7 +28,6 @@ from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, 
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from fkat_data import ConfigurationError, DataLoader, ShardedDataLoader, StaleIteratorError, WorkerStalledError
-from fkat_data.streaming import MDSWriter, StreamingDataset
 from fkat_data.testing import digest
 
 # A machine may have fewer cores than torch wants for that many workers.
@@ -578,10 +577,3 @@ def test_an_error_names_the_epoch_and_the_microbatch_of_the_dataset(dataset):
         list(DataLoader(kind(14, "int"), batch_size=4, **dataset))
     (note,) = caught.value.__notes__
     assert note == f"fkat_data: at microbatch {int(issubclass(kind, IterableDataset))} of the dataset (epoch 0)"
-
-
-def test_a_streaming_dataset_names_its_own_loader(tmp_path):
-    with MDSWriter(out=str(tmp_path), columns={"number": "int"}) as writer:
-        writer.write({"number": 1})
-    with pytest.raises(ConfigurationError, match=r"StreamingDataLoader\(dataset"):
-        DataLoader(StreamingDataset(local=str(tmp_path)), batch_size=4)

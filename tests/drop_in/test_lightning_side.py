@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from itertools import islice
 
 import lightning.pytorch as pl
 import pytest
@@ -38,9 +39,9 @@ class Processes(Augmented):
         return torch.tensor([os.getpid()])
 
 
-def dealt(loader, rank=0):
-    """The loader that Lightning makes of another one on a rank of two."""
-    return _update_dataloader(loader, DistributedSampler(loader.dataset, 2, rank, shuffle=True))
+def dealt(loader, rank=0, num_ranks=2):
+    """The loader that Lightning makes of another one on a rank of some."""
+    return _update_dataloader(loader, DistributedSampler(loader.dataset, num_ranks, rank, shuffle=True))
 
 
 def rows(loader):
@@ -127,6 +128,21 @@ def test_what_fabric_sets_up_resumes_at_every_microbatch(rank):
         while len(rest) < len(whole) - step:
             rest += rows(fabrics)
         assert rest == whole[step:]
+
+
+def test_what_fabric_sets_up_goes_on_with_other_numbers_of_ranks():
+    seen, state = [], None
+    for num_ranks, num_steps in ((2, 2), (3, 1), (1, 9)):
+        loaders = [dealt(DataLoader(Augmented(), 1, shuffle=True), rank, num_ranks) for rank in range(num_ranks)]
+        for loader in loaders:
+            fabrics = _FabricDataLoader(loader)
+            if state is None:
+                list(fabrics)  # a first epoch
+            else:
+                loader.load_state_dict(state)
+            seen += [int(row[0]) for batch in islice(fabrics, num_steps) for row in batch.tolist()]
+        state = DataLoader.merge_state_dicts([loader.local_state_dict() for loader in loaders])
+    assert sorted(seen) == list(range(COUNT))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Ranks of one machine, by torchrun and without, and the examples of the documentation."""
 
+import json
 import os
 import signal
 import subprocess
@@ -38,6 +39,16 @@ def on_two_ranks(python, folder, *program):
 def test_two_ranks_deliver_each_sample_once_and_resume_exactly(processes, python, tmp_path):
     output = on_two_ranks(python, tmp_path, Path(__file__).with_name("two_ranks.py"), tmp_path)
     assert output.endswith("all of it\n")
+
+
+def test_a_checkpoint_of_two_ranks_goes_on_with_three_and_with_one(processes, python, tmp_path):
+    program = Path(__file__).with_name("resplit_ranks.py")
+    for number, (num_ranks, num_steps) in enumerate(((2, 4), (3, 2), (1, 0))):
+        arguments = tmp_path, f"{number - 1}", f"{number}", num_steps
+        for rank in python.run_ranks(num_ranks, program, *arguments, folder=tmp_path, timeout=150):
+            assert rank.returncode == 0, rank.stdout + rank.stderr
+    for way in ("accelerate", "prepare", "a DistributedSampler"):
+        assert sorted(json.loads((tmp_path / f"{way}.json").read_text())) == list(range(47)), way
 
 
 def test_the_example_of_accelerate_uses_each_sample_once_an_epoch_however_often_it_is_stopped(

@@ -65,3 +65,19 @@ def test_two_ranks_resume_however_they_are_started_and_one_goes_on(tmp_path, pro
     trainer_of(max_epochs=1).fit(alone, loader, ckpt_path=tmp_path / path)
     left = [microbatch for rank in ranks for microbatch in rank["unknown"]["seen"][3:4]]
     assert sorted(alone.seen) == sorted(left)
+
+
+@pytest.mark.parametrize("way", ["deal_out", "Lightning's sampler"])
+def test_a_checkpoint_of_two_ranks_goes_on_with_three_and_with_one(tmp_path, processes, way):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    script, seen = Path(__file__).with_name("resplit_ranks.py"), []
+    for num_ranks, num_steps, *before in ((2, 4), (3, 2, 2), (1, 0, 3)):
+        command = [sys.executable, script, tmp_path, num_ranks, way, num_steps, *before]
+        words = [str(word) for word in command]
+        done = subprocess.run(
+            words, env=environment, capture_output=True, text=True, timeout=170, check=False, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        for rank in range(num_ranks):
+            seen += json.loads((tmp_path / f"{way}-{num_ranks}-{rank}.json").read_text())
+    assert sorted(seen) == list(range(47))

@@ -550,8 +550,8 @@ def test_only_what_was_not_there_was_waited_for():
     with make(["list-a-9"], multiprocessing=True) as loader:
         iterator = iter(loader)
         next(iterator)
-        while loader._engine._prefetcher.num_arrived < 3:
-            loader._engine._prefetcher._receive(block=False)
+        while loader.statistics().queue_depth < 3:
+            time.sleep(0.001)
         before_s = loader.statistics().waited_s
         for _ in range(3):
             next(iterator)

@@ -83,10 +83,6 @@ def distributed(rank, num_ranks):
     return {"sampler": DistributedSampler(range(14), num_ranks, rank, seed=2)}
 
 
-def token_budget_of_rank(rank, num_ranks):
-    return token_budget(seed=3, rank=rank, world_size=num_ranks)
-
-
 def by_workers(num_workers, cuts, options=None, **given):
     """Return a case whose states a loader with workers saves, and one without loads."""
     return Case(of(options, **given), saver=of(options, num_workers=num_workers, **given), cuts=cuts)
@@ -177,7 +173,6 @@ CASES = {
         in_group=True,
         cuts=FEW_OF_TWO,
     ),
-    "token budget of ranks": Case(of_rank(token_budget_of_rank, seed=3), num_ranks=2, in_group=True),
     # Iterable datasets: without workers there is one strand.
     "row": Case(of(dataset=lambda: Row(14), seed=3)),
     "row of items": Case(of(dataset=lambda: Row(7), batch_size=None, seed=3)),

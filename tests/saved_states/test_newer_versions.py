@@ -43,9 +43,9 @@ def test_a_newer_versions_state_is_refused_by_its_number_and_nothing_has_changed
 def test_so_is_one_ranks_within_a_gathered_state(name, tmp_path):
     case, (state,) = FACES["data_loader"][name], read(path_of("data_loader", name))["middle"]["states"]
     state["all_rank_states"][1]["version"] = 2
-    closed(loaded(case, 0, [state], tmp_path))
-    with pytest.raises(StateMismatchError, match="version"):
-        loaded(case, 1, [state], tmp_path)
+    for rank in (0, 1):
+        with pytest.raises(StateMismatchError, match="version"):
+            loaded(case, rank, [state], tmp_path)
 
 
 @pytest.mark.parametrize("source", ["stream", "samples", "shards"])
@@ -66,4 +66,4 @@ def test_so_is_one_of_a_mixtures_source(source, tmp_path):
 )
 def test_so_is_one_of_a_batch_sampler(sampler):
     with pytest.raises(StateMismatchError, match="version"):
-        sampler.load_state_dict(with_version(sampler.state_dict(), 2))
+        sampler.load_state_dict(with_version(sampler.state_dict(), sampler.state_dict()["version"] + 1))

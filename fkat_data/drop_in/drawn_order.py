@@ -1,0 +1,119 @@
+"""The batches that a sampler gives in an epoch, counted and compared with those that a state is of."""
+
+import copy
+import marshal
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from fkat_data.errors import StateMismatchError
+from fkat_data.interruption import genuine
+
+__all__ = ["Check", "DrawnOrder", "check_order", "checks_in", "without_order"]
+
+Check = tuple[int, int, int]
+"""The digest that an order has after so many batches: their number, the digest, and how many it takes together; 0: each."""
+
+_FIELDS = ("step", "drawn", "order", "orders", "round")
+
+
+class DrawnOrder(Iterator[Any]):
+    """Copies of the batches that a sampler gives: it may fill one list again and again.
+
+    Args:
+        batches: The sampler's.
+        checks: What the order is known to have been; of one number of batches that are taken together, besides each.
+        num_before: Batches before these.
+        num_kept: How many of the first are kept in ``first``.
+    """
+
+    def __init__(
+        self, batches: Iterator[Any], checks: Sequence[Check] = (), num_before: int = 0, num_kept: int = 0
+    ) -> None:
+        self._batches = batches
+        self._orders = {drawn: order for drawn, order, size in checks if not size}
+        self._grouped = {drawn: order for drawn, order, size in checks if size}
+        self._group_size = max((size for _, _, size in checks), default=0)
+        self._group: list[Any] = []
+        self._group_digest = 0
+        self._num_kept = num_kept
+        self.count = num_before
+        """Batches that were drawn, with those before."""
+        self.digest = 0
+        """The digest of those that were drawn."""
+        self.first: list[Any] = []
+        """The first ones."""
+
+    def __next__(self) -> Any:
+        # Not `for`, which calls iter() again: a sampler that is its own iterator would begin again.
+        try:
+            drawn = next(self._batches)
+        except genuine(StopIteration):
+            if self.count < max((*self._orders, *self._grouped), default=0):
+                check_order(max((*self._orders.values(), *self._grouped.values())), self.digest, _SAVED, is_short=True)
+            raise
+        batch = cast("list[Any]", drawn)[:] if type(drawn) is list else copy.copy(drawn)
+        self.digest = _digest(batch, self.digest)
+        self.count += 1
+        if len(self.first) < self._num_kept:
+            self.first.append(batch)
+        if self._group_size:
+            self._compare_group(batch)
+        if self.count in self._orders:
+            check_order(self._orders[self.count], self.digest, _SAVED)
+        return batch
+
+    def _compare_group(self, batch: Any) -> None:
+        self._group.append(batch)
+        if len(self._group) == self._group_size:
+            self._group_digest = _digest(self._group, self._group_digest)
+            self._group = []
+        if self.count in self._grouped:
+            check_order(self._grouped[self.count], self._group_digest, _SAVED)
+
+
+_SAVED = "when the state was saved"
+
+
+def checks_in(sampler: Mapping[str, Any]) -> list[Check]:
+    """Return what a saved state says of the order that its sampler had."""
+    if "orders" in sampler:
+        return [cast("Check", tuple(each)) for each in sampler["orders"]]
+    if not sampler.get("step"):
+        return []
+    size = sampler.get("round", 0)
+    return [(sampler.get("drawn", sampler["step"] * max(1, size)), sampler["order"], size)]
+
+
+def without_order(sampler: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a sampler's saved state without what it says of a step."""
+    return {name: value for name, value in sampler.items() if name not in _FIELDS}
+
+
+def check_order(before: int, order: int, when: str, *, is_short: bool = False) -> None:
+    """Return if the digest of an order is what it was.
+
+    Args:
+        before: What it was.
+        order: What it is.
+        when: When it was that, in words.
+        is_short: Whether there are fewer batches now.
+
+    Raises:
+        StateMismatchError: It is another.
+    """
+    if order != before or is_short:
+        raise StateMismatchError(
+            "order",
+            before,
+            order,
+            f"the sampler gives {'fewer' if is_short else 'other'} samples than {when}: call its set_epoch() as then, or "
+            "give it a generator, or state_dict() and load_state_dict()",
+        )
+
+
+def _digest(batch: Any, before: int) -> int:
+    try:
+        return zlib.crc32(marshal.dumps(batch, 2), before)
+    except genuine(ValueError):  # something that is no plain value: it is not compared
+        return before

@@ -1,0 +1,197 @@
+"""From the state of some ranks to the place of one: its own, or its part of what other ranks have left."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from fkat_data.drop_in.drawn_order import checks_in, without_order
+from fkat_data.drop_in.resplit import layers_in, resplits_field, with_layer
+from fkat_data.drop_in.saved_state import check_version
+from fkat_data.errors import StateMismatchError
+
+__all__ = ["Layout", "merged_states", "own_state"]
+
+_logger = logging.getLogger(__name__)
+
+# The field of a state that is of all ranks, which were in step.
+_GATHERED = "gathered"
+# What says that ranks are at one place, and in one order.
+_PLACE = ("seed", "epoch", "step", "resplits", "num_ranks", "even_batches", "split_batches")
+_UNGATHERED = (
+    "the state of one rank does not say where the others were. Save what state_dict() returns on every rank, where "
+    "torch.distributed is initialised, or what merge_state_dicts() makes of each rank's local_state_dict(): any number of "
+    "ranks loads it"
+)
+
+
+class Layout(NamedTuple):
+    """The ranks that a loader's samples are dealt out to, and which of them it is.
+
+    Attributes:
+        num_ranks: How many.
+        rank: This one.
+        fields: What a state says of them.
+        is_samplers: Whether a ``DistributedSampler`` deals out.
+    """
+
+    num_ranks: int = 1
+    rank: int = 0
+    fields: Mapping[str, Any] = {}
+    is_samplers: bool = False
+
+
+def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return one state for all ranks, from each rank's in their order.
+
+    Raises:
+        StateMismatchError: There are none.
+    """
+    if not states:
+        raise StateMismatchError("local_state_dicts", 0, "<one for each rank>")
+    if len(states) == 1:
+        return dict(states[0])
+    if 1 < states[0].get("num_ranks", 1) <= len(states) and len({_place(state) for state in states}) == 1:
+        return {**states[0], _GATHERED: True}
+    return {"version": states[0]["version"], "all_rank_states": [dict(state) for state in states]}
+
+
+def _place(state: Mapping[str, Any]) -> str:
+    return repr([*(state.get(field) for field in _PLACE), checks_in(state["sampler"])])
+
+
+def own_state(
+    state_dict: Any, layout: Layout | None, check: Callable[[object], dict[str, Any]], rank: int, world_size: int
+) -> dict[str, Any]:
+    """Return where a rank goes on.
+
+    Args:
+        state_dict: A state, of one rank or of several.
+        layout: The ranks that there are now; None: each has samplers or a dataset that nobody else can ask.
+        check: Returns the state of one rank after a look at each field.
+        rank: This process's rank in the job.
+        world_size: The job's ranks.
+
+    Raises:
+        StateMismatchError: It is no such state; or of other ranks, and what they had left is not known.
+    """
+    found = _entries(state_dict)
+    is_merged = found is not None
+    found = [state_dict] if found is None else found
+    if layout is None:
+        return check(found[_index_in_job(found, rank, world_size)] if is_merged else found[0])
+    states = [check(each) for each in found]
+    num_ranks = _num_ranks(states[0])
+    # Of other kinds of samplers, the first iteration says so: Lightning may give the loader another one until then.
+    is_same_kind = layout.is_samplers == _is_samplers(states[0])
+    if not is_same_kind or num_ranks == layout.num_ranks or (is_merged and num_ranks == 1):
+        own = states[_own_index(states, layout, rank, world_size) if is_merged else 0]
+        own.pop(_GATHERED, None)
+        _note_rounds(own)
+        return own
+    return _split_again(states, num_ranks, layout)
+
+
+def _entries(state_dict: object) -> list[Any] | None:
+    """Return the states of ranks that are not in step; None: it is one state."""
+    if not isinstance(state_dict, Mapping) or "all_rank_states" not in state_dict:
+        return None
+    check_version(cast("Mapping[str, Any]", state_dict))
+    found = cast("Mapping[str, Any]", state_dict)["all_rank_states"]
+    if not isinstance(found, (list, tuple)) or not found:
+        raise StateMismatchError("all_rank_states", cast("object", found), "<a state for each rank>")
+    return list(cast("Sequence[Any]", found))
+
+
+def _index_in_job(states: Sequence[object], rank: int, world_size: int) -> int:
+    if len(states) != world_size:
+        hint = (
+            "resume with the number of ranks that saved, finish the epoch with it, or deal out by deal_out() or a "
+            "DistributedSampler: a sampler that knows its rank, and an iterable dataset, cannot be asked for another rank's"
+        )
+        raise StateMismatchError("all_rank_states", f"<{len(states)} ranks>", f"<{world_size} ranks>", hint)
+    return rank
+
+
+def _own_index(states: Sequence[Mapping[str, Any]], layout: Layout, rank: int, world_size: int) -> int:
+    """Return which of several states is this rank's."""
+    if layout.is_samplers:
+        ranks = [state["sampler"].get("distributed", {}).get("rank") for state in states]
+        if layout.rank in ranks:
+            return ranks.index(layout.rank)
+    if len(states) != world_size and len(states) == layout.num_ranks > 1:
+        return layout.rank  # ranks unknown to torch.distributed
+    return _index_in_job(states, rank, world_size)
+
+
+def _num_ranks(state: Mapping[str, Any]) -> int:
+    """Return how many ranks the samples of a state's epoch were dealt out to."""
+    terms: Mapping[str, Any] = state.get("sampler", {}).get("distributed", {})
+    return cast("int", state.get("num_ranks", terms.get("num_replicas", 1)))
+
+
+def _is_samplers(state: Mapping[str, Any]) -> bool:
+    return "distributed" in state.get("sampler", {})
+
+
+def _note_rounds(state: dict[str, Any]) -> None:
+    """Let the digest of an older version say that it takes the batches of all ranks together."""
+    sampler = state.get("sampler", {})
+    if "num_ranks" in state and "order" in sampler and "drawn" not in sampler:
+        num_together = 1 if state["split_batches"] else state["num_ranks"]
+        state["sampler"] = {**sampler, "round": sampler.get("round", num_together)}
+
+
+def _split_again(states: Sequence[dict[str, Any]], num_ranks: int, layout: Layout) -> dict[str, Any]:
+    """Return where a rank begins with what other ranks have left."""
+    of_ranks = _one_of_each(states, num_ranks)
+    for state in of_ranks:
+        _note_rounds(state)
+    epoch = min(state["epoch"] for state in of_ranks)
+    base = next(state for state in of_ranks if state["epoch"] == epoch)
+    places = [(state["epoch"], state["step"]) for state in of_ranks]
+    layers, epoch, step = with_layer(layers_in(base), places, is_split=bool(base.get("split_batches", False)))
+    own = {name: value for name, value in base.items() if name not in (*_PLACE, _GATHERED)}
+    own |= {"seed": base["seed"], "epoch": epoch, "step": step, **layout.fields, **resplits_field(layers, epoch)}
+    own["sampler"] = _sampler_of_rest(of_ranks, base, step, layout)
+    _logger.info(
+        "state of %d ranks split again over %d: they go on in epoch %d at step %d",
+        num_ranks,
+        layout.num_ranks,
+        epoch,
+        step,
+    )
+    return own
+
+
+def _sampler_of_rest(
+    of_ranks: Sequence[Mapping[str, Any]], base: Mapping[str, Any], step: int, layout: Layout
+) -> dict[str, Any]:
+    sampler: dict[str, Any] = base["sampler"]
+    if "num_samples" in sampler:  # the order is arithmetic
+        return sampler
+    if layout.is_samplers:
+        terms = {**sampler["distributed"], "num_replicas": layout.num_ranks, "rank": layout.rank}
+        return {**without_order(sampler), "distributed": terms, "step": step, "orders": []}
+    # Single batches, whose digests no number of ranks changes.
+    in_epoch = [state["sampler"] for state in of_ranks if state["epoch"] == base["epoch"]]
+    checks = {check for own in in_epoch for check in checks_in(own)}
+    return {**without_order(sampler), "step": step, "orders": [list(check) for check in sorted(checks)]}
+
+
+def _one_of_each(states: Sequence[dict[str, Any]], num_ranks: int) -> list[dict[str, Any]]:
+    """Return the state of each rank that the samples were dealt out to.
+
+    Raises:
+        StateMismatchError: Those of some are not there.
+    """
+    if num_ranks == 1 or (len(states) == 1 and states[0].get(_GATHERED)):
+        return [dict(states[0]) for _ in range(num_ranks)]
+    by_rank = dict(enumerate(states))
+    if _is_samplers(states[0]):
+        if len(states) == 1 and not states[0]["step"]:
+            return [dict(states[0]) for _ in range(num_ranks)]  # all ranks have equally many microbatches
+        by_rank = {state["sampler"]["distributed"]["rank"]: state for state in states}
+    if len(states) == 1 or set(by_rank) != set(range(num_ranks)):
+        present = f"<{len(states)} of {num_ranks} ranks>" if len(states) <= num_ranks else f"<{len(states)} states>"
+        raise StateMismatchError("num_ranks", present, f"<all of {num_ranks} ranks>", _UNGATHERED)
+    return [dict(by_rank[rank]) for rank in range(num_ranks)]

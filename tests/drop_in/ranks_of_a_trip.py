@@ -1,0 +1,59 @@
+"""A rank of a job with torch.distributed: loads the place of the job before, delivers a few microbatches, saves."""
+
+import os
+import sys
+from itertools import islice
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DistributedSampler, RandomSampler
+
+from fkat_data import DataLoader
+from fkat_data.distributed import gather
+
+NUM_SAMPLES = 151
+
+
+def distributed(num_ranks, rank):
+    return {"sampler": DistributedSampler(range(NUM_SAMPLES), num_ranks, rank, seed=3), "seed": 1}
+
+
+def drawn(num_ranks, rank):
+    return {"sampler": RandomSampler(range(NUM_SAMPLES), generator=torch.Generator().manual_seed(3))}
+
+
+#: Loaders whose ranks have no seed in common before they are dealt out.
+KINDS = {
+    "shuffled, in a worker": lambda num_ranks, rank: {"shuffle": True, "num_workers": 1},
+    "drawn": drawn,
+    "not in step": lambda num_ranks, rank: {"shuffle": True},
+    "a DistributedSampler": distributed,
+}
+
+
+def main():
+    folder, num_steps = Path(sys.argv[1]), int(sys.argv[2])
+    num_ranks, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
+    if num_ranks > 1:
+        dist.init_process_group("gloo")
+    torch.manual_seed(rank)
+    for kind, options in KINDS.items():
+        path, num_own = folder / f"{kind}.pt", num_steps + (rank if kind == "not in step" else 0)
+        content = torch.load(path, weights_only=True) if path.exists() else {"ledger": [], "loader": None}
+        with DataLoader(range(NUM_SAMPLES), 3, **options(num_ranks, rank)) as loader:
+            loader.deal_out(num_ranks, rank)
+            if content["loader"] is not None:
+                loader.load_state_dict(content["loader"])
+            own = [batch.tolist() for batch in islice(loader, num_own or None)]
+            state = loader.state_dict()
+        ledger = content["ledger"] + [number for part in gather(own) for batch in part for number in batch]
+        if rank == 0:
+            torch.save({"ledger": ledger, "loader": state}, path)
+    if num_ranks > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
