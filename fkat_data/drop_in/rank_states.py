@@ -4,8 +4,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from fkat_data.drop_in.drawn_order import checks_in, without_order
-from fkat_data.drop_in.resplit import layers_in, resplits_field, with_layer
+from fkat_data.drop_in.checked_order import checks_in, without_order
+from fkat_data.drop_in.layers_of_ranks import layers_in, resplits_field, with_layer
 from fkat_data.errors import StateMismatchError
 
 __all__ = ["Layout", "merged_states", "own_state"]
@@ -65,7 +65,7 @@ def own_state(
 
     Args:
         state_dict: A state, of one rank or of several.
-        layout: The ranks that there are now; None: each has samplers or a dataset that nobody else can ask.
+        layout: The ranks that there are now; None: each has samplers or a dataset that no other process can ask.
         check: Returns the state of one rank after a look at each field.
         rank: This process's rank in the job.
         world_size: The job's ranks.

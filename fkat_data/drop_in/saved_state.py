@@ -13,7 +13,7 @@
         "dataset": {...},              # of a dataset that drew the seed of its order
         "files": [3421780262],         # of a dataset of files: a number for each that differs where the file does
         "num_ranks": 2,                # of a loader that is dealt out: this and how, "even_batches" and "split_batches"
-        "resplits": [...],             # where the number of ranks has changed in the epoch: ``fkat_data.drop_in.resplit``
+        "resplits": [...],             # where the number of ranks has changed in the epoch: ``fkat_data.drop_in.layers_of_ranks``
         "gathered": True,              # of all ranks, which were in step
         "num_strands": 4,              # iterable datasets: their strands, with "epoch", "step", "snapshot", and "delivered":
                                        # how many of the loader's epoch, which the strand may have ended
@@ -31,8 +31,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from fkat_data.arguments import saved_integer
-from fkat_data.drop_in.drawn_order import without_order
-from fkat_data.drop_in.resplit import first_step, layers_in
+from fkat_data.drop_in.checked_order import without_order
+from fkat_data.drop_in.layers_of_ranks import first_step, layers_in
 from fkat_data.errors import StateMismatchError
 
 __all__ = ["VERSION", "check_order", "checked_loader_state", "state_at_epoch"]
