@@ -35,7 +35,7 @@ from fkat_data.drop_in.checked_order import without_order
 from fkat_data.drop_in.layers_of_ranks import first_step, layers_in
 from fkat_data.errors import StateMismatchError
 
-__all__ = ["VERSION", "check_order", "checked_loader_state", "state_at_epoch"]
+__all__ = ["VERSION", "check_order", "check_version", "checked_loader_state", "state_at_epoch"]
 
 VERSION = 1
 _NOT_A_STATE = "this is not a state of a fkat_data.DataLoader"
@@ -82,11 +82,7 @@ def checked_loader_state(
     if not isinstance(state_dict, Mapping):
         raise StateMismatchError("state_dict", type(state_dict).__name__, "<a mapping>", _NOT_A_STATE)
     state = dict(cast("Mapping[str, Any]", state_dict))
-    version = state.get("version", "<missing>")
-    if version != VERSION:
-        raise StateMismatchError(
-            "version", version, VERSION, "another version of fkat_data, or another loader, wrote it"
-        )
+    check_version(state)
     for field in ("seed", "epoch", "step"):
         _check_count(state, field)
     if seed is not None and state["seed"] != seed:
@@ -104,6 +100,19 @@ def checked_loader_state(
         saved, now = kinds["strands" in state], kinds[is_iterable]
         raise StateMismatchError("strands", saved, now, "the state was saved with another kind of dataset")
     return state
+
+
+def check_version(state: Mapping[str, Any]) -> None:
+    """Return if this version reads a state.
+
+    Raises:
+        StateMismatchError: Another one wrote it.
+    """
+    version = state.get("version", "<missing>")
+    if version != VERSION:
+        raise StateMismatchError(
+            "version", version, VERSION, "another version of fkat_data, or another loader, wrote it"
+        )
 
 
 def check_order(state: Mapping[str, Any] | None, present: Mapping[str, Any] | None) -> None:
