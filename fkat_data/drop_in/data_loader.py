@@ -20,6 +20,7 @@ from fkat_data.drop_in.dataset_plan import DatasetPlan
 from fkat_data.drop_in.datasets_library import order_of
 from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.epochs_of_ranks import EpochsOfRanks
+from fkat_data.drop_in.layers_of_ranks import resplits_field
 from fkat_data.drop_in.lightning_side import is_begun_by_fabric, original_of
 from fkat_data.drop_in.looks import warn_of_look
 from fkat_data.drop_in.numbered_plan import NumberedPlan, check_kind_of_order, is_numbered
@@ -27,7 +28,6 @@ from fkat_data.drop_in.own_engine import DataLoaderIterator, engine_of, settable
 from fkat_data.drop_in.own_generators import next_number
 from fkat_data.drop_in.rank_share import shared_fields
 from fkat_data.drop_in.rank_states import merged_states
-from fkat_data.drop_in.resplit import resplits_field
 from fkat_data.drop_in.sample_order import EpochShuffle
 from fkat_data.drop_in.saved_state import VERSION, check_order, checked_loader_state
 from fkat_data.drop_in.strand_plan import StrandPlan

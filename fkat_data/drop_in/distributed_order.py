@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from torch.utils.data import BatchSampler, DistributedSampler
 
+from fkat_data.drop_in.layers_of_ranks import Layer, first_step, of_epoch
 from fkat_data.drop_in.left_over import LeftOver, in_the_first
-from fkat_data.drop_in.resplit import Layer, first_step, of_epoch
 
 __all__ = ["DistributedRest", "distributed_sampler_of", "terms_of"]
 

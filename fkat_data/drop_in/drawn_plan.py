@@ -19,13 +19,13 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from fkat_data.drop_in.checked_order import CheckedOrder, check_order, checks_in
 from fkat_data.drop_in.dataset_plan import IndexPlan
 from fkat_data.drop_in.distributed_order import DistributedRest, distributed_sampler_of, terms_of
-from fkat_data.drop_in.drawn_order import DrawnOrder, check_order, checks_in
+from fkat_data.drop_in.layers_of_ranks import Layer, first_step, left_of, left_overs, of_epoch
 from fkat_data.drop_in.left_over import LeftOver
 from fkat_data.drop_in.own_generators import OwnGenerators
 from fkat_data.drop_in.rank_share import RankShare
-from fkat_data.drop_in.resplit import Layer, first_step, left_of, left_overs, of_epoch
 from fkat_data.drop_in.sample_order import SampleOrder
 from fkat_data.errors import StateMismatchError
 from fkat_data.plan.elastic import Piece
@@ -112,7 +112,7 @@ class DrawnPlan(IndexPlan):
         # The same after the newest batch.
         self._drawn_to: dict[str, Any] | None = None
         self._generators = OwnGenerators(0)
-        self._order = DrawnOrder(iter(()))
+        self._order = CheckedOrder(iter(()))
         # This rank's batches.
         self._own: Iterator[Any] = iter(())
         self._is_torn = self._is_over = self._is_stale = False
@@ -198,18 +198,18 @@ class DrawnPlan(IndexPlan):
             self._marks = {step: self._marks[step] for step in (self._num_drawn,) if step in self._marks}
         self._is_torn = False
 
-    def _opened(self, epoch: int, loaded: Mapping[str, Any]) -> tuple[DrawnOrder, Iterator[Any]]:
+    def _opened(self, epoch: int, loaded: Mapping[str, Any]) -> tuple[CheckedOrder, Iterator[Any]]:
         """Begin to draw an epoch; return what counts the batches, and this rank's of them."""
         checks = checks_in(loaded)
         layers = of_epoch(self._layers, epoch)
         if layers and self._distributed is not None:
             _compare_terms(loaded.get("distributed", {}), terms_of(self._distributed))
             rest = self._distributed_rest(self._distributed, epoch).batches()
-            order = DrawnOrder(iter(rest), checks, num_before=self._num_drawn)
+            order = CheckedOrder(iter(rest), checks, num_before=self._num_drawn)
             return order, order
         share = self._share or RankShare(1, 0, even_batches=False)
         batches = self._generators.call(iter, self._sampler)
-        order = DrawnOrder(batches, checks, num_kept=0 if self._share is None else share.num_in_round)
+        order = CheckedOrder(batches, checks, num_kept=0 if self._share is None else share.num_in_round)
         own: Iterator[Any] = order
         size, drop_last = self._batch_size, self._drop_last
         for layer in layers:

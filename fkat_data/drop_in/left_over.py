@@ -100,7 +100,7 @@ class LeftOver:
 
 
 def in_the_first(rests: Sequence[LeftOver], first: int, end: int) -> list[tuple[int, int]]:
-    """Return where items of what is left at last are in the first sequence, as ranges.
+    """Return where items of what is left in the end are in the first sequence, as ranges.
 
     Args:
         rests: What was left, each time of what was left before.

@@ -6,8 +6,8 @@ from typing import Any
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from fkat_data.drop_in.dataset_plan import IndexPlan
+from fkat_data.drop_in.layers_of_ranks import Layer, first_step, left_overs
 from fkat_data.drop_in.rank_share import RankShare
-from fkat_data.drop_in.resplit import Layer, first_step, left_overs
 from fkat_data.drop_in.sample_order import EpochShuffle, SampleOrder
 from fkat_data.errors import StateMismatchError
 

@@ -4,9 +4,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from fkat_data.drop_in.drawn_order import checks_in, without_order
-from fkat_data.drop_in.resplit import layers_in, resplits_field, with_layer
-from fkat_data.drop_in.saved_state import check_version
+from fkat_data.drop_in.checked_order import checks_in, without_order
+from fkat_data.drop_in.layers_of_ranks import layers_in, resplits_field, with_layer
+from fkat_data.drop_in.saved_state import VERSION, check_version
 from fkat_data.errors import StateMismatchError
 
 __all__ = ["Layout", "merged_states", "own_state"]
@@ -52,7 +52,7 @@ def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return dict(states[0])
     if 1 < states[0].get("num_ranks", 1) <= len(states) and len({_place(state) for state in states}) == 1:
         return {**states[0], _GATHERED: True}
-    return {"version": states[0]["version"], "all_rank_states": [dict(state) for state in states]}
+    return {"version": VERSION, "all_rank_states": [dict(state) for state in states]}
 
 
 def _place(state: Mapping[str, Any]) -> str:
@@ -66,7 +66,7 @@ def own_state(
 
     Args:
         state_dict: A state, of one rank or of several.
-        layout: The ranks that there are now; None: each has samplers or a dataset that nobody else can ask.
+        layout: The ranks that there are now; None: each has samplers or a dataset that no other process can ask.
         check: Returns the state of one rank after a look at each field.
         rank: This process's rank in the job.
         world_size: The job's ranks.
@@ -95,8 +95,9 @@ def _entries(state_dict: object) -> list[Any] | None:
     """Return the states of ranks that are not in step; None: it is one state."""
     if not isinstance(state_dict, Mapping) or "all_rank_states" not in state_dict:
         return None
-    check_version(cast("Mapping[str, Any]", state_dict))
-    found = cast("Mapping[str, Any]", state_dict)["all_rank_states"]
+    state = cast("Mapping[str, Any]", state_dict)
+    check_version(state)
+    found = state["all_rank_states"]
     if not isinstance(found, (list, tuple)) or not found:
         raise StateMismatchError("all_rank_states", cast("object", found), "<a state for each rank>")
     return list(cast("Sequence[Any]", found))

@@ -14,7 +14,7 @@
         "dataset_ranks": 2,            # of a dataset that is dealt out to ranks: their number
         "files": [3421780262],         # of a dataset of files: a number for each that differs where the file does
         "num_ranks": 2,                # of a loader that is dealt out: this and how, "even_batches" and "split_batches"
-        "resplits": [...],             # where the number of ranks has changed in the epoch: ``fkat_data.drop_in.resplit``
+        "resplits": [...],             # where the number of ranks has changed in the epoch: ``fkat_data.drop_in.layers_of_ranks``
         "gathered": True,              # of all ranks, which were in step
         "num_strands": 4,              # iterable datasets: their strands, with "epoch", "step", "snapshot", and "delivered":
                                        # how many of the loader's epoch, which the strand may have ended; "begun": the
@@ -33,8 +33,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from fkat_data.arguments import saved_integer
-from fkat_data.drop_in.drawn_order import without_order
-from fkat_data.drop_in.resplit import first_step, layers_in
+from fkat_data.drop_in.checked_order import without_order
+from fkat_data.drop_in.layers_of_ranks import first_step, layers_in
 from fkat_data.errors import StateMismatchError
 
 __all__ = ["VERSION", "check_order", "check_version", "checked_loader_state", "state_at_epoch"]
@@ -108,6 +108,19 @@ def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: i
     return state
 
 
+def check_version(state: Mapping[str, Any]) -> None:
+    """Return if this version reads a state.
+
+    Raises:
+        StateMismatchError: Another one wrote it.
+    """
+    version = state.get("version", "<missing>")
+    if version != VERSION:
+        raise StateMismatchError(
+            "version", version, VERSION, "another version of fkat_data, or another loader, wrote it"
+        )
+
+
 def check_order(state: Mapping[str, Any] | None, present: Mapping[str, Any] | None) -> None:
     """Return if a dataset's order is the one of the epoch that a loaded state goes on with.
 
@@ -126,19 +139,6 @@ def check_order(state: Mapping[str, Any] | None, present: Mapping[str, Any] | No
     if field == "epoch":
         hint = f"call dataset.set_epoch({saved.get(field)}) before the resumed epoch, as the run that saved had"
     raise StateMismatchError(f"dataset_order.{field}", saved.get(field), present[field], hint)
-
-
-def check_version(state: Mapping[str, Any]) -> None:
-    """Return if this version of the library has written a state, or an older one has.
-
-    Raises:
-        StateMismatchError: A newer one has, or something else.
-    """
-    version = state.get("version", "<missing>")
-    if version != VERSION:
-        raise StateMismatchError(
-            "version", version, VERSION, "another version of fkat_data, or another loader, wrote it"
-        )
 
 
 def _check_strands(state: Mapping[str, Any]) -> None:

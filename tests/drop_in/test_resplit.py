@@ -229,6 +229,9 @@ def test_the_state_of_one_rank_is_refused_on_another_number_with_the_way_out():
     for ranks in (1, 3):
         with pytest.raises(StateMismatchError, match=r"num_ranks.*merge_state_dicts\(\).*each rank's local_state_dict"):
             Job("shuffled", 50, 2, ranks, job.loaders[0].local_state_dict())
+    for newer in (job.save(), {"all_rank_states": [job.save()] * 2}):
+        with pytest.raises(StateMismatchError, match="version"):
+            Job("shuffled", 50, 2, 3, {**newer, "version": 99})
     part = DataLoader.merge_state_dicts([loader.local_state_dict() for loader in Job("shuffled", 50, 2, 3).loaders][:2])
     with pytest.raises(StateMismatchError, match="<2 of 3 ranks>"):
         Job("shuffled", 50, 2, 2, part)

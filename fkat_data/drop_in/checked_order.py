@@ -9,15 +9,15 @@ from typing import Any, cast
 from fkat_data.errors import StateMismatchError
 from fkat_data.interruption import genuine
 
-__all__ = ["Check", "DrawnOrder", "check_order", "checks_in", "without_order"]
+__all__ = ["Check", "CheckedOrder", "check_order", "checks_in", "without_order"]
 
 Check = tuple[int, int, int]
-"""The digest that an order has after so many batches: their number, the digest, and how many it takes together; 0: each."""
+"""A number of batches, the digest that an order has after them, and how many batches the digest takes together; 0: each."""
 
 _FIELDS = ("step", "drawn", "order", "orders", "round")
 
 
-class DrawnOrder(Iterator[Any]):
+class CheckedOrder(Iterator[Any]):
     """Copies of the batches that a sampler gives: it may fill one list again and again.
 
     Args:
