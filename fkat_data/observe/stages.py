@@ -139,7 +139,7 @@ class StageClock:
         self._slots[self._stage] -= seconds
 
     def draw(self) -> None:
-        """Collect the event of the stage in work as far as it has come; the stage goes on."""
+        """Collect the event of the stage in work up to now; the stage goes on."""
         if self.recorder is not None and self._stage:
             self.recorder.add(STAGES[self._stage], self._began_s, time.perf_counter(), self._index, self._label)
 
