@@ -28,7 +28,7 @@ class Position(NamedTuple):
         return Position(self.epoch, self.shard + 1, 0, self.step)
 
     def after_task(self, index: int, num_microbatches: int) -> "Position":
-        """Return the position after the end of a task, with so many microbatches, where tasks take turns."""
+        """Return the position after the end of a task of ``num_microbatches``, where tasks take turns."""
         return self._replace(ended=(*self.ended, (index, num_microbatches)))
 
     def after_epoch(self) -> "Position":

@@ -510,8 +510,12 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _new_plan(self) -> DatasetPlan:
         if self._stream is not None:
-            is_read_here = not self.num_workers
-            return self._stream.loader_plan(self._known_dp_rank(), drop_last=self.drop_last, is_read_here=is_read_here)
+            return self._stream.loader_plan(
+                self._known_dp_rank(),
+                drop_last=self.drop_last,
+                is_read_here=not self.num_workers,
+                collate_fn=self.collate_fn,
+            )
         return self._strand_plan() if self._is_iterable else self._map_plan()
 
     def _map_plan(self) -> NumberedPlan | DrawnPlan:

@@ -95,7 +95,7 @@ class Work:
                 self.front.allow(self.task.ticket, allowance)
 
     def learn_after(self, count: int) -> None:
-        """Have the look-ahead learn from the delivery after so many."""
+        """Have the look-ahead learn from the delivery after ``count`` of them."""
         self.learn_at = self.delivered + count
 
 
@@ -110,7 +110,7 @@ class Prefetcher:
         recovery: What may be done about faults.
         num_shard_prefetches: Shards in work ahead of the current one.
         num_microbatch_prefetches: Microbatches produced and not delivered, for each shard; -1: as many as help.
-        lengths: Gets the lengths of shards that end; None: nobody asks for them.
+        lengths: Gets the lengths of shards that end; None: nothing asks for them.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What is done about a worker that has no memory for its next microbatch: garbage is collected, or the caller is told."""
+"""What is done about a worker that has no memory for its next microbatch: garbage is collected, or an error tells the caller."""
 
 import logging
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class Shortages:
         self._garbage = GarbageCollection()
         self._has_warned_of_group = False
         self.newest: MemoryShortage | None = None
-        """What the worker has reported; None: it has memory, as far as is known."""
+        """What the worker has reported; None: no shortage is known."""
 
     def forget(self) -> None:
         """Take the worker to have memory, until it reports again."""

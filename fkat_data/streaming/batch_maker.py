@@ -8,6 +8,7 @@ from torch.utils import data
 from fkat_data.misfit import collated
 from fkat_data.streaming.epoch.rank_batches import PickedSamples
 from fkat_data.streaming.reading.open_shards import own_array
+from fkat_data.streaming.stream_plan import is_plain
 
 if TYPE_CHECKING:
     from fkat_data.streaming.dataset import StreamingDataset
@@ -19,7 +20,7 @@ def batch_maker(
     dataset: "StreamingDataset", collate: Callable[[list[Any]], Any]
 ) -> Callable[[Sequence[PickedSamples]], Iterable[Any]]:
     """Return what makes the batches of some picks; where a batch fails, those before it come first."""
-    if collate is data.default_collate and not dataset.has_user_code:
+    if is_plain(dataset, collate):
         return lambda batches: dataset.collated([picks.ids for picks in batches])
     return lambda batches: _Collated(dataset, collate_of_samples(collate), batches)
 

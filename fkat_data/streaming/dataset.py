@@ -332,7 +332,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         """Return how many of the first samples to read together, so that a small cache holds the shards of all."""
         return self._shards.num_together(sample_ids)
 
-    def loader_plan(self, dp_rank: int, *, drop_last: bool, is_read_here: bool) -> StreamPlan:
+    def loader_plan(self, dp_rank: int, *, drop_last: bool, is_read_here: bool, collate_fn: Any) -> StreamPlan:
         """Return the plan of this rank's batches, for a loader.
 
         Raises:
@@ -341,7 +341,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         if has_own_iter(self):
             expected = "fkat_data.streaming.StreamingDataLoader over a dataset with an __iter__ of its own"
             raise ConfigurationError("dataset", type(self), expected)
-        return StreamPlan(self, dp_rank, drop_last=drop_last, is_read_here=is_read_here)
+        return StreamPlan(self, dp_rank, drop_last=drop_last, is_read_here=is_read_here, collate_fn=collate_fn)
 
     def loader_product(self, part: StreamPart, collate_fn: Callable[[list[Any]], Any]) -> PartBatches:
         """Return the batches of a task of that plan, where they are made."""

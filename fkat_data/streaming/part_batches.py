@@ -28,6 +28,11 @@ class PartBatches:
         self._num_left = 0
 
     @property
+    def is_plain(self) -> bool:
+        """Whether no code of a user's makes them, so that nothing is drawn."""
+        return self._part.is_plain
+
+    @property
     def num_microbatches(self) -> int:
         """The number behind that of the part's last batch."""
         return len(self._part)

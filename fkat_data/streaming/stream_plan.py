@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from torch.utils import data
 
 from fkat_data.drop_in.dataset_plan import DatasetPlan
 from fkat_data.drop_in.drawn_plan import DrawnBatches
@@ -17,7 +18,7 @@ from fkat_data.position import Position
 from fkat_data.streaming.epoch.rank_batches import BatchGroup, PickedSamples, RankBatches, ids_of, in_groups
 from fkat_data.streaming.epoch.resume_point import ResumePoint
 
-__all__ = ["StreamPart", "StreamPlan", "batches_together", "step_of", "wanted_batches"]
+__all__ = ["StreamPart", "StreamPlan", "batches_together", "is_plain", "step_of", "wanted_batches"]
 
 _PART_SIZE = 32
 _MOST_KEPT = 8
@@ -33,11 +34,13 @@ class StreamPart(DrawnBatches):
         first: The number of the first, among the global batches of the epoch.
         batches: The samples of each.
         num_together: How many of them to read together at first.
+        is_plain: Whether no code of a user's makes them.
     """
 
-    def __init__(self, first: int, batches: list[PickedSamples], num_together: int) -> None:
+    def __init__(self, first: int, batches: list[PickedSamples], num_together: int, *, is_plain: bool) -> None:
         super().__init__(first, batches)
         self.num_together = num_together
+        self.is_plain = is_plain
 
 
 class StreamPlan(DatasetPlan):
@@ -50,15 +53,17 @@ class StreamPlan(DatasetPlan):
         dp_rank: The loader's.
         drop_last: Whether a short batch at an epoch's end is left out.
         is_read_here: Whether this process reads the samples.
+        collate_fn: What makes a batch of samples.
     """
 
     has_parts = True
 
-    def __init__(self, dataset: Any, dp_rank: int, *, drop_last: bool, is_read_here: bool) -> None:
+    def __init__(self, dataset: Any, dp_rank: int, *, drop_last: bool, is_read_here: bool, collate_fn: Any) -> None:
         self._dataset = dataset
         self._dp_rank = dp_rank
         self._drop_last = drop_last
         self._is_read_here = is_read_here
+        self._is_plain = is_plain(dataset, collate_fn)
         self._point: ResumePoint | None = None
         self._batches: RankBatches | None = None
         self._first_step = 0
@@ -186,7 +191,7 @@ class StreamPlan(DatasetPlan):
     def _add(self, numbers: list[int], batches: list[PickedSamples]) -> None:
         assert self._batches is not None  # noqa: S101 - an iteration has begun
         together = len(numbers) if self._is_read_here else 1
-        part = StreamPart(self._batches.first_batch + numbers[0], batches, together)
+        part = StreamPart(self._batches.first_batch + numbers[0], batches, together, is_plain=self._is_plain)
         for number, picks in zip(numbers, batches, strict=True):
             self._num_drawn += 1
             self._num_samples += len(picks.ids)
@@ -212,6 +217,11 @@ def wanted_batches(dataset: Any, batches: RankBatches, first: int, *, drop_last:
         numbers = indices.tolist()
         num_kept = len(numbers) - bool(drop_last and numbers and batches.is_short(numbers[-1]))
         yield numbers[:num_kept], chunk[:num_kept]
+
+
+def is_plain(dataset: Any, collate_fn: Any) -> bool:
+    """Return whether batches are gathered column by column, without code of the user's."""
+    return collate_fn is data.default_collate and not dataset.has_user_code
 
 
 def batches_together(dataset: Any, batch_size: int) -> int:

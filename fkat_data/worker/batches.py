@@ -94,10 +94,10 @@ class _NumberedProduction(IndexedProduction):
     Args:
         make: Makes a microbatch, from its index.
         count: Microbatches of the shard.
-        streams: The shard's random streams.
+        streams: The shard's random streams; None: nothing is drawn.
     """
 
-    def __init__(self, make: Callable[[int], Any], count: int, streams: ShardStreams) -> None:
+    def __init__(self, make: Callable[[int], Any], count: int, streams: ShardStreams | None) -> None:
         self._make = make
         self._count = count
         self._streams = streams
@@ -108,7 +108,8 @@ class _NumberedProduction(IndexedProduction):
     def make(self, index: int) -> tuple[Any, bool] | None:
         if index >= self._count:
             return None
-        self._streams.seed_microbatch(index)
+        if self._streams is not None:
+            self._streams.seed_microbatch(index)
         return self._make(index), index == self._count - 1
 
     def close(self) -> None:
@@ -221,7 +222,8 @@ def is_map_style(product: object) -> bool:
 
 def _begin_random_access(product: RandomAccess, streams: ShardStreams) -> IndexedProduction:
     count = arguments.integer("num_microbatches of the factory's product", product.num_microbatches, minimum=0)
-    return _NumberedProduction(product.microbatch, count, streams)
+    is_plain = getattr(product, "is_plain", False)
+    return _NumberedProduction(product.microbatch, count, None if is_plain else streams)
 
 
 def _begin_map_style(

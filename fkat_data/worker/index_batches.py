@@ -29,6 +29,9 @@ class IndexBatch(NamedTuple):
 class NumberedBatches(ABC):
     """Batches of indices, any of which is known without those before it: a sampler, or a batch sampler."""
 
+    is_plain: bool = False
+    """Whether its microbatches are made without a random draw, in memory that no other code has."""
+
     @abstractmethod
     def __len__(self) -> int:
         """Return the number of batches."""

@@ -21,6 +21,7 @@ from fkat_data.tracebacks import fold
 from fkat_data.transport.codec import copied
 from fkat_data.transport.digest import digest_of
 from fkat_data.worker.collate import FreshCollate
+from fkat_data.worker.index_batches import NumberedBatches
 from fkat_data.worker.messages import End, Failure, Item, Message, remember_terms
 from fkat_data.worker.produce import Produced, Producer, name_place, produce
 
@@ -151,14 +152,17 @@ class InlineWorker:
         began_s = time.perf_counter()
         dtype = self._default_dtype
         modes = nullcontext() if are_modes_of_a_worker(dtype) else modes_of_a_worker(dtype)
-        with modes, preserved_generators(), self._clock.installed():
+        # A stream's batches that no code of a user's makes: nothing is drawn once the task is open, and nothing is shared.
+        is_plain = isinstance(task.shard, NumberedBatches) and task.shard.is_plain
+        kept = nullcontext() if is_plain and self._production is not None else preserved_generators()
+        with modes, kept, self._clock.installed():
             if self._production is None:
                 self._production = produce(task, self._producer)
                 self._next_index = task.first_microbatch
             size_bytes = 0
             try:
                 produced = next(self._production, None)
-                if produced is not None and not self._collate.take(produced.microbatch):
+                if produced is not None and not is_plain and not self._collate.take(produced.microbatch):
                     self._mark_and_show("encode", produced.microbatch_index)
                     microbatch, size_bytes = copied(produced.microbatch)
                     produced = produced._replace(microbatch=microbatch)
