@@ -40,7 +40,7 @@ from fkat_data.worker.messages import (
     WorkerGone,
 )
 
-__all__ = ["Prefetcher"]
+__all__ = ["Prefetcher", "Work"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
