@@ -37,9 +37,9 @@ class CheckedOrder(Iterator[Any]):
         self._group: list[Any] = []
         self._group_digest = 0
         self._num_kept = num_kept
-        self.count = num_before
+        self.count: int = num_before
         """Batches that were drawn, with those before."""
-        self.digest = 0
+        self.digest: int = 0
         """The digest of those that were drawn."""
         self.first: list[Any] = []
         """The first ones."""

@@ -166,12 +166,14 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         )
         self.prefetch_factor = prefetch_factor
         self.in_order = in_order
-        self.seed = None if seed is None else arguments.integer("seed", seed)
+        self.seed: int | None = None if seed is None else arguments.integer("seed", seed)
         self.device = device
         if device is not None:
             device_of(device)  # whether this machine has it is asked where the first epoch begins
         self.dp_rank: int | None = None if dp_rank is None else arguments.integer("dp_rank", dp_rank, minimum=0)
-        self.snapshot_every_n_steps = arguments.integer("snapshot_every_n_steps", snapshot_every_n_steps, minimum=0)
+        self.snapshot_every_n_steps: int = arguments.integer(
+            "snapshot_every_n_steps", snapshot_every_n_steps, minimum=0
+        )
         self.memory_limit_bytes: int | None = memory_limit_bytes
         if memory_limit_bytes is not None:
             arguments.integer("memory_limit_bytes", memory_limit_bytes, minimum=1 << 20)

@@ -60,19 +60,19 @@ class Work:
     __slots__ = ("allowance", "arrived", "delivered", "front", "group", "last_digest", "learn_at", "task")
 
     def __init__(self, task: Task, group: WorkerGroup, allowance: int) -> None:
-        self.task = task
-        self.group = group
+        self.task: Task = task
+        self.group: WorkerGroup = group
         self.front: Worker | WorkerGroup = group.front
         """What gives the next message and takes allowances."""
-        self.allowance = allowance
+        self.allowance: int = allowance
         """The first microbatch that may not be made yet."""
         self.arrived: deque[Item | End | Failure] = deque()
         """Messages that were not handed out, in order."""
-        self.delivered = task.first_microbatch
+        self.delivered: int = task.first_microbatch
         """The next microbatch to hand out."""
         self.last_digest: int | None = None
         """Of the microbatch before it, if it is known."""
-        self.learn_at = 0
+        self.learn_at: int = 0
         """The delivery from which the look-ahead learns next."""
 
     def begin_turn(self) -> None:
