@@ -209,7 +209,7 @@ def test_an_object_shows_itself_on_a_line_before_during_and_after_an_epoch(name,
 def test_the_loaders_say_where_they_are(data):
     loader = StreamingDataLoader(streaming(data))
     next(iter(loader))
-    assert repr(loader).startswith("StreamingDataLoader(epoch=0, num_samples_yielded=2, batch_size=2, num_workers=0, ")
+    assert repr(loader).startswith("StreamingDataLoader(epoch=0, step=1, batch_size=2, num_workers=0, ")
     with sharded(data) as loader:
         next(iter(loader))
         assert repr(loader) == "ShardedDataLoader(epoch=0, step=1, num_workers=0, seed=3, dp_rank=0)"
