@@ -1,6 +1,5 @@
 """The DataLoader with the contract of the reference: its state is the dataset's."""
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, TypeVar, cast
@@ -23,8 +22,6 @@ from fkat_data.tracebacks import fold
 from fkat_data.worker.current import current_worker
 
 __all__ = ["StreamingDataLoader"]
-
-_logger = logging.getLogger(__name__)
 
 _OF_ITERATION = {
     *("_own_num_samples", "_iteration", "_torch_workers", "_after", "_is_in_step"),
