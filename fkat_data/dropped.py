@@ -88,11 +88,34 @@ class _End(weakref.ref[Any]):
     is_at_exit: bool
 
 
-# Its put() is C, and made for finalizers. None ends a thread.
+class _Caller:
+    """A thread that calls actions."""
+
+    def __init__(self) -> None:
+        self.must_end = False
+        self.is_running = threading.Event()
+        self.is_over = threading.Event()
+
+    def call_actions(self) -> None:
+        # No signal's handler runs here: a thread that has started is in the list, and one that has ended is not.
+        _callers.append(self)
+        self.is_running.set()
+        try:
+            while (end := _ended.get()) is not None or not self.must_end:
+                if end is not None:
+                    _call(end)
+                del end
+        finally:
+            if self in _callers:
+                _callers.remove(self)
+            self.is_over.set()
+
+
+# Its put() is C, and made for finalizers. None wakes a thread that must end.
 _ended: SimpleQueue[_End | None] = SimpleQueue()
 _awaited: dict[int, _End] = {}
-#: Of each thread that runs, what it sets at its end.
-_threads: list[threading.Event] = []
+#: More than one where threads that were interrupted started one each.
+_callers: list[_Caller] = []
 
 
 def after_end(owner: object, action: Callable[[], object], *, at_exit: bool = False) -> None:
@@ -134,27 +157,21 @@ def call_at_exit() -> None:
 
 
 def _start_thread() -> None:
-    if not _threads:
-        is_over = threading.Event()
+    if all(caller.must_end for caller in list(_callers)):
+        caller = _Caller()
         with suppress(RuntimeError):  # an interpreter that ends starts no thread
-            _thread.start_new_thread(_call_actions, (is_over,))
-            _threads.append(is_over)
+            _thread.start_new_thread(caller.call_actions, ())
+            caller.is_running.wait(timeout=1)
 
 
 def _end_threads() -> None:
-    while _threads:
-        is_over = _threads.pop()
-        _ended.put(None)
-        is_over.wait()
-
-
-def _call_actions(is_over: threading.Event) -> None:
-    try:
-        while (end := _ended.get()) is not None:
-            _call(end)
-            del end
-    finally:
-        is_over.set()
+    while callers := list(_callers):
+        for caller in callers:
+            caller.must_end = True
+        for caller in callers:
+            # Another thread, which has just started, may take what was meant for this one.
+            _ended.put(None)
+            caller.is_over.wait(timeout=0.1)
 
 
 def _call(end: _End) -> None:
@@ -168,7 +185,7 @@ def _call(end: _End) -> None:
 
 def _forget_in_child() -> None:
     _awaited.clear()
-    _threads.clear()
+    _callers.clear()
 
 
 atexit.register(call_at_exit)
