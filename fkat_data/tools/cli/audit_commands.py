@@ -1,7 +1,8 @@
-"""The commands that compute from a configuration which samples a run reads, and when."""
+"""The commands that compute which samples a run reads, and when, from a configuration or a checkpoint."""
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ from fkat_data.streaming.audit import Coverage
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.tools.cli.composition import loader_maker
 from fkat_data.tools.cli.presentation import exit_on_failure, long_work, printable, say, terminal
+from fkat_data.tools.resume_check.saved_place import SavedPlace, places_in, read_checkpoint
 
 __all__ = [
     "Config",
@@ -40,23 +42,37 @@ Ranks = Annotated[int, typer.Option("--ranks-per-node", help="Number of ranks on
 
 @audit_app.command("explain")
 def explain_command(
-    config: Config,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG|CHECKPOINT",
+            help="A YAML file in a Hydra configuration folder; or a checkpoint with a loader's state: a file of torch.save "
+            "or JSON, or a folder of such files.",
+        ),
+    ],
     overrides: Overrides = None,
     step: Annotated[int, typer.Option(help="Global batch, counted from 0.", min=0)] = 0,
     epoch: Annotated[int | None, typer.Option(help="Count from this epoch's start. [default: the run's start]")] = None,
     nodes: Nodes = 1,
     ranks_per_node: Ranks = 1,
     key: Key = None,
+    trusted: Annotated[
+        bool, typer.Option("--trusted", help="Read any object in a checkpoint; this runs code that it brings.")
+    ] = False,
 ) -> None:
-    """Show which samples a global batch has.
+    """Show which samples a global batch has, or where a checkpoint's loaders stand.
 
-    It shows the stream, shard and row of every sample on all ranks, and needs no log of the run.
+    Of a configuration, it shows the stream, shard and row of every sample on all ranks, and needs no log of the run. Of a
+    checkpoint, it shows each rank's place, what is left of its epoch, and which numbers of ranks can load it.
 
-    Exit code 0: shown. 2: the configuration does not work, or the run has no such batch.
+    Exit code 0: shown. 2: the configuration does not work, the run has no such batch, or the checkpoint has no place.
     """
+    if Path(source).suffix not in {".yaml", ".yml"} and Path(source).exists():
+        _explain_checkpoint(source, is_trusted=trusted)
+        return
     console = terminal()
     with exit_on_failure(console, "cannot show the batch"), long_work(console, "finding the batch"):
-        _, dataset = streaming_dataset(config, overrides or [], key, nodes, ranks_per_node)
+        _, dataset = streaming_dataset(source, overrides or [], key, nodes, ranks_per_node)
         records = dataset.samples_of(step, epoch)
     where = f"epoch {records[0].epoch}, global batch {records[0].step}" if records else "no samples"
     notes = [""] if any(record.is_skipped for record in records) else []
@@ -69,6 +85,27 @@ def explain_command(
     for stream in sorted({record.stream for record in records}):
         location = dataset.streams[stream].remote or dataset.streams[stream].local
         say(console, f"stream {stream}: {location}")
+
+
+def _explain_checkpoint(path: str, *, is_trusted: bool) -> None:
+    console = terminal()
+    with exit_on_failure(console, "cannot explain the checkpoint"):
+        places = list(places_in(read_checkpoint(path, is_trusted=is_trusted)))
+        if not places:
+            raise ConfigurationError("checkpoint", path, "a file with what state_dict() of a loader has returned")
+    for place in places:
+        _show_place(console, place)
+
+
+def _show_place(console: Console, place: SavedPlace) -> None:
+    title = f"{place.where}: {place.loader}" if place.where else place.loader
+    table = Table("rank", "epoch", "step", "left of the epoch", title=printable(title))
+    for rank in place.ranks:
+        of_all = "all" if rank.rank is None else str(rank.rank)
+        table.add_row(of_all, str(rank.epoch), "" if rank.step is None else str(rank.step), rank.left)
+    console.print(table)
+    for line in (f"loads on {place.loads_on}", *place.notes):
+        say(console, line)
 
 
 @audit_app.command("coverage")

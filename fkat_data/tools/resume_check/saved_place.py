@@ -1,0 +1,223 @@
+"""What the states of loaders in a checkpoint say: where each rank stands, what it has left, and who can go on from there.
+
+Everything here follows from the saved values: no loader is made, and nothing is downloaded.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from fkat_data.drop_in.layers_of_ranks import first_step, layers_in, left_overs
+from fkat_data.drop_in.rank_share import RankShare
+from fkat_data.drop_in.sample_order import SampleOrder
+from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import genuine
+from fkat_data.plan.state import RankState, read
+from fkat_data.quantities import counted
+
+__all__ = ["RankPlace", "SavedPlace", "places_in", "read_checkpoint"]
+
+_ANY = "any number of ranks"
+
+
+class RankPlace(NamedTuple):
+    """Where a rank stands.
+
+    Attributes:
+        rank: Its number; None: the place is that of all ranks.
+        epoch: The epoch of its next microbatch.
+        step: Microbatches of that epoch that it had before; None: the state counts samples instead.
+        left: What it has left of the epoch, in words.
+    """
+
+    rank: int | None
+    epoch: int
+    step: int | None
+    left: str
+
+
+class SavedPlace(NamedTuple):
+    """What one state says.
+
+    Attributes:
+        where: Its keys in the checkpoint; empty: the checkpoint is the state.
+        loader: The class of loader or dataset that saved it.
+        ranks: The ranks' places.
+        loads_on: Which numbers of ranks can load it.
+        notes: What else it says.
+    """
+
+    where: str
+    loader: str
+    ranks: tuple[RankPlace, ...]
+    loads_on: str
+    notes: tuple[str, ...] = ()
+
+
+def read_checkpoint(path: str | os.PathLike[str], *, is_trusted: bool = False) -> dict[str, Any]:
+    """Return what a checkpoint holds, by its files' names: of a file, or of the files right in a folder.
+
+    Args:
+        path: What ``torch.save`` or ``json.dump`` wrote, or a folder of such files.
+        is_trusted: Whether a file may run code, as objects of other classes than torch's need to be read.
+
+    Raises:
+        ConfigurationError: There is no file, none that can be read, or one that would have to run code.
+    """
+    place = Path(path)
+    if not place.exists():
+        raise ConfigurationError("checkpoint", str(path), "a file, or a folder of files")
+    if place.is_file():
+        return {"": _content(place, is_trusted=is_trusted)}
+    files = sorted(file for file in place.iterdir() if file.suffix in _SUFFIXES)
+    if not files:
+        raise ConfigurationError("checkpoint", str(path), f"a folder with a file that ends with {', '.join(_SUFFIXES)}")
+    return {file.name: _content(file, is_trusted=is_trusted) for file in files}
+
+
+def places_in(checkpoint: object, where: str = "") -> Iterator[SavedPlace]:
+    """Yield what each loader's state in a checkpoint says, however deep it lies in mappings and sequences.
+
+    Raises:
+        StateMismatchError: A state is damaged, or of a newer version.
+    """
+    if isinstance(checkpoint, Mapping):
+        state = cast("Mapping[Any, Any]", checkpoint)
+        found = next((explain for fields, explain in _FORMS if fields <= set(state)), None)
+        if found is not None:
+            yield found(where, state)
+            return
+        parts: Iterator[tuple[object, Any]] = iter(state.items())
+    elif isinstance(checkpoint, (list, tuple)):
+        parts = iter(enumerate(cast("Sequence[Any]", checkpoint)))
+    else:
+        return
+    for name, part in parts:
+        yield from places_in(part, f"{where}.{name}" if where else str(name))
+
+
+_SUFFIXES = (".pt", ".pth", ".ckpt", ".pkl", ".bin", ".json")
+
+
+def _content(file: Path, *, is_trusted: bool) -> Any:
+    try:
+        if file.suffix == ".json":
+            return json.loads(file.read_text())
+        # Weights stay in the file.
+        return torch.load(file, map_location="cpu", weights_only=not is_trusted, mmap=True)
+    except genuine(Exception) as error:
+        expected = "a file that torch.save or json.dump wrote"
+        if not is_trusted:
+            expected += (
+                ", of plain values and tensors; --trusted reads other objects as well, and runs what code they bring"
+            )
+        raise ConfigurationError("checkpoint", str(file), expected) from error
+
+
+def _of_shards(where: str, state: Mapping[str, Any]) -> SavedPlace:
+    ranks = read(state)
+    places = tuple(
+        RankPlace(
+            each.dp_rank if each.dp_rank is not None else rank, each.position.epoch, each.position.step, _shards(each)
+        )
+        for rank, each in enumerate(ranks)
+    )
+    size = ranks[0].dp_size
+    dp_ranks = {each.dp_rank for each in ranks}
+    if size is not None and dp_ranks == set(range(size)):
+        loads_on = _ANY
+    elif size is not None:
+        loads_on = (
+            f"{counted(size, 'rank')}, each with its own state; merge_state_dicts() of all of them loads on {_ANY}"
+        )
+    else:
+        num_ranks = len(ranks) if None in dp_ranks else len(dp_ranks)
+        loads_on = f"{counted(num_ranks, 'rank')}: the sampler did not split its shards"
+    notes = tuple(
+        f"rank {place.rank} skipped {counted(len(each.skipped), 'shard')}: {', '.join(map(str, each.skipped))}"
+        for place, each in zip(places, ranks, strict=True)
+        if each.skipped
+    )
+    return SavedPlace(where, "ShardedDataLoader", places, loads_on, notes + _resplits(ranks[0].layers))
+
+
+def _resplits(layers: Sequence[Any]) -> tuple[str, ...]:
+    return (f"the number of ranks has changed {counted(len(layers), 'time')} in this epoch",) if layers else ()
+
+
+def _shards(rank: RankState) -> str:
+    position = rank.position
+    begun = f", the first of them from microbatch {position.microbatch} on" if position.microbatch else ""
+    if rank.num_shards is None:
+        return f"all after {counted(position.shard, 'shard')}{begun}"
+    return f"{max(0, rank.num_shards - position.shard)} of {counted(rank.num_shards, 'shard')}{begun}"
+
+
+def _of_data_loader(where: str, state: Mapping[str, Any]) -> SavedPlace:
+    states: Sequence[Mapping[str, Any]] = state.get("all_rank_states", [state])
+    of_all = bool(state.get("gathered"))
+    num_ranks = int(states[0].get("num_ranks", 1))
+    places: list[RankPlace] = []
+    for index, each in enumerate(states):
+        # One state of ranks that are in step stands for all of them.
+        ranks: Sequence[int | None] = range(num_ranks) if of_all else [index if len(states) > 1 else None]
+        places += [RankPlace(rank, each["epoch"], each["step"], _batches(each, rank)) for rank in ranks]
+    first = states[0]
+    is_distributed = "distributed" in first.get("sampler", {})
+    if "stream" in first:
+        return next(places_in(first["stream"], where))._replace(loader="DataLoader")
+    if "strands" in first:
+        loads_on = f"{counted(len(states), 'rank')}, with {counted(first['num_strands'], 'worker')} each"
+    elif of_all or len(states) == num_ranks > 1 or (num_ranks == 1 and not is_distributed and len(states) == 1):
+        loads_on = _ANY
+        if first.get("split_batches"):
+            loads_on += f" that divides the batch size, {first['batch_size']}"
+    elif is_distributed and len(states) == first["sampler"]["distributed"]["num_replicas"]:
+        loads_on = _ANY
+    else:
+        size = max(len(states), num_ranks)
+        loads_on = f"{counted(size, 'rank')}; merge_state_dicts() of each one's local_state_dict() loads on {_ANY}"
+    return SavedPlace(where, "DataLoader", tuple(places), loads_on, _resplits(first.get("resplits", ())))
+
+
+def _batches(state: Mapping[str, Any], rank: int | None) -> str:
+    num_samples = state.get("sampler", {}).get("num_samples")
+    num_ranks = state.get("num_ranks", 1)
+    # Where the last round is not even, ranks have different numbers of microbatches.
+    is_same_on_all = num_ranks == 1 or state["even_batches"] or state["split_batches"]
+    if num_samples is None or (rank is None and not is_same_on_all):
+        return "what its samplers or its dataset give"
+    size, epoch, drop_last = state["batch_size"], state["epoch"], state["drop_last"]
+    share = None
+    if num_ranks > 1:
+        share = RankShare(num_ranks, rank or 0, state["even_batches"], state["split_batches"])
+    layers = layers_in(state)
+    rests = left_overs(layers, epoch, num_samples, size or 1, drop_last=drop_last)
+    first = first_step(layers, epoch)
+    order = SampleOrder(num_samples, size, drop_last=drop_last, shuffle=None, share=share, rests=rests, first=first)
+    return f"{len(order) - state['step']} of {counted(len(order) - first, 'microbatch')}"
+
+
+def _of_stream(where: str, state: Mapping[str, Any]) -> SavedPlace:
+    epoch_size = state.get("fingerprint", {}).get("epoch_size")
+    done = state["sample_in_epoch"]
+    left = f"all after {counted(done, 'sample')} of all ranks together"
+    if epoch_size is not None:
+        left = f"{max(0, epoch_size - done)} of {counted(epoch_size, 'sample')}, of all ranks together"
+    return SavedPlace(where, "StreamingDataset", (RankPlace(None, state["epoch"], None, left),), _ANY)
+
+
+#: The fields by which a state is known, and what explains it.
+_FORMS = (
+    ({"all_rank_indices"}, _of_shards),
+    ({"version", "epoch", "index", "fingerprint"}, _of_shards),
+    ({"version", "all_rank_states"}, _of_data_loader),
+    ({"version", "seed", "epoch", "step", "sampler"}, _of_data_loader),
+    ({"version", "seed", "epoch", "step", "strands"}, _of_data_loader),
+    ({"version", "seed", "epoch", "step", "stream"}, _of_data_loader),
+    ({"epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed"}, _of_stream),
+)
