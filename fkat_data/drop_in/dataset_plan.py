@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fkat_data.drop_in.saved_state import state_at_epoch
-from fkat_data.plan.resumption import Resumption
+from fkat_data.plan.place import Place
 from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.position import START, Position
 
@@ -22,7 +22,7 @@ class DatasetPlan(ShardPlan):
         """Return the position of a loader that was not iterated."""
         return START
 
-    def begin(self, *, leaves_empty_rest: bool) -> Resumption | None:
+    def begin(self, *, leaves_empty_rest: bool) -> Place | None:
         """Begin an iteration; return where it begins if the plan decides on that, not the engine.
 
         Args:
@@ -36,7 +36,7 @@ class DatasetPlan(ShardPlan):
         """Return what a state says of a position, beside its epoch and step."""
 
     @abstractmethod
-    def resumption(self, state: Mapping[str, Any]) -> Resumption:
+    def resumption(self, state: Mapping[str, Any]) -> Place:
         """Return where an engine goes on after a state.
 
         Raises:
@@ -75,7 +75,7 @@ class IndexPlan(DatasetPlan):
     def first_microbatch(self, state: Mapping[str, Any]) -> int:
         """Return where a saved place is in the plan's first task."""
 
-    def resumption(self, state: Mapping[str, Any]) -> Resumption:
+    def resumption(self, state: Mapping[str, Any]) -> Place:
         """Return where an engine goes on after a state."""
         position = Position(state["epoch"], 0, self.first_microbatch(state), state["step"])
-        return Resumption(position, sampler=dict(state["sampler"]))
+        return Place(position, sampler=dict(state["sampler"]))

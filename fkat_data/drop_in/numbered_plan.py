@@ -6,12 +6,12 @@ from typing import Any
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from fkat_data.drop_in.dataset_plan import IndexPlan
-from fkat_data.drop_in.layers_of_ranks import Layer, first_step, left_overs
+from fkat_data.drop_in.layers_of_ranks import Layer, first_step, layers_in, left_overs
 from fkat_data.drop_in.rank_share import RankShare
 from fkat_data.drop_in.sample_order import EpochShuffle, SampleOrder
 from fkat_data.errors import StateMismatchError
 
-__all__ = ["NumberedPlan", "check_kind_of_order", "is_numbered"]
+__all__ = ["NumberedPlan", "batches_left", "check_kind_of_order", "is_numbered"]
 
 
 def is_numbered(sampler: object, batch_sampler: object) -> bool:
@@ -139,3 +139,28 @@ class NumberedPlan(IndexPlan):
             rests=left_overs(self._layers, epoch, num_samples, size, drop_last=drop_last),
             first=first_step(self._layers, epoch),
         )
+
+
+def batches_left(state: Mapping[str, Any], rank: int | None) -> tuple[int, int] | None:
+    """Return what a saved state says of its epoch's batches: how many a rank has left, and of how many.
+
+    Args:
+        state: The state of a DataLoader.
+        rank: The rank; None: any one, where all have equally many.
+
+    Returns:
+        None where the state does not say it: the order is not arithmetic, or ranks differ.
+    """
+    num_samples, num_ranks = state.get("sampler", {}).get("num_samples"), state.get("num_ranks", 1)
+    # Where the last round is not even, ranks have different numbers of batches.
+    is_same_on_all = num_ranks == 1 or state["even_batches"] or state["split_batches"]
+    if num_samples is None or (rank is None and not is_same_on_all):
+        return None
+    size, drop_last, layers = state["batch_size"], state["drop_last"], layers_in(state)
+    share = None
+    if num_ranks > 1:
+        share = RankShare(num_ranks, rank or 0, state["even_batches"], state["split_batches"])
+    rests = left_overs(layers, state["epoch"], num_samples, size or 1, drop_last=drop_last)
+    first = first_step(layers, state["epoch"])
+    order = SampleOrder(num_samples, size, drop_last=drop_last, shuffle=None, share=share, rests=rests, first=first)
+    return len(order) - state["step"], len(order) - first

@@ -16,7 +16,7 @@ from fkat_data.drop_in.strand import Snapshot, Strand
 from fkat_data.errors import StateMismatchError
 from fkat_data.interruption import genuine
 from fkat_data.plan.elastic import Piece
-from fkat_data.plan.resumption import Resumption
+from fkat_data.plan.place import Place
 from fkat_data.plan.task import Task
 from fkat_data.position import Position
 from fkat_data.quantities import counted
@@ -109,7 +109,7 @@ class StrandPlan(DatasetPlan):
             strands.append(strand)
         return {"num_strands": self._num_strands, "strands": strands}
 
-    def resumption(self, state: Mapping[str, Any]) -> Resumption:
+    def resumption(self, state: Mapping[str, Any]) -> Place:
         """Return where an engine goes on after a state.
 
         Raises:
@@ -124,7 +124,7 @@ class StrandPlan(DatasetPlan):
         if self._left(position) != left:
             expected = f"<turns of the strands at step {step}>"
             raise StateMismatchError("strands", strands, expected, "the state is damaged: fkat_data saves no such one")
-        return Resumption(position, sampler={"strands": strands})
+        return Place(position, sampler={"strands": strands})
 
     def load_sampler_state(self, epoch: int, state: Mapping[str, Any] | None) -> None:
         """Remember the saved states of the dataset."""

@@ -24,7 +24,7 @@ from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.worker_pool import WorkerPool, WorkerPoolSettings
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.statistics import LoaderStatistics
-from fkat_data.plan.resumption import Resumption
+from fkat_data.plan.place import Place
 from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.plan.task import ShardTerms
 from fkat_data.position import Position
@@ -124,7 +124,7 @@ class Engine(Generic[Microbatch_co]):
         self._iterations = Iterations("loader")
         self._is_handed_out = False
         # Where a load is going to: an interrupted call has left it to the next one.
-        self._loading: Resumption | None = None
+        self._loading: Place | None = None
         # For a loader that is dropped without close(). Not at exit: a process that ends takes its workers with it.
         after_end(self, self.pool.kill)
         self.pool.start()
@@ -223,21 +223,18 @@ class Engine(Generic[Microbatch_co]):
             self._prefetcher.leave(position)
             self._cursor.pass_epoch()
 
-    def go_to(self, resumption: Resumption) -> None:
+    def go_to(self, place: Place) -> None:
         """Go to another place, where the next iteration begins; an iteration under way ends."""
         self._finish_loading()
-        self._loading = resumption
+        self._loading = place
         self._finish_loading()
 
     @property
-    def skipped(self) -> tuple[int, ...]:
-        """Indices of the present epoch's tasks that failed and were skipped."""
-        return self._prefetcher.skips.shards(self.position.epoch)
-
-    @property
-    def terms(self) -> ShardTerms:
-        """What a begun task's worker has reported of it."""
-        return self._prefetcher.terms(self.position) or ShardTerms()
+    def place(self) -> Place:
+        """Where the caller stands, with what is known here: the position, the skipped tasks, and the begun one's terms."""
+        position = self.position
+        terms = self._prefetcher.terms(position) or ShardTerms()
+        return Place(position, skipped=self._prefetcher.skips.shards(position.epoch), **terms._asdict())
 
     def statistics(self) -> LoaderStatistics:
         """Return what was done so far; cheap enough for every step."""
@@ -268,16 +265,16 @@ class Engine(Generic[Microbatch_co]):
 
     def _finish_loading(self) -> None:
         """Go to the place that is being loaded, if there is one."""
-        resumption = self._loading
-        if resumption is None:
+        place = self._loading
+        if place is None:
             return
         self._stop()
-        self.plan.adopt(resumption)
+        self.plan.adopt(place)
         if self._agreement is not None:
             self._agreement.demand()
-        self._prefetcher.load_terms(resumption.position, resumption.terms)
-        self._prefetcher.skips.load(resumption.position.epoch, resumption.skipped)
-        self._cursor.load(resumption.position)
+        self._prefetcher.load_terms(place.position, ShardTerms(place.batching, place.files))
+        self._prefetcher.skips.load(place.position.epoch, place.skipped)
+        self._cursor.load(place.position)
         self._loading = None
 
     def _stop(self) -> None:

@@ -9,23 +9,21 @@ from fkat_data.errors import StateMismatchError
 from fkat_data.loader.identity import Identity
 from fkat_data.plan.elastic import with_layer
 from fkat_data.plan.elastic_plan import ElasticShardPlan
-from fkat_data.plan.resumption import Resumption
+from fkat_data.plan.place import Place
 from fkat_data.plan.shard_plan import ShardPlan
-from fkat_data.plan.state import RankState, is_reported, read, verify
-from fkat_data.plan.task import ShardTerms
+from fkat_data.plan.state import is_reported, read, verify
 from fkat_data.position import Position
 
-__all__ = ["rank_state", "resume"]
+__all__ = ["resume", "with_fingerprint"]
 
 _logger = logging.getLogger(__name__)
 
 
-def rank_state(plan: ShardPlan, identity: Identity, position: Position, skipped: tuple[int, ...] = ()) -> RankState:
-    """Return a rank's state at a position; ``skipped``: shards of its epoch that failed and were skipped."""
-    epoch = position.epoch
+def with_fingerprint(place: Place, plan: ShardPlan, identity: Identity) -> Place:
+    """Return a place with what says which plan it is in."""
+    epoch = place.position.epoch
     is_elastic = isinstance(plan, ElasticShardPlan)
-    return RankState(
-        position,
+    return place._replace(
         seed=identity.seed,
         dp_rank=identity.dp_rank,
         num_shards=plan.num_shards(epoch),
@@ -33,12 +31,11 @@ def rank_state(plan: ShardPlan, identity: Identity, position: Position, skipped:
         sampler=plan.sampler_state(epoch),
         dp_size=plan.dp_size if is_elastic else None,
         layers=plan.layers if is_elastic else (),
-        skipped=skipped,
-        batching=identity.batching,
+        batching=identity.batching or place.batching,
     )
 
 
-def resume(state_dict: Mapping[str, Any], plan: ShardPlan, identity: Identity) -> Resumption:
+def resume(state_dict: Mapping[str, Any], plan: ShardPlan, identity: Identity) -> Place:
     """Return where a loader goes on after a state; changes nothing.
 
     Raises:
@@ -58,17 +55,20 @@ def resume(state_dict: Mapping[str, Any], plan: ShardPlan, identity: Identity) -
     present = plan
     if isinstance(plan, ElasticShardPlan) and saved.layers != plan.layers:
         present = plan.for_rank(plan.dp_size, identity.dp_rank, epoch, saved.layers)
-    verify(saved, rank_state(present, identity, Position(epoch, 0, 0, 0)))
+    verify(saved, _first_place(epoch, present, identity))
     num_shards = present.num_shards(epoch)
     # A share of an epoch that had no shards from the start is not over before it was iterated.
     is_over = num_shards is not None and saved.position.shard >= max(1, num_shards)
     if is_over:
-        return Resumption(saved.position.after_epoch(), identity.dp_rank, saved.layers, saved.sampler)
-    terms = ShardTerms(_reported(saved), saved.files)
-    return Resumption(saved.position, identity.dp_rank, saved.layers, saved.sampler, saved.skipped, terms)
+        return Place(saved.position.after_epoch(), identity.dp_rank, saved.layers, saved.sampler)
+    return saved._replace(dp_rank=identity.dp_rank, batching=_reported(saved))
 
 
-def _saved_size(ranks: Sequence[RankState]) -> int:
+def _first_place(epoch: int, plan: ShardPlan, identity: Identity) -> Place:
+    return with_fingerprint(Place(Position(epoch, 0, 0, 0)), plan, identity)
+
+
+def _saved_size(ranks: Sequence[Place]) -> int:
     """Return how many data-parallel ranks saved a state; several ranks may share one dp_rank."""
     if ranks[0].dp_size is not None:
         return ranks[0].dp_size
@@ -76,7 +76,7 @@ def _saved_size(ranks: Sequence[RankState]) -> int:
     return len(ranks) if None in dp_ranks else len(dp_ranks)
 
 
-def _own_rank(ranks: Sequence[RankState], dp_rank: int) -> RankState:
+def _own_rank(ranks: Sequence[Place], dp_rank: int) -> Place:
     rank, world_size = rank_and_world_size()
     if len(ranks) == 1 and (world_size == 1 or ranks[0].dp_rank == dp_rank):
         return ranks[0]
@@ -89,7 +89,7 @@ def _own_rank(ranks: Sequence[RankState], dp_rank: int) -> RankState:
     raise StateMismatchError("dp_size", len(ranks), world_size, "resume with the ranks that saved it")
 
 
-def _split_again(ranks: Sequence[RankState], saved_size: int, plan: ElasticShardPlan, identity: Identity) -> Resumption:
+def _split_again(ranks: Sequence[Place], saved_size: int, plan: ElasticShardPlan, identity: Identity) -> Place:
     before = _one_of_each(ranks, saved_size)
     positions: dict[int, Position] = {}
     num_left = num_begun = 0
@@ -97,7 +97,7 @@ def _split_again(ranks: Sequence[RankState], saved_size: int, plan: ElasticShard
     for dp_rank, saved in sorted(enumerate(before), key=lambda item: item[1].position.epoch):
         position = saved.position
         saved_plan = plan.for_rank(saved_size, dp_rank, position.epoch, saved.layers)
-        verify(saved, rank_state(saved_plan, identity._replace(dp_rank=dp_rank), Position(position.epoch, 0, 0, 0)))
+        verify(saved, _first_place(position.epoch, saved_plan, identity._replace(dp_rank=dp_rank)))
         while position.shard >= (num_shards := saved_plan.num_shards(position.epoch) or 0):
             position = position.after_epoch()
         positions[dp_rank] = position
@@ -118,17 +118,17 @@ def _split_again(ranks: Sequence[RankState], saved_size: int, plan: ElasticShard
     begun = {_reported(state) for dp_rank, state in enumerate(before) if positions[dp_rank].microbatch}
     batching = begun.pop() if len(begun) == 1 and not before[0].layers else None
     # Not of its files: each of those shards has others.
-    return Resumption(Position(epoch, 0, 0, step), identity.dp_rank, layers, terms=ShardTerms(batching))
+    return Place(Position(epoch, 0, 0, step), identity.dp_rank, layers, batching=batching)
 
 
-def _reported(saved: RankState) -> str | None:
+def _reported(saved: Place) -> str | None:
     """Return how a worker has reported that a begun shard is batched; None: it has not."""
     return saved.batching if is_reported(saved.batching) else None
 
 
-def _one_of_each(ranks: Sequence[RankState], dp_size: int) -> list[RankState]:
+def _one_of_each(ranks: Sequence[Place], dp_size: int) -> list[Place]:
     """Return the state of each data-parallel rank, once all of its replicas agree."""
-    found: dict[int, tuple[int, RankState]] = {}
+    found: dict[int, tuple[int, Place]] = {}
     for rank, state in enumerate(ranks):
         dp_rank = rank if state.dp_rank is None else state.dp_rank
         first_rank, first = found.setdefault(dp_rank, (rank, state))

@@ -18,13 +18,14 @@ from fkat_data.loader.epoch_length import EpochLength, source_of_lengths
 from fkat_data.loader.factory import DataLoaderFactory
 from fkat_data.loader.identity import identity_of
 from fkat_data.loader.recovery import ON_SHARD_ERROR, OnShardError, Recovery
-from fkat_data.loader.resume import rank_state, resume
+from fkat_data.loader.resume import resume, with_fingerprint
 from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.worker_pool import WorkerPoolSettings
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.observe.timeline import open_timeline
 from fkat_data.plan.elastic_plan import elastic_shard_plan
-from fkat_data.plan.state import RankState, merge, read_rank
+from fkat_data.plan.place import Place
+from fkat_data.plan.state import merge, read_rank, saved_place
 from fkat_data.tracebacks import Folding
 from fkat_data.types import Microbatch_co, Profiler, Shard
 from fkat_data.worker.settings import START_METHODS, StartMethod
@@ -279,11 +280,11 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
         this rank's position. Loads with ``torch.load(weights_only=True)``. The form is described in
         ``fkat_data.plan.state``.
         """
-        return merge(gather(self._rank_state()))
+        return merge(gather(self._place()))
 
     def local_state_dict(self) -> dict[str, Any]:
         """Return this rank's position as plain values, which JSON can hold; not collective."""
-        return self._rank_state().as_dict()
+        return saved_place(self._place())
 
     @staticmethod
     def merge_state_dicts(local_state_dicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -343,8 +344,5 @@ class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
             f"a {type(self).__name__} cannot be pickled or copied: it owns processes. Make one in the process that needs it"
         )
 
-    def _rank_state(self) -> RankState:
-        engine = self._engine
-        state = rank_state(engine.plan, self._identity, engine.position, engine.skipped)
-        terms = engine.terms
-        return state._replace(batching=state.batching or terms.batching, files=terms.files)
+    def _place(self) -> Place:
+        return with_fingerprint(self._engine.place, self._engine.plan, self._identity)

@@ -6,7 +6,7 @@ from typing import Any
 
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.plan.elastic import Layer, Piece, deal, first_step
-from fkat_data.plan.resumption import Resumption
+from fkat_data.plan.place import Place
 from fkat_data.plan.shard_plan import PureShardPlan, ShardPlan, shard_plan
 from fkat_data.samplers.base import ShardSampler, shard_identity
 from fkat_data.types import ResplittableSampler, Shard
@@ -74,9 +74,9 @@ class ElasticShardPlan(ShardPlan):
         """Plan of this rank's sampler, for epochs that were not re-split."""
         return self._own
 
-    def adopt(self, resumption: Resumption) -> None:
-        """Become the plan of a resumption's position, after the re-splits that it says."""
-        self._dp_rank, self.layers = resumption.dp_rank, resumption.layers
+    def adopt(self, place: Place) -> None:
+        """Become the plan of a place, after the re-splits that it says."""
+        self._dp_rank, self.layers = place.dp_rank or 0, place.layers
         self._epoch = -1
 
     def shard(self, epoch: int, index: int) -> Shard | None:

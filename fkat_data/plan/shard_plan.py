@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.plan.elastic import Piece
-from fkat_data.plan.resumption import Resumption
+from fkat_data.plan.place import Place
 from fkat_data.plan.task import Task
 from fkat_data.position import Position
 from fkat_data.samplers.base import ShardSampler, check_shard, check_shards, has_own_iteration, shard_identity
@@ -77,9 +77,9 @@ class ShardPlan(ABC):
         """Restore what ``sampler_state`` returned for an epoch."""
         del epoch, state
 
-    def adopt(self, resumption: Resumption) -> None:
-        """Become the plan of a resumption's position."""
-        self.load_sampler_state(resumption.position.epoch, resumption.sampler)
+    def adopt(self, place: Place) -> None:
+        """Become the plan of a place."""
+        self.load_sampler_state(place.position.epoch, place.sampler)
 
     def renew(self, epoch: int, step: int) -> None:
         """Look again at what may have changed since the iteration before: another one begins.

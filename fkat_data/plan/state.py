@@ -33,78 +33,50 @@ its value at the start of epoch 0.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 
 from fkat_data.errors import StateMismatchError
 from fkat_data.modes import without_modes
 from fkat_data.plan.elastic import Layer, without_idle
+from fkat_data.plan.place import Place
 from fkat_data.position import Position
 
-__all__ = ["VERSION", "RankState", "is_reported", "merge", "read", "read_rank", "verify"]
+__all__ = ["VERSION", "is_reported", "merge", "read", "read_rank", "saved_place", "verify"]
 
 VERSION = 1
 
 
-class RankState(NamedTuple):
-    """One rank's position, and the fingerprint of its plan. None: unknown.
-
-    Attributes:
-        position: Position of the rank.
-        seed: Seed of the loader.
-        dp_rank: Data-parallel rank of the loader.
-        num_shards: Number of the rank's shards in the position's epoch.
-        shards: Digest of their order.
-        sampler: State of a user's own sampler at the start of the epoch.
-        dp_size: Number of data-parallel ranks that the sampler splits its shards over.
-        layers: Positions of all ranks at each change of their number.
-        skipped: Indices of the epoch's shards that failed and were skipped.
-        batching: How samples are grouped into microbatches; None: unknown.
-        files: What the files of the begun shard are, in numbers; None: unknown.
-    """
-
-    position: Position
-    seed: int | None = None
-    dp_rank: int | None = None
-    num_shards: int | None = None
-    shards: str | None = None
-    sampler: dict[str, Any] | None = None
-    dp_size: int | None = None
-    layers: tuple[Layer, ...] = ()
-    skipped: tuple[int, ...] = ()
-    batching: str | None = None
-    files: tuple[int, ...] | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the rank state as plain values."""
-        epoch, shard, microbatch, step, _ = self.position
-        state: dict[str, Any] = {
-            "version": VERSION,
-            "epoch": epoch,
-            "index": shard - 1,
-            "microbatch": microbatch,
-            "step": step,
-            "fingerprint": {
-                "seed": self.seed,
-                "dp_rank": self.dp_rank,
-                "num_shards": self.num_shards,
-                "shards": self.shards,
-                "batching": self.batching,
-                "files": None if self.files is None else list(self.files),
-            },
-        }
-        if self.sampler is not None:
-            state["sampler"] = self.sampler
-        if self.dp_size is not None:
-            state["fingerprint"]["dp_size"] = self.dp_size
-            state["resplits"] = _resplits(self.layers)
-        if self.skipped:
-            state["skipped"] = list(self.skipped)
-        return state
+def saved_place(place: Place) -> dict[str, Any]:
+    """Return a place as plain values, the state of one rank."""
+    epoch, shard, microbatch, step, _ = place.position
+    state: dict[str, Any] = {
+        "version": VERSION,
+        "epoch": epoch,
+        "index": shard - 1,
+        "microbatch": microbatch,
+        "step": step,
+        "fingerprint": {
+            "seed": place.seed,
+            "dp_rank": place.dp_rank,
+            "num_shards": place.num_shards,
+            "shards": place.shards,
+            "batching": place.batching,
+            "files": None if place.files is None else list(place.files),
+        },
+    }
+    if place.sampler is not None:
+        state["sampler"] = place.sampler
+    if place.dp_size is not None:
+        state["fingerprint"]["dp_size"] = place.dp_size
+        state["resplits"] = _resplits(place.layers)
+    if place.skipped:
+        state["skipped"] = list(place.skipped)
+    return state
 
 
-def merge(ranks: Sequence[RankState]) -> dict[str, Any]:
+def merge(ranks: Sequence[Place]) -> dict[str, Any]:
     """Return the state of all ranks, from rank states in order of rank.
 
     Raises:
@@ -148,7 +120,7 @@ def merge(ranks: Sequence[RankState]) -> dict[str, Any]:
     }
 
 
-def read(state: Mapping[str, Any]) -> list[RankState]:
+def read(state: Mapping[str, Any]) -> list[Place]:
     """Return the rank states of a state, or the only one of a rank state.
 
     Raises:
@@ -187,7 +159,7 @@ def read(state: Mapping[str, Any]) -> list[RankState]:
     if "version" not in state:
         # The system that this one follows subtracts its prefetched shards, also before the first one is delivered.
         indices = [max(-1, index) for index in _integers(indices, "all_rank_indices")]
-    ranks: list[RankState] = []
+    ranks: list[Place] = []
     for rank in range(num_ranks):
         position = _position(
             columns["epochs"][rank], indices[rank], columns["microbatches"][rank], columns["steps"][rank]
@@ -195,14 +167,14 @@ def read(state: Mapping[str, Any]) -> list[RankState]:
         sampler = _sampler(columns["samplers"][rank], "all_rank_samplers")
         skipped = _shard_indices(columns["skipped"][rank], "all_rank_skipped")
         dp_rank = _dp_rank(dp_ranks[rank])
-        own = RankState(position, seed, dp_rank, nums_shards[rank], digests[rank], sampler)
-        own = own._replace(batching=batchings[rank], files=_files(files[rank], "fingerprint.all_rank_files"))
-        ranks.append(own._replace(dp_size=saved_dp_size, layers=layers, skipped=skipped))
+        found = _files(files[rank], "fingerprint.all_rank_files")
+        place = Place(position, dp_rank, layers, sampler, skipped, batchings[rank], found, seed, saved_dp_size)
+        ranks.append(place._replace(num_shards=nums_shards[rank], shards=digests[rank]))
     return ranks
 
 
-def read_rank(state: Mapping[str, Any]) -> RankState:
-    """Return the rank state that ``RankState.as_dict`` wrote.
+def read_rank(state: Mapping[str, Any]) -> Place:
+    """Return the rank state that ``saved_place`` wrote.
 
     Raises:
         StateMismatchError: ``state`` is not a rank state; the error names the first invalid field.
@@ -216,7 +188,7 @@ def read_rank(state: Mapping[str, Any]) -> RankState:
     fingerprint = _mapping(state.get("fingerprint", {}), "fingerprint")
     position = _position(state["epoch"], state["index"], state.get("microbatch", 0), state.get("step"))
     sampler = _sampler(state.get("sampler"), "sampler")
-    return RankState(
+    return Place(
         position,
         seed=fingerprint.get("seed"),
         dp_rank=_dp_rank(fingerprint.get("dp_rank")),
@@ -231,7 +203,7 @@ def read_rank(state: Mapping[str, Any]) -> RankState:
     )
 
 
-def verify(saved: RankState, present: RankState) -> None:
+def verify(saved: Place, present: Place) -> None:
     """Check that a saved rank state belongs to the current plan, by every field that both have.
 
     Raises:

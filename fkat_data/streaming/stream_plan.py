@@ -13,7 +13,7 @@ from torch.utils import data
 from fkat_data.drop_in.dataset_plan import DatasetPlan
 from fkat_data.drop_in.drawn_plan import DrawnBatches
 from fkat_data.plan.elastic import Piece
-from fkat_data.plan.resumption import Resumption
+from fkat_data.plan.place import Place
 from fkat_data.position import Position
 from fkat_data.streaming.epoch.rank_batches import BatchGroup, PickedSamples, RankBatches, ids_of, in_groups
 from fkat_data.streaming.epoch.resume_point import ResumePoint
@@ -80,7 +80,7 @@ class StreamPlan(DatasetPlan):
         point = self._dataset.next_point()
         return Position(point.epoch, 0, 0, step_of(self._dataset, point))
 
-    def begin(self, *, leaves_empty_rest: bool) -> Resumption:
+    def begin(self, *, leaves_empty_rest: bool) -> Place:
         """Begin the dataset's next epoch, or the rest of a loaded one; return where the engine goes.
 
         Args:
@@ -91,7 +91,7 @@ class StreamPlan(DatasetPlan):
         if leaves_empty_rest and point.sample_in_epoch and self._part(0) is None:
             point = self._dataset.begin_epoch()
             self._go_to(point)
-        return Resumption(Position(point.epoch, 0, 0, self._first_step))
+        return Place(Position(point.epoch, 0, 0, self._first_step))
 
     def shard(self, epoch: int, index: int) -> StreamPart | None:
         """Return a part of the epoch, or None past its end."""
@@ -111,9 +111,9 @@ class StreamPlan(DatasetPlan):
         """Return what a state says of a position: the dataset's own state."""
         return {"stream": self._dataset.state_at(self._point_at(position))}
 
-    def resumption(self, state: Mapping[str, Any]) -> Resumption:
+    def resumption(self, state: Mapping[str, Any]) -> Place:
         """Return where a state was taken; the dataset has loaded it, and ``begin`` goes there."""
-        return Resumption(Position(state["epoch"], 0, 0, state["step"]))
+        return Place(Position(state["epoch"], 0, 0, state["step"]))
 
     def epoch_again(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state itself: the dataset says where a copy of the loader begins."""

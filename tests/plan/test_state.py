@@ -13,7 +13,8 @@ from torch.distributed import checkpoint
 from fkat_data import ShardedDataLoader
 from fkat_data.errors import StateMismatchError
 from fkat_data.plan.elastic import without_idle
-from fkat_data.plan.state import VERSION, RankState, merge, read, read_rank, verify
+from fkat_data.plan.place import Place
+from fkat_data.plan.state import VERSION, merge, read, read_rank, saved_place, verify
 from fkat_data.position import Position
 
 counts = st.integers(0, 2**31 - 2)
@@ -31,8 +32,19 @@ def rank_states(seed, split):
     dp_size, layers = map(st.just, split)
     skipped = st.lists(counts, max_size=3).map(tuple)
     files = st.one_of(st.none(), st.lists(st.integers(0, 2**32 - 1), max_size=3).map(tuple))
-    own = (positions, st.just(seed), small, small, names, samplers, dp_size, layers, skipped)
-    return st.builds(RankState, *own, files=files)
+    return st.builds(
+        Place,
+        positions,
+        dp_rank=small,
+        layers=layers,
+        sampler=samplers,
+        skipped=skipped,
+        files=files,
+        seed=st.just(seed),
+        dp_size=dp_size,
+        num_shards=small,
+        shards=names,
+    )
 
 
 several = st.tuples(st.integers(-(2**70), 2**70), splits).flatmap(
@@ -52,8 +64,8 @@ def test_what_is_merged_is_read_back(ranks):
 @given(ranks=several)
 def test_a_rank_state_survives_json(ranks):
     for rank in ranks:
-        assert read_rank(json.loads(json.dumps(rank.as_dict()))) == rank
-        assert read(rank.as_dict()) == [rank]
+        assert read_rank(json.loads(json.dumps(saved_place(rank)))) == rank
+        assert read(saved_place(rank)) == [rank]
 
 
 @given(ranks=several)
@@ -68,7 +80,13 @@ def test_a_state_survives_torch_save_and_loads_as_weights_only(ranks):
 def eight_ranks():
     return merge(
         [
-            RankState(Position(3, 1000 + rank, 17, 54321), 12345, rank, 2048, f"0123456789abcde{rank}")
+            Place(
+                Position(3, 1000 + rank, 17, 54321),
+                seed=12345,
+                dp_rank=rank,
+                num_shards=2048,
+                shards=f"0123456789abcde{rank}",
+            )
             for rank in range(8)
         ]
     )
@@ -89,8 +107,8 @@ def test_the_state_of_eight_ranks_adds_less_than_2_kb_to_a_checkpoint():
 
 def test_the_documented_form_is_what_is_written():
     ranks = [
-        RankState(Position(2, 1, 3, 13), 7, 0, 4, "9f3c", batching="32 in order"),
-        RankState(Position(2, 2, 0, 16), 7, 1, 4, "11ab", batching="32 in order"),
+        Place(Position(2, 1, 3, 13), seed=7, dp_rank=0, num_shards=4, shards="9f3c", batching="32 in order"),
+        Place(Position(2, 2, 0, 16), seed=7, dp_rank=1, num_shards=4, shards="11ab", batching="32 in order"),
     ]
     state = merge(ranks)
     assert [int(index) for index in state.pop("all_rank_indices")] == [0, 1]
@@ -141,25 +159,30 @@ def test_a_state_with_the_seeds_key_alone_is_between_shards_of_the_first_epoch(i
 
 def test_ranks_of_different_seeds_do_not_merge():
     with pytest.raises(StateMismatchError, match=r"fingerprint\.seed.*saved 1, expected 2"):
-        merge([RankState(Position(0, 0, 0, 0), 1), RankState(Position(0, 0, 0, 0), 2)])
+        merge([Place(Position(0, 0, 0, 0), seed=1), Place(Position(0, 0, 0, 0), seed=2)])
 
 
 def test_ranks_of_different_pasts_do_not_merge():
     place = Position(0, 0, 0, 0)
     with pytest.raises(StateMismatchError, match=r"fingerprint\.dp_size.*saved 1, expected 2"):
-        merge([RankState(place, dp_size=1), RankState(place, dp_size=2)])
+        merge([Place(place, dp_size=1), Place(place, dp_size=2)])
     with pytest.raises(StateMismatchError, match="resplits"):
-        merge([RankState(place, dp_size=2), RankState(place, dp_size=2, layers=((place,),))])
+        merge([Place(place, dp_size=2), Place(place, dp_size=2, layers=((place,),))])
 
 
 def test_the_documented_form_of_a_resplit_is_what_is_written():
     layer = (Position(2, 0, 3, 3), Position(3, 1, 0, 2))
-    state = RankState(Position(2, 0, 0, 3), dp_rank=0, dp_size=3, layers=(layer,)).as_dict()
+    state = saved_place(Place(Position(2, 0, 0, 3), dp_rank=0, dp_size=3, layers=(layer,)))
     assert state["fingerprint"]["dp_size"] == 3
     assert state["resplits"] == [{"epochs": [2, 3], "indices": [-1, 0], "microbatches": [3, 0], "steps": [3, 2]}]
 
 
-GOOD = merge([RankState(Position(1, 2, 3, 4), 7, 0, 5, "abcd"), RankState(Position(1, 1, 0, 9), 7, 1, 5, "ef01")])
+GOOD = merge(
+    [
+        Place(Position(1, 2, 3, 4), seed=7, dp_rank=0, num_shards=5, shards="abcd"),
+        Place(Position(1, 1, 0, 9), seed=7, dp_rank=1, num_shards=5, shards="ef01"),
+    ]
+)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +238,7 @@ def test_what_is_no_mapping_is_no_state(value):
 
 @pytest.mark.parametrize("missing", ["version", "epoch", "index"])
 def test_a_truncated_rank_state_is_refused(missing):
-    state = RankState(Position(1, 2, 3, 4), 7).as_dict()
+    state = saved_place(Place(Position(1, 2, 3, 4), seed=7))
     del state[missing]
     with pytest.raises(StateMismatchError):
         read(state)
@@ -267,7 +290,7 @@ def test_whatever_stands_in_a_field_it_is_read_or_refused_and_nothing_else(field
         assert all(type(count) is int and count >= 0 for count in rank.position[:4])
 
 
-PRESENT = RankState(Position(1, 0, 0, 0), 7, 0, 5, "abcd")
+PRESENT = Place(Position(1, 0, 0, 0), seed=7, dp_rank=0, num_shards=5, shards="abcd")
 
 
 @pytest.mark.parametrize(
@@ -277,7 +300,7 @@ PRESENT = RankState(Position(1, 0, 0, 0), 7, 0, 5, "abcd")
         (PRESENT._replace(dp_rank=1), "fingerprint.dp_rank"),
         (PRESENT._replace(num_shards=6), "fingerprint.num_shards"),
         (PRESENT._replace(shards="ffff"), "fingerprint.shards"),
-        (RankState(Position(1, 6, 0, 0)), "all_rank_indices"),
+        (Place(Position(1, 6, 0, 0)), "all_rank_indices"),
     ],
 )
 def test_a_state_of_another_plan_is_refused_by_field_with_both_values(saved, field):
@@ -289,8 +312,8 @@ def test_a_state_of_another_plan_is_refused_by_field_with_both_values(saved, fie
 
 
 def test_what_one_side_does_not_say_is_no_contradiction():
-    verify(RankState(Position(1, 5, 0, 0)), PRESENT)
-    verify(PRESENT, RankState(Position(0, 0, 0, 0)))
+    verify(Place(Position(1, 5, 0, 0)), PRESENT)
+    verify(PRESENT, Place(Position(0, 0, 0, 0)))
     verify(PRESENT, PRESENT)
 
 

@@ -11,12 +11,11 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from fkat_data.drop_in.layers_of_ranks import first_step, layers_in, left_overs
-from fkat_data.drop_in.rank_share import RankShare
-from fkat_data.drop_in.sample_order import SampleOrder
+from fkat_data.drop_in.numbered_plan import batches_left
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
-from fkat_data.plan.state import RankState, read
+from fkat_data.plan.place import Place
+from fkat_data.plan.state import read
 from fkat_data.quantities import counted
 
 __all__ = ["RankPlace", "SavedPlace", "places_in", "read_checkpoint"]
@@ -149,7 +148,7 @@ def _resplits(layers: Sequence[Any]) -> tuple[str, ...]:
     return (f"the number of ranks has changed {counted(len(layers), 'time')} in this epoch",) if layers else ()
 
 
-def _shards(rank: RankState) -> str:
+def _shards(rank: Place) -> str:
     position = rank.position
     begun = f", the first of them from microbatch {position.microbatch} on" if position.microbatch else ""
     if rank.num_shards is None:
@@ -185,21 +184,10 @@ def _of_data_loader(where: str, state: Mapping[str, Any]) -> SavedPlace:
 
 
 def _batches(state: Mapping[str, Any], rank: int | None) -> str:
-    num_samples = state.get("sampler", {}).get("num_samples")
-    num_ranks = state.get("num_ranks", 1)
-    # Where the last round is not even, ranks have different numbers of microbatches.
-    is_same_on_all = num_ranks == 1 or state["even_batches"] or state["split_batches"]
-    if num_samples is None or (rank is None and not is_same_on_all):
+    counts = batches_left(state, rank)
+    if counts is None:
         return "what its samplers or its dataset give"
-    size, epoch, drop_last = state["batch_size"], state["epoch"], state["drop_last"]
-    share = None
-    if num_ranks > 1:
-        share = RankShare(num_ranks, rank or 0, state["even_batches"], state["split_batches"])
-    layers = layers_in(state)
-    rests = left_overs(layers, epoch, num_samples, size or 1, drop_last=drop_last)
-    first = first_step(layers, epoch)
-    order = SampleOrder(num_samples, size, drop_last=drop_last, shuffle=None, share=share, rests=rests, first=first)
-    return f"{len(order) - state['step']} of {counted(len(order) - first, 'microbatch')}"
+    return f"{counts[0]} of {counted(counts[1], 'microbatch')}"
 
 
 def _of_stream(where: str, state: Mapping[str, Any]) -> SavedPlace:
