@@ -5,21 +5,26 @@ attribute of a loader that is prepared. Its settings for loaders belong to the `
 """
 
 import logging
-from abc import abstractmethod
-from collections.abc import Callable, Iterator
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from inspect import currentframe
+from pathlib import Path
+from types import FrameType
 from typing import Any
+from weakref import ref
 
 import torch
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.missing_place import watch_checkpoints
-from fkat_data.stepping_over import NotSteppedOver, accelerator_that_asks
 
-__all__ = ["AccelerateSide", "DrivenLoop"]
+__all__ = ["AccelerateSide", "DrivenLoop", "caller_of"]
 
 _logger = logging.getLogger(__name__)
+
+_MODULE = "accelerate.data_loader"
+_NOBODY: tuple[str, Mapping[str, Any]] = "", {}
 
 
 class DrivenLoop:
@@ -65,11 +70,12 @@ class DrivenLoop:
         self.place = None
 
 
-class AccelerateSide(NotSteppedOver):
+class AccelerateSide(ABC):
     """The part of a loader that accelerate sees."""
 
     device: torch.device | str | None
     _driven: DrivenLoop | None = None
+    _pin_memory_device: str = ""
 
     @abstractmethod
     def deal_out(self, num_ranks: int, rank: int, *, even_batches: bool = True, split_batches: bool = False) -> None:
@@ -78,6 +84,41 @@ class AccelerateSide(NotSteppedOver):
     @abstractmethod
     def _deliver_to(self, device: torch.device) -> None:
         """Deliver to a device from the next microbatch on."""
+
+    @abstractmethod
+    def _check_parts(self, num_ranks: int, rank: int) -> None:
+        """Prepare the parts for ``prepare_data_loader`` of accelerate, which makes a rank's loader of them.
+
+        Raises:
+            ConfigurationError: Samples would be lost, or come again.
+        """
+
+    @property
+    def pin_memory_device(self) -> str:
+        """The argument of torch's ``DataLoader``.
+
+        Whatever makes a torch ``DataLoader`` of this one's parts reads it, functions of accelerate first of all.
+
+        Raises:
+            ConfigurationError: accelerate asks: for ``skip_first_batches``, whose loader would step over batches that come
+                after the place that this one has loaded, or for a ``prepare_data_loader`` that would lose samples.
+        """
+        function, its_locals = _asking_function(currentframe())
+        if function == "prepare_data_loader":
+            self._check_parts(its_locals["num_processes"], its_locals["process_index"])
+        if function == "skip_first_batches":
+            raise ConfigurationError(
+                function,
+                f"a fkat_data.{type(self).__name__}",
+                "no call: after accelerator.load_state() the loader itself goes on with the next microbatch, so iterate "
+                "it. For scripts that step over what they had, prepare it with fkat_data.huggingface.prepare("
+                "accelerator, ...); for the Trainer of transformers, use fkat_data.huggingface.ExactResumeMixin",
+            )
+        return self._pin_memory_device
+
+    @pin_memory_device.setter
+    def pin_memory_device(self, pin_memory_device: str) -> None:
+        self._pin_memory_device = pin_memory_device
 
     @property
     def use_stateful_dataloader(self) -> bool:
@@ -94,7 +135,7 @@ class AccelerateSide(NotSteppedOver):
     @property
     def _is_accelerate_prepared(self) -> bool:
         """Whether accelerate drives the loop; from when an ``Accelerator`` asks, it does."""
-        accelerator = accelerator_that_asks(currentframe())
+        accelerator = _accelerator_that_asks(currentframe())
         if accelerator is not None and self._driven is None:
             self._prepare_for(accelerator)
         return self._driven is not None
@@ -119,5 +160,69 @@ class AccelerateSide(NotSteppedOver):
             self._deliver_to(device)
             device = None
         is_moved = device is not None and device.type not in ("cpu", "cuda")
-        watch_checkpoints(self, accelerator)
+        _watch_checkpoints(self, accelerator)
         self._driven = DrivenLoop(device if is_moved else None, non_blocking=accelerator.non_blocking)
+
+
+def caller_of(frame: FrameType | None) -> FrameType | None:
+    """Return the frame of the function that called this one, comprehensions left out."""
+    caller = None if frame is None else frame.f_back
+    while caller is not None and caller.f_code.co_name in ("<dictcomp>", "<listcomp>", "<genexpr>"):
+        caller = caller.f_back
+    return caller
+
+
+def _asking_function(frame: FrameType | None) -> tuple[str, Mapping[str, Any]]:
+    """Return the name and the variables of accelerate's function that reads the property of this frame, else nothing.
+
+    accelerate's own loaders pass on what they are asked. One without a state of its own has no place to go on from: it
+    may be stepped over.
+    """
+    caller = caller_of(frame)
+    if caller is not None and caller.f_code.co_name == "__getattr__" and _is_of_accelerate(caller):
+        if not caller.f_locals["self"].use_stateful_dataloader:
+            return _NOBODY
+        caller = caller_of(caller)
+    return (caller.f_code.co_name, caller.f_locals) if caller is not None and _is_of_accelerate(caller) else _NOBODY
+
+
+def _is_of_accelerate(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__") == _MODULE
+
+
+def _accelerator_that_asks(frame: FrameType | None) -> Any:
+    """Return the ``Accelerator`` whose method reads the property of this frame; None: somebody else does."""
+    module = sys.modules.get("accelerate")
+    caller = caller_of(frame)
+    asks = None if caller is None else caller.f_locals.get("self")
+    return asks if module is not None and isinstance(asks, module.Accelerator) else None
+
+
+def _watch_checkpoints(loader: Any, accelerator: Any) -> None:
+    """Have ``accelerator.load_state()`` warn if a checkpoint does not say where this loader goes on.
+
+    Args:
+        loader: One that the accelerator saves.
+        accelerator: An ``accelerate.Accelerator``.
+    """
+    accelerator.register_load_state_pre_hook(_hook(ref(loader), ref(accelerator)))
+
+
+def _hook(loader_of: Callable[[], Any], accelerator_of: Callable[[], Any]) -> Callable[[Any, Any], None]:
+    def hook(models: Any, folder: Any) -> None:
+        del models
+        loader, accelerator = loader_of(), accelerator_of()
+        loaders: list[Any] = [] if accelerator is None else accelerator._dataloaders  # noqa: SLF001 - their order is their names
+        for index, each in enumerate(loaders):
+            name = f"dl_state_dict_{index}.bin" if index else "dl_state_dict.bin"
+            if each is loader and not (Path(folder) / name).exists():
+                _logger.warning(
+                    "%s has no %s, the place of a %s, number %d of the prepared loaders: it stays where it is, and does "
+                    "not go on where the run that saved was",
+                    folder,
+                    name,
+                    type(loader).__name__,
+                    index + 1,
+                )
+
+    return hook

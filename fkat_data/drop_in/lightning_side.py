@@ -9,7 +9,7 @@ from inspect import currentframe
 from types import FrameType
 from typing import Any
 
-from fkat_data.stepping_over import caller_of
+from fkat_data.drop_in.accelerate_side import caller_of
 
 __all__ = ["is_begun_by_fabric", "original_of"]
 

@@ -6,8 +6,9 @@ from typing import Any, cast
 from torch.utils.data import DataLoader
 
 from fkat_data.accelerated import rest_or_next, with_end
-from fkat_data.distributed import gather, rank_and_world_size
+from fkat_data.distributed import gather
 from fkat_data.errors import FkatDataError, StateMismatchError
+from fkat_data.types import ResumableLoader
 
 __all__ = ["Course", "samplers_of"]
 
@@ -26,8 +27,8 @@ class Course:
         num_stand_ins: Empty batches for the next ``skip_first_batches`` to step over.
     """
 
-    def __init__(self, loader: Any) -> None:
-        self.loader = loader
+    def __init__(self, loader: ResumableLoader) -> None:
+        self.loader: Any = loader
         self.step = 0
         self.num_stand_ins = 0
         self._loaded_step: int | None = None
@@ -35,10 +36,6 @@ class Course:
         # The place that ``mark`` asked for, and the step; None until a microbatch comes after it.
         self._marked: tuple[Any, int] | None = None
         self._is_to_mark = False
-        self._has_local_states = callable(getattr(loader, "local_state_dict", None)) and callable(
-            getattr(loader, "merge_state_dicts", None)
-        )
-        self._is_same_on_all_ranks = getattr(loader, "use_stateful_dataloader", False)
 
     def microbatches(self, move: Callable[[Any], Any] | None = None) -> Iterator[tuple[Any, bool]]:
         """Begin an epoch, or the rest of one; yield each microbatch, moved, and whether it is the last."""
@@ -78,11 +75,7 @@ class Course:
             place = self._reached()
         if isinstance(place, FkatDataError):
             raise place
-        if self._has_local_states:
-            place = self.loader.merge_state_dicts(gather(place))
-        elif not self._is_same_on_all_ranks:
-            return {"version": _VERSION, "step": step, "all_rank_loaders": gather(place)}
-        return {"version": _VERSION, "step": step, "loader": place}
+        return {"version": _VERSION, "step": step, "loader": self.loader.merge_state_dicts(gather(place))}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to a saved place: the next iteration begins there.
@@ -95,15 +88,7 @@ class Course:
         if state_dict["version"] != _VERSION:
             hint = "another version of fkat_data wrote the state"
             raise StateMismatchError("version", state_dict["version"], _VERSION, hint)
-        if "all_rank_loaders" in state_dict:
-            rank, world_size = rank_and_world_size()
-            states = state_dict["all_rank_loaders"]
-            if len(states) != world_size:
-                hint = "resume this loader with the number of ranks that saved its state"
-                raise StateMismatchError("all_rank_loaders", f"<{len(states)} ranks>", f"<{world_size} ranks>", hint)
-            self.loader.load_state_dict(states[rank])
-        else:
-            self.loader.load_state_dict(state_dict["loader"])
+        self.loader.load_state_dict(state_dict["loader"])
         self.step = self._loaded_step = self.num_stand_ins = state_dict["step"]
         self._place = self._marked = None
 
@@ -124,7 +109,7 @@ class Course:
     def _reached(self) -> Any:
         """Return the loader's own place; or why there is none, for a caller that asks."""
         try:
-            return self.loader.local_state_dict() if self._has_local_states else self.loader.state_dict()
+            return self.loader.local_state_dict()
         except FkatDataError as error:
             return error
 

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from fkat_data.accelerated import accelerated, mover_to
 from fkat_data.huggingface.course import Course
+from fkat_data.types import ResumableLoader
 
 __all__ = ["LoaderFace", "is_own_loader"]
 
@@ -108,14 +109,9 @@ class _SkippableRest(IterableDataset[Any]):
 
 def is_own_loader(value: object) -> bool:
     """Return whether a value is a loader of this library: it gives a rank its part, and has an exact state."""
-    if isinstance(value, (torch.nn.Module, Dataset, Sampler)):
+    if isinstance(value, (torch.nn.Module, Dataset, Sampler)) or not isinstance(value, ResumableLoader):
         return False
-    if not any(base.__module__.partition(".")[0] == "fkat_data" for base in type(value).__mro__):
-        return False
-    if not all(callable(getattr(value, name, None)) for name in ("__iter__", "state_dict", "load_state_dict")):
-        return False
-    # A StreamingDataLoader over any other dataset is torch's DataLoader, whose batches accelerate deals out.
-    return getattr(value, "use_stateful_dataloader", True)
+    return any(base.__module__.partition(".")[0] == "fkat_data" for base in type(value).__mro__)
 
 
 def _unchanged(microbatch: Any) -> Any:

@@ -127,7 +127,7 @@ def _give_part(loader: Any, accelerator: Any) -> None:
         num_ranks, rank = data_ranks(accelerator)
         loader.deal_out(num_ranks, rank, even_batches=accelerator.even_batches, split_batches=accelerator.split_batches)
         return
-    plan: Any = loader.local_state_dict().get("fingerprint") if hasattr(loader, "local_state_dict") else None
+    plan: Any = loader.local_state_dict().get("fingerprint")
     own = (plan["dp_rank"], plan["shards"]) if plan and {"dp_rank", "shards"} <= set(plan) else None
     plans = gather(own)
     if own is not None and set(plans) == {own}:
