@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
-__all__ = ["BATCH_SIZE", "CONTEXT", "SHARD_SIZE", "ShardLoaders", "Source", "make_jpegs", "make_tokens"]
+__all__ = ["BATCH_SIZE", "CONTEXT", "SHARD_SIZE", "ShardLoaders", "Source", "cropped", "make_jpegs", "make_tokens"]
 
 BATCH_SIZE = 32
 #: Tokens in a window.
@@ -147,16 +147,22 @@ class _Images(Dataset[torch.Tensor]):
         return len(self._reader)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        image = Image.open(io.BytesIO(self._reader.read(index))).convert("RGB")
-        # A crop of 72 to 88 % of each side, by arithmetic: the same for all contestants.
-        width, height = (side * (72 + index % 17) // 100 for side in image.size)
-        left, top = (index * 31 % (image.size[0] - width), index * 17 % (image.size[1] - height))
-        box = (left, top, left + width, top + height)
-        pixels = np.array(image.resize((_CROP, _CROP), Image.Resampling.BILINEAR, box=box))
-        if self._wait_s:
-            time.sleep(self._wait_s)
-        image = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
-        return image.float().div_(255).sub_(_MEANS).div_(_DEVIATIONS) if self._is_normalized else image
+        data = io.BytesIO(self._reader.read(index))
+        return cropped(data, index, is_normalized=self._is_normalized, wait_s=self._wait_s)
+
+
+def cropped(data: io.BytesIO, index: int, *, is_normalized: bool, wait_s: float = 0.0) -> torch.Tensor:
+    """Decode an image, and return a crop of it; wait after it is decoded."""
+    image = Image.open(data).convert("RGB")
+    # A crop of 72 to 88 % of each side, by arithmetic: the same for all contestants.
+    width, height = (side * (72 + index % 17) // 100 for side in image.size)
+    left, top = (index * 31 % (image.size[0] - width), index * 17 % (image.size[1] - height))
+    box = (left, top, left + width, top + height)
+    pixels = np.array(image.resize((_CROP, _CROP), Image.Resampling.BILINEAR, box=box))
+    if wait_s:
+        time.sleep(wait_s)
+    tensor = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+    return tensor.float().div_(255).sub_(_MEANS).div_(_DEVIATIONS) if is_normalized else tensor
 
 
 class _Files:
