@@ -1,5 +1,6 @@
 """A script of some ranks: trains some steps of one epoch, from the checkpoint of another number of them."""
 
+import faulthandler
 import json
 import sys
 from pathlib import Path
@@ -32,4 +33,5 @@ def main(folder, num_ranks, way, num_steps, *before):
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(150, exit=True)
     main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), *sys.argv[5:])
