@@ -16,7 +16,6 @@ import numpy.typing as npt
 from dark_mode import add_dark_mode
 
 from fkat_data.streaming.order import BlockShuffle, ReferenceShuffle
-from fkat_data.tools import entropy_bits
 
 ALGORITHMS = ("block", "py1e", "py1br", "py1b", "py1s")
 #: Samples in a shard, number of shards, shuffle_block_size.
@@ -49,6 +48,15 @@ def order_of(algorithm: str, shard_size: int, num_shards: int, block_size: int, 
     if algorithm == "block":
         return BlockShuffle(sizes, 1, seed, 0, block_size).samples_at(places)
     return ReferenceShuffle(algorithm, sizes, 1, seed, 0, block_size).samples_at(places)
+
+
+def entropy_bits(values: _Integers) -> float:
+    """Return the entropy of the distribution of non-negative integers."""
+    if not len(values):
+        return 0.0
+    counts = np.bincount(values)
+    parts = counts[counts > 0] / len(values)
+    return max(0.0, float(-(parts * np.log2(parts)).sum()))
 
 
 def quality_of(order: _Integers, shard_size: int) -> Quality:

@@ -183,29 +183,6 @@ def test_strangers_do_not_know_one_another():
     assert not offenders, "\n".join(offenders)
 
 
-def test_packages_open_the_modules_that_they_name():
-    """A package's docstring names the modules that other packages may import; what it exports is for everybody."""
-    packages = {path.parent.relative_to(ROOT).parts: path for path in FILES if path.name == "__init__.py"} | {(): None}
-    reached = defaultdict(dict)
-    for path in FILES:
-        own = path.parent.relative_to(ROOT).parts
-        for parts in imported(path):
-            *package, module = parts
-            other = tuple(package)
-            inside = own[: len(other)] == other
-            if own and other and not inside and tuple(parts) not in packages:
-                reached[other].setdefault(module, str(path.relative_to(ROOT)))
-    offenders = []
-    for package, path in packages.items():
-        text = " ".join((ast.get_docstring(tree_of(path)) or "").split()) if path else ""
-        listed = re.search(r"Open to other packages: ([^.]*)\.", text)
-        named = set(re.findall(r"``(\w+)``", listed[1])) if listed else set()
-        for module in sorted(named ^ set(reached[package])):
-            why = f"imported by {reached[package][module]}" if module in reached[package] else "named, and not imported"
-            offenders.append(f"{'.'.join(package)}.{module}: {why}")
-    assert not offenders, "\n".join(offenders)
-
-
 def test_nothing_but_the_program_imports_the_tools():
     offenders = [
         path

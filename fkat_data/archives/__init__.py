@@ -1,4 +1,1 @@
-"""Tar archives of samples, as webdataset writes them: their members, their samples and the values. Trusts no archive.
-
-Open to other packages: ``member_decoding``, ``tar_samples``.
-"""
+"""Tar archives of samples, as webdataset writes them: their members, their samples and the values. Trusts no archive."""

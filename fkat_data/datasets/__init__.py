@@ -1,8 +1,6 @@
 """Datasets and samplers, for a DataLoaderFactory or for any DataLoader.
 
 Each name is imported on first use, so that importing the package does not import pyarrow.
-
-Open to other packages: ``dealt_order``, ``seeded_order``.
 """
 
 from importlib import import_module

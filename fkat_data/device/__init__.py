@@ -1,4 +1,1 @@
-"""Microbatches onto the device that the caller computes on.
-
-Open to other packages: ``choice``, ``host``, ``placement``.
-"""
+"""Microbatches onto the device that the caller computes on."""

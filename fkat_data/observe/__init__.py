@@ -1,7 +1,4 @@
-"""What the loader shows of itself: counts, times, named ranges, a timeline, a report.
-
-Open to other packages: ``durations``, ``events``, ``profile``, ``progress``, ``sink``, ``stages``, ``statistics``, ``timeline``.
-"""
+"""What the loader shows of itself: counts, times, named ranges, a timeline, a report."""
 
 from fkat_data.observe.durations import Durations
 from fkat_data.observe.stages import reading

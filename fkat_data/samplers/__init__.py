@@ -1,7 +1,4 @@
-"""Shard samplers: which shards a rank reads, and in which order.
-
-Open to other packages: ``base``, ``listing``, ``sequence``.
-"""
+"""Shard samplers: which shards a rank reads, and in which order."""
 
 from fkat_data.samplers.base import ShardSampler, check_shards
 from fkat_data.samplers.data_parallel import DistributedDataParallelShardSampler

@@ -1,8 +1,6 @@
 """Datasets in shards, on disk or in a store, in a computed order. Needs the extra ``streaming``.
 
 The packages ``cache``, ``formats``, ``order`` and ``store`` have public names too.
-
-Open to other packages: ``audit``, ``dataset``, ``stream_plan``.
 """
 
 import fkat_data.needs_posix  # noqa: F401  # pyright: ignore[reportUnusedImport] - refuses Windows

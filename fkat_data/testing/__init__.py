@@ -3,8 +3,6 @@
 ``fkat_data.tools.verify_resume`` checks that a loader resumes exactly.
 
 ``fkat_data.testing.contracts`` has tests for stores, formats, shuffles, movers and states of your own.
-
-Open to other packages: ``content_digest``.
 """
 
 from fkat_data.testing.content_digest import digest, first_difference

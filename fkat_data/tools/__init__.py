@@ -16,15 +16,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fkat_data.tools.converting.convert import convert
     from fkat_data.tools.resume_check.verify import ResumeReport, verify_resume
-    from fkat_data.tools.simulation.quality import entropy_bits
     from fkat_data.tools.simulation.resplit import simulate_resplit
-    from fkat_data.tools.simulation.simulate_dataset import advice_for, simulate_dataset
+    from fkat_data.tools.simulation.simulate import simulate_dataset
 
 __all__ = [
     "ResumeReport",
-    "advice_for",
     "convert",
-    "entropy_bits",
     "simulate_dataset",
     "simulate_resplit",
     "verify_resume",
@@ -33,10 +30,8 @@ __all__ = [
 #: name -> the module below this package that defines it
 _MODULES = {
     "ResumeReport": "resume_check.verify",
-    "advice_for": "simulation.simulate_dataset",
     "convert": "converting.convert",
-    "entropy_bits": "simulation.quality",
-    "simulate_dataset": "simulation.simulate_dataset",
+    "simulate_dataset": "simulation.simulate",
     "simulate_resplit": "simulation.resplit",
     "verify_resume": "resume_check.verify",
 }

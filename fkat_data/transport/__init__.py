@@ -1,5 +1,1 @@
-"""Microbatches across the process boundary: bytes in shared memory, envelopes on a pipe.
-
-Open to other packages: ``anonymous``, ``channel``, ``codec``, ``definitions``, ``digest``, ``memory_limit``,
-``segment``.
-"""
+"""Microbatches across the process boundary: bytes in shared memory, envelopes on a pipe."""

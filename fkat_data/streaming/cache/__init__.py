@@ -1,8 +1,4 @@
-"""A node's copies of shards, shared by its processes and jobs. The directory is the only state.
-
-Open to other packages: ``cache``, ``cache_budget``, ``cache_directory``, ``dataset_version``, ``idle_maps``,
-``locks``, ``paths``, ``system``.
-"""
+"""A node's copies of shards, shared by its processes and jobs. The directory is the only state."""
 
 from fkat_data.streaming.cache.cache import Cache
 from fkat_data.streaming.cache.cache_budget import CacheBudget

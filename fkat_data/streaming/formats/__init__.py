@@ -1,9 +1,4 @@
-"""The formats of datasets on disk: index, shards, encodings, compression and hashes. Readers trust no file.
-
-Open to other packages: ``columns``, ``compression``, ``decoded_groups``, ``encoding``, ``encodings``, ``entry``,
-``file_formats``, ``files``, ``hashing``, ``index``, ``mapping``, ``memory_map``, ``open_shard``, ``reader``, ``summary``,
-``tar_files``, ``verification``, ``watched_files``.
-"""
+"""The formats of datasets on disk: index, shards, encodings, compression and hashes. Readers trust no file."""
 
 from fkat_data.streaming.formats.compression import decompress_file
 from fkat_data.streaming.formats.entry import FileInfo, ShardEntry

@@ -1,8 +1,4 @@
-"""The order of an epoch's samples, as pure functions: they open no file and read no environment.
-
-Open to other packages: ``batching``, ``caveats``, ``epoch_order``, ``joined``, ``keeper``, ``own_shuffle``, ``partition``, ``plan``,
-``spanner``, ``weights``.
-"""
+"""The order of an epoch's samples, as pure functions: they open no file and read no environment."""
 
 from fkat_data.streaming.order.block import BlockShuffle
 from fkat_data.streaming.order.shuffle import ReferenceShuffle

@@ -1,7 +1,4 @@
-"""Download files of a dataset from any store that fsspec opens: complete and verified, or an error in bounded time.
-
-Open to other packages: ``client``, ``directory_client``, ``open_store``, ``options``, ``redaction``, ``schemes``, ``store``, ``timed``.
-"""
+"""Download files of a dataset from any store that fsspec opens: complete and verified, or an error in bounded time."""
 
 from fkat_data.streaming.store.open_store import open_store
 from fkat_data.streaming.store.store import Store

@@ -15,11 +15,10 @@ from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.tools.cli.audit_commands import Config, Key, Nodes, Overrides, Ranks, streaming_dataset
 from fkat_data.tools.cli.composition import target_of
 from fkat_data.tools.cli.presentation import exit_on_failure, long_work, say, terminal
-from fkat_data.tools.cli.simulation_page import simulation_page
 from fkat_data.tools.cli.simulation_presentation import show_resplit, show_simulation
 from fkat_data.tools.cli.synthetic_shards import write_synthetic_shards
 from fkat_data.tools.simulation.resplit import Resplit, simulate_resplit
-from fkat_data.tools.simulation.simulate_dataset import advice_for, simulate_dataset
+from fkat_data.tools.simulation.simulate import simulate_dataset
 
 __all__ = ["simulate_app", "simulate_command"]
 
@@ -53,14 +52,12 @@ def simulate_command(
     resplit: Annotated[
         str | None, typer.Option(help="STEP:NODES: from this step on, that many nodes finish epoch 0.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write an HTML page with plots to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
     key: Key = None,
 ) -> None:
     """Simulate a streaming run without data.
 
-    It shows what the run waits for, fetches and caches, how well it shuffles, and what to change. It reads only the
-    dataset's index.
+    It shows what the run waits for, fetches and caches. It reads only the dataset's index.
 
     Exit code 0: simulated. 2: the configuration does not work.
     """
@@ -96,18 +93,13 @@ def simulate_command(
         else:
             found = _resplit(dataset, resplit, nodes, (steps, epochs), numbers)
             result = found.before
-        words = advice_for(dataset, result)
-        if html is not None:
-            html.write_text(simulation_page(result, words, Path(config).name), encoding="utf-8")
     if as_json:
         split = {} if found is None else {"resplit": found.as_dict()}
-        say(console, json.dumps(result.as_dict() | split | {"advice": words}, allow_nan=False))
+        say(console, json.dumps(result.as_dict() | split, allow_nan=False))
         return
-    show_simulation(console, result, words)
+    show_simulation(console, result)
     if found is not None:
         show_resplit(console, found)
-    if html is not None:
-        say(console, f"The plots are in {html}: open it in a browser.")
 
 
 def _resplit(

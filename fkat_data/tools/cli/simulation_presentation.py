@@ -1,6 +1,5 @@
 """What the terminal shows about a simulated run."""
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -9,11 +8,10 @@ from rich.table import Table
 
 from fkat_data.quantities import counted, readable_bytes, readable_duration
 from fkat_data.tools.cli.presentation import say
-from fkat_data.tools.simulation.remedies import NEGLIGIBLE_SHARE
 from fkat_data.tools.simulation.resplit import Resplit
 from fkat_data.tools.simulation.result import Simulation
 
-__all__ = ["node_rows", "numbers", "show_resplit", "show_simulation"]
+__all__ = ["show_resplit", "show_simulation"]
 
 _NUM_PIECES = 8
 _MOST_NODES = 5
@@ -27,24 +25,21 @@ _COMPARED = {
 }
 
 
-def show_simulation(console: Console, result: Simulation, advice: Sequence[str]) -> None:
-    """Print a simulated run: its numbers, its course over time, its nodes, and what to change."""
+def show_simulation(console: Console, result: Simulation) -> None:
+    """Print a simulated run: its numbers, its course over time, and its nodes."""
     table = Table("", "", show_header=False, title=f"{result.num_steps:,} steps, simulated")
-    for what, value in numbers(result):
+    for what, value in _numbers(result):
         table.add_row(what, value)
     console.print(table)
     console.print(_over_time(result))
     # A column for each node: beside one another, the names of the numbers would not fit a terminal.
-    head, *lines = zip(*node_rows(result)[: 1 + _MOST_NODES], strict=True)
+    head, *lines = zip(*_node_rows(result)[: 1 + _MOST_NODES], strict=True)
     table = Table(*head, title="nodes")
     for line in lines:
         table.add_row(*line)
     console.print(table)
     if len(result.nodes) > _MOST_NODES:
         say(console, f"and {counted(len(result.nodes) - _MOST_NODES, 'more node')}")
-    for number, text in enumerate(advice):
-        style = "green" if number == 0 and result.later_share <= NEGLIGIBLE_SHARE else None
-        say(console, f"- {text}", style)
 
 
 def show_resplit(console: Console, found: Resplit) -> None:
@@ -55,7 +50,7 @@ def show_resplit(console: Console, found: Resplit) -> None:
     table.add_row("nodes", *(f"{side.setup.num_nodes:,}" for side in sides))
     table.add_row("steps", *(f"{side.num_steps:,}" for side in sides))
     table.add_row("samples delivered", f"{samples.num_before:,}", f"{samples.num_after:,}")
-    for (what, value), (_, other) in zip(numbers(before), numbers(after), strict=True):
+    for (what, value), (_, other) in zip(_numbers(before), _numbers(after), strict=True):
         if what in _COMPARED:
             table.add_row(what, value, other)
     kept = sum(len(shards) for shards in before.cached[: after.setup.num_nodes])
@@ -69,10 +64,8 @@ def show_resplit(console: Console, found: Resplit) -> None:
         say(console, f"{samples.num_repeated:,} are delivered again, so that all ranks read the same number.")
 
 
-def numbers(result: Simulation) -> list[tuple[str, str]]:
+def _numbers(result: Simulation) -> list[tuple[str, str]]:
     """Return the numbers of a whole run: the name of each, and its value."""
-    quality = result.quality
-    per_step = f"{quality.shards_per_step:,.4g} ({quality.perfect_shards_per_step:,.4g} with a full shuffle)"
     return [
         ("time spent waiting", f"{result.waited_share:.1%}"),
         ("waiting, excluding first steps", f"{result.later_share:.1%}"),
@@ -89,12 +82,10 @@ def numbers(result: Simulation) -> list[tuple[str, str]]:
         ("repeated fetches in an epoch", f"{sum(node.num_fetched_again for node in result.nodes):,}"),
         ("on one node's disk, at most", readable_bytes(max(node.most_bytes for node in result.nodes))),
         ("used by one node, at most", readable_bytes(result.whole_bytes)),
-        ("shards in a step", per_step),
-        ("distance of neighbours", f"{quality.spread:.0%} of a full shuffle's, as entropy"),
     ]
 
 
-def node_rows(result: Simulation) -> list[tuple[str, ...]]:
+def _node_rows(result: Simulation) -> list[tuple[str, ...]]:
     """Return a row of headings and a row for each node."""
     rows: list[tuple[str, ...]] = [
         ("node", "fetched", "shards", "fetches", "repeated", "cache hits", "shared", "evictions", "most on disk")

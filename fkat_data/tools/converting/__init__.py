@@ -1,4 +1,1 @@
-"""Convert JSON lines, separated values, Parquet, Arrow, tar files and folders to datasets of shards.
-
-Open to other packages: ``convert``.
-"""
+"""Convert JSON lines, separated values, Parquet, Arrow, tar files and folders to datasets of shards."""

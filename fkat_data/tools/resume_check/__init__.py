@@ -1,4 +1,1 @@
-"""Check that a loader resumes exactly, and find the cause if it does not.
-
-Open to other packages: ``saved_place``, ``verify``.
-"""
+"""Check that a loader resumes exactly, and find the cause if it does not."""

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fkat_data.tools.simulation.costs import ShardCosts
 from fkat_data.tools.simulation.link import fair_rates
 from fkat_data.tools.simulation.needs import EpochNeeds, StepGroup
-from fkat_data.tools.simulation.setup import Setup
+from fkat_data.tools.simulation.setup import Setup, ShardCosts
 from fkat_data.tools.simulation.simulated_node import SimulatedNode
 
 __all__ = ["Played", "StepSnapshot", "play"]

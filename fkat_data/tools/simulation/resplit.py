@@ -13,8 +13,7 @@ from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.streaming.epoch.resume_point import ResumePoint
 from fkat_data.streaming.epoch.world import World
 from fkat_data.tools.simulation.result import Simulation
-from fkat_data.tools.simulation.simulate import simulate
-from fkat_data.tools.simulation.simulate_dataset import costs_in, setup_of
+from fkat_data.tools.simulation.simulate import costs_in, setup_of, simulate
 
 __all__ = ["Resplit", "SampleCounts", "simulate_resplit"]
 
@@ -45,8 +44,7 @@ class Resplit:
     Attributes:
         step: The step before which the number of nodes changes.
         before: The run up to this step.
-        after: The rest of the epoch, without remedies. Nodes that stay keep their caches, and others start with empty
-            ones.
+        after: The rest of the epoch. Nodes that stay keep their caches, and others start with empty ones.
         samples: How often the samples are delivered.
     """
 
@@ -57,8 +55,7 @@ class Resplit:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the numbers as JSON values, without those of ``before``."""
-        after = {name: value for name, value in self.after.as_dict().items() if name != "remedies"}
-        return {"step": self.step, "after": after, "samples": asdict(self.samples)}
+        return {"step": self.step, "after": self.after.as_dict(), "samples": asdict(self.samples)}
 
 
 def simulate_resplit(
@@ -106,7 +103,6 @@ def simulate_resplit(
         start=point,
         cached=before.cached,
         count=count,
-        has_remedies=False,
     )
     return Resplit(step, before, after, _sample_counts(dataset, counts, num_before))
 

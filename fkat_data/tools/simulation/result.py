@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.tools.simulation.play import Played, StepSnapshot
-from fkat_data.tools.simulation.quality import Quality
 from fkat_data.tools.simulation.setup import Setup
 
-__all__ = ["NodeTotals", "Remedies", "Simulation", "later_share", "num_warm_up_steps", "totals_of"]
+__all__ = ["NodeTotals", "Simulation", "later_share", "num_warm_up_steps", "totals_of"]
 
 
 @dataclass(frozen=True)
@@ -41,26 +40,6 @@ class NodeTotals:
 
 
 @dataclass(frozen=True)
-class Remedies:
-    """Changes that remove the waits, found by playing the run again. None: not needed, or not found.
-
-    If the cache is too small, the other numbers hold for a cache of ``cache_limit_bytes``. The first step of each
-    epoch does not count.
-
-    Attributes:
-        bandwidth_bytes_per_s: The least bandwidth of a node at which the run hardly waits.
-        predownload: The least read-ahead at which it hardly waits, found by doubling.
-        unbounded_share: The share of time that it waits with unlimited bandwidth.
-        cache_limit_bytes: The least limit at which no shard is fetched twice within an epoch.
-    """
-
-    bandwidth_bytes_per_s: float | None = None
-    predownload: int | None = None
-    unbounded_share: float | None = None
-    cache_limit_bytes: int | None = None
-
-
-@dataclass(frozen=True)
 class Simulation:
     """A simulated run.
 
@@ -75,8 +54,6 @@ class Simulation:
         cached: For each node, the shards in its cache at the end, the least recently used first.
         num_shards: The number of shards that any node fetched.
         whole_bytes: The size on disk of all shards that a node used, for the node where it is largest.
-        quality: How well the order mixes.
-        remedies: What would remove the waits.
     """
 
     setup: Setup
@@ -89,8 +66,6 @@ class Simulation:
     cached: tuple[tuple[int, ...], ...]
     num_shards: int
     whole_bytes: int
-    quality: Quality
-    remedies: Remedies
 
     @property
     def num_steps(self) -> int:
@@ -156,8 +131,6 @@ class Simulation:
             "num_shards": self.num_shards,
             "whole_bytes": self.whole_bytes,
             "nodes": [asdict(node) for node in self.nodes],
-            "quality": asdict(self.quality) | {"spread": self.quality.spread, "mixture": self.quality.mixture},
-            "remedies": asdict(self.remedies),
         }
         return {name: _plain(value) for name, value in numbers.items()}
 

@@ -1,4 +1,4 @@
-"""The setup of a simulated run: its ranks, its speed, and its bandwidth."""
+"""The setup of a simulated run: its ranks, its speed, its bandwidth, and what shards cost."""
 
 import math
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
 
-__all__ = ["Setup"]
+__all__ = ["Setup", "ShardCosts"]
 
 #: The speed of zstd on one core of a server.
 _DECOMPRESS_BYTES_PER_S = 500e6
@@ -105,3 +105,32 @@ class Setup:
     def batches_made_ahead(self) -> int:
         """The number of batches that a rank's workers make before they deliver the first."""
         return self.workers_per_rank * self.prefetch_factor
+
+
+@dataclass(frozen=True)
+class ShardCosts:
+    """The costs of one shard.
+
+    Attributes:
+        fetched_bytes: Bytes to fetch.
+        raw_bytes: Bytes after decompression.
+        is_compressed: Whether the fetched files are compressed.
+        keeps_zip: Whether the compressed files stay on disk after decompression.
+        num_requests: Number of requests, one for each file.
+    """
+
+    fetched_bytes: int
+    raw_bytes: int
+    is_compressed: bool = False
+    keeps_zip: bool = False
+    num_requests: int = 1
+
+    @property
+    def making_bytes(self) -> int:
+        """Bytes on disk during the fetch and the decompression."""
+        return self.raw_bytes + self.fetched_bytes if self.is_compressed else self.raw_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes on disk afterwards."""
+        return self.making_bytes if self.keeps_zip else self.raw_bytes

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from fkat_data.tools.simulation.costs import ShardCosts
 from fkat_data.tools.simulation.link import Link
 from fkat_data.tools.simulation.needs import StepGroup
-from fkat_data.tools.simulation.setup import Setup
+from fkat_data.tools.simulation.setup import Setup, ShardCosts
 from fkat_data.tools.simulation.simulated_cache import SimulatedCache
 from fkat_data.tools.simulation.simulated_rank import SimulatedRank
 

@@ -5,9 +5,8 @@ import math
 import numpy as np
 
 from fkat_data.streaming.reading.read_ahead import ReadAhead
-from fkat_data.tools.simulation.costs import ShardCosts
 from fkat_data.tools.simulation.needs import EpochNeeds, StepGroup
-from fkat_data.tools.simulation.setup import Setup
+from fkat_data.tools.simulation.setup import Setup, ShardCosts
 
 SETUP = {"step_s": 1.0, "bandwidth_bytes_per_s": 100.0, "predownload": 0, "num_steps": 1, "num_threads": 2}
 

@@ -12,7 +12,7 @@ from fkat_data.streaming.cache import locks
 from fkat_data.streaming.reading import open_shards, read_ahead
 from fkat_data.tools.simulation import simulated_node, simulated_rank
 from fkat_data.tools.simulation.setup import Setup
-from fkat_data.tools.simulation.simulate_dataset import simulate_dataset
+from fkat_data.tools.simulation.simulate import simulate_dataset
 
 #: What a run takes and what it waits may be off by so much, and by what a machine with other jobs makes of some seconds.
 TOLERANCE = 0.15

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from slow_model import SlowModel, costs, needs, setup
 
 from fkat_data.tools.simulation import simulated_node as node_module
-from fkat_data.tools.simulation.costs import ShardCosts
 from fkat_data.tools.simulation.play import play
+from fkat_data.tools.simulation.setup import ShardCosts
 
 
 @pytest.fixture(autouse=True, scope="module")
