@@ -128,7 +128,7 @@ class BatchStream(Protocol):
     batch_size: int | None
     next_epoch: int
 
-    def loader_plan(self, dp_rank: int, *, drop_last: bool, is_read_here: bool, collate_fn: Any) -> Any:
+    def loader_plan(self, dp_rank: int, *, drop_last: bool, num_workers: int, collate_fn: Any) -> Any:
         """Return the plan of this rank's batches."""
         ...
 

@@ -31,7 +31,7 @@ from fkat_data.drop_in.rank_states import merged_states
 from fkat_data.drop_in.sample_order import EpochShuffle
 from fkat_data.drop_in.saved_state import VERSION, check_order, checked_loader_state
 from fkat_data.drop_in.strand_plan import StrandPlan
-from fkat_data.drop_in.stream_side import stream_of
+from fkat_data.drop_in.stream_side import check_known, stream_of
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 from fkat_data.loader.engine import Engine
@@ -218,7 +218,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         place = self._known_place()
         if place is not None:
             return place["epoch"]
-        return self._first_place()["epoch"] if self._engine is None else self._engine.position.epoch
+        return (self._first_place() if self._engine is None else self._epoch_and_step(self._engine))["epoch"]
 
     @property
     def step(self) -> int:
@@ -226,7 +226,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         place = self._known_place()
         if place is not None:
             return place["step"]
-        return self._first_place()["step"] if self._engine is None else self._engine.step
+        return (self._first_place() if self._engine is None else self._epoch_and_step(self._engine))["step"]
 
     def __len__(self) -> int:
         """Return the microbatches of an epoch; of this rank's, if they are dealt out, with those before a re-split.
@@ -277,7 +277,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             if (self.epoch, self.step - 1) == self._resumed:
                 warn_of_look(self.epoch)
         begun = cast("DatasetPlan", self._plan).begin(
-            leaves_empty_rest=self._leaves_empty_rest or self._driven is not None
+            engine.position, leaves_empty_rest=self._leaves_empty_rest or self._driven is not None
         )
         if begun is not None:
             engine.go_to(begun)
@@ -306,8 +306,15 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         return own if self._share is None and not self._is_collective else self.merge_state_dicts(gather(own))
 
     def local_state_dict(self) -> dict[str, Any]:
-        """Return this process's position. Not collective."""
-        return self._whole_state()
+        """Return this process's position. Not collective.
+
+        Raises:
+            ConfigurationError: A stream's own ``__iter__`` yields samples in another way than its order, so that no
+                state can say what it would yield next.
+        """
+        state = self._whole_state()
+        check_known(state, self.dataset)
+        return state
 
     def _whole_state(self) -> dict[str, Any]:
         place = self._known_place()
@@ -491,8 +498,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             seed=self._known_seed(),
             dp_rank=self._known_dp_rank(),
             keeps_dataset=bool(self._keeps_workers)
-            or not (self._num_strands() if self._is_iterable else self.num_workers),
-            num_strands=self._num_strands() if self._is_iterable else None,
+            or not (self.num_workers if plan.num_strands is None else plan.num_strands),
         )
         if loaded is not None:
             engine.go_to(plan.resumption(loaded))
@@ -501,8 +507,15 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         return engine
 
     def _place_of(self, engine: Engine[Microbatch_co]) -> dict[str, Any]:
+        plan, position = cast("DatasetPlan", self._plan), engine.position
+        epoch, step = plan.place(position)
+        return {"epoch": epoch, "step": step, **plan.saved(position)}
+
+    def _epoch_and_step(self, engine: Engine[Microbatch_co]) -> dict[str, int]:
         position = engine.position
-        return {"epoch": position.epoch, "step": position.step, **cast("DatasetPlan", self._plan).saved(position)}
+        epoch, step = cast("DatasetPlan", self._plan).place(position)
+        # Where one microbatch is replayed, the engine counts how often it was.
+        return {"epoch": epoch, "step": step + engine.step - position.step}
 
     def _first_place(self) -> dict[str, Any]:
         """Return the place of a loader that was not iterated."""
@@ -515,7 +528,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             return self._stream.loader_plan(
                 self._known_dp_rank(),
                 drop_last=self.drop_last,
-                is_read_here=not self.num_workers,
+                num_workers=self.num_workers,
                 collate_fn=self.collate_fn,
             )
         return self._strand_plan() if self._is_iterable else self._map_plan()
@@ -529,12 +542,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         return DrawnPlan(order, seed, dp_rank, is_ahead=self.num_workers > 0, **shared)
 
     def _strand_plan(self) -> StrandPlan:
-        num_strands = self._num_strands()
+        num_strands = self.num_workers if self._loaded is None else int(self._loaded["num_strands"])
         own_dataset = None if num_strands or self.num_workers else self.dataset
         return StrandPlan(num_strands, self._known_dp_rank(), own_dataset)
-
-    def _num_strands(self) -> int:
-        return self.num_workers if self._loaded is None else int(self._loaded["num_strands"])
 
     def _known_dp_rank(self) -> int:
         if self.dp_rank is not None:

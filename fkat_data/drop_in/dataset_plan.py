@@ -17,19 +17,26 @@ class DatasetPlan(ShardPlan):
 
     has_parts: bool = False
     """Whether an epoch has several tasks, the next of which can be made ahead."""
+    num_strands: int | None = None
+    """Tasks that take turns, one for each worker; 0: the only one belongs to no worker; None: they do not take turns."""
 
     def first(self) -> Position:
         """Return the position of a loader that was not iterated."""
         return START
 
-    def begin(self, *, leaves_empty_rest: bool) -> Place | None:
+    def begin(self, position: Position, *, leaves_empty_rest: bool) -> Place | None:
         """Begin an iteration; return where it begins if the plan decides on that, not the engine.
 
         Args:
+            position: Where the iteration before was left.
             leaves_empty_rest: Whether a loaded place with nothing behind it counts as the next epoch's begin.
         """
-        del leaves_empty_rest
+        del position, leaves_empty_rest
         return None
+
+    def place(self, position: Position) -> tuple[int, int]:
+        """Return epoch and step of a position, as a state says them."""
+        return position.epoch, position.step
 
     @abstractmethod
     def saved(self, position: Position) -> dict[str, Any]:

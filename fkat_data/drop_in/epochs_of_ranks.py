@@ -325,7 +325,7 @@ class EpochsOfRanks(AccelerateSide):
 
     def _go_to(self, state: dict[str, Any], *, is_untouched: bool = False) -> None:
         self.close()
-        if self._stream is not None:
+        if self._stream is not None and state["stream"] is not None:  # else the next epoch begins
             self._stream.load_state_dict(state["stream"])
         fields = {"_loaded": state, "_drawn_seed": state["seed"], "_layers": layers_in(state)}
         vars(self).update(_is_untouched=is_untouched, _engine=None, **fields)

@@ -58,9 +58,7 @@ class DataLoaderIterator(EpochIterator, TorchIterator):
     __reduce__ = TorchIterator.__reduce__
 
 
-def engine_of(
-    loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_dataset: bool, num_strands: int | None
-) -> Engine[Any]:
+def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_dataset: bool) -> Engine[Any]:
     """Return the engine that makes a plan's microbatches.
 
     Args:
@@ -69,7 +67,6 @@ def engine_of(
         seed: The DataLoader's.
         dp_rank: The DataLoader's.
         keeps_dataset: Whether an iterable dataset stays from epoch to epoch.
-        num_strands: Strands of an iterable dataset; None: a dataset with indices.
 
     Raises:
         ConfigurationError: An argument is invalid.
@@ -77,7 +74,7 @@ def engine_of(
     identity_of(seed, dp_rank, None)
     # A group of workers makes a task together; each strand has a group of its own.
     group_size, num_groups = max(1, loader.num_workers), 1
-    is_multiprocessing = loader.num_workers > 0
+    is_multiprocessing, num_strands = loader.num_workers > 0, plan.num_strands
     if num_strands is not None:
         is_multiprocessing = is_multiprocessing or num_strands > 0
         group_size, num_groups = 1, max(1, num_strands)

@@ -6,7 +6,7 @@ delivered is next, and the first of those. So a position needs no more than the 
 
 import logging
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from fkat_data.drop_in.dataset_plan import DatasetPlan
@@ -22,7 +22,7 @@ from fkat_data.position import Position
 from fkat_data.quantities import counted
 from fkat_data.types import Stateful
 
-__all__ = ["StrandPlan"]
+__all__ = ["StrandPlan", "left_in_turns"]
 
 _logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class StrandPlan(DatasetPlan):
     """
 
     def __init__(self, num_strands: int, dp_rank: int, own_dataset: Any) -> None:
-        self._num_strands = num_strands
+        self.num_strands: int | None = num_strands
         self._dp_rank = dp_rank
         self._own_dataset = own_dataset
         self._snapshots = [_Snapshots() for _ in range(max(1, num_strands))]
@@ -51,7 +51,7 @@ class StrandPlan(DatasetPlan):
 
     def shard(self, epoch: int, index: int) -> Strand:
         """Return an epoch of a strand."""
-        return Strand(epoch, index, self._num_strands, self._snapshots[index].newest(epoch))
+        return Strand(epoch, index, self.num_strands or 0, self._snapshots[index].newest(epoch))
 
     def piece(self, epoch: int, index: int) -> Piece:
         """Return what says where random streams come from: each strand has those of the epoch."""
@@ -107,7 +107,7 @@ class StrandPlan(DatasetPlan):
                 begun = self._snapshot_at_start(snapshots, epoch)
                 strand |= {} if begun is None and self._unsaid_epoch == epoch else {"begun": begun}
             strands.append(strand)
-        return {"num_strands": self._num_strands, "strands": strands}
+        return {"num_strands": self.num_strands, "strands": strands}
 
     def resumption(self, state: Mapping[str, Any]) -> Place:
         """Return where an engine goes on after a state.
@@ -162,13 +162,7 @@ class StrandPlan(DatasetPlan):
         return state_at_epoch(state, epoch, found)
 
     def _left(self, position: Position) -> dict[int, int]:
-        """Return how many microbatches were delivered of each strand that has not ended."""
-        ended = dict(position.ended)
-        active = [index for index in range(len(self._snapshots)) if index not in ended]
-        if not active:
-            return {}
-        rounds, num_ahead = divmod(position.step - sum(ended.values()), len(active))
-        return {index: rounds + (place < num_ahead) for place, index in enumerate(active)}
+        return left_in_turns(len(self._snapshots), position.step, position.ended)
 
     def _snapshot_at_start(self, snapshots: "_Snapshots", epoch: int) -> dict[str, Any] | None:
         """Return the state of a strand's dataset when an epoch began; None: it has none, or it is not known."""
@@ -220,6 +214,22 @@ class _Snapshots:
         begun = [snapshot for at, snapshot in self._recorded if at == epoch and snapshot.step == 0]
         if begun:
             self.record(epoch + 1, begun[0])
+
+
+def left_in_turns(num_strands: int, num_delivered: int, ended: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Return how many microbatches were delivered of each strand that has not ended.
+
+    Args:
+        num_strands: Strands.
+        num_delivered: Microbatches that were delivered of all.
+        ended: The strands that have ended, and the microbatches of each.
+    """
+    left_out = dict(ended)
+    active = [index for index in range(num_strands) if index not in left_out]
+    if not active:
+        return {}
+    rounds, num_ahead = divmod(num_delivered - sum(left_out.values()), len(active))
+    return {index: rounds + (place < num_ahead) for place, index in enumerate(active)}
 
 
 def _first_snapshot(own_dataset: Any) -> dict[str, Any] | None:

@@ -71,6 +71,8 @@ class EpochFactory:
             Exception: What ``worker_init_fn`` raises.
         """
         if isinstance(shard, Strand):
+            if isinstance(self.dataset, BatchStream):
+                return cast("BatchStream", self._dataset_for(shard)).loader_product(shard, self.collate_fn)
             return self._strand(shard)
         batches = cast("NumberedBatches", shard)
         self._enter(current_worker(), self._num_workers)
@@ -84,16 +86,7 @@ class EpochFactory:
 
     def _strand(self, strand: Strand) -> StrandProduct:
         def make() -> tuple[Any, DatasetMemory | None]:
-            if self._keeps_dataset:
-                self._enter(strand.number, strand.num_strands)
-                return self.dataset, self._memory
-            pristine, self._is_entered = self.dataset, False
-            try:
-                self.dataset = copy.deepcopy(pristine)
-                self._enter(strand.number, strand.num_strands)
-                return self.dataset, None
-            finally:
-                self.dataset = pristine
+            return self._dataset_for(strand), self._memory if self._keeps_dataset else None
 
         return StrandProduct(
             strand,
@@ -103,6 +96,17 @@ class EpochFactory:
             drop_last=self._drop_last,
             snapshot_every_n_steps=self._snapshot_every_n_steps,
         )
+
+    def _dataset_for(self, strand: Strand) -> Any:
+        """Return the dataset that a strand's epoch is made of: a copy for it alone, unless the dataset stays."""
+        pristine = self.dataset
+        if not self._keeps_dataset:
+            self.dataset, self._is_entered = copy.deepcopy(pristine), False
+        try:
+            self._enter(strand.number, strand.num_strands)
+            return self.dataset
+        finally:
+            self.dataset = pristine
 
     def _enter(self, index: int | None, num_workers: int) -> None:
         """Let ``get_worker_info`` know of this worker, and call the user's ``worker_init_fn``, once for each dataset."""

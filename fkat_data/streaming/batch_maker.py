@@ -1,6 +1,6 @@
 """Make batches of the samples that a ``StreamingDataLoader`` picks: column by column, or by a collate function."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from torch.utils import data
@@ -8,12 +8,60 @@ from torch.utils import data
 from fkat_data.misfit import collated
 from fkat_data.streaming.epoch.rank_batches import PickedSamples
 from fkat_data.streaming.reading.open_shards import own_array
-from fkat_data.streaming.stream_plan import is_plain
+from fkat_data.streaming.stream_plan import StreamPart, batches_together, is_plain
 
 if TYPE_CHECKING:
     from fkat_data.streaming.dataset import StreamingDataset
 
-__all__ = ["batch_maker", "collate_of_samples"]
+__all__ = ["PartBatches", "batch_maker", "collate_of_samples"]
+
+
+class PartBatches:
+    """Makes any batch of a part; those that follow on one another are read together.
+
+    Args:
+        dataset: The ``StreamingDataset``.
+        collate: Makes a batch of samples.
+        part: The part.
+    """
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], part: StreamPart) -> None:
+        self._make = batch_maker(dataset, collate)
+        self._part = part
+        self._most_together = batches_together(dataset, dataset.batch_size)
+        self._together = part.num_together
+        self._next = part.first
+        self._made: Iterator[Any] = iter(())
+        self._num_left = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no code of a user's makes them, so that nothing is drawn."""
+        return self._part.is_plain
+
+    @property
+    def num_microbatches(self) -> int:
+        """The number behind that of the part's last batch."""
+        return len(self._part)
+
+    def microbatch(self, index: int) -> Any:
+        """Return a batch by its number in the epoch; fast where the number is the one behind the last.
+
+        Raises:
+            Exception: What reading its samples raises, or the user's.
+        """
+        if index != self._next:
+            self._together, self._num_left = 1, 0
+        if not self._num_left:
+            stop = min(index + self._together, len(self._part))
+            self._made = iter(self._make([self._part.batch(number) for number in range(index, stop)]))
+            self._num_left = stop - index
+            self._together = min(2 * self._together, self._most_together)
+        # Where this fails, the next call makes the batch again.
+        num_left, self._num_left, self._next = self._num_left, 0, index
+        batch = next(self._made)
+        self._next, self._num_left = index + 1, num_left - 1
+        return batch
 
 
 def batch_maker(
@@ -25,14 +73,19 @@ def batch_maker(
     return lambda batches: _Collated(dataset, collate_of_samples(collate), batches)
 
 
-def collate_of_samples(collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """Return a collate function for samples whose arrays may be read-only."""
-    return _collate_copies if collate is data.default_collate else collate
+def collate_of_samples(
+    collate: Callable[[list[Any]], Any], default: Callable[[Any], Any] | None = None
+) -> Callable[[list[Any]], Any]:
+    """Return a collate function for samples whose arrays may be read-only, as views of a shard are: torch warns of them.
 
-
-def _collate_copies(samples: list[Any]) -> Any:
-    """Collate as torch does, which warns about arrays that are read-only, as views of a shard are."""
-    return collated([_writable(sample) for sample in samples])
+    Args:
+        collate: The user's, or torch's.
+        default: Does what torch's does; None: torch's itself.
+    """
+    if collate is not data.default_collate:
+        return collate
+    stack = default or collated
+    return lambda samples: stack([_writable(sample) for sample in samples])
 
 
 def _writable(sample: Any) -> Any:

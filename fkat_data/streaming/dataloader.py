@@ -1,36 +1,24 @@
 """The DataLoader with the contract of the reference: its state is the dataset's."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib import import_module
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from torch.utils import data as torch_data
 
 from fkat_data.arguments import integer
 from fkat_data.drop_in.data_loader import DataLoader
-from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
-from fkat_data.streaming.batch_iterator import BatchIterator
-from fkat_data.streaming.batch_maker import batch_maker, collate_of_samples
+from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.seeding import microbatch_seed
+from fkat_data.streaming.batch_maker import batch_maker
 from fkat_data.streaming.dataset import StreamingDataset, has_own_iter
 from fkat_data.streaming.epoch.rank_batches import RankBatches, ids_of, in_groups
-from fkat_data.streaming.epoch.resume_point import ResumePoint
-from fkat_data.streaming.handed_out import BatchEnd
-from fkat_data.streaming.own_iteration import FailedBatch, IteratedBatches
+from fkat_data.streaming.own_iteration import IteratedBatches, IteratedPlan
 from fkat_data.streaming.reading.read_commit import check_merged
-from fkat_data.streaming.stream_plan import StreamPlan, batches_together, step_of, wanted_batches
-from fkat_data.tracebacks import fold
-from fkat_data.worker.current import current_worker
+from fkat_data.streaming.stream_plan import StreamEpochs, batches_together, wanted_batches
 
 __all__ = ["StreamingDataLoader"]
 
-_OF_ITERATION = {
-    *("_own_num_samples", "_iteration", "_torch_workers", "_after", "_is_in_step"),
-    *("_numbered", "_numbered_batches", "_next_numbered"),
-}
-
-#: All that is raised in an iteration, but what closes one that is dropped: no call runs then that could be interrupted.
-_RAISED = (Exception, KeyboardInterrupt, SystemExit)
-_Made = TypeVar("_Made")
+_OF_NUMBERED = {"_numbered", "_numbered_batches", "_next_numbered"}
 
 
 class StreamingDataLoader(DataLoader[Any]):
@@ -40,8 +28,8 @@ class StreamingDataLoader(DataLoader[Any]):
     With torch's default collate a batch is gathered column by column, with the same result. For any other dataset this
     is a ``fkat_data.DataLoader``.
 
-    Where a subclass of ``StreamingDataset`` overrides ``__iter__``, it is iterated, in workers of torch's if there are
-    any. Its state is exact while it yields one sample for each that ``super().__iter__()`` hands to it.
+    Where a subclass of ``StreamingDataset`` overrides ``__iter__``, each worker iterates it, and their batches come in
+    turn. Its state is exact while it yields one sample for each that ``super().__iter__()`` hands to it.
 
     ``accelerator.prepare`` leaves the batches as they are, moves them to its device, and saves and loads the state. See
     ``fkat_data.huggingface`` for ``skip_first_batches``.
@@ -59,12 +47,7 @@ class StreamingDataLoader(DataLoader[Any]):
 
     _leaves_empty_rest = False
 
-    # Of the iteration under way; a copy has none.
-    _own_num_samples: int = 0
-    _iteration: int = 0
-    _torch_workers: "torch_data.DataLoader[Any] | None" = None
-    _after: ResumePoint | None = None
-    _is_in_step: bool = True
+    # Of the epoch whose batches are asked for by their numbers.
     _numbered: Iterator[Any] | None = None
     _numbered_batches: RankBatches | None = None
     _next_numbered: int = 0
@@ -85,25 +68,10 @@ class StreamingDataLoader(DataLoader[Any]):
         return isinstance(self.dataset, StreamingDataset) and has_own_iter(self.dataset)
 
     @property
-    def epoch(self) -> int:
-        """The epoch of the next batch, from 0."""
-        if not self._has_own_iter:
-            return super().epoch
-        return (self._after or cast("StreamingDataset", self.dataset).next_point()).epoch
-
-    @property
-    def step(self) -> int:
-        """Batches of that epoch that this rank had before it."""
-        if not self._has_own_iter:
-            return super().step
-        dataset = cast("StreamingDataset", self.dataset)
-        return step_of(dataset, self._after or dataset.next_point())
-
-    @property
     def num_samples_yielded(self) -> int:
         """Samples of this rank that the present iteration has delivered."""
-        if self._has_own_iter or self._engine is None or not isinstance(self._plan, StreamPlan):
-            return self._own_num_samples
+        if self._engine is None or not isinstance(self._plan, StreamEpochs):
+            return 0
         return self._plan.num_samples_before(self._engine.position)
 
     def __len__(self) -> int:
@@ -119,18 +87,13 @@ class StreamingDataLoader(DataLoader[Any]):
         Raises:
             StaleIteratorError: A later iterator has replaced this one.
         """
-        dataset = self.dataset
-        if not isinstance(dataset, StreamingDataset):
-            return super().__iter__()
-        if self._has_own_iter:
-            return self._iterated_by_itself(dataset)
-        if current_worker() is not None:  # a factory's product: the loader that asks has an engine
-            return self._made_here(dataset, 0)
+        if isinstance(self.dataset, StreamingDataset) and microbatch_seed() is not None:
+            return self._made_here(self.dataset, 0)  # the product of a factory: the loader that asks has an engine
         return super().__iter__()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy begins with: the same options, and the next epoch of the dataset, or what was loaded."""
-        return {name: value for name, value in super().__getstate__().items() if name not in _OF_ITERATION}
+        return {name: value for name, value in super().__getstate__().items() if name not in _OF_NUMBERED}
 
     def skip(self, count: int) -> "_RestOfEpoch":
         """Return the batches of the next epoch after the first ``count``, which are not read.
@@ -191,23 +154,12 @@ class StreamingDataLoader(DataLoader[Any]):
             ConfigurationError: The dataset's own ``__iter__`` has not yielded one sample for each that it was handed,
                 so that no place in the order says what it would yield next.
         """
-        dataset = self.dataset
-        if not isinstance(dataset, StreamingDataset):
-            return super().state_dict()
-        if not self._has_own_iter:
-            return self._whole_state()["stream"]
-        if not self._is_in_step:
-            raise ConfigurationError(
-                "dataset",
-                type(dataset),
-                "an __iter__ that yields one sample for each of super().__iter__(), in turn: no state can say what "
-                "another one yields next. To change single samples, pass transform= or override __getitem__",
-            )
-        return dataset.state_dict(0, False) if self._after is None else dataset.state_at(self._after)
+        return self.local_state_dict() if isinstance(self.dataset, StreamingDataset) else super().state_dict()
 
     def local_state_dict(self) -> dict[str, Any]:
         """Return what ``state_dict`` returns: no state of a stream needs the other ranks."""
-        return self.state_dict() if isinstance(self.dataset, StreamingDataset) else super().local_state_dict()
+        state = super().local_state_dict()
+        return state["stream"] if isinstance(self.dataset, StreamingDataset) else state
 
     @staticmethod
     def merge_state_dicts(local_state_dicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -243,20 +195,13 @@ class StreamingDataLoader(DataLoader[Any]):
             state = {**kept, "epoch": state["epoch"] + 1, "sample_in_epoch": 0}
         self.load_state_dict(state)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue with the next iteration where a state was taken, in this world or another.
-
-        Raises:
-            StateMismatchError: It is no such state, or another configuration wrote it.
-            ConfigurationError: Its position does not fit this world.
-        """
-        super().load_state_dict(state_dict)
-        if self._stream is not None:
-            vars(self).update(_after=None, _is_in_step=True, _own_num_samples=0)
-            vars(self).update(_iteration=self._iteration + 1)
-
     def _made_here(self, dataset: StreamingDataset, first: int) -> Iterator[Any]:
         """Yield the batches of the next epoch from one of them on, in this process and without a place."""
+        if self._has_own_iter:
+            plan = IteratedPlan(dataset, 0, drop_last=self.drop_last, num_workers=0)
+            plan.begin(plan.first(), leaves_empty_rest=False)
+            yield from IteratedBatches(dataset, self._collate, plan.shard(0, 0))
+            return
         batches = dataset.rank_batches(dataset.begin_epoch())
         wanted = wanted_batches(dataset, batches, first, drop_last=self.drop_last)
         together = batches_together(dataset, cast("int", self.batch_size))
@@ -266,64 +211,6 @@ class StreamingDataLoader(DataLoader[Any]):
         num_together = None if dataset.cache_limit is None else dataset.num_together
         for _, part in dataset.follow(in_groups(wanted, at_first, together, num_together), ids_of):
             yield from make(part)
-
-    def _iterated_by_itself(self, dataset: StreamingDataset) -> Any:
-        """Return an epoch of a dataset with an ``__iter__`` of its own."""
-        if self._driven is None:
-            return BatchIterator((batch for batch, _ in self._begun_by_itself(dataset)), self)
-        follow = import_module("fkat_data.accelerated")
-        may_be_over = dataset.next_point().sample_in_epoch > 0
-        batches = follow.rest_or_next(
-            lambda: self._begun_by_itself(dataset), may_be_over=may_be_over, num_workers=self.num_workers
-        )
-        return follow.accelerated(batches, follow.mover_to(follow.device_here()))
-
-    def _begun_by_itself(self, dataset: StreamingDataset) -> Iterator[tuple[Any, bool]]:
-        self._iteration += 1
-        self._own_num_samples = 0
-        self._is_in_step = True
-        self._after = dataset.next_point()
-        return self._iterated(dataset, self._iteration, self._after)
-
-    def _iterated(self, dataset: StreamingDataset, iteration: int, start: ResumePoint) -> Iterator[tuple[Any, bool]]:
-        collate = collate_of_samples(self._collate)
-        made: Any = IteratedBatches(dataset, collate, cast("int", self.batch_size), drop_last=self.drop_last)
-        if self.num_workers or self.pin_memory:
-            if self._torch_workers is None:
-                self._torch_workers = self._torch_loader(made)
-            made = self._torch_workers
-        last: BatchEnd | None = None
-        try:
-            for batch, is_last in self._with_end(made):
-                if isinstance(batch, FailedBatch):
-                    raise batch.error
-                if self._iteration != iteration:
-                    raise StaleIteratorError("a later iter(), or a loaded state, has replaced this one")
-                end: BatchEnd | None = batch.end
-                if last is None and end is not None and self._is_in_step:
-                    _check_beginning(end, start)
-                if self._is_in_step and end is not None and end.follows(last):
-                    last, self._after = end, end.after
-                else:
-                    self._is_in_step = False
-                self._own_num_samples += batch.num_samples
-                yield batch.made, is_last
-        except _RAISED as error:
-            fold(error)
-            raise
-
-    def _with_end(self, made: Iterable[_Made]) -> Iterator[tuple[_Made, bool]]:
-        """Yield what was made, and whether it is the epoch's last, which only accelerate wants to know."""
-        if self._driven is not None:
-            return import_module("fkat_data.accelerated").with_end(made)
-        return ((item, False) for item in made)
-
-    def _torch_loader(self, dataset: torch_data.Dataset[Any]) -> "torch_data.DataLoader[Any]":
-        names = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
-        options = {name: getattr(self, name) for name in names}
-        if self.num_workers and self.prefetch_factor is not None:
-            options["prefetch_factor"] = self.prefetch_factor
-        return torch_data.DataLoader(dataset, batch_size=None, collate_fn=_unchanged, **options)
 
 
 class _RestOfEpoch:
@@ -338,16 +225,3 @@ class _RestOfEpoch:
 
     def __iter__(self) -> Iterator[Any]:
         return self._begin(self._dataset, self._first)
-
-
-def _check_beginning(end: BatchEnd, start: ResumePoint) -> None:
-    began = end.beginning
-    if (began.epoch, began.sample_in_epoch) != (start.epoch, start.sample_in_epoch):
-        raise StaleIteratorError(
-            f"another iterator of the dataset has begun at sample {start.sample_in_epoch} of epoch {start.epoch}, which "
-            f"this one was to read; it would read on from sample {began.sample_in_epoch} of epoch {began.epoch}"
-        )
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch

@@ -14,9 +14,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 from fkat_data import arguments
 from fkat_data.archives.member_decoding import DecoderName
 from fkat_data.description import Described
+from fkat_data.drop_in.strand import Strand
 from fkat_data.errors import ConfigurationError, StaleIteratorError
 from fkat_data.sizes import count_of, size_bytes_of
 from fkat_data.streaming.audit import Coverage, SampleRecord, coverage_of, records_of
+from fkat_data.streaming.batch_maker import PartBatches
 from fkat_data.streaming.epoch.epochs import Epochs
 from fkat_data.streaming.epoch.rank_batches import PickedSamples, RankBatches, joined
 from fkat_data.streaming.epoch.resume_point import LARGEST_NUMBER, ResumePoint, SharedResumePoint
@@ -25,7 +27,6 @@ from fkat_data.streaming.epoch.torch_iteration import iteration_here
 from fkat_data.streaming.epoch.weight_schedule import WeightSchedule
 from fkat_data.streaming.epoch.world import World
 from fkat_data.streaming.formats.open_shard import DECODED_LIMIT_BYTES
-from fkat_data.streaming.handed_out import HandedOut
 from fkat_data.streaming.order.batching import BATCHING_METHODS, BatchingMethod
 from fkat_data.streaming.order.epoch_order import (
     SAMPLING_METHODS,
@@ -37,14 +38,14 @@ from fkat_data.streaming.order.epoch_order import (
 from fkat_data.streaming.order.joined import LAST_EPOCH
 from fkat_data.streaming.order.partition import PARTITIONS, PartitionName
 from fkat_data.streaming.order.weights import StreamWeight
-from fkat_data.streaming.part_batches import PartBatches
+from fkat_data.streaming.own_iteration import HandedOut, IteratedBatches, IteratedPlan
 from fkat_data.streaming.properties import DatasetProperties
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.open_shards import OpenShards
 from fkat_data.streaming.reading.read_commit import check_ranks, check_saved, saved_commits
 from fkat_data.streaming.reading.stream import Stream, given_streams
 from fkat_data.streaming.sample_access import SampleAccess
-from fkat_data.streaming.stream_plan import StreamPart, StreamPlan
+from fkat_data.streaming.stream_plan import StreamEpochs, StreamPart, StreamPlan
 
 __all__ = ["StreamingDataset", "has_own_iter"]
 
@@ -54,6 +55,8 @@ _logger = logging.getLogger(__name__)
 _READ_TOGETHER = 64
 #: The default of what is fetched ahead.
 _READ_AHEAD_BYTES = 128 << 20
+#: Attributes of a dataset that an iteration changes.
+_OF_ITERATION = {"_resume_point", "handed_out", "next_of_strand"}
 
 _Part = TypeVar("_Part")
 
@@ -232,6 +235,8 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         super().__init__(filled, catalog, epochs)
         self._resume_point = SharedResumePoint()
         self.handed_out: HandedOut | None = None
+        # While a loader's strand goes through the dataset's own __iter__: where its next epoch begins.
+        self.next_of_strand: ResumePoint | None = None
 
     @property
     def skips(self) -> SampleSkips:
@@ -332,24 +337,23 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         """Return how many of the first samples to read together, so that a small cache holds the shards of all."""
         return self._shards.num_together(sample_ids)
 
-    def loader_plan(self, dp_rank: int, *, drop_last: bool, is_read_here: bool, collate_fn: Any) -> StreamPlan:
-        """Return the plan of this rank's batches, for a loader.
-
-        Raises:
-            ConfigurationError: A subclass overrides ``__iter__``.
-        """
+    def loader_plan(self, dp_rank: int, *, drop_last: bool, num_workers: int, collate_fn: Any) -> StreamEpochs:
+        """Return the plan of this rank's batches, for a loader."""
         if has_own_iter(self):
-            expected = "fkat_data.streaming.StreamingDataLoader over a dataset with an __iter__ of its own"
-            raise ConfigurationError("dataset", type(self), expected)
+            return IteratedPlan(self, dp_rank, drop_last=drop_last, num_workers=num_workers)
+        is_read_here = not num_workers
         return StreamPlan(self, dp_rank, drop_last=drop_last, is_read_here=is_read_here, collate_fn=collate_fn)
 
-    def loader_product(self, part: StreamPart, collate_fn: Callable[[list[Any]], Any]) -> PartBatches:
+    def loader_product(
+        self, part: StreamPart | Strand, collate_fn: Callable[[list[Any]], Any]
+    ) -> PartBatches | IteratedBatches:
         """Return the batches of a task of that plan, where they are made."""
-        return PartBatches(self, collate_fn, part)
+        kind: Any = IteratedBatches if isinstance(part, Strand) else PartBatches
+        return kind(self, collate_fn, part)
 
     def loader_terms(self) -> tuple[int, Any]:
         """Return the seed of its orders, and all that workers have of it but its resume point."""
-        own = {name: value for name, value in vars(self).items() if name not in ("_resume_point", "handed_out")}
+        own = {name: value for name, value in vars(self).items() if name not in _OF_ITERATION}
         return self.epochs.shuffle_seed, own
 
     def begin_epoch(self) -> ResumePoint:
@@ -358,6 +362,10 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         Raises:
             RankMismatchError: Another rank reads another commit of the Hugging Face hub, with other data.
         """
+        if self.next_of_strand is not None:
+            point = self.next_of_strand
+            self.next_of_strand = replace(point, epoch=point.epoch + 1, sample_in_epoch=0, initial_grid=None)
+            return point
         check_ranks(self.catalog.commits)
         is_order_needed = self.epochs.world().num_ranks > 1
         return self.epochs.settled(self._resume_point.begin(iteration_here(), is_order_needed=is_order_needed))
@@ -442,7 +450,7 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         self._resume_point.go_to(point)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"handed_out": None}
+        return self.__dict__ | {"handed_out": None, "next_of_strand": None}
 
 
 #: Before anybody patches it.

@@ -1,88 +1,306 @@
-"""Batches of a dataset whose subclass has an ``__iter__`` of its own, and where a resume goes on after each."""
+"""A dataset whose subclass has an ``__iter__`` of its own: strands of batches, and where a resume goes on after each.
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+Each worker iterates the dataset, and their batches come in turn. An iteration over the dataset records what it hands out,
+so that a batch knows which one of the order it is, as long as the code between passes on a sample for each.
+"""
 
-from torch.utils.data import IterableDataset
+import pickle
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from fkat_data.errors import FkatDataError
-from fkat_data.streaming.handed_out import BatchEnd
-from fkat_data.tracebacks import OF_WORKER, folded_text
+from fkat_data.drop_in.strand import Snapshot, Strand
+from fkat_data.drop_in.strand_plan import left_in_turns
+from fkat_data.errors import StaleIteratorError
+from fkat_data.plan.elastic import Piece
+from fkat_data.plan.place import Place
+from fkat_data.plan.task import Task
+from fkat_data.position import Position
+from fkat_data.streaming.batch_maker import collate_of_samples
+from fkat_data.streaming.epoch.rank_batches import RankBatches
+from fkat_data.streaming.epoch.resume_point import ResumePoint
+from fkat_data.streaming.stream_plan import StreamEpochs, step_of
+from fkat_data.worker.batches import NearestProduct
+from fkat_data.worker.messages import Marked
 
-__all__ = ["FailedBatch", "IteratedBatch", "IteratedBatches"]
+if TYPE_CHECKING:
+    from fkat_data.streaming.dataset import StreamingDataset
+
+__all__ = ["BatchEnd", "HandedOut", "IteratedBatches", "IteratedPlan"]
+
+# Batches are made ahead, and frameworks ask for the place of a batch or two ago.
+_MOST_KEPT = 8
 
 
-class FailedBatch(NamedTuple):
-    """The error of a worker, delivered instead of its batch."""
-
-    error: FkatDataError
-
-    @classmethod
-    def of(cls, error: FkatDataError) -> "FailedBatch":
-        """Return the error with the worker's traceback. torch cannot rebuild an error with several arguments."""
-        if text := folded_text(error):
-            error.add_note(f"{OF_WORKER}\n{text}")
-        return cls(error)
-
-
-class IteratedBatch(NamedTuple):
-    """A batch of what an ``__iter__`` yielded.
+class BatchEnd(NamedTuple):
+    """The end of a batch of the order.
 
     Attributes:
-        made: The batch.
+        ordinal: The batch's number among those that this rank reads.
+        is_short: Whether the batch is the short one at the end of an epoch.
+        after: Where an iteration that follows the batch resumes.
+        num_parts: Workers that share the rank's batches.
+    """
+
+    ordinal: int
+    is_short: bool
+    after: ResumePoint
+    num_parts: int
+
+    def follows(self, other: "BatchEnd | None") -> bool:
+        """Return whether this batch is the next one after another, or the first one after None."""
+        if other is None or self.after.epoch == other.after.epoch:
+            return self.ordinal == (0 if other is None else other.ordinal + 1)
+        # Workers that share an epoch begin the next one at different times.
+        return self.num_parts == 1 and self.ordinal == 0 and self.after.epoch == other.after.epoch + 1
+
+
+class HandedOut:
+    """The samples that one iteration has handed out.
+
+    Args:
+        batches: The rank's batches.
+        part: Index of this worker's part of them.
+        num_parts: Number of parts.
+
+    Attributes:
+        beginning: Where the iteration began.
+        num_samples: Their number.
+    """
+
+    def __init__(self, batches: RankBatches, part: int, num_parts: int) -> None:
+        self.beginning: ResumePoint = batches.point
+        self.num_samples = 0
+        # Weakly: the plan of an epoch, which may be large, lives as long as the iteration does.
+        self._batches = weakref.ref(batches)
+        self._next_ordinal = part
+        self._num_parts = num_parts
+        self._num_planned = 0
+        self._ends: deque[tuple[int, int, int]] = deque()
+
+    def plan(self, indices: Sequence[int], sizes: Sequence[int]) -> None:
+        """Add batches that will be handed out: their indices in the plan, and their sizes."""
+        for index, size in zip(indices, sizes, strict=True):
+            self._num_planned += size
+            self._ends.append((self._num_planned, self._next_ordinal, index))
+            self._next_ordinal += self._num_parts
+
+    def batch_end(self) -> BatchEnd | None:
+        """Return the batch that ends with the last sample; None if that sample is in the middle of a batch."""
+        while self._ends and self._ends[0][0] < self.num_samples:
+            self._ends.popleft()
+        batches = self._batches()
+        if batches is None or not self._ends or self._ends[0][0] > self.num_samples:
+            return None
+        _, ordinal, index = self._ends[0]
+        after = replace(batches.point, sample_in_epoch=batches.sample_in_epoch_after(index))
+        return BatchEnd(ordinal, batches.is_short(index), after, self._num_parts)
+
+
+class _Mark(NamedTuple):
+    """What travels with a batch.
+
+    Attributes:
         num_samples: Samples in it.
+        epoch: The newest epoch that the dataset has begun.
         end: The batch of the order that it is; None where ``__iter__`` does not yield one sample for each that
             ``StreamingDataset.__iter__`` handed to it.
     """
 
-    made: Any
     num_samples: int
+    epoch: int
     end: BatchEnd | None
 
 
-class IteratedBatches(IterableDataset[Any]):
+class IteratedBatches(NearestProduct):
     """Iterates over a dataset by its own ``__iter__``, and cuts what comes into batches.
 
     A sample for each that was handed out gives the batches of the order. Anything else is cut by the batch size alone.
 
     Args:
-        dataset: A ``StreamingDataset``.
-        collate: Makes a batch of samples.
-        batch_size: Samples of a batch.
-        drop_last: Whether to drop a short batch at the end.
+        dataset: The dataset.
+        collate_fn: Makes a batch of samples.
+        strand: The part of the iteration, as ``IteratedPlan`` makes it.
     """
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], batch_size: int, *, drop_last: bool) -> None:
+    def __init__(self, dataset: "StreamingDataset", collate_fn: Callable[[list[Any]], Any], strand: Strand) -> None:
         self._dataset = dataset
-        self._collate = collate
-        self._batch_size = batch_size
-        self._drop_last = drop_last
+        self._collate_fn = collate_fn
+        self._strand = strand
+        snapshot = cast("Snapshot", strand.snapshot)
+        self._first_step = snapshot.step
+        self._point, self._drop_last = cast("tuple[ResumePoint, bool]", pickle.loads(snapshot.state))
 
-    def __iter__(self) -> Iterator["IteratedBatch | FailedBatch"]:
-        """Begin the next epoch, or whatever the dataset's ``__iter__`` begins."""
-        try:
-            yield from self._batches()
-        except FkatDataError as error:
-            yield FailedBatch.of(error)
+    def begin_near(self, first_microbatch: int, collate: Callable[[Any], Any] | None) -> tuple[int, Iterator[Any]]:
+        """Return that the iteration begins with its first batch, and the batches: only the user's code knows the rest.
 
-    def _batches(self) -> Iterator[IteratedBatch]:
-        dataset = self._dataset
+        Raises:
+            Exception: The user's.
+        """
+        del first_microbatch
+        return 0, self._marked(collate_of_samples(self._collate_fn, collate))
+
+    def stream_of(self, index: int) -> int:
+        """Return the random stream of a batch: that of its number in the epoch, with any number of workers."""
+        return self._first_step + index * max(1, self._strand.num_strands) + self._strand.number
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield every batch, without its mark."""
+        return (marked.microbatch for marked in self._marked(collate_of_samples(self._collate_fn)))
+
+    def _marked(self, collate: Callable[[list[Any]], Any]) -> Iterator[Marked]:
+        for samples, epoch, end in self._cut():
+            yield Marked(collate(samples), pickle.dumps(tuple(_Mark(len(samples), epoch, end))))
+
+    def _cut(self) -> Iterator[tuple[list[Any], int, BatchEnd | None]]:
+        dataset, batch_size = self._dataset, cast("int", self._dataset.batch_size)
         samples: list[Any] = []
-        handed_out, num_yielded, is_in_step = None, 0, True
-        dataset.handed_out = None
-        for sample in dataset:
-            if dataset.handed_out is not handed_out:
-                is_in_step = is_in_step and not samples
-                handed_out, num_yielded = dataset.handed_out, 0
-            samples.append(sample)
-            num_yielded += 1
-            is_in_step = is_in_step and handed_out is not None and handed_out.num_samples == num_yielded
-            end = handed_out.batch_end() if is_in_step and handed_out is not None else None
-            if end is None and len(samples) < self._batch_size:
-                continue
-            if not (self._drop_last and end is not None and end.is_short):
-                yield IteratedBatch(self._collate(samples), len(samples), end)
-            samples = []
-            is_in_step = end is not None
+        epoch, handed_out, num_yielded, is_in_step = self._point.epoch, None, 0, True
+        dataset.handed_out, dataset.next_of_strand = None, self._point
+        try:
+            for sample in dataset:
+                if dataset.handed_out is not handed_out:
+                    is_in_step = is_in_step and not samples
+                    handed_out, num_yielded = dataset.handed_out, 0
+                    epoch = self._epoch_of(handed_out, epoch)
+                samples.append(sample)
+                num_yielded += 1
+                is_in_step = is_in_step and handed_out is not None and handed_out.num_samples == num_yielded
+                end = handed_out.batch_end() if is_in_step and handed_out is not None else None
+                if end is None and len(samples) < batch_size:
+                    continue
+                if not (self._drop_last and end is not None and end.is_short):
+                    # In the caller's own thread, others may iterate the dataset meanwhile.
+                    next_of_strand, dataset.next_of_strand = dataset.next_of_strand, None
+                    yield samples, epoch, end
+                    dataset.next_of_strand = next_of_strand
+                samples = []
+                is_in_step = end is not None
+        finally:
+            dataset.next_of_strand = None
         if samples and not self._drop_last:
-            yield IteratedBatch(self._collate(samples), len(samples), None)
+            yield samples, epoch, None
+
+    def _epoch_of(self, handed_out: HandedOut | None, epoch: int) -> int:
+        """Return the epoch that the dataset has begun.
+
+        Raises:
+            StaleIteratorError: It is another one than this iteration's.
+        """
+        if handed_out is None:
+            return epoch
+        following = self._dataset.next_of_strand
+        if following is None or following.epoch != handed_out.beginning.epoch + 1:
+            raise StaleIteratorError(
+                f"another iterator of the dataset reads on from epoch {handed_out.beginning.epoch}, where this one has "
+                f"begun at sample {self._point.sample_in_epoch} of epoch {self._point.epoch}: super().__iter__() must be "
+                "called in the thread that iterates the dataset"
+            )
+        return handed_out.beginning.epoch
+
+
+class _Reached(NamedTuple):
+    """What is known behind a batch.
+
+    Attributes:
+        num_samples: Samples so far.
+        epoch: The newest epoch that the dataset had begun.
+        end: The last batch of the order.
+        is_in_step: Whether every batch so far is one of the order, in turn.
+    """
+
+    num_samples: int
+    epoch: int
+    end: BatchEnd | None = None
+    is_in_step: bool = True
+
+    def after(self, mark: _Mark) -> "_Reached":
+        """Return the same behind the next batch."""
+        is_in_step = self.is_in_step and mark.end is not None and mark.end.follows(self.end)
+        end = mark.end if is_in_step else self.end
+        return _Reached(self.num_samples + mark.num_samples, max(self.epoch, mark.epoch), end, is_in_step)
+
+
+class IteratedPlan(StreamEpochs):
+    """Plans epochs whose batches come from the dataset's own ``__iter__``: each worker iterates it, and they take turns.
+
+    Args:
+        dataset: As for ``StreamEpochs``, like the next two.
+        dp_rank: The loader's.
+        drop_last: Whether a short batch at an epoch's end is left out.
+        num_workers: Workers; 0: the dataset is iterated in this process, in none.
+    """
+
+    def __init__(self, dataset: "StreamingDataset", dp_rank: int, *, drop_last: bool, num_workers: int) -> None:
+        super().__init__(dataset, dp_rank, drop_last=drop_last)
+        self.num_strands: int | None = num_workers
+        # By how many batches came before: what has arrived, of which the caller has the most.
+        self._reached: dict[int, _Reached] = {}
+        self._num_arrived = 0
+        # Where the dataset was when the iteration had begun.
+        self._next_point = ResumePoint()
+
+    def begin(self, position: Position, *, leaves_empty_rest: bool) -> Place:
+        """Begin the dataset's next epoch, behind all that one iteration has gone through, or the rest of a loaded one."""
+        dataset = self._dataset
+        if self._point is not None and dataset.next_point() == self._next_point:  # else somebody has said where
+            epoch = self._reached_at(position).epoch
+            if epoch > self._point.epoch:
+                dataset.next_epoch = epoch + 1
+        return super().begin(position, leaves_empty_rest=leaves_empty_rest)
+
+    def shard(self, epoch: int, index: int) -> Strand:
+        """Return a worker's part of the iteration."""
+        state = pickle.dumps((self._begun, self._drop_last))
+        return Strand(epoch, index, self.num_strands or 0, Snapshot(self._first_step, state))
+
+    def piece(self, epoch: int, index: int) -> Piece:
+        """Return what says where random streams come from: a batch has that of its number in the epoch."""
+        del epoch, index
+        return Piece(self._dp_rank, 0, 0)
+
+    def turns(self, position: Position) -> Sequence[tuple[int, int]]:
+        """Return the strands that have something left, and their first microbatches."""
+        # What was made behind a position has not reached the caller.
+        self._num_arrived = position.microbatch
+        self._reached = {count: kept for count, kept in self._reached.items() if count <= self._num_arrived}
+        left = left_in_turns(max(1, self.num_strands or 0), self._num_arrived, position.ended)
+        return sorted(left.items(), key=lambda item: item[1])
+
+    def mark(self, task: Task, num_made: int, mark: bytes) -> None:
+        """Remember what is known behind a batch."""
+        del task, num_made
+        self._reached[self._num_arrived + 1] = self._reached[self._num_arrived].after(_Mark(*pickle.loads(mark)))
+        self._num_arrived += 1
+        self._reached.pop(self._num_arrived - _MOST_KEPT, None)
+
+    def place(self, position: Position) -> tuple[int, int]:
+        """Return epoch and step of a position, as a state says them."""
+        if self._point is None or self._is_left:
+            return position.epoch, position.step
+        reached = self._reached_at(position)
+        if position.epoch != self._point.epoch:
+            return reached.epoch + 1, 0
+        if reached.end is None or reached.end.after.epoch == position.epoch:
+            return position.epoch, position.step
+        return reached.epoch, step_of(self._dataset, reached.end.after)
+
+    def _num_samples_before(self, position: Position) -> int:
+        return self._reached_at(position).num_samples
+
+    def _point_behind(self, position: Position) -> ResumePoint | None:
+        reached = self._reached_at(position)
+        if not reached.is_in_step:
+            return None
+        return self._begun if reached.end is None else reached.end.after
+
+    def _go_to(self, point: ResumePoint) -> None:
+        self._next_point = self._dataset.next_point()
+        self._num_arrived, self._reached = 0, {0: _Reached(0, point.epoch)}
+        super()._go_to(point)
+
+    def _reached_at(self, position: Position) -> _Reached:
+        is_over = position.epoch != self._begun.epoch
+        return self._reached[self._num_arrived if is_over else position.microbatch]

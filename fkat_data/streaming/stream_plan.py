@@ -3,6 +3,7 @@
 The order is planned in the trainer's process; workers receive the numbers of the samples to read, and keep no position.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,7 @@ from fkat_data.position import Position
 from fkat_data.streaming.epoch.rank_batches import BatchGroup, PickedSamples, RankBatches, ids_of, in_groups
 from fkat_data.streaming.epoch.resume_point import ResumePoint
 
-__all__ = ["StreamPart", "StreamPlan", "batches_together", "is_plain", "step_of", "wanted_batches"]
+__all__ = ["StreamEpochs", "StreamPart", "StreamPlan", "batches_together", "is_plain", "step_of", "wanted_batches"]
 
 _PART_SIZE = 32
 _MOST_KEPT = 8
@@ -43,7 +44,7 @@ class StreamPart(DrawnBatches):
         self.is_plain = is_plain
 
 
-class StreamPlan(DatasetPlan):
+class StreamEpochs(DatasetPlan):
     """Plans this rank's part of a stream's epochs.
 
     Where the dataset's resume point says that the next epoch begins is read by ``begin``, and nowhere else.
@@ -52,55 +53,34 @@ class StreamPlan(DatasetPlan):
         dataset: The ``StreamingDataset``.
         dp_rank: The loader's.
         drop_last: Whether a short batch at an epoch's end is left out.
-        is_read_here: Whether this process reads the samples.
-        collate_fn: What makes a batch of samples.
     """
 
-    has_parts = True
-
-    def __init__(self, dataset: Any, dp_rank: int, *, drop_last: bool, is_read_here: bool, collate_fn: Any) -> None:
+    def __init__(self, dataset: Any, dp_rank: int, *, drop_last: bool) -> None:
         self._dataset = dataset
         self._dp_rank = dp_rank
         self._drop_last = drop_last
-        self._is_read_here = is_read_here
-        self._is_plain = is_plain(dataset, collate_fn)
         self._point: ResumePoint | None = None
         self._batches: RankBatches | None = None
         self._first_step = 0
         self._is_left = False
-        self._parts: dict[int, StreamPart] = {}
-        self._wanted: Iterator[BatchGroup] = iter(())
-        self._is_torn = True
-        self._num_parts = self._num_drawn = self._num_samples = 0
-        # By step: the plan's index of the batch before it, and the samples that the iteration has given by then.
-        self._behind: dict[int, tuple[int, int]] = {}
 
     def first(self) -> Position:
         """Return the position of a loader that was not iterated: where the dataset's next iteration begins."""
         point = self._dataset.next_point()
         return Position(point.epoch, 0, 0, step_of(self._dataset, point))
 
-    def begin(self, *, leaves_empty_rest: bool) -> Place:
+    def begin(self, position: Position, *, leaves_empty_rest: bool) -> Place:
         """Begin the dataset's next epoch, or the rest of a loaded one; return where the engine goes.
 
         Args:
+            position: Where the iteration before was left.
             leaves_empty_rest: Whether a loaded place with nothing behind it counts as the next epoch's begin.
         """
-        point = self._dataset.begin_epoch()
-        self._go_to(point)
-        if leaves_empty_rest and point.sample_in_epoch and self._part(0) is None:
-            point = self._dataset.begin_epoch()
-            self._go_to(point)
-        return Place(Position(point.epoch, 0, 0, self._first_step))
-
-    def shard(self, epoch: int, index: int) -> StreamPart | None:
-        """Return a part of the epoch, or None past its end."""
-        return None if self._point is None or epoch != self._point.epoch else self._part(index)
-
-    def piece(self, epoch: int, index: int) -> Piece | None:
-        """Return where a part begins: the numbers of its batches are those in the epoch."""
-        part = self.shard(epoch, index)
-        return None if part is None else Piece(self._dp_rank, 0, part.first)
+        del position
+        self._go_to(self._dataset.begin_epoch())
+        if leaves_empty_rest and self._begun.sample_in_epoch and self._is_empty():
+            self._go_to(self._dataset.begin_epoch())
+        return Place(Position(self._begun.epoch, 0, 0, self._first_step))
 
     def leave(self, position: Position) -> None:
         """Leave the epoch: a state says from here on that the next one begins."""
@@ -108,8 +88,9 @@ class StreamPlan(DatasetPlan):
         self._is_left = True
 
     def saved(self, position: Position) -> dict[str, Any]:
-        """Return what a state says of a position: the dataset's own state."""
-        return {"stream": self._dataset.state_at(self._point_at(position))}
+        """Return what a state says of a position: the dataset's own state; None: no state can say it."""
+        point = self._point_at(position)
+        return {"stream": None if point is None else self._dataset.state_at(point)}
 
     def resumption(self, state: Mapping[str, Any]) -> Place:
         """Return where a state was taken; the dataset has loaded it, and ``begin`` goes there."""
@@ -127,37 +108,100 @@ class StreamPlan(DatasetPlan):
 
     def num_samples_before(self, position: Position) -> int:
         """Return the samples that the iteration under way has given before a position."""
-        point = self._point
-        if point is None or self._is_left:
-            return 0
-        step = position.step if position.epoch == point.epoch else self._first_step + self._num_drawn
-        return self._behind.get(step, (0, 0))[1]
+        return 0 if self._point is None or self._is_left else self._num_samples_before(position)
 
-    def _point_at(self, position: Position) -> ResumePoint:
-        point, batches = self._point, self._batches
-        if point is None or batches is None:
+    @abstractmethod
+    def _num_samples_before(self, position: Position) -> int:
+        """Return the same where an iteration is under way."""
+
+    @abstractmethod
+    def _point_behind(self, position: Position) -> ResumePoint | None:
+        """Return where an iteration goes on that follows this position of the one under way; None: it is not known."""
+
+    def _point_at(self, position: Position) -> ResumePoint | None:
+        point = self._point
+        if point is None:
             return self._dataset.next_point()
         if position.epoch != point.epoch and self._is_left:
             return replace(point, epoch=point.epoch + 1, sample_in_epoch=0, initial_grid=None)
-        # Behind the last batch, the dataset's states say that nothing is left of the epoch.
-        step = position.step if position.epoch == point.epoch else self._first_step + self._num_drawn
-        if step == self._first_step:
-            return point
-        return replace(point, sample_in_epoch=batches.sample_in_epoch_after(self._behind[step][0]))
+        return self._point_behind(position)
+
+    @property
+    def _begun(self) -> ResumePoint:
+        """Where the iteration under way has begun."""
+        assert self._point is not None  # noqa: S101 - an iteration has begun
+        return self._point
 
     def _go_to(self, point: ResumePoint) -> None:
-        self._is_torn = True
         self._point = point
         self._batches = self._dataset.rank_batches(point)
         self._first_step = step_of(self._dataset, point)
         self._is_left = False
+
+    def _wanted_batches(self) -> Iterator[BatchGroup]:
+        assert self._batches is not None  # noqa: S101 - an iteration has begun
+        return wanted_batches(self._dataset, self._batches, 0, drop_last=self._drop_last)
+
+    def _is_empty(self) -> bool:
+        """Return whether nothing is left of the epoch that has begun."""
+        return not any(numbers for numbers, _ in self._wanted_batches())
+
+
+class StreamPlan(StreamEpochs):
+    """Plans epochs whose batches are known by the numbers of their samples.
+
+    Args:
+        dataset: As for ``StreamEpochs``, like the next two.
+        dp_rank: The loader's.
+        drop_last: Whether a short batch at an epoch's end is left out.
+        is_read_here: Whether this process reads the samples.
+        collate_fn: What makes a batch of samples.
+    """
+
+    has_parts = True
+
+    def __init__(self, dataset: Any, dp_rank: int, *, drop_last: bool, is_read_here: bool, collate_fn: Any) -> None:
+        super().__init__(dataset, dp_rank, drop_last=drop_last)
+        self._is_read_here = is_read_here
+        self._is_plain = is_plain(dataset, collate_fn)
+        self._parts: dict[int, StreamPart] = {}
+        self._wanted: Iterator[BatchGroup] = iter(())
+        self._is_torn = True
+        self._num_parts = self._num_drawn = self._num_samples = 0
+        # By step: the plan's index of the batch before it, and the samples that the iteration has given by then.
+        self._behind: dict[int, tuple[int, int]] = {}
+
+    def shard(self, epoch: int, index: int) -> StreamPart | None:
+        """Return a part of the epoch, or None past its end."""
+        return None if self._point is None or epoch != self._point.epoch else self._part(index)
+
+    def piece(self, epoch: int, index: int) -> Piece | None:
+        """Return where a part begins: the numbers of its batches are those in the epoch."""
+        part = self.shard(epoch, index)
+        return None if part is None else Piece(self._dp_rank, 0, part.first)
+
+    def _num_samples_before(self, position: Position) -> int:
+        return self._behind.get(self._step_at(position), (0, 0))[1]
+
+    def _point_behind(self, position: Position) -> ResumePoint:
+        step = self._step_at(position)
+        if self._batches is None or step == self._first_step:
+            return self._begun
+        return replace(self._begun, sample_in_epoch=self._batches.sample_in_epoch_after(self._behind[step][0]))
+
+    def _step_at(self, position: Position) -> int:
+        # Behind the last batch, the dataset's states say that nothing is left of the epoch.
+        return position.step if position.epoch == self._begun.epoch else max(self._behind)
+
+    def _go_to(self, point: ResumePoint) -> None:
+        self._is_torn = True
+        super()._go_to(point)
+        self._behind = {self._first_step: (-1, 0)}
         self._restart()
 
     def _restart(self) -> None:
         """Plan the iteration's batches from the first on."""
-        dataset, batches = self._dataset, self._batches
-        assert batches is not None  # noqa: S101 - an iteration has begun
-        wanted = wanted_batches(dataset, batches, 0, drop_last=self._drop_last)
+        dataset, wanted = self._dataset, self._wanted_batches()
         groups: Iterator[BatchGroup]
         if self._is_read_here:
             together = batches_together(dataset, dataset.batch_size)
@@ -170,7 +214,6 @@ class StreamPlan(DatasetPlan):
             groups = dataset.follow(in_groups(wanted, _PART_SIZE, _PART_SIZE), ids_of, is_opened=False)
         self._wanted = _without_gaps(groups)
         self._parts.clear()
-        self._behind = {self._first_step: (-1, 0)}
         self._num_parts = self._num_drawn = self._num_samples = 0
         self._is_torn = False
 
@@ -198,9 +241,10 @@ class StreamPlan(DatasetPlan):
             self._behind[self._first_step + self._num_drawn] = number, self._num_samples
         self._parts[self._num_parts] = part
         self._num_parts += 1
-        old = self._parts.pop(self._num_parts - _MOST_KEPT - 1, None)
-        if old is not None:
-            for step in list(self._behind)[: len(old) - old.first]:
+        if self._parts.pop(self._num_parts - _MOST_KEPT - 1, None) is not None:
+            num_kept = sum(len(kept) - kept.first for kept in self._parts.values())
+            # Where parts are planned again after an interruption, the caller's place, which is further on, stays known.
+            for step in [step for step in self._behind if step < self._first_step + self._num_drawn - num_kept]:
                 del self._behind[step]
 
 

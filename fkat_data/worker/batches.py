@@ -39,12 +39,14 @@ class Production(NamedTuple):
         first_index: The place of the first that it yields.
         batches: Knows where the shard ends, for a map-style DataLoader.
         num_microbatches: How many the shard holds, where that is known beforehand.
+        stream_of: Returns the random stream of a microbatch, by its place; None: it is the one of that number.
     """
 
     microbatches: Iterator[Any]
     first_index: int
     batches: "SeededBatches | None"
     num_microbatches: int | None
+    stream_of: Callable[[int], int] | None = None
 
 
 class NearestProduct(ABC):
@@ -58,6 +60,10 @@ class NearestProduct(ABC):
             first_microbatch: The first that is wanted.
             collate: Does what torch's ``default_collate`` does.
         """
+
+    def stream_of(self, index: int) -> int:
+        """Return the number of the random stream that the microbatch at a place is made under."""
+        return index
 
     def __iter__(self) -> Iterator[Any]:
         """Yield every microbatch."""
@@ -186,7 +192,7 @@ def begin(
     """
     if isinstance(product, NearestProduct):
         first_index, microbatches = product.begin_near(first_microbatch, collate)
-        return Production(microbatches, first_index, None, None)
+        return Production(microbatches, first_index, None, None, product.stream_of)
     is_indexed = is_random_access(product)
     if is_indexed and (is_shared or not _can_skip(product)):
         return _begin_random_access(cast("RandomAccess", product), streams)

@@ -175,7 +175,7 @@ class OpenShard:
         batches = production.batches
         while True:
             if batches is None:
-                self._streams.seed_microbatch(index)
+                self._streams.seed_microbatch(index if production.stream_of is None else production.stream_of(index))
             self._mark("produce" if index >= self._task.first_microbatch else "replay", index)
             try:
                 microbatch = next(production.microbatches)

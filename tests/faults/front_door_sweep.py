@@ -72,15 +72,19 @@ class Reference:
             return found == rest
 
 
-def check_epoch(reference, loader, interruptions, epoch, resumes_at):
+def check_epoch(reference, loader, interruptions, epoch, resumes_at, *, is_begin_swept=True):
     call = functools.partial(uninterrupted, interruptions)
+
+    def begin():
+        return call(iter, loader, check=check_position) if is_begin_swept else iter(loader)
+
     expected, _ = reference.epoch(epoch)
     position, state = 0, None
 
     def check_position():
         assert reference.leads_on(loader.state_dict(), epoch, position), interruptions.last_site
 
-    iterator = call(iter, loader)
+    iterator = begin()
     while position < len(expected):
         microbatch = call(functools.partial(next, iterator), check=check_position)
         assert digest(microbatch) == expected[position], interruptions.last_site
@@ -91,17 +95,18 @@ def check_epoch(reference, loader, interruptions, epoch, resumes_at):
         if state is not None and position == resumes_at + 2:
             call(loader.load_state_dict, state)
             position, state, resumes_at = resumes_at, None, -1
-            iterator = call(iter, loader, check=check_position)
+            iterator = begin()
     with pytest.raises(StopIteration):
         pytest.fail(f"{call(next, iterator)!r} after {interruptions.last_site}")
     assert (loader.epoch, loader.step) == (epoch + 1, 0)
 
 
-def sweep_beside(make, interruptions):
+def sweep_beside(make, interruptions, *, is_begin_swept=True):
     """Go through epochs as ``sweep`` does, beside a loader that nothing interrupts."""
     reference = Reference(make)
+    check = functools.partial(check_epoch, reference, is_begin_swept=is_begin_swept)
     with reference.loader:
-        sweep(make, interruptions, functools.partial(check_epoch, reference), first_stop=1, num_stops=3)
+        sweep(make, interruptions, check, first_stop=1, num_stops=3)
 
 
 def main(way, error, share):

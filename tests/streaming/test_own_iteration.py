@@ -79,12 +79,22 @@ def test_an_older_iterator_says_that_it_is_replaced(options):
     assert not hasattr(loader, "num_microbatches")
 
 
-def test_an_epoch_that_another_iterator_takes_is_not_skipped_in_silence(options):
+def test_an_iteration_has_the_epoch_that_it_began_whatever_others_begin_meanwhile(options):
+    dataset = Iterated(**options)
+    plain = StreamingDataLoader(StreamingDataset(**options))
+    expected = [[number + 1000 for number in batch] for batch in numbers(plain)], numbers(plain)
+    iterator = iter(StreamingDataLoader(dataset))
+    assert next(iter(dataset))["number"] == expected[1][0][0] + 1000
+    assert [batch["number"].tolist() for batch in iterator] == expected[0]
+
+
+def test_an_iteration_that_another_one_replaces_within_an_epoch_says_so(options):
     dataset = Iterated(**options)
     iterator = iter(StreamingDataLoader(dataset))
+    next(iterator)
     next(iter(dataset))
-    with pytest.raises(StaleIteratorError, match="sample 0 of epoch 0"):
-        next(iterator)
+    with pytest.raises(StaleIteratorError, match=r"a later iter\(\)"):
+        list(iterator)
 
 
 @pytest.mark.usefixtures("processes")

@@ -1,0 +1,312 @@
+"""Subclasses with an ``__iter__`` of their own, whose strands the engine of all loaders makes."""
+
+import json
+import os
+import random
+import signal
+from functools import partial
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from own_datasets import Endless, Filtered, Iterated, OwnOrder
+from own_workers import worker_pids
+from streaming_examples import numbers, write
+from torch.utils.data import get_worker_info
+
+from fkat_data import ConfigurationError, DataLoader, ShardedDataLoader
+from fkat_data.streaming import StreamingDataLoader, StreamingDataset, World
+
+# Of three workers on two cores.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
+
+NUM_SAMPLES = 61
+BATCH_SIZE = 6
+FACES = [DataLoader, StreamingDataLoader]
+WORKERS = [0, *(pytest.param(count, marks=pytest.mark.with_processes) for count in (1, 2, 3))]
+
+
+class Drawing(StreamingDataset):
+    """Passes on a sample for each, with draws from the global generators."""
+
+    def __iter__(self):
+        for sample in super().__iter__():
+            drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+            yield {"number": sample["number"], "drawn": drawn}
+
+
+class Informed(StreamingDataset):
+    """Says which worker made a sample."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        named = {"worker": -1, "workers": 0} if info is None else {"worker": info.id, "workers": info.num_workers}
+        for sample in super().__iter__():
+            yield {"number": sample["number"], **named}
+
+
+class Uneven(StreamingDataset):
+    """The first worker ends early, the second yields nothing, and the rest twice what they get."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        place = 2 if info is None else info.id
+        for index, sample in enumerate(super().__iter__()):
+            if place == 1 or (place == 0 and index == 8):
+                return
+            yield sample
+            if place == 2:
+                yield sample
+
+
+class Empty(StreamingDataset):
+    def __iter__(self):
+        yield from ()
+
+
+class Twice(StreamingDataset):
+    """Two epochs in one iteration."""
+
+    def __iter__(self):
+        yield from super().__iter__()
+        yield from super().__iter__()
+
+
+class Failing(StreamingDataset):
+    """The last worker fails in the middle."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        fails = info is None or info.id == info.num_workers - 1
+        for index, sample in enumerate(super().__iter__()):
+            if fails and index == 14:
+                raise KeyError("in the middle")
+            yield sample
+
+
+class Counting(StreamingDataset):
+    """Counts its iterations in an attribute."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.count = 0
+
+    def __iter__(self):
+        self.count += 1
+        for sample in super().__iter__():
+            yield {"number": sample["number"], "iteration": self.count}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("data") / "numbers", NUM_SAMPLES, columns=("number",))
+
+
+def all_of(batches):
+    """The numbers of all batches, in one list."""
+    return list(chain.from_iterable(batches))
+
+
+def dataset_of(data, kind, **options):
+    given = {"shuffle": True, "shuffle_algo": "block", "batch_size": BATCH_SIZE, "num_canonical_nodes": 2} | options
+    return kind(local=data, **given)
+
+
+def make(data, kind, face=DataLoader, dataset_options=None, **options):
+    return face(dataset_of(data, kind, **dataset_options or {}), batch_size=BATCH_SIZE, **options)
+
+
+def torchs(data, kind, num_workers, **options):
+    """The batches of torch's own loader."""
+    forked = {"multiprocessing_context": "fork"} if num_workers else {}
+    dataset = dataset_of(data, kind)
+    return torch.utils.data.DataLoader(dataset, batch_size=BATCH_SIZE, num_workers=num_workers, **forked, **options)
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("num_workers", WORKERS)
+@pytest.mark.parametrize("kind", [Informed, Filtered, Uneven, Empty, OwnOrder])
+def test_batches_are_those_of_torchs_own_workers_in_their_order(data, kind, num_workers):
+    for drop_last in (False, True):
+        expected = list(torchs(data, kind, num_workers, drop_last=drop_last))
+        for face in FACES if drop_last else FACES[:1]:
+            with make(data, kind, face, num_workers=num_workers, drop_last=drop_last) as loader:
+                found = list(loader)
+                assert numbers(found) == numbers(expected)
+                if kind is Informed:
+                    columns = [[batch[name].tolist() for batch in found] for name in ("worker", "workers")]
+                    assert columns == [[batch[name].tolist() for batch in expected] for name in ("worker", "workers")]
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_a_state_is_exact_at_every_cut_and_loads_with_any_workers_into_either_face(data, num_workers):
+    with make(data, Drawing, collate_fn=list) as whole:
+        expected = [*whole], [*whole]
+    plain = make(data, StreamingDataset, StreamingDataLoader)
+    states = [plain.state_dict(), *(plain.state_dict() for _ in plain)]
+    # One loader is taken to each place: a loader for each costs a second.
+    with (
+        make(data, Drawing, num_workers=num_workers, collate_fn=list) as loader,
+        make(data, Drawing, StreamingDataLoader, num_workers=(num_workers + 1) % 3, collate_fn=list) as other,
+    ):
+        for cut in range(len(expected[0])):
+            loader.load_state_dict(states[0])
+            iterator = iter(loader)
+            before = [next(iterator) for _ in range(cut)]
+            state = json.loads(json.dumps(loader.state_dict()))
+            assert state["stream"] == json.loads(json.dumps(states[cut]))
+            assert (loader.epoch, loader.step) == (state["epoch"], state["step"]) == (0, cut)
+            other.load_state_dict(state)
+            assert (other.epoch, other.step) == (0, cut)
+            assert [*before, *other] == expected[0]
+            assert other.num_samples_yielded == NUM_SAMPLES - cut * BATCH_SIZE
+            assert other.state_dict() == states[-1]
+            if cut % 3 == 0:
+                assert [*other] == expected[1]
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_what_no_state_can_say_is_refused_and_may_be_copied_and_ended(data, num_workers):
+    for face in FACES:
+        with make(data, Filtered, face, num_workers=num_workers) as loader:
+            iterator = iter(loader)
+            assert loader.state_dict()
+            for _ in range(3):
+                next(iterator)
+            with pytest.raises(ConfigurationError, match=r"Filtered.*yields one sample for each"):
+                loader.state_dict()
+            with pytest.raises(ConfigurationError, match="Filtered"):
+                loader.local_state_dict()
+            assert loader.num_workers == num_workers
+            assert "Filtered" in repr(loader)
+            rest = list(iterator)
+            assert rest
+            assert loader.epoch == 1
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("num_workers", WORKERS)
+@pytest.mark.parametrize("face", FACES)
+def test_an_epoch_that_is_left_is_followed_by_the_next(data, face, num_workers):
+    with make(data, Filtered) as whole:
+        expected = [sorted(all_of(numbers(whole))) for _ in range(2)]
+    with make(data, Filtered, face, num_workers=num_workers) as loader:
+        next(iter(loader))
+        second = numbers(loader)
+        assert sorted(all_of(second)) == expected[1]
+        assert numbers(loader) != second
+        loader.set_epoch(1)
+        assert numbers(loader) == second
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_epochs_that_one_iteration_goes_through_count(data, num_workers):
+    with make(data, StreamingDataset) as plain:
+        expected = [sorted(all_of(numbers(plain))) for _ in range(4)]
+    with make(data, Twice, num_workers=num_workers) as loader:
+        for pair in (expected[:2], expected[2:]):
+            assert sorted(all_of(numbers(loader))) == sorted(all_of(pair))
+        assert (loader.epoch, loader.step) == (4, 0)
+
+
+def test_the_place_is_known_in_the_second_epoch_of_an_iteration(data):
+    with make(data, Endless) as whole:
+        expected = [batch["number"].tolist() for batch, _ in zip(whole, range(40), strict=False)]
+    num_batches = len(make(data, Endless))
+    for cut in (num_batches - 1, num_batches, num_batches + 1, num_batches + 7):
+        with make(data, Endless) as loader:
+            iterator = iter(loader)
+            for _ in range(cut):
+                next(iterator)
+            state = loader.state_dict()
+            after_break = next(iter(loader))["number"].tolist()
+        assert (state["epoch"], state["step"]) == ((0, cut) if cut <= num_batches else (1, cut - num_batches))
+        assert after_break == expected[num_batches * (1 if cut <= num_batches else 2)]
+        with make(data, Endless, StreamingDataLoader) as other:
+            other.load_state_dict(state)
+            found = [batch["number"].tolist() for batch, _ in zip(other, range(9), strict=False)]
+        assert found == expected[cut : cut + 9]
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("num_workers", WORKERS[2:])
+@pytest.mark.parametrize("kind", [Drawing, Filtered, Uneven])
+def test_nothing_is_lost_where_workers_are_killed(data, kind, num_workers):
+    options = {"num_workers": num_workers, "collate_fn": list}
+    with make(data, kind, **options) as loader:
+        expected = [*loader]
+    for face in FACES:
+        with make(data, kind, face, prefetch_factor=1, max_worker_restarts=2, **options) as loader:
+            found = []
+            for step, batch in enumerate(loader):
+                found.append(batch)
+                if step in (0, 3):
+                    os.kill(worker_pids()[-1], signal.SIGKILL)
+            assert found == expected
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_a_strand_that_fails_fails_in_its_turn_and_the_next_epoch_begins(data, num_workers):
+    with make(data, Failing, num_workers=num_workers) as loader:
+        found = []
+        with pytest.raises(KeyError, match="in the middle"):
+            found.extend(batch["number"].tolist() for batch in loader)
+        assert found == numbers(make(data, StreamingDataset))[: 3 * max(1, num_workers) - 1]
+        assert loader.state_dict()["step"] == len(found)
+        with pytest.raises(KeyError, match="in the middle"):
+            list(loader)
+        assert loader.epoch == 1
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_a_dataset_of_workers_begins_each_epoch_as_the_callers_unless_it_stays(data, num_workers):
+    for stays in (None, True):
+        with make(data, Counting, num_workers=num_workers, persistent_workers=stays if num_workers else None) as loader:
+            found = [{count for batch in loader for count in batch["iteration"].tolist()} for _ in range(2)]
+        assert found == [{1}, {2} if stays or not num_workers else {1}]
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("num_workers", WORKERS)
+@pytest.mark.parametrize("face", FACES)
+def test_it_has_statistics_a_timeline_and_a_device(data, face, num_workers, tmp_path):
+    options = {"num_workers": num_workers, "trace": tmp_path / "run.json", "device": "cpu"}
+    with make(data, Filtered, face, **options) as loader:
+        expected = len(list(loader))
+        statistics = loader.statistics()
+    assert statistics.delivered == statistics.produced == expected
+    assert "epoch 0 ends" in (tmp_path / "run.json").read_text()
+
+
+def iterated_of(data, seed):
+    return make(data, Drawing, StreamingDataLoader, {"shuffle_seed": seed}, collate_fn=list)
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("multiprocessing", [False, pytest.param(True, marks=pytest.mark.with_processes)])
+def test_as_the_product_of_a_factory_it_is_iterated_without_an_engine_of_its_own(data, multiprocessing):
+    options = {"multiprocessing": multiprocessing}
+    with ShardedDataLoader(7, [3, 4], partial(iterated_of, data), **options) as loader:
+        expected = list(loader)
+    assert len(expected) == 2 * len(iterated_of(data, 3))
+    with ShardedDataLoader(7, [3, 4], partial(iterated_of, data), multiprocessing=False) as loader:
+        assert [batch for _, batch in zip(range(3), loader, strict=False)] == expected[:3]
+        state = loader.state_dict()
+    with ShardedDataLoader(7, [3, 4], partial(iterated_of, data), **options) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == expected[3:]
+
+
+def test_ranks_read_their_parts(data):
+    read = []
+    for rank in range(2):
+        options = {"world": World(1, 2, 1, rank)}
+        with make(data, Iterated, dataset_options=options) as loader:
+            read += all_of(numbers(loader))
+    assert {number - 1000 for number in read} == set(range(NUM_SAMPLES))
