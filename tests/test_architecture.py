@@ -55,7 +55,6 @@ FLOORS = {
     "registry": 1,
     "permutation": 1,
     "sizes": 2,
-    "torch_iterator": 0,
     "samplers": 2,
     "torchtitan": 2,
     "launch": 2,

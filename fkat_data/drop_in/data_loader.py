@@ -22,7 +22,6 @@ from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.epochs_of_ranks import EpochsOfRanks
 from fkat_data.drop_in.layers_of_ranks import resplits_field
 from fkat_data.drop_in.lightning_side import is_begun_by_fabric, original_of
-from fkat_data.drop_in.looks import warn_of_look
 from fkat_data.drop_in.numbered_plan import NumberedPlan, check_kind_of_order, is_numbered
 from fkat_data.drop_in.own_engine import DataLoaderIterator, engine_of, settable_of
 from fkat_data.drop_in.own_generators import next_number
@@ -275,7 +274,12 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         else:
             self._ship_again(engine)
             if (self.epoch, self.step - 1) == self._resumed:
-                warn_of_look(self.epoch)
+                _logger.warning(
+                    "the rest of epoch %d, where a state was loaded, is left after one microbatch, and the next epoch "
+                    "begins. If that was a look at a microbatch, take it before load_state_dict(), or call take_back() "
+                    "after it",
+                    self.epoch,
+                )
         begun = cast("DatasetPlan", self._plan).begin(
             engine.position, leaves_empty_rest=self._leaves_empty_rest or self._driven is not None
         )

@@ -1,7 +1,9 @@
 """The engine of a ``fkat_data.DataLoader``, made of the loader's arguments."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
+
+from torch.utils.data import dataloader as torchs
 
 from fkat_data.distributed import rank_and_world_size
 from fkat_data.drop_in.dataset_plan import DatasetPlan
@@ -13,7 +15,6 @@ from fkat_data.loader.recovery import Recovery
 from fkat_data.loader.worker_pool import WorkerPoolSettings
 from fkat_data.observe.statistics import DataLoaderStatistics
 from fkat_data.observe.timeline import open_timeline
-from fkat_data.torch_iterator import TorchIterator
 from fkat_data.types import Microbatch
 from fkat_data.worker.settings import StartMethod
 
@@ -21,6 +22,9 @@ __all__ = ["DataLoaderIterator", "engine_of", "settable_of"]
 
 _SETTABLE = ("collate_fn", "worker_init_fn", "num_workers", "prefetch_factor", "timeout")
 _SMALLEST_LIMIT_BYTES = 1 << 20
+# Frameworks recognise an iterator by it: Lightning leaves these out where it pickles a ``CombinedLoader``. Nothing else of
+# the class is used, which is private to torch.
+_TORCHS: Any = getattr(torchs, "_BaseDataLoaderIter", object)
 
 
 def settable_of(loader: Any) -> list[Any]:
@@ -28,7 +32,7 @@ def settable_of(loader: Any) -> list[Any]:
     return [getattr(loader, name) for name in _SETTABLE]
 
 
-class DataLoaderIterator(EpochIterator, TorchIterator):
+class DataLoaderIterator(EpochIterator, _TORCHS):
     """One epoch of a DataLoader.
 
     Args:
@@ -42,9 +46,10 @@ class DataLoaderIterator(EpochIterator, TorchIterator):
         take: Callable[[], Microbatch],
         cursor: HandOver,
         iterations: Iterations,
-        loader: object,
+        loader: Any,
     ) -> None:
         super().__init__(take, cursor, iterations, loader)
+        self._loader: Any = loader
         self._plan = plan
 
     def __len__(self) -> int:
@@ -55,7 +60,17 @@ class DataLoaderIterator(EpochIterator, TorchIterator):
         """
         return self._plan.num_batches(self._loader.epoch)
 
-    __reduce__ = TorchIterator.__reduce__
+    def __bool__(self) -> bool:
+        """Return True, even for an epoch without microbatches."""
+        return True
+
+    def __reduce__(self) -> NoReturn:
+        kind: type[object] = type(self._loader)
+        name = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+        raise NotImplementedError(
+            f"an iterator of a {name} cannot be pickled or copied: pickle the loader, and hand its place over "
+            "by state_dict() and load_state_dict()"
+        )
 
 
 def engine_of(loader: Any, plan: DatasetPlan, *, seed: int, dp_rank: int, keeps_dataset: bool) -> Engine[Any]:
