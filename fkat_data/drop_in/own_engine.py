@@ -65,7 +65,7 @@ class DataLoaderIterator(EpochIterator, _TORCHS):
         return True
 
     def __reduce__(self) -> NoReturn:
-        kind: type[object] = type(self._loader)
+        kind: type[Any] = type(self._loader)
         name = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
         raise NotImplementedError(
             f"an iterator of a {name} cannot be pickled or copied: pickle the loader, and hand its place over "
