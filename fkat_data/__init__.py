@@ -31,7 +31,6 @@ from fkat_data.samplers.listing import FsShardSampler
 from fkat_data.samplers.shuffled import ShuffledShardSampler
 from fkat_data.seeding import ItemGenerators, item_generators
 from fkat_data.types import RandomAccess, Shard
-from fkat_data.worker.early_template import fork_template
 
 __version__ = "0.1.0"
 
@@ -63,6 +62,5 @@ __all__ = [
     "WorkerDiedError",
     "WorkerError",
     "WorkerStalledError",
-    "fork_template",
     "item_generators",
 ]

@@ -7,19 +7,18 @@ runs there is written in C. It closes a descriptor, clears a reference, or wakes
 
 import _thread
 import atexit
-import contextlib
 import io
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, Self, TypeVar
 
 from fkat_data.interruption import genuine, suppress
 from fkat_data.machine import call_in_forks
 
-__all__ = ["Descriptor", "WeakTable", "after_end", "call_at_exit", "without_thread"]
+__all__ = ["Descriptor", "WeakTable", "after_end", "call_at_exit"]
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -130,17 +129,6 @@ def after_end(owner: object, action: Callable[[], object], *, at_exit: bool = Fa
     end = _End(owner, _ended.put)
     end.action, end.is_at_exit = action, at_exit
     _awaited[id(end)] = end
-
-
-@contextlib.contextmanager
-def without_thread() -> Generator[None]:
-    """Have the thread of ``after_end`` end, and start again afterwards. It finishes first what has come to it."""
-    _end_threads()
-    try:
-        yield
-    finally:
-        if _awaited:
-            _start_thread()
 
 
 def call_at_exit() -> None:

@@ -229,7 +229,7 @@ def test_no_code_in_the_callers_thread_goes_by_the_class_of_an_exception_alone()
 
 
 #: A writer's end is no part of a training loop, and the other is about finalizers of users.
-WITH_FINALIZERS = {"streaming/writing/writer.py", "worker/shed.py"}
+WITH_FINALIZERS = {"streaming/writing/writer.py"}
 
 
 def test_no_code_of_python_runs_where_the_callers_thread_drops_an_object():

@@ -1,7 +1,7 @@
 """The engine of a ``fkat_data.DataLoader``, made of the loader's arguments."""
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from torch.utils.data import dataloader as torchs
 
@@ -65,7 +65,7 @@ class DataLoaderIterator(EpochIterator, _TORCHS):
         return True
 
     def __reduce__(self) -> NoReturn:
-        kind: type[Any] = type(self._loader)
+        kind = type(cast("object", self._loader))
         name = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
         raise NotImplementedError(
             f"an iterator of a {name} cannot be pickled or copied: pickle the loader, and hand its place over "

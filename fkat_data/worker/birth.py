@@ -11,14 +11,11 @@ __all__ = [
     "IS_BORN",
     "IS_DEAD",
     "MOST_DESCRIPTORS",
-    "READY",
     "RETIRED",
     "WorkerDescriptors",
     "WorkerRequest",
 ]
 
-READY = b"\0"
-"""What a template that was forked from the trainer sends when it can fork workers."""
 RETIRED = b"\1"
 """What a template sends last that ends because it had nothing to do."""
 IS_BORN, IS_DEAD = 1, 2
@@ -37,14 +34,12 @@ class WorkerRequest(NamedTuple):
         stack_signal: The signal that makes it write its stacks.
         surroundings: The trainer's.
         program: What a new interpreter runs where the template cannot fork.
-        variables: Environment variables that differ from those at the template's start; None: removed since.
     """
 
     worker_index: int
     stack_signal: int
     surroundings: Surroundings
     program: str
-    variables: dict[str, str | None]
 
 
 class WorkerDescriptors(NamedTuple):

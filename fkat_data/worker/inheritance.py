@@ -20,7 +20,6 @@ __all__ = [
     "heritage",
     "import_paths",
     "interpreter_flags",
-    "is_fork",
     "new_interpreter",
     "own_hash_seed",
 ]
@@ -156,11 +155,4 @@ def _text(path: str) -> str:
         return ""
 
 
-def is_fork() -> bool:
-    """Return whether this process was forked by one that had imported the package."""
-    return bool(_forks)
-
-
-_forks: list[int] = []
-os.register_at_fork(after_in_child=lambda: _forks.append(os.getpid()))
 _hash_seed = own_hash_seed() or "0"

@@ -201,9 +201,7 @@ def _start(
 def _fork(
     worker_index: int, descriptors: _Inherited, stderr: int, folder: int, template: TemplateProcess
 ) -> ForkedChild:
-    request = WorkerRequest(
-        worker_index, int(STACK_SIGNAL), Surroundings.now(), _BOOTSTRAP, template.changed_variables()
-    )
+    request = WorkerRequest(worker_index, int(STACK_SIGNAL), Surroundings.now(), _BOOTSTRAP)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sent = WorkerDescriptors(theirs.fileno(), *descriptors, stderr, folder, 1 if has_stdout() else None)
     try:

@@ -52,7 +52,7 @@ from fkat_data.worker.process import WorkerProcess
 from fkat_data.worker.ship import Shipment
 from fkat_data.worker.template_process import TemplateProcess
 
-__all__ = ["ProcessWorker", "has_workers"]
+__all__ = ["ProcessWorker"]
 
 _LARGE_CREDIT_BYTES = 4 << 20
 _UNWINDING_S = 0.5
@@ -459,11 +459,6 @@ def _abandon_workers() -> None:
     for worker in _living():
         worker.abandon()
     _workers.clear()
-
-
-def has_workers() -> bool:
-    """Return whether this process has workers that run."""
-    return any(worker.is_alive for worker in _living())
 
 
 def _living() -> list[ProcessWorker]:

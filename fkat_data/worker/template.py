@@ -39,7 +39,6 @@ from fkat_data.worker.birth import (
 )
 from fkat_data.worker.child import Waitable, popen_interpreter
 from fkat_data.worker.lifeline import bind
-from fkat_data.worker.own_fork import num_threads, stop_idle_threads
 
 __all__ = ["end_process", "leave", "run"]
 
@@ -59,7 +58,7 @@ def run(control: socket.socket, lifeline: int, idle_ms: int | None = None) -> tu
         The arguments of the worker's ``main``, the settings still with what comes before ``WorkerSettings``.
     """
     chosen = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent that ignores it never hears of an exit code
-    stop_idle_threads()
+    _stop_idle_threads()
     # Workers import what was written since. In each of them, this would write to 350 pages, and so copy them.
     importlib.invalidate_caches()
     # What is there now stays: a collection of garbage in a worker would write to its pages, and so copy them.
@@ -237,16 +236,16 @@ class _Template:
         try:
             if _is_readable(descriptors.birth):  # shut down: the trainer does not want the worker any more
                 birth.close()
-            elif num_threads() == 1:
+            elif _num_threads() == 1:
                 pid = os.fork()
                 if pid == 0:
                     birth.close()
                     self._leave()
-                    _change_environment(self._environment, request.variables)
+                    _restore_environment(self._environment)
                     return True
                 self._add(_BornWorker(pid, birth, None), descriptors.birth)
             else:
-                _change_environment(self._environment, request.variables)
+                _restore_environment(self._environment)
                 process = _execute(request, descriptors)
                 self._add(_BornWorker(process.pid, birth, process), descriptors.birth)
         except OSError as error:
@@ -293,14 +292,27 @@ def _become_worker(request: WorkerRequest, descriptors: WorkerDescriptors) -> tu
     return settings, request.worker_index, descriptors.channel, descriptors.page
 
 
-def _change_environment(before: Mapping[str, str], variables: Mapping[str, str | None]) -> None:
-    """Set the environment to one of before with some variables changed; None: removed."""
-    wanted = {name: value for name, value in {**before, **variables}.items() if value is not None}
-    for name in os.environ.keys() - wanted.keys():
+def _restore_environment(before: Mapping[str, str]) -> None:
+    """Undo what the template's imports have done to the environment."""
+    for name in os.environ.keys() - before.keys():
         del os.environ[name]
-    for name, value in wanted.items():
+    for name, value in before.items():
         if os.environ.get(name) != value:
             os.environ[name] = value
+
+
+def _num_threads() -> int:
+    """Return the number of threads of this process, those of libraries included."""
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - their number is enough
+
+
+def _stop_idle_threads() -> None:
+    """Have libraries stop threads that wait for work: OpenBLAS does at a fork, and starts them again when needed."""
+    if _num_threads() > 1:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
 
 
 def _execute(request: WorkerRequest, descriptors: WorkerDescriptors) -> Waitable:

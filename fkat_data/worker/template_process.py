@@ -2,36 +2,27 @@
 
 All loaders of a process share one template, as long as a new one would be no different (see
 ``fkat_data.worker.inheritance``). It ends with the trainer, or after minutes without a worker: then the next worker comes
-from a new one. A template that the program has forked from itself is there before the first loader and ends with the
-trainer.
+from a new one.
 """
 
 import io
 import logging
 import os
 import pickle
-import select
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from fkat_data.errors import ConfigurationError, FkatDataError
+from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine, suppress
-from fkat_data.worker.birth import READY, RETIRED
+from fkat_data.worker.birth import RETIRED
 from fkat_data.worker.child import SpawnedChild, Waitable, popen_interpreter
 from fkat_data.worker.inheritance import Heritage, heritage, import_paths
 from fkat_data.worker.monitor import WorkerMonitor
 from fkat_data.worker.trainers_end import new_lifeline
 
-__all__ = [
-    "TemplateProcess",
-    "add_forked_template",
-    "end_idle_templates",
-    "find_template",
-    "has_forked_template",
-    "uses_template",
-]
+__all__ = ["TemplateProcess", "find_template", "uses_template"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -60,13 +51,10 @@ sys.path[:], sys.argv = pickle.load(settings)
 main(settings, *worker)
 leave()
 """
-_GRACE_S = 1.0
-_KILL_GRACE_S = 5.0
 _MOST_FAILURES = 2
 # A program that changes an environment variable for some loaders finds the template of both kinds.
 _MOST_TEMPLATES = 2
 _IDLE_MS = 300_000
-_LONGEST_FORK_S = 30.0
 
 
 class TemplateProcess:
@@ -75,21 +63,13 @@ class TemplateProcess:
     Args:
         origin: What it takes over from this process, see ``heritage``.
         templates: Where it enters itself: an interrupted call loses none.
-        fork: Forks it from this process: a function of its end of the control socket, its lifeline and its stderr.
-            None: it is spawned.
 
     Raises:
         OSError: It cannot be started.
     """
 
-    def __init__(
-        self,
-        origin: Heritage,
-        templates: "list[TemplateProcess]",
-        fork: Callable[[int, int, int], Waitable] | None = None,
-    ) -> None:
+    def __init__(self, origin: Heritage, templates: "list[TemplateProcess]") -> None:
         self._origin = origin
-        self._is_forked = fork is not None
         self._has_started_one = self._is_unfit = self._is_dismissed = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = _Control(ours)
@@ -98,8 +78,8 @@ class TemplateProcess:
         # An object: it closes once, however often an interrupted call is repeated, and when nothing holds it.
         self._stderr = io.FileIO(stderr_end)
         try:
-            start = _spawn if fork is None else fork
-            self._child = _TemplateChild(start(theirs.fileno(), lifeline_descriptor, stderr), self._control, lifeline)
+            process = popen_interpreter(_PROGRAM, (theirs.fileno(), lifeline_descriptor), (_IDLE_MS,), stderr)
+            self._child = _TemplateChild(process, self._control, lifeline)
         except BaseException:
             self._control.close()
             lifeline.close()
@@ -112,9 +92,8 @@ class TemplateProcess:
         self.pid: int = self._child.pid
         """The process id."""
         try:
-            if fork is None:
-                with suppress(OSError):  # it has ended already: the first request finds that out
-                    self._control.send(pickle.dumps(import_paths()))
+            with suppress(OSError):  # it has ended already: the first request finds that out
+                self._control.send(pickle.dumps(import_paths()))
             self._monitor = WorkerMonitor(self._child, self._stderr)
             self._monitor.start()
             templates.append(self)
@@ -143,52 +122,13 @@ class TemplateProcess:
         """Whether it has started a worker."""
         return self._has_started_one
 
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return f"the template process {self.pid}" + (" that fork_template() forked" if self._is_forked else "")
-
-    @property
-    def is_forked(self) -> bool:
-        """Whether it was forked from this process."""
-        return self._is_forked
-
     def is_serving(self) -> bool:
         """Return whether it takes requests: it has neither ended nor announced its end."""
         return self._control.is_open() and not self._child.is_dead()
 
     def is_like(self, origin: Heritage) -> bool:
-        """Return whether its workers would be those of a new template.
-
-        What was imported before a fork of this process has read its environment variables here, too: the worker gets
-        those of now.
-        """
-        return self._origin.rest == origin.rest if self._is_forked else self._origin == origin
-
-    def changed_variables(self) -> dict[str, str | None]:
-        """Return the environment variables that differ from those that it has; None: removed."""
-        before, now = self._origin.environment, os.environ
-        return {name: now.get(name) for name in {*before, *now} if before.get(name) != now.get(name)}
-
-    def wait_until_ready(self) -> None:
-        """Wait until a template that was forked can fork workers, at most 30 s.
-
-        Raises:
-            FkatDataError: It has ended, or does not answer.
-        """
-        answer = self._control.answer(_LONGEST_FORK_S)
-        if answer:
-            return
-        if answer is None:
-            raise FkatDataError(
-                f"{self.name} did not answer within {_LONGEST_FORK_S:.0f} s; "
-                "leave the call out, and a template is spawned with the first loader"
-            )
-        self.join(_GRACE_S)
-        raise FkatDataError(
-            f"{self.name} ended with exit code {self.exit_code}; leave the call out, and a template is spawned with the "
-            f"first loader. Its last output on stderr:\n{self.last_words}"
-        )
+        """Return whether its workers would be those of a new template."""
+        return self._origin == origin
 
     def request(self, message: bytes, descriptors: Sequence[int]) -> None:
         """Ask for a worker, without waiting for it.
@@ -219,12 +159,6 @@ class TemplateProcess:
         self._is_dismissed = True
         self._control.close()
 
-    def end(self) -> None:
-        """End the process, which has no workers."""
-        self.dismiss()
-        self._child.kill()
-        self.join(_KILL_GRACE_S)
-
     def abandon(self) -> None:
         """In a forked child: close what would keep the process alive, and nothing else."""
         if self._monitor.is_listening:
@@ -253,18 +187,6 @@ class _Control:
         """
         with self._lock:
             socket.send_fds(self._sock, [message], list(descriptors), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-
-    def answer(self, timeout_s: float) -> bytes | None:
-        """Return the template's next message, empty if it has ended; None after ``timeout_s``."""
-        try:
-            poll = select.poll()
-            poll.register(self._sock, select.POLLIN)
-            if not poll.poll(1000 * timeout_s):
-                return None
-            with self._lock:
-                return self._sock.recv(len(READY))
-        except genuine(OSError, ValueError):  # closed by the thread that saw its end
-            return b""
 
     def is_open(self) -> bool:
         """Return whether the template takes messages."""
@@ -333,7 +255,6 @@ class _Registry:
         """Those that took requests when they were last looked at, the one used last at the end."""
         self.is_open = True
         self._num_failures = 0
-        self._has_warned = False
 
     def find(self) -> TemplateProcess | None:
         """Return a template for the worker that is to be started now; None if it has to be spawned."""
@@ -355,13 +276,6 @@ class _Registry:
                 self._remove(template)
             elif template.is_like(origin):
                 return template
-            elif template.is_forked and not self._has_warned:
-                self._has_warned = True
-                logger.warning(
-                    "%s is not used: session, user, scheduling policy or control group of this process have changed "
-                    "since. The next worker comes from a new template, which imports torch again",
-                    template.name,
-                )
         return None
 
     def _new(self, origin: Heritage) -> TemplateProcess | None:
@@ -375,8 +289,7 @@ class _Registry:
             return None
 
     def _dismiss_oldest(self) -> None:
-        spawned = [template for template in self.templates if not template.is_forked]
-        for template in spawned[:-_MOST_TEMPLATES]:
+        for template in self.templates[:-_MOST_TEMPLATES]:
             template.dismiss()
             self.templates.remove(template)
 
@@ -387,20 +300,6 @@ class _Registry:
         elif template.has_failed:
             self._num_failures += 1
         template.dismiss()
-        if template.is_forked:
-            template.join(_GRACE_S)
-            logger.warning(
-                "%s has ended (exit code %s). The next worker comes from a new template, which imports torch again",
-                template.name,
-                template.exit_code,
-            )
-
-    def end_spawned(self) -> None:
-        """End the templates that were spawned, and wait for that."""
-        with self._lock:
-            for template in [template for template in self.templates if not template.is_forked]:
-                template.end()
-                self.templates.remove(template)
 
     def close(self, reason: str) -> None:
         """Use no templates from now on."""
@@ -414,39 +313,6 @@ class _Registry:
 
 
 _registry = _Registry()
-
-
-def _spawn(control: int, lifeline: int, stderr: int) -> Waitable:
-    return popen_interpreter(_PROGRAM, (control, lifeline), (_IDLE_MS,), stderr)
-
-
-def has_forked_template() -> bool:
-    """Return whether a template was forked from this process, and had not ended when it was last looked at."""
-    return any(template.is_forked for template in _registry.templates)
-
-
-def end_idle_templates() -> None:
-    """End the spawned templates of this process, which has no workers."""
-    _registry.end_spawned()
-
-
-def add_forked_template(fork: Callable[[int, int, int], Waitable]) -> None:
-    """Fork a template from this process, for every loader to come.
-
-    Args:
-        fork: As ``TemplateProcess`` takes it.
-
-    Raises:
-        FkatDataError: It has ended at once.
-        OSError: It cannot be started.
-    """
-    template = TemplateProcess(heritage(), _registry.templates, fork)
-    try:
-        template.wait_until_ready()
-    except BaseException:
-        template.end()
-        _registry.templates.remove(template)
-        raise
 
 
 def uses_template(start_method: str | None) -> bool:

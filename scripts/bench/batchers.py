@@ -14,7 +14,7 @@ import torch
 from items import BATCH_SIZE, ShardLoaders, Source
 from torch.utils.data import DataLoader, default_collate
 
-__all__ = ["BATCHERS", "BATCHERS_FORKED_EARLY", "BATCHER_PEERS", "imported"]
+__all__ = ["BATCHERS", "BATCHER_PEERS", "imported"]
 
 #: Batches ahead of the caller, for those that have no default of their own.
 _AHEAD = 4
@@ -23,11 +23,9 @@ _Epoch = Callable[[], Iterable[Any]]
 
 
 def imported(contestant: str) -> None:
-    """Import a contestant's library, as a training script does before it makes a loader; fork a template if it does."""
+    """Import a contestant's library, as a training script does before it makes a loader."""
     modules = {"ours": "fkat_data", "grain": "grain", "SPDL": "spdl.pipeline"}
-    module = importlib.import_module(modules.get(contestant.split(",", maxsplit=1)[0], "torch"))
-    if contestant in BATCHERS_FORKED_EARLY:
-        module.fork_template()
+    importlib.import_module(modules.get(contestant.split(",", maxsplit=1)[0], "torch"))
 
 
 @contextmanager
@@ -127,14 +125,10 @@ def _batches(dataset: Any) -> list[list[int]]:
 BATCHERS: dict[str, Callable[[Source, int, int | None], AbstractContextManager[_Epoch]]] = {
     "ours": _ours,
     "ours, threads": _ours_threads,
-    "ours, forked early": _ours,
-    "ours, threads, forked early": _ours_threads,
     "torch": _torch,
     "torch, spawn": _torch_spawn,
     "pool of threads": _pool,
     "grain": _grain,
     "SPDL": _spdl,
 }
-#: Whose template is forked from the trainer, which needs a process of its own.
-BATCHERS_FORKED_EARLY = ("ours, forked early", "ours, threads, forked early")
 BATCHER_PEERS = ("grain", "SPDL")

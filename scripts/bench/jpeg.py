@@ -11,7 +11,7 @@ import time
 from typing import Any, NamedTuple
 
 import measure
-from batchers import BATCHER_PEERS, BATCHERS, BATCHERS_FORKED_EARLY, imported
+from batchers import BATCHER_PEERS, BATCHERS, imported
 from items import BATCH_SIZE, Source, make_jpegs
 from measure import Result, Settings, Table, medians
 from process_tree import ProcessTree
@@ -43,9 +43,7 @@ class _Row(NamedTuple):
 _TARGETS = {"cold_per_s": "550", "cold_cpu_s": "2.9", "peak_mb": "300", "first_s": "1.5"}
 _ROWS = (
     _Row("ours, {} workers ({})", "ours", 4, 8, _TARGETS),
-    _Row("ours, {} workers ({}), template forked at the start", "ours, forked early", 4, 8, _TARGETS),
     _Row("ours, 1 worker with {} threads ({})", "ours, threads", 4, 16, {}),
-    _Row("the same, template forked at the start", "ours, threads, forked early", 4, 16, {}),
     _Row("torch, spawn: {} ({})", "torch, spawn", 4, 8, {}),
     _Row("torch, fork: {} ({})", "torch", 4, 8, {}),
     _Row("a bare pool of {} threads ({})", "pool of threads", 4, 16, {}),
@@ -80,8 +78,6 @@ def trial(contestant: str, case: str, workers: int, count: int, folder: str) -> 
 def run(settings: Settings) -> Result:
     count = settings.count(_COUNT, at_least=2 * BATCH_SIZE)
     names = [row.contestant for row in _ROWS if settings.peers or row.contestant not in BATCHER_PEERS]
-    if settings.is_together:
-        names = [name for name in names if name not in BATCHERS_FORKED_EARLY]
     wanted = settings.wanted_contestants(names)
     rows = {row.contestant: row for row in _ROWS if row.contestant in wanted}
     if settings.workers:

@@ -27,9 +27,6 @@ DOCUMENTS = sorted(
 )
 #: At the top of a stage: the blocks start no process and run in the test's own, which saves an import of torch.
 IN_PROCESS = "# in process\n"
-#: Before the blocks of the others: a document's loaders share a template, and it imports nothing. Not the README's, whose
-#: readers have no such line, nor of a document that has it itself.
-CALL = "fkat_data.fork_template()\n"
 #: Blocks that show what others do, or files that are none of ours.
 OTHER_LANGUAGES = {"json", "text", "mermaid"}
 
@@ -75,8 +72,7 @@ def program_of(document, folder):
     """Write the files that a document's blocks are, and return the rest as one program."""
     before, after = stage_of(document)
     text = (ROOT / document).read_text()
-    is_plain = document == "README.md" or runs_in_process(document) or CALL.strip() in text
-    parts = [before if is_plain else f"import fkat_data\n\n{CALL}{before}"]
+    parts = [before]
     for block in blocks_of(text):
         if block.reason is not None:
             continue

@@ -23,7 +23,8 @@ import torch
 
 import fkat_data
 from fkat_data import ShardedDataLoader
-from fkat_data.worker.template_process import end_idle_templates, find_template
+from fkat_data.worker import template_process
+from fkat_data.worker.template_process import find_template
 
 ROOT = str(Path(fkat_data.__file__).parent)
 #: A generator that is dropped is closed by Python: what is raised then is lost. Handlers run at these alone, and none is
@@ -251,11 +252,19 @@ def sweep_templates(share):
             for value in "ABCA":
                 os.environ["OF_THE_TEMPLATE"] = value
                 assert uninterrupted(interruptions, find_template).is_serving(), interruptions.last_site
-            uninterrupted(interruptions, end_idle_templates)
+            uninterrupted(interruptions, end_templates)
             wait_until(lambda: not children())
             assert not children(), interruptions.last_site
     assert not interruptions.swallowed
     print(interruptions.num_raised)
+
+
+def end_templates():
+    """Let the templates of this process go, which have no workers: they end."""
+    templates = template_process._registry.templates
+    while templates:
+        templates[-1].dismiss()
+        templates.pop()
 
 
 def children():

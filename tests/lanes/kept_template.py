@@ -29,4 +29,5 @@ class KeptTemplate:
         for template in list(templates):
             if template.pid not in kept if kept is not None else ("process", template.pid) not in SHARED:
                 templates.remove(template)
-                template.end()
+                template.dismiss()
+                template.join(10)

@@ -1,25 +1,6 @@
-"""A forked worker has what a spawned one has: its trainer's surroundings, and no descriptor but its own.
-
-Whether its template was spawned or forked from the trainer.
-"""
+"""A forked worker has what a spawned one has: its trainer's surroundings, and no descriptor but its own."""
 
 import json
-
-import pytest
-
-FORK = """
-import fkat_data
-fkat_data.fork_template()
-"""
-
-
-@pytest.fixture(params=["spawned template", "forked template"])
-def run_both(request, run_script, monkeypatch):
-    if request.param == "spawned template":
-        return run_script
-    monkeypatch.setenv("PYTHONHASHSEED", "0")
-    return lambda program: run_script(FORK + program)
-
 
 PROGRAM = """
 import json, os, resource, signal, sys
@@ -94,8 +75,8 @@ with ShardedDataLoader(0, ["a"], Facts()) as first:
 """
 
 
-def test_a_forked_worker_has_what_a_spawned_one_has(run_both):
-    done = run_both(PROGRAM)
+def test_a_forked_worker_has_what_a_spawned_one_has(run_script):
+    done = run_script(PROGRAM)
     assert done.stdout == "hello\n"
     forked, spawned = json.loads(done.stderr.splitlines()[-1])  # below what torch says about two CPUs
     for fact, value in spawned.items():
@@ -138,8 +119,8 @@ with ShardedDataLoader(0, ["other"], lambda shard: [0]) as kept:
 """
 
 
-def test_how_a_forked_worker_ended_is_told(run_both):
-    assert run_both(SIGNALS).stdout == "7 True\n-11 True\n-9 True\n"
+def test_how_a_forked_worker_ended_is_told(run_script):
+    assert run_script(SIGNALS).stdout == "7 True\n-11 True\n-9 True\n"
 
 
 LEAVING = """
@@ -160,8 +141,8 @@ with ShardedDataLoader(0, ["a", "b"], factory) as loader:
 """
 
 
-def test_a_forked_worker_ends_with_its_threads_and_exit_hooks(run_both):
-    printed = run_both(LEAVING).stdout
+def test_a_forked_worker_ends_with_its_threads_and_exit_hooks(run_script):
+    printed = run_script(LEAVING).stdout
     for by in ("by a buffer", "by a thread", "by a finaliser", "by an exit hook"):
         assert by in printed
 
@@ -203,5 +184,5 @@ with ShardedDataLoader(0, ["a"], lambda shard: [0]) as loader:
 """
 
 
-def test_ctrl_c_in_the_start_leaves_no_process_and_later_loaders_start(run_both):
-    assert run_both(INTERRUPTED).stdout == "[0]\n"
+def test_ctrl_c_in_the_start_leaves_no_process_and_later_loaders_start(run_script):
+    assert run_script(INTERRUPTED).stdout == "[0]\n"

@@ -113,9 +113,7 @@ def _workers(facts: MachineFacts) -> Iterator[Finding]:
     if facts.has_fixed_hash_seed:
         yield Finding("hash seed", Level.OK, "fixed: sets of strings have one order in all runs")
     else:
-        change = (
-            "Set PYTHONHASHSEED=0 before the program if data may depend on the order of a set, or for fork_template()."
-        )
+        change = "Set PYTHONHASHSEED=0 before the program if data may depend on the order of a set."
         yield Finding("hash seed", Level.OK, "random for each run; the workers of a loader share one", change)
 
 

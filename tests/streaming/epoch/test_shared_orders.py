@@ -172,8 +172,6 @@ def in_a_worker(shard):
     in_worker = [part_of(f"{shard} {number}") for number in range(20)]
     yield len(list(Path(sys.argv[1]).rglob("*.order")))
 
-if sys.argv[3:]:
-    fkat_data.fork_template()
 if sys.argv[2] == "trainer":
     kept, dropped = part_of("kept"), [part_of(f"{number}") for number in range(20)]
     print(len(list(Path(sys.argv[1]).rglob("*.order"))))
@@ -184,9 +182,8 @@ else:
 """
 
 
-@pytest.mark.parametrize("template", [[], ["forked"]])
 @pytest.mark.parametrize(("where", "count"), [("trainer", 21), ("worker", 20)])
-def test_a_process_that_ends_leaves_nothing(run_script, folder, tmp_path, monkeypatch, where, count, template):
+def test_a_process_that_ends_leaves_nothing(run_script, folder, tmp_path, monkeypatch, where, count):
     monkeypatch.setenv("PYTHONHASHSEED", "0")
-    assert run_script(ENDING, str(tmp_path), where, *template).stdout == f"{count}\n"
+    assert run_script(ENDING, str(tmp_path), where).stdout == f"{count}\n"
     assert list(folder.iterdir()) == []
