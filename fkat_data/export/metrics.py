@@ -24,50 +24,48 @@ class Metric(NamedTuple):
 
     Attributes:
         field: Its name in ``LoaderStatistics``.
-        name: Its name in Prometheus; OpenTelemetry's has a dot after ``fkat_data``, and no unit.
-        unit: As OpenTelemetry writes units.
+        name: Its name in Prometheus.
         is_total: Whether it is a sum since the loader was made; otherwise a present state.
         text: What it is.
     """
 
     field: str
     name: str
-    unit: str
     is_total: bool
     text: str
 
 
 _ROWS = (
-    ("delivered", "delivered", "{microbatch}", "Microbatches that the trainer received"),
-    ("delivered_bytes", "delivered_bytes", "By", "Bytes of their tensors and arrays"),
-    ("produced", "produced", "{microbatch}", "Microbatches that workers have made"),
-    ("elapsed_s", "iteration_seconds", "s", "Time of iteration, up to the last delivery"),
-    ("waited_s", "waited_seconds", "s", "Time that the trainer waited for microbatches, or for copies to its device"),
-    ("waited_first_s", "waited_first_seconds", "s", "Time waited before the first microbatch of an iteration"),
-    ("waited_behind_s", "waited_behind_seconds", "s", "Time waited for a microbatch while later ones were ready"),
-    ("store_s", "store_seconds", "s", "Workers' time waiting for stored bytes"),
-    ("build_s", "build_seconds", "s", "Workers' time opening shards, in the factory"),
-    ("produce_s", "produce_seconds", "s", "Workers' time making microbatches"),
-    ("replay_s", "replay_seconds", "s", "Workers' time making again what was delivered before a resume"),
-    ("encode_s", "encode_seconds", "s", "Workers' time writing microbatches into shared memory"),
-    ("blocked_s", "blocked_seconds", "s", "Workers' time waiting for memory, or for their allowance"),
-    ("idle_s", "idle_seconds", "s", "Workers' time without a shard to make"),
-    ("copied_s", "copied_seconds", "s", "Time in which copies to the device were under way"),
-    ("worker_restarts", "worker_restarts", "{restart}", "Dead workers that were replaced"),
-    ("skipped_shards", "skipped_shards", "{shard}", "Shards that failed and were skipped"),
-    ("queue_depth", "ready", "{microbatch}", "Microbatches made and not yet delivered"),
-    ("num_segments", "segments", "{segment}", "Pieces of shared memory"),
-    ("segment_bytes", "segment_bytes", "By", "Bytes of shared memory"),
-    ("held_bytes", "held_bytes", "By", "Bytes of shared memory whose microbatches are alive"),
-    ("num_workers", "workers", "{process}", "Worker processes"),
-    ("num_workers_per_shard", "workers_per_shard", "{process}", "Workers that share a shard"),
-    ("num_shard_prefetches", "shard_prefetches", "{shard}", "Shards in work ahead"),
-    ("num_cpus", "cpus", "{cpu}", "CPUs that the trainer may run on"),
+    ("delivered", "delivered", "Microbatches that the trainer received"),
+    ("delivered_bytes", "delivered_bytes", "Bytes of their tensors and arrays"),
+    ("produced", "produced", "Microbatches that workers have made"),
+    ("elapsed_s", "iteration_seconds", "Time of iteration, up to the last delivery"),
+    ("waited_s", "waited_seconds", "Time that the trainer waited for microbatches, or for copies to its device"),
+    ("waited_first_s", "waited_first_seconds", "Time waited before the first microbatch of an iteration"),
+    ("waited_behind_s", "waited_behind_seconds", "Time waited for a microbatch while later ones were ready"),
+    ("store_s", "store_seconds", "Workers' time waiting for stored bytes"),
+    ("build_s", "build_seconds", "Workers' time opening shards, in the factory"),
+    ("produce_s", "produce_seconds", "Workers' time making microbatches"),
+    ("replay_s", "replay_seconds", "Workers' time making again what was delivered before a resume"),
+    ("encode_s", "encode_seconds", "Workers' time writing microbatches into shared memory"),
+    ("blocked_s", "blocked_seconds", "Workers' time waiting for memory, or for their allowance"),
+    ("idle_s", "idle_seconds", "Workers' time without a shard to make"),
+    ("copied_s", "copied_seconds", "Time in which copies to the device were under way"),
+    ("worker_restarts", "worker_restarts", "Dead workers that were replaced"),
+    ("skipped_shards", "skipped_shards", "Shards that failed and were skipped"),
+    ("queue_depth", "ready", "Microbatches made and not yet delivered"),
+    ("num_segments", "segments", "Pieces of shared memory"),
+    ("segment_bytes", "segment_bytes", "Bytes of shared memory"),
+    ("held_bytes", "held_bytes", "Bytes of shared memory whose microbatches are alive"),
+    ("num_workers", "workers", "Worker processes"),
+    ("num_workers_per_shard", "workers_per_shard", "Workers that share a shard"),
+    ("num_shard_prefetches", "shard_prefetches", "Shards in work ahead"),
+    ("num_cpus", "cpus", "CPUs that the trainer may run on"),
 )
 
 METRICS: tuple[Metric, ...] = tuple(
-    Metric(field, f"fkat_data_{name}{'' if field in STATES else '_total'}", unit, field not in STATES, text)
-    for field, name, unit, text in _ROWS
+    Metric(field, f"fkat_data_{name}{'' if field in STATES else '_total'}", field not in STATES, text)
+    for field, name, text in _ROWS
 )
 """The numbers. How long each microbatch was waited for and made is exported besides."""
 

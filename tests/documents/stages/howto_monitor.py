@@ -2,7 +2,6 @@ import torch
 from stage import ShardedDataLoader, made
 
 loader = ShardedDataLoader(...)
-meter_provider = None
 
 
 def train(loader):
@@ -10,12 +9,6 @@ def train(loader):
         pass
 
 
-try:
-    import opentelemetry.metrics
-except ImportError:
-    import fkat_data.export
-
-    fkat_data.export.export_to_open_telemetry = lambda loaders, meter_provider: None
 # after
 from pathlib import Path
 
