@@ -65,7 +65,7 @@ def check_files(saved: Sequence[int] | None, dataset: object) -> None:
 
 def _of_files(dataset: object) -> OfFiles | None:
     for _ in range(_MOST_VIEWS):
-        if isinstance(dataset, OfFiles):
+        if dataset is None or isinstance(dataset, OfFiles):
             return dataset
         dataset = getattr(dataset, "dataset", None)
     return None

@@ -61,6 +61,7 @@ class EpochFactory:
         self._keeps_dataset = keeps_dataset
         self._snapshot_every_n_steps = snapshot_every_n_steps
         self._seed = seed
+        self._is_stream = isinstance(dataset, BatchStream)
         self._is_entered = False
         self._memory = DatasetMemory()
 
@@ -71,12 +72,14 @@ class EpochFactory:
             Exception: What ``worker_init_fn`` raises.
         """
         if isinstance(shard, Strand):
-            if isinstance(self.dataset, BatchStream):
-                return cast("BatchStream", self._dataset_for(shard)).loader_product(shard, self.collate_fn)
-            return self._strand(shard)
+            return (
+                self._dataset_for(shard).loader_product(shard, self.collate_fn)
+                if self._is_stream
+                else self._strand(shard)
+            )
         batches = cast("NumberedBatches", shard)
         self._enter(current_worker(), self._num_workers)
-        if isinstance(self.dataset, BatchStream):
+        if self._is_stream:
             return self.dataset.loader_product(batches, self.collate_fn)
         if self._is_batched:
             return TorchDataLoader(

@@ -36,6 +36,7 @@ from fkat_data.worker.messages import (
     Marked,
     MemoryShortage,
     Message,
+    Together,
     Worker,
     WorkerGone,
 )
@@ -93,6 +94,14 @@ class Work:
                 self.group.allow(self.task.ticket, allowance, is_ahead=True)
             else:
                 self.front.allow(self.task.ticket, allowance)
+
+    def keep(self, message: Item | End | Failure | Together) -> Item | End | Failure:
+        """Keep what has arrived behind all else; return the first of it."""
+        if isinstance(message, Together):
+            self.arrived.extend(message.messages)
+            return message.messages[0]
+        self.arrived.append(message)
+        return message
 
     def learn_after(self, count: int) -> None:
         """Have the look-ahead learn from the delivery after ``count`` of them."""
@@ -453,12 +462,12 @@ class Prefetcher:
                 if message is not None and not isinstance(message, Raised):
                     if self._shortages.newest is not None:
                         self._shortages.forget()
-                    work.arrived.append(message)
+                    return work.keep(message)
                 return message
             self._lose(work, num_expected, lost)
             work.begin_turn()
 
-    def _wait(self, work: Work, num_expected: int, *, block: bool) -> Item | End | Failure | Raised | None:
+    def _wait(self, work: Work, num_expected: int, *, block: bool) -> Item | End | Failure | Together | Raised | None:
         """Return the task's next message: the last one was none, a shortage, or of a cancelled task."""
         group, task = work.group, work.task
         clock: WaitClock | None = None  # costs more than a short wait

@@ -4,7 +4,7 @@ import select
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from fkat_data.errors import StaleIteratorError
 from fkat_data.observe.sink import EventSink
@@ -365,7 +365,7 @@ class WorkerGroup:
                     if isinstance(message, MadeAlone):
                         self._report_alone(message)
                     else:
-                        self._keep(message)
+                        self._keep(cast("Item | End | Failure", message))  # the rest is of one worker in this process
                 message = worker.receive(timeout_s=0)
         except WorkerGone:
             self._gone.add(worker)

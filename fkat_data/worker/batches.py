@@ -215,7 +215,7 @@ def is_random_access(product: object) -> bool:
 
 def _can_skip(product: object) -> bool:
     # One that cannot, of a class that can, has None there.
-    return isinstance(product, Skippable) and getattr(product, "skip", None) is not None
+    return getattr(product, "skip", None) is not None and isinstance(product, Skippable)
 
 
 def is_map_style(product: object) -> bool:

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Generator
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 
@@ -22,14 +23,14 @@ from fkat_data.transport.codec import copied
 from fkat_data.transport.digest import digest_of
 from fkat_data.worker.collate import FreshCollate
 from fkat_data.worker.index_batches import NumberedBatches
-from fkat_data.worker.messages import End, Failure, Item, Message, remember_terms
+from fkat_data.worker.messages import End, Failure, Item, Marked, Message, Together, remember_terms
 from fkat_data.worker.produce import Produced, Producer, name_place, produce
 
 __all__ = ["InlineWorker"]
 
 
 class InlineWorker:
-    """Produces a microbatch when the caller asks for one; prefetches nothing.
+    """Produces a microbatch when the caller asks for one, with those of a stream that are read together.
 
     The caller gets what a worker process would send: a copy, unless the microbatch is in memory of its own for certain,
     made with the default dtype of the constructor and in none of torch's modes. The caller's random generators keep
@@ -149,42 +150,52 @@ class InlineWorker:
         if timeout_s == 0 or not self._tasks:
             return None
         task = self._tasks[0]
+        # A stream's batches that no code of a user's makes: nothing is drawn once the task is open, and nothing is shared.
+        is_plain = isinstance(task.shard, NumberedBatches) and task.shard.is_plain
         began_s = time.perf_counter()
         dtype = self._default_dtype
         modes = nullcontext() if are_modes_of_a_worker(dtype) else modes_of_a_worker(dtype)
-        # A stream's batches that no code of a user's makes: nothing is drawn once the task is open, and nothing is shared.
-        is_plain = isinstance(task.shard, NumberedBatches) and task.shard.is_plain
-        kept = nullcontext() if is_plain and self._production is not None else preserved_generators()
-        with modes, kept, self._clock.installed():
+        with modes, preserved_generators(), self._clock.installed():
             if self._production is None:
                 self._production = produce(task, self._producer)
                 self._next_index = task.first_microbatch
-            size_bytes = 0
             try:
-                produced = next(self._production, None)
-                if produced is not None and not is_plain and not self._collate.take(produced.microbatch):
-                    self._mark_and_show("encode", produced.microbatch_index)
-                    microbatch, size_bytes = copied(produced.microbatch)
-                    produced = produced._replace(microbatch=microbatch)
-            except genuine(Exception) as error:
-                name_place(error, task, self._next_index, is_open=True)  # unless the production has done so
-                # It comes in its place in the order.
-                self._end_task(task)
-                fold(error)
-                return Failure(task.ticket, error, self._next_index)
+                messages = [self._made(task, self._production, is_plain=is_plain)]
+                # They are read together: to make the others costs less than a call for each.
+                while is_plain and isinstance(messages[-1], Item) and not messages[-1].is_last:
+                    messages.append(self._made(task, self._production, is_plain=True))
             finally:
                 self._clock.mark("")
                 self._replay.end()
                 self._sink.waited(began_s, time.perf_counter())
-        if produced is None:
+        last = messages[-1]
+        if not isinstance(last, Item) or last.is_last:
             self._end_task(task)
+        return Together(task.ticket, messages) if is_plain else last
+
+    def _made(self, task: Task, production: Generator[Produced], *, is_plain: bool) -> Item | End | Failure:
+        """Make the next message of a task."""
+        size_bytes = 0
+        try:
+            produced = next(production, None)
+            if produced is not None and not is_plain and not self._is_new(produced.microbatch):
+                self._mark_and_show("encode", produced.microbatch_index)
+                microbatch, size_bytes = copied(produced.microbatch)
+                produced = produced._replace(microbatch=microbatch)
+        except genuine(Exception) as error:
+            name_place(error, task, self._next_index, is_open=True)  # unless the production has done so
+            fold(error)
+            return Failure(task.ticket, error, self._next_index)  # it comes in its place in the order
+        if produced is None:
             return End(task.ticket, self._next_index)
         self._clock.count()
         self._next_index = produced.microbatch_index + 1
-        if produced.is_last:
-            self._end_task(task)
         digest = digest_of(produced.microbatch) if self._is_digested else 0
         return Item(task.ticket, produced.microbatch_index, produced.is_last, produced.microbatch, size_bytes, digest)
+
+    def _is_new(self, microbatch: Any) -> bool:
+        """Return whether a microbatch is in memory of its own for certain."""
+        return self._collate.take(microbatch.microbatch if type(microbatch) is Marked else microbatch)
 
     def hang_up(self) -> None:
         """Do nothing: there is no pipe."""

@@ -33,6 +33,7 @@ __all__ = [
     "Marked",
     "MemoryShortage",
     "Message",
+    "Together",
     "Worker",
     "WorkerGone",
     "pack_task",
@@ -161,6 +162,18 @@ class Failure(NamedTuple):
     microbatch_index: int
 
 
+class Together(NamedTuple):
+    """Messages of a task that a worker in the caller's own thread gives at once.
+
+    Attributes:
+        ticket: The task.
+        messages: In order; at least one.
+    """
+
+    ticket: int
+    messages: "list[Item | End | Failure]"
+
+
 class MemoryShortage(NamedTuple):
     """The worker waits for memory that others hold.
 
@@ -206,7 +219,7 @@ class MadeAlone(NamedTuple):
     kind: str
 
 
-Message = Item | End | Failure | MemoryShortage
+Message = Item | End | Failure | Together | MemoryShortage
 
 
 class Worker(Protocol):

@@ -135,11 +135,13 @@ class OpenShard:
     def _rest(self) -> Iterator[Produced]:
         if isinstance(self._production, IndexedProduction):
             index = self._task.first_microbatch
-            while (produced := self.make(index)) is not None:
+            produced = self.make(index)
+            while produced is not None:
                 yield produced
                 if produced.is_last:
                     return
                 index += 1
+                produced = self._made(index, "produce")
             return
         for produced in self._iterated(self._production):
             if produced.microbatch_index >= self._task.first_microbatch:

@@ -12,6 +12,7 @@ from own_workers import worker_pids
 from streaming_examples import write
 
 from fkat_data import ConfigurationError, DataLoader, StateMismatchError
+from fkat_data.errors import ShardCorruptError
 from fkat_data.streaming import StreamingDataLoader, StreamingDataset, World
 
 NUM_SAMPLES = 97
@@ -125,6 +126,37 @@ def test_a_stream_has_statistics_a_timeline_and_a_verdict(data, face, tmp_path):
     assert statistics.delivered == statistics.produced == len(loader)
     assert "the trainer waited" in statistics.verdict.text
     assert "epoch 0 ends" in (tmp_path / "run.json").read_text()
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_of_batches_that_are_read_together_those_before_a_faulty_one_come_first(tmp_path, num_workers):
+    path = write(tmp_path / "numbers", NUM_SAMPLES, columns=("number",))
+    whole = numbers(make(path, dataset_options={"shuffle": False}))
+    shards = sorted((tmp_path / "numbers").glob("shard.*"))
+    damaged = shards[-1]
+    damaged.write_bytes(damaged.read_bytes()[:-40])
+    with make(path, dataset_options={"shuffle": False}, num_workers=num_workers) as loader:
+        for first in (0, 2):
+            loader.load_state_dict({**loader.state_dict(), "stream": state_of(path, first)})
+            found = []
+            iterator = iter(loader)
+            with pytest.raises(ShardCorruptError):
+                found.extend(batch["number"].tolist() for batch in iterator)
+            assert 0 < len(found) < len(whole) - first
+            assert found == whole[first : first + len(found)]
+            assert loader.step == first + len(found)
+            with pytest.raises(ShardCorruptError):
+                next(iterator)
+
+
+def state_of(path, step):
+    """The state of a stream in its order after a number of batches."""
+    with make(path, dataset_options={"shuffle": False}) as loader:
+        iterator = iter(loader)
+        for _ in range(step):
+            next(iterator)
+        return loader.state_dict()["stream"]
 
 
 def test_an_epoch_that_is_left_is_followed_by_the_next(data):
