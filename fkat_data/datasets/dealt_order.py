@@ -5,7 +5,7 @@ from typing import Any, Protocol, Self, cast, runtime_checkable
 
 from fkat_data.errors import StateMismatchError
 
-__all__ = ["DealtBatches", "DealtOrder", "is_of_old_order", "is_part", "old_order_error"]
+__all__ = ["DealtBatches", "DealtItems", "DealtOrder", "is_of_old_order", "is_part", "old_order_error"]
 
 
 @runtime_checkable
@@ -32,17 +32,41 @@ class DealtOrder(Protocol):
 
 
 @runtime_checkable
+class DealtItems(DealtOrder, Protocol):
+    """A dataset that deals out what any number of ranks have left of an epoch."""
+
+    def __len__(self) -> int: ...
+
+    def rest(
+        self,
+        earlier: Sequence[Sequence[int | None]],
+        *,
+        batch_size: int = 1,
+        drop_last: bool = False,
+        order: Sequence[int] | None = None,
+    ) -> Sequence[Any]:
+        """Return what this rank gets of what other ranks have left of the epoch: indices of this dataset, in order.
+
+        Args:
+            earlier: How many batches each rank had when the number of ranks changed, each time; None: all.
+            batch_size: Items of a batch.
+            drop_last: Whether ranks left out a last batch that was smaller.
+            order: The order in which each of the first ranks took its items; None: one after the other.
+        """
+        ...
+
+
+@runtime_checkable
 class DealtBatches(DealtOrder, Protocol):
     """A batch sampler that has a position, and deals out what any number of ranks have left of an epoch.
 
     Its state is that of all ranks. ``load_state_dict`` takes the state of any number of ranks.
     """
 
-    def rounds(self, epoch: int, earlier: Sequence[Sequence[int | None]] = ()) -> Iterator[list[list[int]]]:
-        """Yield lists with a batch for each rank: those of an epoch, or of what other ranks have left of it.
+    def rest(self, earlier: Sequence[Sequence[int | None]] = ()) -> Iterator[list[int]]:
+        """Iterate as ``iter()`` does, but over this rank's batches of what other ranks have left of the epoch.
 
         Args:
-            epoch: The epoch.
             earlier: How many batches each rank had when the number of ranks changed, each time; None: all.
         """
         ...

@@ -2,7 +2,7 @@
 
 import copy
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, Self, cast
 
@@ -23,7 +23,7 @@ from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.permutation import permutation
 
-__all__ = ["Fragment", "PackedDataset", "collate_packed"]
+__all__ = ["Fragment", "PackedDataset", "SequencePart", "collate_packed"]
 
 # 1: until the plan of an epoch was the same for any number of ranks. Its orders of one rank are those of today.
 _STATE_VERSION = 2
@@ -42,6 +42,20 @@ class Fragment(NamedTuple):
     document: int
     start: int
     length: int
+
+
+class SequencePart(NamedTuple):
+    """A sequence of the plan, or what a halving makes of one: an index of the dataset of any rank.
+
+    Attributes:
+        sequence: Index of the sequence in the plan.
+        start: Its first fragment.
+        stop: The end of its fragments; None: all that follow.
+    """
+
+    sequence: int
+    start: int = 0
+    stop: int | None = None
 
 
 class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
@@ -172,28 +186,59 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
         vars(other).update(fields, _plans={}, _tail=None)
         return other
 
+    def rest(
+        self,
+        earlier: Sequence[Sequence[int | None]],
+        *,
+        batch_size: int = 1,
+        drop_last: bool = False,
+        order: Sequence[int] | None = None,
+    ) -> list[SequencePart]:
+        """Return what this rank gets of what other ranks have left of the epoch: indices of this dataset, in order.
+
+        Args:
+            earlier: How many batches each rank had when the number of ranks changed, each time; None: all.
+            batch_size: Sequences of a batch.
+            drop_last: Whether ranks left out a last batch that was smaller.
+            order: The order in which each of the first ranks took its sequences; None: one after the other.
+        """
+        left = [SequencePart(index) for index in range(self._window_ends()[-1])]
+        for counts in earlier:
+            dealt, spare = self._dealt(left, len(counts))
+            rounds = [dealt[start : start + len(counts)] for start in range(0, len(dealt), len(counts))]
+            if order is not None:
+                rounds, order = [rounds[index] for index in order], None
+            most = len(rounds) - (len(rounds) % batch_size if drop_last else 0)
+            had = [most if count is None else count * batch_size for count in counts]
+            pairs = ((place, zip(parts, had, strict=True)) for place, parts in enumerate(rounds))
+            left = [part for place, parts in pairs for part, count in parts if place >= count] + spare
+        return self._dealt(left, self._world_size)[0][self._rank :: self._world_size]
+
     def __len__(self) -> int:
         whole, spare = divmod(self._window_ends()[-1], self._world_size)
         return whole + (spare > 0 and bool(self._halved_tail()))
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+    def __getitem__(self, index: int | SequencePart) -> dict[str, torch.Tensor]:
         fragments = self.fragments(index)
         return self._sequence(fragments, items_at(self._base, [fragment.document for fragment in fragments]))
 
-    def fragments(self, index: int) -> list[Fragment]:
+    def fragments(self, index: int | SequencePart) -> list[Fragment]:
         """Return the fragments of the sequence at ``index``, in order.
 
         Raises:
             IndexError: ``index`` is out of range.
         """
+        if isinstance(index, SequencePart):
+            return self._planned(index.sequence)[index.start : index.stop]
         if self._world_size == 1:
             return self._planned(index)
         length = len(self)
         if not 0 <= index < length:
             index = counted_from_start(index, length)
+        place = index * self._world_size + self._rank
         tail = self._halved_tail()
-        in_tail = index - length + len(tail)
-        return self._planned(index * self._world_size + self._rank) if in_tail < 0 else tail[in_tail]
+        in_tail = place - length * self._world_size + len(tail)
+        return self._planned(place) if in_tail < 0 else self.fragments(tail[in_tail])
 
     def set_epoch(self, epoch: int) -> None:
         """Switch to the packing of an epoch.
@@ -257,7 +302,7 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
         self._windows.seed, self._epoch = seed, epoch
         self._plans: dict[int, list[list[Fragment]]] = {}
         self._ends: list[int] | None = None  # the plan's sequences up to and including each window
-        self._tail: list[list[Fragment]] | None = None  # this rank's last sequences, where they were halved
+        self._tail: list[SequencePart] | None = None  # the last sequences of all ranks, where they were halved
 
     def _fitting(self, too_long: str) -> npt.NDArray[np.int64]:
         longest = int(self._lengths.max(initial=0))
@@ -304,22 +349,37 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
             self._plans[window] = plan
         return plan[index - (ends[window - 1] if window else 0)]
 
-    def _halved_tail(self) -> list[list[Fragment]]:
-        """Return this rank's last sequences, if the plan's had to be halved so that all ranks have equally many."""
+    def _halved_tail(self) -> list[SequencePart]:
+        """Return the last sequences of all ranks, if the plan's had to be halved so that they have equally many."""
         if self._tail is None:
-            self._tail = self._dealt_tail()
+            num_planned = self._window_ends()[-1]
+            self._tail = self._tail_of(num_planned, SequencePart, self._world_size)
         return self._tail
 
-    def _dealt_tail(self) -> list[list[Fragment]]:
-        ends, num_ranks = self._window_ends(), self._world_size
-        whole, spare = divmod(ends[-1], num_ranks)
+    def _dealt(self, parts: list[SequencePart], num_ranks: int) -> tuple[list[SequencePart], list[SequencePart]]:
+        """Return whole rounds of sequences, and those that are left out because they are too few to halve."""
+        whole, spare = divmod(len(parts), num_ranks)
+        if not spare:
+            return parts, []
+        tail = self._tail_of(len(parts), parts.__getitem__, num_ranks)
+        kept = (whole + bool(tail)) * num_ranks - len(tail)
+        return parts[:kept] + tail, [] if tail else parts[kept:]
+
+    def _tail_of(self, count: int, part_at: Callable[[int], SequencePart], num_ranks: int) -> list[SequencePart]:
+        """Return whole rounds of the last sequences of some, halved; none if there are whole rounds, or too few."""
+        ends = self._window_ends()
+        whole, spare = divmod(count, num_ranks)
         # No further back than the last window, or else an epoch of single documents would be planned once more.
-        first_of_window = ends[-2] if len(ends) > 1 else 0
+        first_of_window = count - (ends[-1] - (ends[-2] if len(ends) > 1 else 0))
         for first in range(whole * num_ranks, max(-1, first_of_window - num_ranks), -num_ranks) if spare else ():
-            sequences = [self._planned(index) for index in range(first, ends[-1])]
-            parts = halved([len(sequence) for sequence in sequences], whole * num_ranks + num_ranks - first)
+            tail = [part_at(index) for index in range(first, count)]
+            sizes = [len(self.fragments(part)) for part in tail]
+            parts = halved(sizes, whole * num_ranks + num_ranks - first)
             if parts is not None:
-                return [sequences[index][start:stop] for index, start, stop in parts[self._rank :: num_ranks]]
+                return [
+                    SequencePart(tail[index].sequence, tail[index].start + start, tail[index].start + stop)
+                    for index, start, stop in parts
+                ]
         return []
 
     def _sequence(self, fragments: list[Fragment], items: list[Any]) -> dict[str, torch.Tensor]:

@@ -45,6 +45,17 @@ class _BatchPlace(NamedTuple):
         starts = pairwise([0, *(stop for _, stop in self.dealt)])
         return [[stop - start] * ranks for (ranks, _), (start, stop) in zip(self.dealt, starts, strict=True)]
 
+    def continued(self, num_ranks: int, earlier: Sequence[Layout]) -> list[Layout]:
+        """Return the layouts before ``num_ranks`` ranks at this position, the last of which are ``earlier``."""
+        layouts = self.layouts()
+        if not earlier:
+            return layouts
+        num_before = self.step - self.first_step
+        if layouts and len(layouts[-1]) == len(earlier[0]) != num_ranks:
+            num_before = layouts.pop()[0] or 0  # the same ranks, which had gone on from here
+        had = [None if count is None else count + num_before for count in earlier[0]]
+        return [*layouts, had, *earlier[1:]]
+
     def dealt_again(self, num_ranks: int, present: int) -> "_BatchPlace":
         """Return this position of ``num_ranks`` ranks as one of ``present`` ranks."""
         if num_ranks == present or self.step == self.first_step:
@@ -185,13 +196,23 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
         """
         return self._rounds(epoch, self._world_size, earlier)
 
+    def rest(self, earlier: Sequence[Layout] = ()) -> Iterator[list[int]]:
+        """Iterate as ``iter()`` does, but over this rank's batches of what other ranks have left of the epoch.
+
+        A loader calls this, which knows of those ranks. Until the epoch is over, ``state_dict()`` does not.
+
+        Args:
+            earlier: How many batches each rank had when the number of ranks changed, each time; None: all.
+        """
+        self._position = place = self._start()
+        self._iterator = iterator = object()
+        return self._walk(iterator, place, earlier)
+
     def __len__(self) -> int:
         return self._num_batches(self._start(), self._world_size)
 
     def __iter__(self) -> Iterator[list[int]]:
-        self._position = place = self._start()
-        self._iterator = iterator = object()
-        return self._walk(iterator, place)
+        return self.rest()
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next ``iter()`` yield this epoch from its start.
@@ -255,11 +276,13 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
         place = self._position
         return _BatchPlace(place.epoch + 1, 0) if self._iterator is not None and place.step > 0 else place
 
-    def _walk(self, iterator: object, place: _BatchPlace) -> Iterator[list[int]]:
+    def _walk(self, iterator: object, place: _BatchPlace, earlier: Sequence[Layout]) -> Iterator[list[int]]:
         epoch, index, dealt = place
-        rest = self._rounds(epoch, self._world_size, place.layouts())
-        upcoming = islice(rest, index - place.first_step, None)
+        rest = self._rounds(epoch, self._world_size, place.continued(self._world_size, earlier))
+        upcoming = rest if earlier else islice(rest, index - place.first_step, None)
         following = next(upcoming, None)
+        if following is None:
+            self._position = _BatchPlace(epoch + 1, 0)
         while following is not None:
             batches, following = following, next(upcoming, None)
             if self._iterator is not iterator:

@@ -12,6 +12,7 @@ from torch.utils import data as torch_data
 
 from fkat_data import arguments
 from fkat_data.closing import Closing
+from fkat_data.datasets.dealt_order import DealtBatches, DealtItems
 from fkat_data.description import Described
 from fkat_data.device.choice import device_of
 from fkat_data.distributed import gather
@@ -235,7 +236,10 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         """
         if self._stream is not None:
             return self._new_plan().num_batches(self.epoch)
-        return self._map_plan().num_batches(self.epoch) if self._share or self._layers else super().__len__()
+        if not self._share and not self._layers:
+            return super().__len__()
+        plan = self._plan_to_begin() if self._engine is None else cast("DatasetPlan", self._plan)
+        return plan.num_batches(self.epoch)
 
     def __iter__(self) -> Iterator[Microbatch_co]:  # type: ignore[override]  # torch promises a class of its own
         """Begin an epoch, or the rest of one after ``load_state_dict``; an older iterator ends.
@@ -391,7 +395,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             return
         loaded = self._with_order_of_dataset(self._own_part(state_dict))
         self._go_to(loaded)
-        if self._is_free_of_states() and self._map_plan().is_over(loaded):
+        is_known = not self._is_iterable and (self._is_free_of_states() or isinstance(self._dealing(), DealtBatches))
+        if is_known and self._plan_to_begin().is_over(loaded):
             self.end_epoch()  # a caller's set_epoch(), and what an iteration draws, are for the next one
 
     def statistics(self) -> LoaderStatistics:
@@ -505,7 +510,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             or not (self.num_workers if plan.num_strands is None else plan.num_strands),
         )
         if loaded is not None:
-            engine.go_to(plan.resumption(loaded))
+            engine.go_to(plan.resumption(self._without_length(loaded)))
         made_with, shipped = settable_of(self), self._shipment_digest()
         vars(self).update(_engine=engine, _plan=plan, _made_with=made_with, _shipped=shipped)
         return engine
@@ -538,12 +543,24 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._strand_plan() if self._is_iterable else self._map_plan()
 
     def _map_plan(self) -> NumberedPlan | DrawnPlan:
+        dealing = self._dealing()
         if is_numbered(self.sampler, self.batch_sampler):
-            return NumberedPlan(self.sampler, self.batch_sampler, self._known_seed(), self._share, self._layers)
+            dataset = dealing if isinstance(dealing, DealtItems) else None
+            return NumberedPlan(
+                self.sampler, self.batch_sampler, self._known_seed(), self._share, self._layers, dataset
+            )
         order = self.sampler if self.batch_sampler is None else self.batch_sampler
         seed, dp_rank = self._known_seed(), self._known_dp_rank()
-        shared: dict[str, Any] = {"share": self._share, "layers": self._layers}
+        dealt = dealing if isinstance(dealing, DealtBatches) else None
+        shared: dict[str, Any] = {"share": self._share, "layers": self._layers, "dealt": dealt}
         return DrawnPlan(order, seed, dp_rank, is_ahead=self.num_workers > 0, **shared)
+
+    def _plan_to_begin(self) -> NumberedPlan | DrawnPlan:
+        """Return the plan that the next iteration begins with."""
+        plan = self._map_plan()
+        if self._loaded is not None:
+            plan.load_sampler_state(self._loaded["epoch"], self._loaded["sampler"])
+        return plan
 
     def _strand_plan(self) -> StrandPlan:
         num_strands = self.num_workers if self._loaded is None else int(self._loaded["num_strands"])

@@ -19,6 +19,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from fkat_data.datasets.dealt_order import DealtBatches
 from fkat_data.drop_in.checked_order import CheckedOrder, check_order, checks_in
 from fkat_data.drop_in.dataset_plan import IndexPlan
 from fkat_data.drop_in.distributed_order import DistributedRest, distributed_sampler_of, terms_of
@@ -82,6 +83,7 @@ class DrawnPlan(IndexPlan):
             epoch are decided on when it begins.
         share: What this rank gets of the batches; None: there is one rank, or the sampler knows its rank.
         layers: Where the number of ranks has changed.
+        dealt: The sampler, if it deals itself out to ranks.
     """
 
     has_parts = True
@@ -95,8 +97,11 @@ class DrawnPlan(IndexPlan):
         is_ahead: bool,
         share: RankShare | None = None,
         layers: Sequence[Layer] = (),
+        dealt: DealtBatches | None = None,
     ) -> None:
         self._sampler = sampler
+        self._dealt = dealt
+        self._known_length: tuple[int, int] | None = None
         self._share = share
         self._layers = layers
         self._distributed = distributed_sampler_of(sampler)
@@ -172,8 +177,9 @@ class DrawnPlan(IndexPlan):
         return {**self._terms(), "step": 0, "order": 0} if loaded is None else dict(loaded)
 
     def _is_of_others(self, epoch: int) -> bool:
-        """Whether other ranks have had something of an epoch's batches."""
-        return self._distributed is None and bool(of_epoch(self._layers, epoch))
+        """Whether other ranks have had something of an epoch's batches, which are drawn again."""
+        layers = of_epoch(self._layers, epoch)
+        return self._distributed is None and bool(layers) and not layers[0].is_by_order
 
     def _begin(self, epoch: int) -> None:
         loaded: Mapping[str, Any] = {}
@@ -190,6 +196,8 @@ class DrawnPlan(IndexPlan):
         self._generators = OwnGenerators(int.from_bytes(streams.key[:8], "little"))
         self._num_drawn = first_step(self._layers, epoch)
         self._order, self._own = self._opened(epoch, loaded)
+        if isinstance(self._sampler, DealtBatches):
+            self._begun = self._terms()  # after an epoch that was left early, iter() has begun the next one
         self._parts.clear()
         self._marks = {}
         self._num_parts = 0
@@ -206,6 +214,10 @@ class DrawnPlan(IndexPlan):
             _compare_terms(loaded.get("distributed", {}), terms_of(self._distributed))
             rest = self._distributed_rest(self._distributed, epoch).batches()
             order = CheckedOrder(iter(rest), checks, num_before=self._num_drawn)
+            return order, order
+        if layers and layers[0].is_by_order and self._dealt is not None:
+            rest = self._generators.call(self._dealt.rest, [layer.counts_in(epoch) for layer in layers])
+            order = CheckedOrder(rest, checks, num_before=self._num_drawn)
             return order, order
         share = self._share or RankShare(1, 0, even_batches=False)
         batches = self._generators.call(iter, self._sampler)
@@ -270,6 +282,8 @@ class DrawnPlan(IndexPlan):
         layers = of_epoch(self._layers, epoch)
         if layers and self._distributed is not None:
             return len(self._distributed_rest(self._distributed, epoch))
+        if layers and layers[0].is_by_order and self._dealt is not None:
+            return self._num_dealt(self._dealt, layers, epoch)
         order = self._plain_order(epoch, share)
         if order is not None:
             return len(order)
@@ -283,6 +297,15 @@ class DrawnPlan(IndexPlan):
             num_left = len(LeftOver(num_left, 1, [num_rounds if count is None else count for count in counts]))
         num_own = num_left if share is None else share.num_batches(num_left, drop_last=self._drop_last)
         return first_step(self._layers, epoch) + num_own
+
+    def _num_dealt(self, dealt: DealtBatches, layers: Sequence[Layer], epoch: int) -> int:
+        if self._known_length is None or self._known_length[0] != epoch:
+            step = first_step(self._layers, epoch)
+            other = dealt.for_rank(dealt.dp_size, dealt.dp_rank)
+            other.load_state_dict(self.state_at(epoch, step)["samplers"][-1])
+            length = step + sum(1 for _ in other.rest([layer.counts_in(epoch) for layer in layers]))
+            self._known_length = epoch, length
+        return self._known_length[1]
 
     def num_in_last_round(self, epoch: int) -> int:
         """Return the samples of the last round over all ranks, if it is smaller than the others; else, or unknown, 0."""
@@ -317,11 +340,13 @@ class DrawnPlan(IndexPlan):
     def is_over(self, state: Mapping[str, Any]) -> bool:
         """Return whether an epoch has nothing left at a saved place; if others delivered all before it, for any rank.
 
-        False for samplers other than torch's own.
+        False for samplers that are neither torch's own nor deal themselves out.
         """
+        is_at_resplit = 0 < first_step(self._layers, state["epoch"]) == state["step"]
+        if self._dealt is not None:
+            return is_at_resplit and state["step"] == self._num_batches(state["epoch"], None)
         if not self._draws_at_once or not isinstance(self._sampler, Sized):
             return False
-        is_at_resplit = 0 < first_step(self._layers, state["epoch"]) == state["step"]
         first_rank = None if self._share is None else self._share._replace(rank=0)
         return state["step"] == self._num_batches(state["epoch"], first_rank if is_at_resplit else self._share)
 

@@ -5,16 +5,25 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from torch.utils.data import Subset
+
 from fkat_data import arguments
 from fkat_data.dataset_files import check_files, files_field
-from fkat_data.datasets.dealt_order import DealtOrder, is_of_old_order, is_part, old_order_error
+from fkat_data.datasets.dealt_order import (
+    DealtBatches,
+    DealtItems,
+    DealtOrder,
+    is_of_old_order,
+    is_part,
+    old_order_error,
+)
 from fkat_data.datasets.seeded_order import SeededOrder, seeded_order_below
 from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.drop_in.accelerate_side import AccelerateSide
 from fkat_data.drop_in.distributed_order import distributed_sampler_of
 from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.layers_of_ranks import Layer, layers_in
-from fkat_data.drop_in.numbered_plan import NumberedPlan
+from fkat_data.drop_in.numbered_plan import NumberedPlan, is_numbered
 from fkat_data.drop_in.rank_share import RankShare, agreed_state, check_share, shared_fields
 from fkat_data.drop_in.rank_states import Layout, own_state
 from fkat_data.drop_in.sample_order import EpochShuffle
@@ -110,7 +119,7 @@ class EpochsOfRanks(AccelerateSide):
         Rank r of n gets every nth batch, from the one at r on. The ranks agree on the first one's seed, and on the
         states of its samplers. Where a sampler or the dataset knows its rank, as a ``DistributedSampler`` or a
         ``PackedDataset`` of several ranks does, nothing is dealt out, nor for an iterable dataset, whose loader has
-        ``dp_rank``.
+        ``dp_rank``; ``state_dict()`` is of all ranks then, too.
 
         Args:
             num_ranks: Ranks that share the dataset.
@@ -192,7 +201,9 @@ class EpochsOfRanks(AccelerateSide):
 
         def check(state: object) -> dict[str, Any]:
             kind = "strands" if self._is_iterable else "sampler"
-            return checked_loader_state(state, self._fingerprint(), self.seed, kind)
+            checked = checked_loader_state(state, self._fingerprint(), self.seed, kind)
+            self._check_is_of_new_order(checked)
+            return checked
 
         own = own_state(state_dict, self._layout(), check, *rank_and_world_size())
         check_share(own, self._share)
@@ -204,10 +215,28 @@ class EpochsOfRanks(AccelerateSide):
             return None
         if self._share is not None:
             return Layout(self._share.num_ranks, self._share.rank, shared_fields(self._share))
+        dealing = self._dealing()
+        if dealing is not None:
+            fields = self._terms_of_dealing()
+            return Layout(dealing.dp_size, dealing.dp_rank, fields, "order" if dealing.dp_size > 1 else None)
         sampler = distributed_sampler_of(self.sampler if self.batch_sampler is None else self.batch_sampler)
         if sampler is not None:
-            return Layout(sampler.num_replicas, sampler.rank, is_samplers=True)
+            return Layout(sampler.num_replicas, sampler.rank, dealt_by="sampler")
         return None if self._has_ranks else Layout()
+
+    def _dealing(self) -> DealtItems | DealtBatches | None:
+        """Return what deals itself out to ranks, by arguments of its own: the dataset or the batch sampler."""
+        if self._share is not None or self._is_iterable or self._stream is not None:
+            return None
+        below: object = self._ordered_dataset()
+        order = self.sampler if self.batch_sampler is None else self.batch_sampler
+        if isinstance(order, DealtBatches):
+            return None if is_part(below) else order
+        if not isinstance(below, DealtItems) or not is_numbered(self.sampler, self.batch_sampler):
+            return None
+        # A view has to pass indices on as they are.
+        dataset: Any = self.dataset
+        return below if type(dataset) is not Subset and len(dataset) == len(below) else None
 
     @property
     def _has_ranks(self) -> bool:
@@ -257,33 +286,47 @@ class EpochsOfRanks(AccelerateSide):
 
     def _terms_of_dataset(self) -> dict[str, Any]:
         """Return the fields of a state that say what of the dataset its places depend on."""
-        ordered = self._ordered_dataset()
+        return {**self._order_of_dataset(), **self._terms_of_dealing(), **files_field(self.dataset)}
+
+    def _terms_of_dealing(self) -> dict[str, Any]:
+        """Return the fields of a state that say to how many ranks a dataset or a batch sampler deals itself out."""
+        ordered, dealing = self._ordered_dataset(), self._dealing()
         ranks = {"dataset_ranks": ordered.dp_size} if isinstance(ordered, DealtOrder) else {}
-        return {**self._order_of_dataset(), **ranks, **files_field(self.dataset)}
+        own = {} if dealing is None else {"dealt_ranks": dealing.dp_size, "dealt_rank": dealing.dp_rank}
+        return {**ranks, **own}
+
+    def _check_is_of_new_order(self, state: Mapping[str, Any]) -> None:
+        """Raise if a state's epoch was dealt out in an order of several ranks that there no longer is."""
+        ordered = self._ordered_dataset()
+        if not state["step"] or self._is_iterable:
+            return
+        if any(is_of_old_order(each) for each in state["sampler"].get("samplers", ())):
+            raise old_order_error("several")
+        if isinstance(ordered, DealtOrder) and "dataset_ranks" not in state and ordered.dp_size > 1:
+            raise old_order_error(ordered.dp_size)
 
     def _with_order_of_dataset(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Have the dataset give the order of a state. Return the state without what may differ in the next epoch.
+        """Have the dataset give the order of a state, and return it.
 
         Raises:
-            StateMismatchError: It cannot; or the state's epoch was dealt out to other ranks than the dataset is, or in an
-                order of several ranks that there no longer is.
+            StateMismatchError: It cannot; or the state's epoch was dealt out to other ranks than the dataset is.
         """
-        ordered, sampler = self._ordered_dataset(), state.get("sampler", {})
-        if isinstance(ordered, DealtOrder) and not state["step"]:
-            # A rank's part of the next epoch may have another length.
-            sampler = {name: value for name, value in sampler.items() if name != "num_samples"}
-            state = {**state, "sampler": sampler}
-        elif state["step"] and any(is_of_old_order(each) for each in sampler.get("samplers", ())):
-            raise old_order_error("several")
-        elif isinstance(ordered, DealtOrder):
-            saved, present = state.get("dataset_ranks"), ordered.dp_size
-            if saved is None and present > 1:
-                raise old_order_error(present)
-            if saved is not None and saved != present:
+        ordered = self._ordered_dataset()
+        if isinstance(ordered, DealtOrder) and state["step"]:
+            saved, present = state.get("dataset_ranks", ordered.dp_size), ordered.dp_size
+            if saved != present:
                 hint = "go on with as many ranks as the epoch began with, or begin the next epoch"
                 raise StateMismatchError("dataset_ranks", saved, present, hint)
         self._load_order_of_dataset(state)
+        if isinstance(ordered, DealtOrder) and state["step"]:
+            ordered.follow_epoch(state["epoch"])  # what is left of it has a length
         return state
+
+    def _without_length(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a state without the length of the epoch before, if that of the next one may differ."""
+        if state["step"] or not isinstance(self._ordered_dataset(), DealtOrder):
+            return state
+        return {**state, "sampler": {name: value for name, value in state["sampler"].items() if name != "num_samples"}}
 
     def _load_order_of_dataset(self, state: Mapping[str, Any]) -> None:
         """Have the dataset give the order of a state.

@@ -29,12 +29,14 @@ class Layer(NamedTuple):
         step: Where all ranks after them begin, in the earliest epoch of theirs.
         epochs: The epoch of each rank.
         counts: Microbatches of it that each rank had, of what the layer before had left.
+        is_by_order: Whether the dataset or the batch sampler dealt out, and deals out what is left.
     """
 
     is_split: bool
     step: int
     epochs: tuple[int, ...]
     counts: tuple[int, ...]
+    is_by_order: bool = False
 
     def counts_in(self, epoch: int) -> list[int | None]:
         """Return how many microbatches of an epoch each rank had; None: all."""
@@ -57,7 +59,7 @@ def first_step(layers: Sequence[Layer], epoch: int) -> int:
 
 
 def with_layer(
-    layers: Sequence[Layer], places: Sequence[tuple[int, int]], *, is_split: bool
+    layers: Sequence[Layer], places: Sequence[tuple[int, int]], *, is_split: bool, is_by_order: bool
 ) -> tuple[tuple[Layer, ...], int, int]:
     """Append a layer. Return the layers that still matter, and the epoch and step at which the next ranks begin.
 
@@ -65,11 +67,12 @@ def with_layer(
         layers: All re-splits so far.
         places: The epoch and the step of each rank now.
         is_split: Whether each of these ranks got a part of every batch.
+        is_by_order: Whether the dataset or the batch sampler deals out.
     """
     epoch = min(own for own, _ in places)
     step = max(step for own, step in places if own == epoch)
     counts = tuple(step - first_step(layers, own) for own, step in places)
-    added = Layer(is_split, step, tuple(own for own, _ in places), counts)
+    added = Layer(is_split, step, tuple(own for own, _ in places), counts, is_by_order)
     matter = tuple(
         layer
         for layer in (*layers, added)
@@ -172,6 +175,7 @@ def resplits_field(layers: Sequence[Layer], epoch: int) -> dict[str, Any]:
             "step": layer.step,
             "epochs": list(layer.epochs),
             "counts": list(layer.counts),
+            **({"by_order": True} if layer.is_by_order else {}),
         }
         for layer in layers
         if any((own, count) > (epoch, 0) for own, count in zip(layer.epochs, layer.counts, strict=True))
@@ -195,11 +199,12 @@ def _layer(found: Any) -> Layer:
     try:
         is_split, step = bool(found["split_batches"]), _count(found["step"])
         epochs, counts = (tuple(_count(number) for number in found[name]) for name in ("epochs", "counts"))
-    except genuine(TypeError, KeyError):
+        is_by_order = bool(found.get("by_order"))
+    except genuine(AttributeError, TypeError, KeyError):
         raise StateMismatchError("resplits", found, "<a place for each rank>", _NOT_A_RESPLIT) from None
     if not epochs or len(epochs) != len(counts):
         raise StateMismatchError("resplits", found, "<a place for each rank>", _NOT_A_RESPLIT)
-    return Layer(is_split, step, epochs, counts)
+    return Layer(is_split, step, epochs, counts, is_by_order)
 
 
 def _count(number: object) -> int:

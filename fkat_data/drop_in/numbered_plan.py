@@ -5,8 +5,9 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, SequentialSampler
 
+from fkat_data.datasets.dealt_order import DealtItems
 from fkat_data.drop_in.dataset_plan import IndexPlan
-from fkat_data.drop_in.layers_of_ranks import Layer, first_step, layers_in, left_overs
+from fkat_data.drop_in.layers_of_ranks import Layer, first_step, layers_in, left_overs, of_epoch
 from fkat_data.drop_in.rank_share import RankShare
 from fkat_data.drop_in.sample_order import EpochShuffle, SampleOrder
 from fkat_data.errors import StateMismatchError
@@ -52,11 +53,20 @@ class NumberedPlan(IndexPlan):
         seed: The loader's.
         share: What this rank gets of the batches; None: there is one rank.
         layers: Where the number of ranks has changed.
+        dataset: What deals itself out to ranks; None: no dataset does.
     """
 
     def __init__(
-        self, sampler: Any, batch_sampler: Any, seed: int, share: RankShare | None = None, layers: Sequence[Layer] = ()
+        self,
+        sampler: Any,
+        batch_sampler: Any,
+        seed: int,
+        share: RankShare | None = None,
+        layers: Sequence[Layer] = (),
+        dataset: DealtItems | None = None,
     ) -> None:
+        self._dataset = dataset
+        self._known_order: tuple[object, SampleOrder] | None = None
         self._sampler = sampler if batch_sampler is None else batch_sampler.sampler
         self._batch_size = None if batch_sampler is None else int(batch_sampler.batch_size)
         self._drop_last = batch_sampler is not None and bool(batch_sampler.drop_last)
@@ -72,7 +82,7 @@ class NumberedPlan(IndexPlan):
     def renew(self, epoch: int, step: int) -> None:
         """Read the number of samples again when the next iteration begins."""
         del epoch, step
-        self._epoch = -1
+        self._epoch, self._known_order = -1, None
 
     def shard(self, epoch: int, index: int) -> Any:
         """Return the epoch's order, or None for another shard than the first.
@@ -81,7 +91,7 @@ class NumberedPlan(IndexPlan):
             StateMismatchError: The dataset has another length than when the state of this epoch was saved.
         """
         if epoch != self._epoch:
-            num_samples = len(self._sampler)
+            num_samples = self._num_samples(epoch)
             if self._loaded is not None and self._loaded[0] == epoch:
                 saved = self._loaded[1].get("num_samples", num_samples)
                 if saved != num_samples:
@@ -100,12 +110,12 @@ class NumberedPlan(IndexPlan):
 
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """Return what the order of the rest of an epoch depends on."""
-        del epoch, step
-        return {"num_samples": len(self._sampler), "shuffle": isinstance(self._sampler, EpochShuffle)}
+        del step
+        return {"num_samples": self._num_samples(epoch), "shuffle": isinstance(self._sampler, EpochShuffle)}
 
     def is_over(self, state: Mapping[str, Any]) -> bool:
         """Return whether an epoch has nothing left at a saved place; if others delivered all before it, for any rank."""
-        num_samples = len(self._sampler)
+        num_samples = self._num_samples(state["epoch"])
         if state["sampler"].get("num_samples", num_samples) != num_samples:
             return False
         order = self._order_of(state["epoch"], num_samples)
@@ -117,18 +127,57 @@ class NumberedPlan(IndexPlan):
         0 for a rank that gets nothing of what others have left: it has one empty iteration, as those that get something
         have one, instead of the next epoch.
         """
-        order = self._order_of(state["epoch"], len(self._sampler))
+        order = self._order_of(state["epoch"], self._num_samples(state["epoch"]))
         return 0 if 0 < order.first == len(order) else state["step"]
 
     def num_batches(self, epoch: int) -> int:
         """Return this rank's microbatches of an epoch, with those before the number of ranks has changed."""
-        return len(self._order_of(epoch, len(self._sampler)))
+        return len(self._order_of(epoch, self._num_samples(epoch)))
 
     def num_in_last_round(self, epoch: int) -> int:
         """Return the samples of the last round over all ranks, if it is smaller than the others; else 0."""
-        return self._order_of(epoch, len(self._sampler)).num_in_last_round
+        return self._order_of(epoch, self._num_samples(epoch)).num_in_last_round
+
+    def _num_samples(self, epoch: int) -> int:
+        """Return the samples of an epoch, or of the part of each of the ranks that it began with."""
+        layers = self._layers_of_dataset(epoch)
+        if self._dataset is not None and layers:
+            return len(self._dataset.for_rank(len(layers[0].epochs), 0))
+        return len(self._sampler)
+
+    def _layers_of_dataset(self, epoch: int) -> list[Layer]:
+        return [layer for layer in of_epoch(self._layers, epoch) if layer.is_by_order]
+
+    def _rest_of_dataset(
+        self,
+        dataset: DealtItems,
+        layers: Sequence[Layer],
+        epoch: int,
+        num_samples: int,
+        shuffle: tuple[int, int] | None,
+    ) -> SampleOrder:
+        """Return what the dataset deals out to this rank of what other ranks have left."""
+        known = epoch, num_samples, shuffle
+        if self._known_order is None or self._known_order[0] != known:
+            size, drop_last, order = self._batch_size or 1, self._drop_last, None
+            if shuffle is not None:
+                order = [*SampleOrder(num_samples, None, drop_last=False, shuffle=shuffle)]
+            counts = [layer.counts_in(epoch) for layer in layers]
+            items = dataset.rest(counts, batch_size=size, drop_last=drop_last, order=order)
+            rest = SampleOrder(
+                *(len(items), self._batch_size),
+                drop_last=drop_last,
+                shuffle=None,
+                first=first_step(self._layers, epoch),
+                items=items,
+            )
+            self._known_order = known, rest
+        return self._known_order[1]
 
     def _order_of(self, epoch: int, num_samples: int, shuffle: tuple[int, int] | None = None) -> SampleOrder:
+        layers = self._layers_of_dataset(epoch)
+        if self._dataset is not None and layers:
+            return self._rest_of_dataset(self._dataset, layers, epoch, num_samples, shuffle)
         size, drop_last = self._batch_size or 1, self._drop_last
         return SampleOrder(
             num_samples,

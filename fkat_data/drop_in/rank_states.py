@@ -2,14 +2,17 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from fkat_data.drop_in.checked_order import checks_in, without_order
 from fkat_data.drop_in.layers_of_ranks import layers_in, resplits_field, with_layer
 from fkat_data.drop_in.saved_state import VERSION, check_version
 from fkat_data.errors import StateMismatchError
 
-__all__ = ["Layout", "merged_states", "own_state"]
+__all__ = ["DealtBy", "Layout", "merged_states", "own_state"]
+
+DealtBy: TypeAlias = Literal["loader", "sampler", "order"]
+"""Who deals an epoch out to ranks: ``deal_out()``; a ``DistributedSampler``; a dataset or a batch sampler by itself."""
 
 _logger = logging.getLogger(__name__)
 
@@ -31,13 +34,13 @@ class Layout(NamedTuple):
         num_ranks: How many.
         rank: This one.
         fields: What a state says of them.
-        is_samplers: Whether a ``DistributedSampler`` deals out.
+        dealt_by: Who deals out; None: there is one rank, of a dataset or a batch sampler that can.
     """
 
     num_ranks: int = 1
     rank: int = 0
     fields: Mapping[str, Any] = {}
-    is_samplers: bool = False
+    dealt_by: DealtBy | None = "loader"
 
 
 def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -82,8 +85,9 @@ def own_state(
     states = [check(each) for each in found]
     num_ranks = _num_ranks(states[0])
     # Of other kinds of samplers, the first iteration says so: Lightning may give the loader another one until then.
-    is_same_kind = layout.is_samplers == _is_samplers(states[0])
-    if not is_same_kind or num_ranks == layout.num_ranks or (is_merged and num_ranks == 1):
+    is_same_kind = (layout.dealt_by == "sampler") == _is_samplers(states[0])
+    is_as_before = _check_dealing(states, layout) if is_same_kind else True
+    if is_as_before and (not is_same_kind or num_ranks == layout.num_ranks or (is_merged and num_ranks == 1)):
         own = states[_own_index(states, layout, rank, world_size) if is_merged else 0]
         own.pop(_GATHERED, None)
         _note_rounds(own)
@@ -115,7 +119,7 @@ def _index_in_job(states: Sequence[object], rank: int, world_size: int) -> int:
 
 def _own_index(states: Sequence[Mapping[str, Any]], layout: Layout, rank: int, world_size: int) -> int:
     """Return which of several states is this rank's."""
-    if layout.is_samplers:
+    if layout.dealt_by == "sampler":
         ranks = [state["sampler"].get("distributed", {}).get("rank") for state in states]
         if layout.rank in ranks:
             return ranks.index(layout.rank)
@@ -127,7 +131,41 @@ def _own_index(states: Sequence[Mapping[str, Any]], layout: Layout, rank: int, w
 def _num_ranks(state: Mapping[str, Any]) -> int:
     """Return how many ranks the samples of a state's epoch were dealt out to."""
     terms: Mapping[str, Any] = state.get("sampler", {}).get("distributed", {})
-    return cast("int", state.get("num_ranks", terms.get("num_replicas", 1)))
+    return cast("int", state.get("num_ranks", terms.get("num_replicas", _num_by_order(state))))
+
+
+def _num_by_order(state: Mapping[str, Any]) -> int:
+    """Return how many ranks a dataset or a batch sampler has dealt itself out to."""
+    # The older states that do not say it are of an epoch that no other ranks had begun.
+    found = (each.get("world_size") for each in state.get("sampler", {}).get("samplers", ()) if each)
+    batches = next((number for number in found if isinstance(number, int)), 1)
+    return cast("int", state.get("dealt_ranks", state.get("dataset_ranks", batches)))
+
+
+def _dealt_by(state: Mapping[str, Any]) -> DealtBy | None:
+    """Return who has dealt out what was delivered of a state's epoch; None: there was one rank."""
+    if state.get("num_ranks", 1) > 1:
+        return "loader"
+    if _num_by_order(state) > 1:
+        return "order"
+    layers = layers_in(state)
+    return ("order" if layers[-1].is_by_order else "loader") if layers else None
+
+
+def _check_dealing(states: Sequence[Mapping[str, Any]], layout: Layout) -> bool:
+    """Return whether the present ranks are dealt to by whom the saved ones were.
+
+    Raises:
+        StateMismatchError: They are not, and the epoch has begun: another one would give what is left in another order.
+    """
+    saved = _dealt_by(states[0])
+    if saved is None or layout.dealt_by in (None, saved, "sampler"):
+        return True
+    if any(state["step"] for state in states):
+        hint = "finish the epoch as it was dealt out when it began, or begin the next epoch"
+        names = {"loader": "<deal_out()>", "order": "<rank= and world_size= of the dataset or the batch sampler>"}
+        raise StateMismatchError("dealt_by", names[saved], names[layout.dealt_by], hint)
+    return False
 
 
 def _is_samplers(state: Mapping[str, Any]) -> bool:
@@ -150,10 +188,14 @@ def _split_again(states: Sequence[dict[str, Any]], num_ranks: int, layout: Layou
     epoch = min(state["epoch"] for state in of_ranks)
     base = next(state for state in of_ranks if state["epoch"] == epoch)
     places = [(state["epoch"], state["step"]) for state in of_ranks]
-    layers, epoch, step = with_layer(layers_in(base), places, is_split=bool(base.get("split_batches", False)))
+    is_by_order = "order" in (_dealt_by(base), layout.dealt_by)
+    is_split = bool(base.get("split_batches", False))
+    layers, epoch, step = with_layer(layers_in(base), places, is_split=is_split, is_by_order=is_by_order)
+    if is_by_order and base["sampler"].get("shuffle"):
+        _check_seeds(of_ranks)
     own = {name: value for name, value in base.items() if name not in (*_PLACE, _GATHERED)}
     own |= {"seed": base["seed"], "epoch": epoch, "step": step, **layout.fields, **resplits_field(layers, epoch)}
-    own["sampler"] = _sampler_of_rest(of_ranks, base, step, layout)
+    own["sampler"] = _sampler_of_rest(of_ranks, base, step, layout, is_by_order=is_by_order)
     _logger.info(
         "state of %d ranks split again over %d: they go on in epoch %d at step %d",
         num_ranks,
@@ -165,18 +207,28 @@ def _split_again(states: Sequence[dict[str, Any]], num_ranks: int, layout: Layou
 
 
 def _sampler_of_rest(
-    of_ranks: Sequence[Mapping[str, Any]], base: Mapping[str, Any], step: int, layout: Layout
+    of_ranks: Sequence[Mapping[str, Any]], base: Mapping[str, Any], step: int, layout: Layout, *, is_by_order: bool
 ) -> dict[str, Any]:
     sampler: dict[str, Any] = base["sampler"]
     if "num_samples" in sampler:  # the order is arithmetic
         return sampler
-    if layout.is_samplers:
+    if is_by_order:  # what is left follows from the state of the sampler
+        return {**without_order(sampler), "step": step, "orders": []}
+    if layout.dealt_by == "sampler":
         terms = {**sampler["distributed"], "num_replicas": layout.num_ranks, "rank": layout.rank}
         return {**without_order(sampler), "distributed": terms, "step": step, "orders": []}
     # Single batches, whose digests no number of ranks changes.
     in_epoch = [state["sampler"] for state in of_ranks if state["epoch"] == base["epoch"]]
     checks = {check for own in in_epoch for check in checks_in(own)}
     return {**without_order(sampler), "step": step, "orders": [list(check) for check in sorted(checks)]}
+
+
+def _check_seeds(of_ranks: Sequence[Mapping[str, Any]]) -> None:
+    """Raise if ranks have shuffled their own parts by other seeds: no other process knows all of their orders."""
+    seeds = [state["seed"] for state in of_ranks if state["step"]]
+    if len(set(seeds)) > 1:
+        hint = "pass the loader of each rank the same seed; this epoch needs the number of ranks that saved"
+        raise StateMismatchError("seed", seeds, "<the same on all ranks>", hint)
 
 
 def _one_of_each(states: Sequence[dict[str, Any]], num_ranks: int) -> list[dict[str, Any]]:
@@ -187,10 +239,11 @@ def _one_of_each(states: Sequence[dict[str, Any]], num_ranks: int) -> list[dict[
     """
     if num_ranks == 1 or (len(states) == 1 and states[0].get(_GATHERED)):
         return [dict(states[0]) for _ in range(num_ranks)]
-    by_rank = dict(enumerate(states))
+    dealt_by = _dealt_by(states[0])
+    if len(states) == 1 and not states[0]["step"] and (_is_samplers(states[0]) or dealt_by == "order"):
+        return [dict(states[0]) for _ in range(num_ranks)]  # all ranks have equally many microbatches
+    by_rank = {state.get("dealt_rank", place): state for place, state in enumerate(states)}
     if _is_samplers(states[0]):
-        if len(states) == 1 and not states[0]["step"]:
-            return [dict(states[0]) for _ in range(num_ranks)]  # all ranks have equally many microbatches
         by_rank = {state["sampler"]["distributed"]["rank"]: state for state in states}
     if len(states) == 1 or set(by_rank) != set(range(num_ranks)):
         present = f"<{len(states)} of {num_ranks} ranks>" if len(states) <= num_ranks else f"<{len(states)} states>"

@@ -33,6 +33,7 @@ class SampleOrder(NumberedBatches):
         share: What one of several ranks gets of the batches; None: there is one rank.
         rests: What other ranks before have left of the epoch, each of what was left before; this one is of the last.
         first: The number of the first batch.
+        items: Indices to batch instead, in order; None: those of the samples.
     """
 
     in_words = "the dataset"
@@ -47,7 +48,9 @@ class SampleOrder(NumberedBatches):
         share: RankShare | None = None,
         rests: Sequence[LeftOver] = (),
         first: int = 0,
+        items: Sequence[Any] | None = None,
     ) -> None:
+        self._items = items
         self._num_samples = num_samples
         self._batch_size = batch_size
         self._drop_last = drop_last
@@ -82,7 +85,7 @@ class SampleOrder(NumberedBatches):
 
     def __reduce__(self) -> tuple[Any, ...]:
         terms = self._num_samples, self._batch_size, self._drop_last, self._shuffle, self._share
-        return _order, (*terms, self._rests, self.first)
+        return _order, (*terms, self._rests, self.first, self._items)
 
     @property
     def _is_even(self) -> bool:
@@ -104,7 +107,7 @@ class SampleOrder(NumberedBatches):
         begin = (index - self.first) * self._round_size + self._offset
         end = begin + self._size
         left = min(begin, self._num_left), min(end, self._num_left)
-        found: list[int] = []
+        found: list[Any] = []
         for run in in_the_first(self._rests, *left):
             found += self._indices(*run)
         if self._is_even:
@@ -121,7 +124,9 @@ class SampleOrder(NumberedBatches):
             begin += stop - place
         return found
 
-    def _indices(self, first: int, end: int) -> list[int]:
+    def _indices(self, first: int, end: int) -> list[Any]:
+        if self._items is not None:
+            return list(self._items[first:end])
         if self._shuffle is None:
             return list(range(first, end))
         found: list[int] = []
@@ -155,9 +160,16 @@ def _order(
     share: RankShare | None,
     rests: tuple[LeftOver, ...],
     first: int,
+    items: Sequence[Any] | None = None,
 ) -> SampleOrder:
     return SampleOrder(
-        num_samples, batch_size, drop_last=drop_last, shuffle=shuffle, share=share, rests=rests, first=first
+        *(num_samples, batch_size),
+        drop_last=drop_last,
+        shuffle=shuffle,
+        share=share,
+        rests=rests,
+        first=first,
+        items=items,
     )
 
 

@@ -12,6 +12,8 @@
         "sampler": {...},              # map-style datasets: what the order of the epoch depends on
         "dataset": {...},              # of a dataset that drew the seed of its order
         "dataset_ranks": 2,            # of a dataset that is dealt out to ranks: their number
+        "dealt_ranks": 2,              # of a dataset or a batch sampler that deals out what is left, too: their number
+        "dealt_rank": 0,               # and which of them it is
         "files": [3421780262],         # of a dataset of files: a number for each that differs where the file does
         "num_ranks": 2,                # of a loader that is dealt out: this and how, "even_batches" and "split_batches"
         "resplits": [...],             # where the number of ranks has changed in the epoch: ``fkat_data.drop_in.layers_of_ranks``

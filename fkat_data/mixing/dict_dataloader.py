@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from fkat_data.closing import Closing
 from fkat_data.description import Described
+from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.interruption import genuine, is_interruption
 from fkat_data.iteration import EpochIterator, Iterations
@@ -21,6 +22,10 @@ __all__ = ["DictDataLoader"]
 _log = logging.getLogger(__name__)
 
 _STATE_VERSION = 1
+# What says that a loader's state is of all ranks, which all call its state_dict() then.
+_OF_ALL_RANKS = frozenset({"all_rank_indices", "all_rank_states", "gathered"})
+_PLACE = ("epoch", "draw", "is_over", "exhausted", "left")
+_PLACE_IN_SOURCE = ("delivered", "taken", "epoch", "has_ended")
 
 
 class DictDataLoader(Described, Closing):
@@ -34,6 +39,10 @@ class DictDataLoader(Described, Closing):
     A resume is exact for sources with a state of their own, such as a ``ShardedDataLoader``, and for those that give
     the same each time they are iterated. The strategy may be another one after a resume: weights can be changed in
     the middle of a run.
+
+    A state of all ranks has each rank's place where they differ, as they do where a source has other numbers of
+    microbatches on other ranks; it needs as many ranks then. A state of ranks at one place loads on any number of them
+    that the sources' states load on.
 
     Args:
         dataloaders: The sources by their names: any iterables that can be iterated again and again.
@@ -149,7 +158,11 @@ class DictDataLoader(Described, Closing):
         Plain values, and whatever the sources' own states hold. Where a source's ``state_dict`` is collective, as a
         ``ShardedDataLoader``'s is, this is too: every rank must call it.
         """
-        return self._state_with({name: source.state_dict() for name, source in self._settled_sources().items()})
+        own = self._state_with({name: source.state_dict() for name, source in self._settled_sources().items()})
+        states: list[object] = [source["state"] for source in own["sources"].values()]
+        fields = {field for state in states if isinstance(state, Mapping) for field in cast("Mapping[str, Any]", state)}
+        is_collective = not _OF_ALL_RANKS.isdisjoint(fields)
+        return _with_places(own, gather(_place_in(own))) if is_collective else own
 
     def local_state_dict(self) -> dict[str, Any]:
         """Return this rank's position, with each source's ``local_state_dict`` where it has one; not collective."""
@@ -165,13 +178,14 @@ class DictDataLoader(Described, Closing):
             raise StateMismatchError("local_state_dicts", 0, "<one for each rank>")
         for state_dict in local_state_dicts:
             self._check(state_dict)
-        return {
+        whole = {
             **local_state_dicts[0],
             "sources": {
                 name: source.merged([state_dict["sources"][name] for state_dict in local_state_dicts])
                 for name, source in self._sources.items()
             },
         }
+        return _with_places(whole, [_place_in(state_dict) for state_dict in local_state_dicts])
 
     def end_epoch(self) -> None:
         """Count the rest of the epoch as delivered: the next iteration begins the next epoch, and every source again.
@@ -192,9 +206,12 @@ class DictDataLoader(Described, Closing):
         An iteration under way ends: its iterator raises ``StaleIteratorError``.
 
         Raises:
-            StateMismatchError: It is no state of a mixture of these sources. If it is a source's own state that
-                belongs to another loader, sources before it have moved; load another state then.
+            StateMismatchError: It is no state of a mixture of these sources, or of another number of ranks that were at
+                other places. If it is a source's own state that belongs to another loader, sources before it have moved;
+                load another state then.
         """
+        self._check_form(state_dict)
+        state_dict = _own_place(state_dict, *rank_and_world_size())
         self._check(state_dict)
         self._settle()
         self._schedule.load_state_dict(state_dict)
@@ -233,6 +250,11 @@ class DictDataLoader(Described, Closing):
         return self._take()
 
     def _check(self, state_dict: object) -> None:
+        saved = self._check_form(state_dict)["sources"]
+        for name, source in self._sources.items():
+            source.check(saved[name])
+
+    def _check_form(self, state_dict: object) -> Mapping[str, Any]:
         if not isinstance(state_dict, Mapping):
             raise StateMismatchError("state_dict", state_dict, "<a mixture's state>")
         state = cast("Mapping[str, Any]", state_dict)
@@ -243,9 +265,7 @@ class DictDataLoader(Described, Closing):
         if not isinstance(sources, Mapping) or set(cast("Mapping[str, Any]", sources)) != set(self._sources):
             names = sorted(cast("Mapping[str, Any]", sources)) if isinstance(sources, Mapping) else sources
             raise StateMismatchError("sources", names, sorted(self._sources), "it is the state of other sources")
-        saved = cast("Mapping[str, Any]", sources)
-        for name, source in self._sources.items():
-            source.check(saved[name])
+        return state
 
     def _settled_sources(self) -> dict[str, MixedSource]:
         self._settle()
@@ -371,3 +391,57 @@ class _Draft:
         except BaseException:
             self.snapshot = snapshot
             raise
+
+
+def _place_in(state: Mapping[str, Any]) -> list[list[Any]]:
+    """Return a rank's place: the values of its schedule's fields, and of each source's."""
+    sources = [[source[field] for field in _PLACE_IN_SOURCE] for source in state["sources"].values()]
+    return [[state[field] for field in _PLACE], *sources]
+
+
+def _with_place(state: Mapping[str, Any], place: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    sources = {
+        name: {**source, **dict(zip(_PLACE_IN_SOURCE, values, strict=True))}
+        for (name, source), values in zip(state["sources"].items(), place[1:], strict=True)
+    }
+    return {**state, **dict(zip(_PLACE, place[0], strict=True)), "sources": sources}
+
+
+def _with_places(state: Mapping[str, Any], places: Sequence[list[list[Any]]]) -> dict[str, Any]:
+    """Return a state of all ranks: where their places differ, a tuple of each field's values.
+
+    The fields are the same in any case: torch.distributed.checkpoint reads those that the present state has.
+    """
+    if all(place == places[0] for place in places):
+        return dict(state)
+    return _with_place(state, [list(zip(*parts, strict=True)) for parts in zip(*places, strict=True)])
+
+
+def _own_place(state: Mapping[str, Any], rank: int, world_size: int) -> Mapping[str, Any]:
+    """Return a state with this rank's place.
+
+    Raises:
+        StateMismatchError: It has the places of another number of ranks, which differ.
+    """
+    draws = state.get("draw")
+    if not isinstance(draws, (list, tuple)):
+        return state
+    num_ranks = len(cast("Sequence[object]", draws))
+    try:
+        together = _place_in(state)
+        places = [[[values[index] for values in part] for part in together] for index in range(num_ranks)]
+    except genuine(TypeError, KeyError, IndexError):
+        hint = "the state is damaged"
+        raise StateMismatchError("draw", cast("object", draws), "<a place of each rank in each field>", hint) from None
+    if num_ranks == world_size:
+        return _with_place(state, places[rank])
+    (epoch, *_), *_ = places[0]
+    if all(own[:3] == [epoch, 0, False] and all(part[3] or not part[1] for part in parts) for own, *parts in places):
+        return _with_place(state, places[0])  # all are between two epochs, and no pass is under way
+    raise StateMismatchError(
+        "draw",
+        f"<of {num_ranks} ranks at other places>",
+        f"<of {world_size} ranks>",
+        "ranks are at other places of the mixture where their sources have other numbers of microbatches: go on with as "
+        "many ranks as saved, or, where each rank loads its own, pass it its local_state_dict()",
+    )

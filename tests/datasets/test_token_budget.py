@@ -146,7 +146,7 @@ def test_any_number_of_ranks_goes_on_where_others_stopped_again_and_again(length
     assert len(set(found)) == len(found)
     most = options["max_batch_size"] or len(lengths)
     # Those that come to the end may leave some out.
-    num_ended = len(last) if served_by_last else len(layouts[-1])
+    num_ended = len(layouts[-1]) if state["epoch"] else len(last)
     assert len(lengths) - len(found) <= (num_ended - 1) * most
 
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.utils.data import DistributedSampler, RandomSampler
 
 from fkat_data import DataLoader
+from fkat_data.datasets import PackedDataset, TokenBudgetBatchSampler
 from fkat_data.distributed import gather
 
 NUM_SAMPLES = 151
@@ -23,12 +24,32 @@ def drawn(num_ranks, rank):
     return {"sampler": RandomSampler(range(NUM_SAMPLES), generator=torch.Generator().manual_seed(3))}
 
 
+def packed(num_ranks, rank):
+    lengths = [1 + index % 5 for index in range(NUM_SAMPLES)]
+    documents = [torch.full((length,), index) for index, length in enumerate(lengths)]
+    dataset = PackedDataset(documents, 8, 30, lengths=lengths, pad_value=-1, seed=3, rank=rank, world_size=num_ranks)
+    return {"dataset": dataset, "batch_size": 1, "collate_fn": documents_of, "num_workers": 1}
+
+
+def documents_of(sequences):
+    found = torch.cat([sequence["tokens"] for sequence in sequences]).unique()
+    return found[found >= 0]
+
+
+def budgeted(num_ranks, rank):
+    lengths = [1 + index % 5 for index in range(NUM_SAMPLES)]
+    sampler = TokenBudgetBatchSampler(lengths, 16, 30, seed=3, rank=rank, world_size=num_ranks)
+    return {"batch_sampler": sampler, "batch_size": 1}
+
+
 #: Loaders whose ranks have no seed in common before they are dealt out.
 KINDS = {
     "shuffled, in a worker": lambda num_ranks, rank: {"shuffle": True, "num_workers": 1},
     "drawn": drawn,
     "not in step": lambda num_ranks, rank: {"shuffle": True},
     "a DistributedSampler": distributed,
+    "packed, in a worker": packed,
+    "batches by tokens": budgeted,
 }
 
 
@@ -41,7 +62,7 @@ def main():
     for kind, options in KINDS.items():
         path, num_own = folder / f"{kind}.pt", num_steps + (rank if kind == "not in step" else 0)
         content = torch.load(path, weights_only=True) if path.exists() else {"ledger": [], "loader": None}
-        with DataLoader(range(NUM_SAMPLES), 3, **options(num_ranks, rank)) as loader:
+        with DataLoader(**{"dataset": range(NUM_SAMPLES), "batch_size": 3, **options(num_ranks, rank)}) as loader:
             loader.deal_out(num_ranks, rank)
             if content["loader"] is not None:
                 loader.load_state_dict(content["loader"])
