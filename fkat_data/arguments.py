@@ -18,6 +18,7 @@ __all__ = [
     "positive",
     "saved_integer",
     "saved_numbers",
+    "saved_version",
     "seconds",
 ]
 
@@ -119,6 +120,23 @@ def saved_integer(
         return integer(field, value, minimum=minimum, maximum=maximum)
     except ConfigurationError as error:
         raise StateMismatchError(field, value, f"<{error.expected}>", hint) from None
+
+
+def saved_version(state: Mapping[str, Any], newest: int, *, default: object = "<missing>") -> int:
+    """Return the version of a saved state.
+
+    Args:
+        state: The state.
+        newest: The newest version that this version of the library reads; it reads all before.
+        default: The version of a state that does not say it.
+
+    Raises:
+        StateMismatchError: It is newer, or none.
+    """
+    version = state.get("version", default)
+    if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= newest:
+        raise StateMismatchError("version", version, newest, "another version of fkat_data wrote the state")
+    return version
 
 
 def saved_numbers(state_dict: object, present: Mapping[str, int], kind: str) -> list[int]:

@@ -29,13 +29,14 @@ from fkat_data.drop_in.own_generators import next_number
 from fkat_data.drop_in.rank_share import shared_fields
 from fkat_data.drop_in.rank_states import merged_states
 from fkat_data.drop_in.sample_order import EpochShuffle
-from fkat_data.drop_in.saved_state import VERSION, check_order, checked_loader_state
+from fkat_data.drop_in.saved_state import check_order, checked_loader_state
 from fkat_data.drop_in.strand_plan import StrandPlan
 from fkat_data.drop_in.stream_side import check_known, stream_of
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 from fkat_data.loader.engine import Engine
 from fkat_data.observe.statistics import DataLoaderStatistics, LoaderStatistics
+from fkat_data.plan.place import VERSION
 from fkat_data.transport.definitions import digest_of_shipment
 from fkat_data.types import BatchStream, Microbatch_co, Profiler
 from fkat_data.worker.settings import START_METHODS, StartMethod
@@ -510,19 +511,19 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
             or not (self.num_workers if plan.num_strands is None else plan.num_strands),
         )
         if loaded is not None:
-            engine.go_to(plan.resumption(self._without_length(loaded)))
+            engine.go_to(plan.place_of(self._without_length(loaded)))
         made_with, shipped = settable_of(self), self._shipment_digest()
         vars(self).update(_engine=engine, _plan=plan, _made_with=made_with, _shipped=shipped)
         return engine
 
     def _place_of(self, engine: Engine[Microbatch_co]) -> dict[str, Any]:
         plan, position = cast("DatasetPlan", self._plan), engine.position
-        epoch, step = plan.place(position)
+        epoch, step = plan.epoch_and_step(position)
         return {"epoch": epoch, "step": step, **plan.saved(position)}
 
     def _epoch_and_step(self, engine: Engine[Microbatch_co]) -> dict[str, int]:
         position = engine.position
-        epoch, step = cast("DatasetPlan", self._plan).place(position)
+        epoch, step = cast("DatasetPlan", self._plan).epoch_and_step(position)
         # Where one microbatch is replayed, the engine counts how often it was.
         return {"epoch": epoch, "step": step + engine.step - position.step}
 

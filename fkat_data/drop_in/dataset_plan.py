@@ -34,7 +34,7 @@ class DatasetPlan(ShardPlan):
         del position, leaves_empty_rest
         return None
 
-    def place(self, position: Position) -> tuple[int, int]:
+    def epoch_and_step(self, position: Position) -> tuple[int, int]:
         """Return epoch and step of a position, as a state says them."""
         return position.epoch, position.step
 
@@ -43,7 +43,7 @@ class DatasetPlan(ShardPlan):
         """Return what a state says of a position, beside its epoch and step."""
 
     @abstractmethod
-    def resumption(self, state: Mapping[str, Any]) -> Place:
+    def place_of(self, state: Mapping[str, Any]) -> Place:
         """Return where an engine goes on after a state.
 
         Raises:
@@ -82,7 +82,7 @@ class IndexPlan(DatasetPlan):
     def first_microbatch(self, state: Mapping[str, Any]) -> int:
         """Return where a saved place is in the plan's first task."""
 
-    def resumption(self, state: Mapping[str, Any]) -> Place:
+    def place_of(self, state: Mapping[str, Any]) -> Place:
         """Return where an engine goes on after a state."""
         position = Position(state["epoch"], 0, self.first_microbatch(state), state["step"])
         return Place(position, sampler=dict(state["sampler"]))

@@ -4,10 +4,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
+from fkat_data.arguments import saved_version
 from fkat_data.drop_in.checked_order import checks_in, without_order
 from fkat_data.drop_in.layers_of_ranks import layers_in, resplits_field, with_layer
-from fkat_data.drop_in.saved_state import VERSION, check_version
 from fkat_data.errors import StateMismatchError
+from fkat_data.plan.place import VERSION
 
 __all__ = ["DealtBy", "Layout", "merged_states", "own_state"]
 
@@ -100,7 +101,7 @@ def _entries(state_dict: object) -> list[Any] | None:
     if not isinstance(state_dict, Mapping) or "all_rank_states" not in state_dict:
         return None
     state = cast("Mapping[str, Any]", state_dict)
-    check_version(state)
+    saved_version(state, VERSION)
     found = state["all_rank_states"]
     if not isinstance(found, (list, tuple)) or not found:
         raise StateMismatchError("all_rank_states", cast("object", found), "<a state for each rank>")

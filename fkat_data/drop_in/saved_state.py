@@ -3,7 +3,7 @@
 ::
 
     {
-        "version": 1,
+        "version": 2,
         "seed": 67280421310721,
         "epoch": 2,                    # from 0
         "step": 13,                    # microbatches delivered in the epoch
@@ -26,7 +26,7 @@
     }
 
 Ranks that are not in step, or have samplers or datasets of their own, have
-``{"version": 1, "all_rank_states": [...]}``, a state for each.
+``{"version": 2, "all_rank_states": [...]}``, a state for each.
 
 Plain values, if the states of the user's own samplers and datasets are.
 """
@@ -34,14 +34,14 @@ Plain values, if the states of the user's own samplers and datasets are.
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from fkat_data.arguments import saved_integer
+from fkat_data.arguments import saved_integer, saved_version
 from fkat_data.drop_in.checked_order import without_order
 from fkat_data.drop_in.layers_of_ranks import first_step, layers_in
 from fkat_data.errors import StateMismatchError
+from fkat_data.plan.place import VERSION
 
-__all__ = ["VERSION", "check_order", "check_version", "checked_loader_state", "state_at_epoch"]
+__all__ = ["check_order", "checked_loader_state", "state_at_epoch"]
 
-VERSION = 1
 _KINDS = {
     "sampler": "<of a dataset with indices>",
     "strands": "<of an iterable dataset>",
@@ -89,7 +89,7 @@ def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: i
     if not isinstance(state_dict, Mapping):
         raise StateMismatchError("state_dict", type(state_dict).__name__, "<a mapping>", _NOT_A_STATE)
     state = dict(cast("Mapping[str, Any]", state_dict))
-    check_version(state)
+    saved_version(state, VERSION)
     for field in ("seed", "epoch", "step"):
         _check_count(state, field)
     if seed is not None and state["seed"] != seed:
@@ -108,19 +108,6 @@ def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: i
             hint = "the state was saved with another argument"
             raise StateMismatchError(field, state.get(field, "<missing>"), value, hint)
     return state
-
-
-def check_version(state: Mapping[str, Any]) -> None:
-    """Return if this version reads a state.
-
-    Raises:
-        StateMismatchError: Another one wrote it.
-    """
-    version = state.get("version", "<missing>")
-    if version != VERSION:
-        raise StateMismatchError(
-            "version", version, VERSION, "another version of fkat_data, or another loader, wrote it"
-        )
 
 
 def check_order(state: Mapping[str, Any] | None, present: Mapping[str, Any] | None) -> None:

@@ -109,7 +109,7 @@ class StrandPlan(DatasetPlan):
             strands.append(strand)
         return {"num_strands": self.num_strands, "strands": strands}
 
-    def resumption(self, state: Mapping[str, Any]) -> Place:
+    def place_of(self, state: Mapping[str, Any]) -> Place:
         """Return where an engine goes on after a state.
 
         Raises:

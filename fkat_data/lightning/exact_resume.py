@@ -5,7 +5,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.arguments import saved_version
+from fkat_data.errors import ConfigurationError
 from fkat_data.lightning.epoch_limits import EpochLimits
 from fkat_data.lightning.feed import EvaluationFeed, TrainFeed, fed
 from fkat_data.lightning.feed_position import FeedPosition, FeedState, is_ours
@@ -13,6 +14,7 @@ from fkat_data.lightning.first_places import FirstPlaces
 from fkat_data.lightning.framework import Flavoured, package_of
 from fkat_data.lightning.gradients import accumulated_gradients, restore_accumulation, restore_gradients
 from fkat_data.lightning.progress_counts import is_validation_open, mend_counts
+from fkat_data.plan.place import VERSION
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -22,8 +24,6 @@ else:
 __all__ = ["ExactResume"]
 
 _logger = logging.getLogger(__name__)
-
-_STATE_VERSION = 1
 
 
 class ExactResume(Flavoured, Callback):
@@ -122,7 +122,7 @@ class ExactResume(Flavoured, Callback):
             has_open_validation=is_validation_open(trainer),
         )
         checkpoint["callbacks"][self.state_key] = {
-            "version": _STATE_VERSION,
+            "version": VERSION,
             "loaders": list(state.loaders),
             "ended": list(state.ended),
             "is_over": is_trained and progress.is_last_batch,
@@ -200,9 +200,7 @@ def _state_in(checkpoint: dict[str, Any], saved: dict[str, Any], *, is_counted_i
             "one microbatch as delivered that was not trained on"
         )
         return FeedState(loaders, is_over=batches["is_last_batch"] or is_stopped, is_lightnings=True)
-    if saved.get("version") != _STATE_VERSION:
-        hint = "another version of the library wrote it"
-        raise StateMismatchError("version", saved.get("version", "<missing>"), _STATE_VERSION, hint)
+    saved_version(saved, VERSION)
     if is_stopped and not saved["is_over"] and batches["current"]["processed"]:
         _logger.info(
             "the epoch was stopped after %d microbatches; Lightning goes on with the next epoch",

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from fkat_data.arguments import saved_version
 from fkat_data.closing import Closing
 from fkat_data.description import Described
 from fkat_data.distributed import gather, rank_and_world_size
@@ -15,13 +16,13 @@ from fkat_data.mixing.draw_schedule import OnExhausted, Schedule
 from fkat_data.mixing.mixed_source import MixedSource
 from fkat_data.mixing.strategies import SamplerStrategy
 from fkat_data.observe.statistics import LoaderStatistics
+from fkat_data.plan.place import VERSION
 from fkat_data.types import Microbatch, Stateful
 
 __all__ = ["DictDataLoader"]
 
 _log = logging.getLogger(__name__)
 
-_STATE_VERSION = 1
 # What says that a loader's state is of all ranks, which all call its state_dict() then.
 _OF_ALL_RANKS = frozenset({"all_rank_indices", "all_rank_states", "gathered"})
 _PLACE = ("epoch", "draw", "is_over", "exhausted", "left")
@@ -258,9 +259,7 @@ class DictDataLoader(Described, Closing):
         if not isinstance(state_dict, Mapping):
             raise StateMismatchError("state_dict", state_dict, "<a mixture's state>")
         state = cast("Mapping[str, Any]", state_dict)
-        version = state.get("version", "<missing>")
-        if version != _STATE_VERSION:
-            raise StateMismatchError("version", version, _STATE_VERSION, "another version of the library wrote it")
+        saved_version(state, VERSION)
         sources = state.get("sources", "<missing>")
         if not isinstance(sources, Mapping) or set(cast("Mapping[str, Any]", sources)) != set(self._sources):
             names = sorted(cast("Mapping[str, Any]", sources)) if isinstance(sources, Mapping) else sources
@@ -273,7 +272,7 @@ class DictDataLoader(Described, Closing):
 
     def _state_with(self, sources: dict[str, Any]) -> dict[str, Any]:
         return {
-            "version": _STATE_VERSION,
+            "version": VERSION,
             "strategy": repr(self._schedule.strategy),
             **self._schedule.state_dict(),
             "sources": sources,

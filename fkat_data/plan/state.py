@@ -3,7 +3,7 @@
 A *rank state* describes one rank, in plain values that JSON can hold. A *state* describes all ranks::
 
     {
-        "version": 1,
+        "version": 2,
         "epoch": 2,                                    # the lowest of all ranks
         "all_rank_indices": (tensor(0), tensor(1)),    # the last shard delivered in full; -1: none yet
         "all_rank_microbatches": [3, 0],               # delivered microbatches of the next shard
@@ -37,15 +37,14 @@ from typing import Any, cast
 
 import torch
 
+from fkat_data.arguments import saved_version
 from fkat_data.errors import StateMismatchError
 from fkat_data.modes import without_modes
 from fkat_data.plan.elastic import Layer, without_idle
-from fkat_data.plan.place import Place
+from fkat_data.plan.place import VERSION, Place
 from fkat_data.position import Position
 
-__all__ = ["VERSION", "is_reported", "merge", "read", "read_rank", "saved_place", "verify"]
-
-VERSION = 1
+__all__ = ["is_reported", "merge", "read", "read_rank", "saved_place", "verify"]
 
 
 def saved_place(place: Place) -> dict[str, Any]:
@@ -130,7 +129,7 @@ def read(state: Mapping[str, Any]) -> list[Place]:
         raise StateMismatchError("state_dict", type(state).__name__, "<a mapping>")
     if "all_rank_indices" not in state:
         return [read_rank(state)]
-    _check_version(state)
+    saved_version(state, VERSION, default=VERSION)
     indices = _items(state, "all_rank_indices", None)
     if not indices:
         raise StateMismatchError("all_rank_indices", [], "<one index for each rank>")
@@ -184,7 +183,7 @@ def read_rank(state: Mapping[str, Any]) -> Place:
             raise StateMismatchError(
                 field if field != "index" else "all_rank_indices", "<missing>", "<a value>", _NOT_A_STATE
             )
-    _check_version(state)
+    saved_version(state, VERSION, default=VERSION)
     fingerprint = _mapping(state.get("fingerprint", {}), "fingerprint")
     position = _position(state["epoch"], state["index"], state.get("microbatch", 0), state.get("step"))
     sampler = _sampler(state.get("sampler"), "sampler")
@@ -234,12 +233,6 @@ def is_reported(batching: object) -> bool:
 
 
 _NOT_A_STATE = "this is not a state of a ShardedDataLoader"
-
-
-def _check_version(state: Mapping[str, Any]) -> None:
-    version = _count(state.get("version", VERSION), "version")
-    if version != VERSION:
-        raise StateMismatchError("version", version, VERSION, "another version of fkat_data wrote the state")
 
 
 def _mapping(value: object, field: str) -> Mapping[str, Any]:

@@ -276,7 +276,7 @@ class IteratedPlan(StreamEpochs):
         self._num_arrived += 1
         self._reached.pop(self._num_arrived - _MOST_KEPT, None)
 
-    def place(self, position: Position) -> tuple[int, int]:
+    def epoch_and_step(self, position: Position) -> tuple[int, int]:
         """Return epoch and step of a position, as a state says them."""
         if self._point is None or self._is_left:
             return position.epoch, position.step

@@ -92,7 +92,7 @@ class StreamEpochs(DatasetPlan):
         point = self._point_at(position)
         return {"stream": None if point is None else self._dataset.state_at(point)}
 
-    def resumption(self, state: Mapping[str, Any]) -> Place:
+    def place_of(self, state: Mapping[str, Any]) -> Place:
         """Return where a state was taken; the dataset has loaded it, and ``begin`` goes there."""
         return Place(Position(state["epoch"], 0, 0, state["step"]))
 

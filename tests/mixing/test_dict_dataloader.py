@@ -396,7 +396,7 @@ def test_a_microbatch_that_cannot_be_labelled_is_named(microbatches):
 @pytest.mark.parametrize(
     ("field", "change"),
     [
-        ("version", lambda state: state.update(version=2)),
+        ("version", lambda state: state.update(version=99)),
         ("version", lambda state: state.pop("version")),
         ("epoch", lambda state: state.update(epoch=-1)),
         ("draw", lambda state: state.pop("draw")),

@@ -13,8 +13,8 @@ from torch.distributed import checkpoint
 from fkat_data import ShardedDataLoader
 from fkat_data.errors import StateMismatchError
 from fkat_data.plan.elastic import without_idle
-from fkat_data.plan.place import Place
-from fkat_data.plan.state import VERSION, merge, read, read_rank, saved_place, verify
+from fkat_data.plan.place import VERSION, Place
+from fkat_data.plan.state import merge, read, read_rank, saved_place, verify
 from fkat_data.position import Position
 
 counts = st.integers(0, 2**31 - 2)
@@ -113,7 +113,7 @@ def test_the_documented_form_is_what_is_written():
     state = merge(ranks)
     assert [int(index) for index in state.pop("all_rank_indices")] == [0, 1]
     assert state == {
-        "version": 1,
+        "version": 2,
         "epoch": 2,
         "all_rank_microbatches": [3, 0],
         "all_rank_steps": [13, 16],

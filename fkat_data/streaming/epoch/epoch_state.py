@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from fkat_data.arguments import saved_integer
+from fkat_data.arguments import saved_integer, saved_version
 from fkat_data.errors import StateMismatchError
 from fkat_data.streaming.epoch.resume_point import LARGEST_NUMBER, ResumePoint
 from fkat_data.streaming.order.epoch_order import OrderSettings
@@ -42,9 +42,7 @@ def resume_point_of(state_dict: object) -> ResumePoint:
     if not isinstance(state_dict, Mapping):
         raise StateMismatchError("state_dict", state_dict, "<a mapping>", "pass what state_dict() returned")
     state = cast("Mapping[str, Any]", state_dict)
-    version = state.get("version", _VERSION)
-    if version != _VERSION:
-        raise StateMismatchError("version", version, _VERSION, "another version of fkat_data wrote the state")
+    saved_version(state, _VERSION, default=_VERSION)
     for field in _REQUIRED:
         if field not in state:
             raise StateMismatchError(field, "<missing>", "<an integer>", "this is not the state of a streaming dataset")
