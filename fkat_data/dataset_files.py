@@ -65,7 +65,9 @@ def check_files(saved: Sequence[int] | None, dataset: object) -> None:
 
 def _of_files(dataset: object) -> OfFiles | None:
     for _ in range(_MOST_VIEWS):
-        if dataset is None or isinstance(dataset, OfFiles):
+        if dataset is None:
+            break
+        if hasattr(dataset, "file_digests") and isinstance(dataset, OfFiles):  # the second question takes long
             return dataset
         dataset = getattr(dataset, "dataset", None)
     return None

@@ -8,13 +8,13 @@ from torch.utils import data as torch_data
 from fkat_data.arguments import integer
 from fkat_data.drop_in.data_loader import DataLoader
 from fkat_data.errors import ConfigurationError, StateMismatchError
-from fkat_data.seeding import microbatch_seed
 from fkat_data.streaming.batch_maker import batch_maker
 from fkat_data.streaming.dataset import StreamingDataset, has_own_iter
 from fkat_data.streaming.epoch.rank_batches import RankBatches, ids_of, in_groups
 from fkat_data.streaming.own_iteration import IteratedBatches, IteratedPlan
 from fkat_data.streaming.reading.read_commit import check_merged
 from fkat_data.streaming.stream_plan import StreamEpochs, batches_together, wanted_batches
+from fkat_data.worker.current import current_worker
 
 __all__ = ["StreamingDataLoader"]
 
@@ -87,7 +87,7 @@ class StreamingDataLoader(DataLoader[Any]):
         Raises:
             StaleIteratorError: A later iterator has replaced this one.
         """
-        if isinstance(self.dataset, StreamingDataset) and microbatch_seed() is not None:
+        if isinstance(self.dataset, StreamingDataset) and current_worker() is not None:
             return self._made_here(self.dataset, 0)  # the product of a factory: the loader that asks has an engine
         return super().__iter__()
 
@@ -106,6 +106,17 @@ class StreamingDataLoader(DataLoader[Any]):
         if not isinstance(self.dataset, StreamingDataset):
             raise ConfigurationError("dataset", self.dataset, "a StreamingDataset")
         return _RestOfEpoch(self._made_here, self.dataset, integer("count", count, minimum=0))
+
+    @property
+    def begin_near(self) -> Callable[[int, Any], tuple[int, Iterator[Any]]]:
+        """What a ``ShardedDataLoader`` iterates over a dataset by that has an ``__iter__`` of its own.
+
+        Raises:
+            AttributeError: No subclass overrides ``__iter__``.
+        """
+        if not self._has_own_iter:
+            raise AttributeError("begin_near")
+        return self._begin_own
 
     @property
     def num_microbatches(self) -> int:
@@ -194,6 +205,10 @@ class StreamingDataLoader(DataLoader[Any]):
             kept = {name: value for name, value in state.items() if name != "initial_grid"}
             state = {**kept, "epoch": state["epoch"] + 1, "sample_in_epoch": 0}
         self.load_state_dict(state)
+
+    def _begin_own(self, first_microbatch: int, collate: Any) -> tuple[int, Iterator[Any]]:
+        del first_microbatch, collate  # what the user's code does with the first batches shows only when it runs
+        return 0, self._made_here(cast("StreamingDataset", self.dataset), 0)
 
     def _made_here(self, dataset: StreamingDataset, first: int) -> Iterator[Any]:
         """Yield the batches of the next epoch from one of them on, in this process and without a place."""

@@ -244,8 +244,9 @@ class StreamPlan(StreamEpochs):
         if self._parts.pop(self._num_parts - _MOST_KEPT - 1, None) is not None:
             num_kept = sum(len(kept) - kept.first for kept in self._parts.values())
             # Where parts are planned again after an interruption, the caller's place, which is further on, stays known.
-            for step in [step for step in self._behind if step < self._first_step + self._num_drawn - num_kept]:
-                del self._behind[step]
+            old = self._first_step + self._num_drawn - num_kept - 1
+            while self._behind.pop(old, None) is not None:
+                old -= 1
 
 
 def step_of(dataset: Any, point: ResumePoint) -> int:

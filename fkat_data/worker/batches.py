@@ -190,9 +190,10 @@ def begin(
     Raises:
         ConfigurationError: ``num_microbatches`` of the product is no number of microbatches.
     """
-    if isinstance(product, NearestProduct):
-        first_index, microbatches = product.begin_near(first_microbatch, collate)
-        return Production(microbatches, first_index, None, None, product.stream_of)
+    begin_near = getattr(product, "begin_near", None)
+    if begin_near is not None:  # of a NearestProduct, or of a loader of streams
+        first_index, microbatches = begin_near(first_microbatch, collate)
+        return Production(microbatches, first_index, None, None, getattr(product, "stream_of", None))
     is_indexed = is_random_access(product)
     if is_indexed and (is_shared or not _can_skip(product)):
         return _begin_random_access(cast("RandomAccess", product), streams)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from fkat_data.interruption import genuine, is_interruption
 from fkat_data.seeding import ShardStreams
 
-__all__ = ["IndexBatch", "NumberedBatches", "draw_batches"]
+__all__ = ["IndexBatch", "NumberedBatches", "draw_batches", "is_plain"]
 
 _LARGEST_CHUNK = 64
 
@@ -43,6 +43,11 @@ class NumberedBatches(ABC):
     def __iter__(self) -> Iterator[Any]:
         """Yield every batch."""
         return map(self.batch, range(len(self)))
+
+
+def is_plain(shard: object) -> bool:
+    """Return whether no code of a user's makes a shard, from its opening on."""
+    return isinstance(shard, NumberedBatches) and shard.is_plain
 
 
 def draw_batches(sampler: Iterable[Any], streams: ShardStreams) -> Iterator[IndexBatch]:

@@ -22,7 +22,7 @@ from fkat_data.tracebacks import fold
 from fkat_data.transport.codec import copied
 from fkat_data.transport.digest import digest_of
 from fkat_data.worker.collate import FreshCollate
-from fkat_data.worker.index_batches import NumberedBatches
+from fkat_data.worker.index_batches import is_plain
 from fkat_data.worker.messages import End, Failure, Item, Marked, Message, Together, remember_terms
 from fkat_data.worker.produce import Produced, Producer, name_place, produce
 
@@ -150,20 +150,21 @@ class InlineWorker:
         if timeout_s == 0 or not self._tasks:
             return None
         task = self._tasks[0]
-        # A stream's batches that no code of a user's makes: nothing is drawn once the task is open, and nothing is shared.
-        is_plain = isinstance(task.shard, NumberedBatches) and task.shard.is_plain
+        # A stream's batches that no code of a user's makes: nothing is drawn, and nothing is shared.
+        is_made_together = is_plain(task.shard)
         began_s = time.perf_counter()
         dtype = self._default_dtype
         modes = nullcontext() if are_modes_of_a_worker(dtype) else modes_of_a_worker(dtype)
-        with modes, preserved_generators(), self._clock.installed():
+        kept = nullcontext() if is_made_together else preserved_generators()
+        with modes, kept, self._clock.installed():
             if self._production is None:
                 self._production = produce(task, self._producer)
                 self._next_index = task.first_microbatch
             try:
-                messages = [self._made(task, self._production, is_plain=is_plain)]
+                messages = [self._made(task, self._production, is_new=is_made_together)]
                 # They are read together: to make the others costs less than a call for each.
-                while is_plain and isinstance(messages[-1], Item) and not messages[-1].is_last:
-                    messages.append(self._made(task, self._production, is_plain=True))
+                while is_made_together and isinstance(messages[-1], Item) and not messages[-1].is_last:
+                    messages.append(self._made(task, self._production, is_new=True))
             finally:
                 self._clock.mark("")
                 self._replay.end()
@@ -171,14 +172,14 @@ class InlineWorker:
         last = messages[-1]
         if not isinstance(last, Item) or last.is_last:
             self._end_task(task)
-        return Together(task.ticket, messages) if is_plain else last
+        return Together(task.ticket, messages) if is_made_together else last
 
-    def _made(self, task: Task, production: Generator[Produced], *, is_plain: bool) -> Item | End | Failure:
-        """Make the next message of a task."""
+    def _made(self, task: Task, production: Generator[Produced], *, is_new: bool) -> Item | End | Failure:
+        """Make the next message of a task; ``is_new``: its microbatch is in memory of its own."""
         size_bytes = 0
         try:
             produced = next(production, None)
-            if produced is not None and not is_plain and not self._is_new(produced.microbatch):
+            if produced is not None and not is_new and not self._is_new(produced.microbatch):
                 self._mark_and_show("encode", produced.microbatch_index)
                 microbatch, size_bytes = copied(produced.microbatch)
                 produced = produced._replace(microbatch=microbatch)

@@ -13,6 +13,7 @@ from fkat_data.transport.digest import digest_of
 from fkat_data.types import Shard
 from fkat_data.worker.batches import IndexedProduction, Production, begin, is_random_access
 from fkat_data.worker.count import OpeningDraws, ShardCount, count_microbatches
+from fkat_data.worker.index_batches import is_plain
 from fkat_data.worker.items import ItemThreads
 from fkat_data.worker.messages import Epilogue
 from fkat_data.worker.product_terms import check_terms, terms_of
@@ -75,7 +76,8 @@ class OpenShard:
         self._mark = producer.mark
         self._streams = _streams_of(task, producer)
         producer.mark("build", task.shard_index, repr(task.shard))
-        self._streams.seed_opening()
+        if not is_plain(task.shard):
+            self._streams.seed_opening()
         self._first = task.first_microbatch if task.lost_microbatch is None else task.lost_microbatch
         self._producer = producer
         product = _made_by(producer.factory, task.shard)

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import time
 from functools import partial
 from itertools import chain
 
@@ -16,6 +17,7 @@ from streaming_examples import numbers, write
 from torch.utils.data import get_worker_info
 
 from fkat_data import ConfigurationError, DataLoader, ShardedDataLoader
+from fkat_data.errors import WorkerStalledError
 from fkat_data.streaming import StreamingDataLoader, StreamingDataset, World
 
 # Of three workers on two cores.
@@ -96,6 +98,17 @@ class Counting(StreamingDataset):
         self.count += 1
         for sample in super().__iter__():
             yield {"number": sample["number"], "iteration": self.count}
+
+
+class Stuck(StreamingDataset):
+    """The last worker stops for a long time."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        for index, sample in enumerate(super().__iter__()):
+            if index == 8 and info.id == info.num_workers - 1:
+                time.sleep(600)
+            yield sample
 
 
 @pytest.fixture(scope="module")
@@ -261,6 +274,16 @@ def test_a_strand_that_fails_fails_in_its_turn_and_the_next_epoch_begins(data, n
         with pytest.raises(KeyError, match="in the middle"):
             list(loader)
         assert loader.epoch == 1
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("num_workers", WORKERS[1:3])
+def test_a_strand_that_stalls_is_an_error_in_its_turn(data, num_workers):
+    with make(data, Stuck, num_workers=num_workers, timeout=2) as loader:
+        found = []
+        with pytest.raises(WorkerStalledError):
+            found.extend(batch["number"].tolist() for batch in loader)
+    assert found == numbers(make(data, StreamingDataset))[: 2 * num_workers - 1]
 
 
 @pytest.mark.usefixtures("processes")
