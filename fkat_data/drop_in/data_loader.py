@@ -285,16 +285,19 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
                     "after it",
                     self.epoch,
                 )
-        begun = cast("DatasetPlan", self._plan).begin(
+        plan = cast("DatasetPlan", self._plan)
+        begun = plan.begin(
             engine.position, leaves_empty_rest=self._leaves_empty_rest or self._driven is not None
         )
         if begun is not None:
             engine.go_to(begun)
         resumed = None if self._loaded is None or self._is_untouched else (self.epoch, self.step)
         vars(self).update(_resumed=resumed)
-        made = partial(DataLoaderIterator, cast("DatasetPlan", self._plan))
+        made = partial(DataLoaderIterator, plan)
         iterator = engine.iterate(made, self, change_of(self, lambda: engine.step))
         vars(self).update(_loaded=None)
+        # Last of all: a call that is interrupted before is as good as none.
+        plan.beginning = None
         return iterator
 
     def _repr_facts(self) -> Iterator[tuple[str, object]]:

@@ -17,6 +17,8 @@ class DatasetPlan(ShardPlan):
 
     has_parts: bool = False
     """Whether an epoch has several tasks, the next of which can be made ahead."""
+    beginning: Any = None
+    """Where an iteration begins that ``begin`` has begun and the caller does not have yet; None: there is none."""
     num_strands: int | None = None
     """Tasks that take turns, one for each worker; 0: the only one belongs to no worker; None: they do not take turns."""
 

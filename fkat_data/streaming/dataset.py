@@ -374,6 +374,10 @@ class StreamingDataset(Described, DatasetProperties, SampleAccess, IterableDatas
         """Return the point where the next ``iter`` begins."""
         return self._resume_point.next()
 
+    def begin_at(self, point: ResumePoint) -> None:
+        """Let the next ``iter`` begin at a point that ``next_point`` returned."""
+        self._resume_point.go_to(point)
+
     def rank_batches(self, point: ResumePoint) -> RankBatches:
         """Return the batches of this rank from a point on."""
         return RankBatches(self.epochs.plan(point), point, self.epochs.world().rank, self._skips)

@@ -245,6 +245,7 @@ class IteratedPlan(StreamEpochs):
     def begin(self, position: Position, *, leaves_empty_rest: bool) -> Place:
         """Begin the dataset's next epoch, behind all that one iteration has gone through, or the rest of a loaded one."""
         dataset = self._dataset
+        self._undo_beginning()
         if self._point is not None and dataset.next_point() == self._next_point:  # else somebody has said where
             epoch = self._reached_at(position).epoch
             if epoch > self._point.epoch:

@@ -77,10 +77,17 @@ class StreamEpochs(DatasetPlan):
             leaves_empty_rest: Whether a loaded place with nothing behind it counts as the next epoch's begin.
         """
         del position
+        self._undo_beginning()
+        self.beginning = self._dataset.next_point()
         self._go_to(self._dataset.begin_epoch())
         if leaves_empty_rest and self._begun.sample_in_epoch and self._is_empty():
             self._go_to(self._dataset.begin_epoch())
         return Place(Position(self._begun.epoch, 0, 0, self._first_step))
+
+    def _undo_beginning(self) -> None:
+        """Take back what an interrupted call has begun."""
+        if self.beginning is not None:
+            self._dataset.begin_at(self.beginning)
 
     def leave(self, position: Position) -> None:
         """Leave the epoch: a state says from here on that the next one begins."""
@@ -119,6 +126,8 @@ class StreamEpochs(DatasetPlan):
         """Return where an iteration goes on that follows this position of the one under way; None: it is not known."""
 
     def _point_at(self, position: Position) -> ResumePoint | None:
+        if self.beginning is not None:
+            return self.beginning
         point = self._point
         if point is None:
             return self._dataset.next_point()

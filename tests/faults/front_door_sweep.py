@@ -72,11 +72,11 @@ class Reference:
             return found == rest
 
 
-def check_epoch(reference, loader, interruptions, epoch, resumes_at, *, is_begin_swept=True):
+def check_epoch(reference, loader, interruptions, epoch, resumes_at):
     call = functools.partial(uninterrupted, interruptions)
 
     def begin():
-        return call(iter, loader, check=check_position) if is_begin_swept else iter(loader)
+        return call(iter, loader, check=check_position)
 
     expected, _ = reference.epoch(epoch)
     position, state = 0, None
@@ -101,10 +101,10 @@ def check_epoch(reference, loader, interruptions, epoch, resumes_at, *, is_begin
     assert (loader.epoch, loader.step) == (epoch + 1, 0)
 
 
-def sweep_beside(make, interruptions, *, is_begin_swept=True):
+def sweep_beside(make, interruptions):
     """Go through epochs as ``sweep`` does, beside a loader that nothing interrupts."""
     reference = Reference(make)
-    check = functools.partial(check_epoch, reference, is_begin_swept=is_begin_swept)
+    check = functools.partial(check_epoch, reference)
     with reference.loader:
         sweep(make, interruptions, check, first_stop=1, num_stops=3)
 

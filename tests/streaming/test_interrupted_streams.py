@@ -31,5 +31,5 @@ def test_the_loop_goes_on_where_it_was(tmp_path, kind, share):
     from interruption_sweep import Interruptions, Preempted
 
     interruptions = Interruptions(Preempted, share)
-    sweep_beside(partial(make, write(tmp_path / "numbers", 31), kind), interruptions, is_begin_swept=False)
+    sweep_beside(partial(make, write(tmp_path / "numbers", 31), kind), interruptions)
     assert interruptions.num_raised > 5
