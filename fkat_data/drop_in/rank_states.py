@@ -9,7 +9,7 @@ from fkat_data.drop_in.layers_of_ranks import layers_in, resplits_field, with_la
 from fkat_data.drop_in.saved_state import VERSION, check_version
 from fkat_data.errors import StateMismatchError
 
-__all__ = ["DealtBy", "Layout", "merged_states", "own_state"]
+__all__ = ["DealtBy", "Layout", "entries_of", "merged_states", "own_state"]
 
 DealtBy: TypeAlias = Literal["loader", "sampler", "order"]
 """Who deals an epoch out to ranks: ``deal_out()``; a ``DistributedSampler``; a dataset or a batch sampler by itself."""
@@ -77,7 +77,7 @@ def own_state(
     Raises:
         StateMismatchError: It is no such state; or of other ranks, and what they had left is not known.
     """
-    found = _entries(state_dict)
+    found = entries_of(state_dict)
     is_merged = found is not None
     found = [state_dict] if found is None else found
     if layout is None:
@@ -95,7 +95,7 @@ def own_state(
     return _split_again(states, num_ranks, layout)
 
 
-def _entries(state_dict: object) -> list[Any] | None:
+def entries_of(state_dict: object) -> list[Any] | None:
     """Return the states of ranks that are not in step; None: it is one state."""
     if not isinstance(state_dict, Mapping) or "all_rank_states" not in state_dict:
         return None
@@ -111,7 +111,8 @@ def _index_in_job(states: Sequence[object], rank: int, world_size: int) -> int:
     if len(states) != world_size:
         hint = (
             "resume with the number of ranks that saved, finish the epoch with it, or deal out by deal_out() or a "
-            "DistributedSampler: a sampler that knows its rank, and an iterable dataset, cannot be asked for another rank's"
+            "DistributedSampler: a sampler that knows its rank cannot be asked for another rank's, nor an iterable dataset "
+            "that does not say counts_workers_of_all_ranks = True"
         )
         raise StateMismatchError("all_rank_states", f"<{len(states)} ranks>", f"<{world_size} ranks>", hint)
     return rank

@@ -21,6 +21,9 @@
         "num_strands": 4,              # iterable datasets: their strands, with "epoch", "step", "snapshot", and "delivered":
                                        # how many of the loader's epoch, which the strand may have ended; "begun": the
         "strands": [...],              # snapshot with which the epoch began, of a dataset that stays where it was left
+        "strand_numbers": [2, 3],      # of strands that the workers of all ranks have: this rank's,
+        "strand_ranks": [2, 1],        # the number of ranks and this one, and the number of all strands; what other ranks had
+        "all_strands": 4,              # of this rank's when it took them over is "taken_over": [{"epoch": 2, "counts": [5, 4]}]
         "stream": {...},               # streaming datasets, instead: the dataset's own state, which says all of the place
         "dataset_order": {...},        # of a dataset of the library "datasets": its epoch, and a digest of its generators
     }
@@ -65,6 +68,7 @@ def state_at_epoch(
     step = first_step(layers_in(state), epoch)
     begun = {**state, "epoch": epoch, "step": step}
     if "strands" in state:
+        begun.pop("taken_over", None)
         snapshots = snapshots or [None] * len(state["strands"])
         strand = {"epoch": epoch, "step": 0, "delivered": 0}
         return {**begun, "strands": [{**strand, "snapshot": snapshot} for snapshot in snapshots]}
