@@ -170,6 +170,8 @@ class EpochsOfRanks(AccelerateSide):
         vars(self).update(_share=share)
 
     def _deal_strands_out(self, num_ranks: int, rank: int) -> None:
+        if self._strand_ranks == (num_ranks, rank):
+            return
         if self._engine is not None or self._loaded is not None:
             found = f"a loader at microbatch {self.step} of epoch {self.epoch}"
             raise ConfigurationError("deal_out", found, "a loader that was neither iterated nor loaded")
@@ -229,6 +231,9 @@ class EpochsOfRanks(AccelerateSide):
             )
             raise StateMismatchError("strand_numbers", own["strand_numbers"], "<all strands>", hint)
         check_share(own, self._share)
+        dealing = self._dealing()
+        if isinstance(dealing, DealtBatches) and "resplits" in own:  # what is left follows from its state alone
+            dealing.for_rank(dealing.dp_size, dealing.dp_rank).load_state_dict(own["sampler"]["samplers"][-1])
         return own
 
     def _layout(self) -> Layout | None:
