@@ -10,6 +10,7 @@ from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.interruption import genuine
 
 __all__ = [
+    "STATE_VERSION",
     "boolean",
     "choice",
     "function",
@@ -21,6 +22,9 @@ __all__ = [
     "saved_version",
     "seconds",
 ]
+
+#: The version of every loader's saved state. 2: a DataLoader's says where the number of ranks has changed.
+STATE_VERSION = 2
 
 _Word = TypeVar("_Word", bound=str)
 

@@ -37,6 +37,8 @@ class DealtItems(DealtOrder, Protocol):
 
     def __len__(self) -> int: ...
 
+    def __getitem__(self, index: Any, /) -> Any: ...
+
     def rest(
         self,
         earlier: Sequence[Sequence[int | None]],
@@ -62,6 +64,8 @@ class DealtBatches(DealtOrder, Protocol):
 
     Its state is that of all ranks. ``load_state_dict`` takes the state of any number of ranks.
     """
+
+    def __iter__(self) -> Iterator[list[int]]: ...
 
     def rest(self, earlier: Sequence[Sequence[int | None]] = ()) -> Iterator[list[int]]:
         """Iterate as ``iter()`` does, but over this rank's batches of what other ranks have left of the epoch.

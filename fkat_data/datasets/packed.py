@@ -20,7 +20,7 @@ from fkat_data.datasets.lengths import as_lengths
 from fkat_data.datasets.packing import best_fit
 from fkat_data.datasets.windows import Windows
 from fkat_data.description import Described
-from fkat_data.errors import ConfigurationError, StateMismatchError
+from fkat_data.errors import ConfigurationError
 from fkat_data.permutation import permutation
 
 __all__ = ["Fragment", "PackedDataset", "SequencePart", "collate_packed"]
@@ -135,9 +135,8 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
         if len(self._lengths) != len(base_dataset):
             expected = f"one length for each of the {len(base_dataset)} documents, not {len(self._lengths)}"
             raise ConfigurationError("lengths", lengths, expected)
-        self._windows = Windows(self._fitting(too_long), window_size, world_size, shuffle=shuffle, seed=seed)
-        self._world_size = int(world_size)
-        self._rank = integer("rank", rank, minimum=0, maximum=self._world_size - 1)
+        ranks = {"rank": rank, "world_size": world_size}
+        self._windows = Windows(self._fitting(too_long), window_size, **ranks, shuffle=shuffle, seed=seed)
         self._epoch = 0
         self._is_epoch_given = False
         self._go_to(self.seed, 0)
@@ -147,7 +146,7 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
             ("epoch", self._epoch),
             ("sequence_length", self._sequence_length),
             ("documents", len(self._lengths)),
-            ("rank", self._rank),
+            ("rank", self._windows.rank),
             ("base_dataset", self._base),
         ]
 
@@ -164,12 +163,12 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
     @property
     def dp_size(self) -> int:
         """Number of ranks that the plan is dealt out to."""
-        return self._world_size
+        return self._windows.world_size
 
     @property
     def dp_rank(self) -> int:
         """Index of this rank."""
-        return self._rank
+        return self._windows.rank
 
     def for_rank(self, dp_size: int, dp_rank: int) -> Self:
         """Return this dataset for rank ``dp_rank`` of ``dp_size``, in the same epoch; this one stays unchanged.
@@ -179,11 +178,8 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
         Raises:
             ConfigurationError: The rank does not exist, or there are fewer documents than ranks.
         """
-        self._windows.check_ranks(dp_size)
-        dp_rank = integer("dp_rank", dp_rank, minimum=0, maximum=dp_size - 1)
         other = copy.copy(self)
-        fields = {"_world_size": dp_size, "_rank": dp_rank, "_windows": copy.copy(self._windows)}
-        vars(other).update(fields, _plans={}, _tail=None)
+        vars(other).update(_windows=self._windows.for_rank(dp_size, dp_rank), _plans={}, _tail=None)
         return other
 
     def rest(
@@ -212,10 +208,10 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
             had = [most if count is None else count * batch_size for count in counts]
             pairs = ((place, zip(parts, had, strict=True)) for place, parts in enumerate(rounds))
             left = [part for place, parts in pairs for part, count in parts if place >= count] + spare
-        return self._dealt(left, self._world_size)[0][self._rank :: self._world_size]
+        return self._dealt(left, self._windows.world_size)[0][self._windows.rank :: self._windows.world_size]
 
     def __len__(self) -> int:
-        whole, spare = divmod(self._window_ends()[-1], self._world_size)
+        whole, spare = divmod(self._window_ends()[-1], self._windows.world_size)
         return whole + (spare > 0 and bool(self._halved_tail()))
 
     def __getitem__(self, index: int | SequencePart) -> dict[str, torch.Tensor]:
@@ -230,14 +226,14 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
         """
         if isinstance(index, SequencePart):
             return self._planned(index.sequence)[index.start : index.stop]
-        if self._world_size == 1:
+        if self._windows.world_size == 1:
             return self._planned(index)
         length = len(self)
         if not 0 <= index < length:
             index = counted_from_start(index, length)
-        place = index * self._world_size + self._rank
+        place = index * self._windows.world_size + self._windows.rank
         tail = self._halved_tail()
-        in_tail = place - length * self._world_size + len(tail)
+        in_tail = place - length * self._windows.world_size + len(tail)
         return self._planned(place) if in_tail < 0 else self.fragments(tail[in_tail])
 
     def set_epoch(self, epoch: int) -> None:
@@ -288,10 +284,8 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
                 epochs, call ``set_epoch`` instead of loading it.
         """
         state = checked_state(_renewed(state_dict), self.state_dict(), "seed", "epoch")
-        seed = saved_integer("seed", state["seed"])
+        seed = self._windows.saved_seed(state["seed"])
         epoch = saved_integer("epoch", state["epoch"], minimum=0)
-        if self._windows.is_seed_given and seed != self.seed:
-            raise StateMismatchError("seed", seed, self.seed, "pass seed=None to use the saved seed")
         load_base_state(self._base, state)
         self._go_to(seed, epoch)
 
@@ -353,7 +347,7 @@ class PackedDataset(Described, Dataset[dict[str, torch.Tensor]]):
         """Return the last sequences of all ranks, if the plan's had to be halved so that they have equally many."""
         if self._tail is None:
             num_planned = self._window_ends()[-1]
-            self._tail = self._tail_of(num_planned, SequencePart, self._world_size)
+            self._tail = self._tail_of(num_planned, SequencePart, self._windows.world_size)
         return self._tail
 
     def _dealt(self, parts: list[SequencePart], num_ranks: int) -> tuple[list[SequencePart], list[SequencePart]]:

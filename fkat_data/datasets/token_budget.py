@@ -102,6 +102,9 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
         ConfigurationError: An argument is invalid, a sample is too long, or there are fewer samples than ranks.
     """
 
+    says_its_start = True
+    """Once ``iter()`` has returned, ``state_dict()`` says where that iteration begins, for a loader to save."""
+
     def __init__(
         self,
         lengths: Any,
@@ -129,9 +132,7 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
             raise ConfigurationError(
                 f"lengths[{longest}]", int(found[longest]), f"at most max_tokens = {max_tokens}, or too_long='skip'"
             )
-        self._windows = Windows(fitting, window_size, world_size, shuffle=shuffle, seed=seed)
-        self._world_size = int(world_size)
-        self._rank = integer("rank", rank, minimum=0, maximum=self._world_size - 1)
+        self._windows = Windows(fitting, window_size, rank=rank, world_size=world_size, shuffle=shuffle, seed=seed)
         self._settings = {
             "max_tokens": self._max_tokens,
             "window_size": self._windows.window_size,
@@ -153,7 +154,7 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
             ("step", self._position.step),
             ("max_tokens", self._max_tokens),
             ("samples", len(self._lengths)),
-            ("rank", self._rank),
+            ("rank", self._windows.rank),
         ]
 
     @property
@@ -164,12 +165,12 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
     @property
     def dp_size(self) -> int:
         """Number of ranks that the plan is dealt out to."""
-        return self._world_size
+        return self._windows.world_size
 
     @property
     def dp_rank(self) -> int:
         """Index of this rank."""
-        return self._rank
+        return self._windows.rank
 
     def for_rank(self, dp_size: int, dp_rank: int) -> Self:
         """Return this sampler for rank ``dp_rank`` of ``dp_size``, at the same position; this one stays unchanged.
@@ -179,12 +180,10 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
         Raises:
             ConfigurationError: The rank does not exist, or there are fewer samples than ranks.
         """
-        self._windows.check_ranks(dp_size)
-        dp_rank = integer("dp_rank", dp_rank, minimum=0, maximum=dp_size - 1)
+        windows = self._windows.for_rank(dp_size, dp_rank)
+        place = self._start().dealt_again(self._windows.world_size, dp_size)
         other = copy.copy(self)
-        place = self._start().dealt_again(self._world_size, dp_size)
-        fields = {"_world_size": dp_size, "_rank": dp_rank, "_windows": copy.copy(self._windows)}
-        vars(other).update(fields, _position=place, _iterator=None, _count=None)
+        vars(other).update(_windows=windows, _position=place, _iterator=None, _count=None)
         return other
 
     def rounds(self, epoch: int, earlier: Sequence[Layout] = ()) -> Iterator[list[list[int]]]:
@@ -194,7 +193,7 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
             epoch: The epoch.
             earlier: How many batches each rank had when the number of ranks changed, each time; None: all.
         """
-        return self._rounds(epoch, self._world_size, earlier)
+        return self._rounds(epoch, self._windows.world_size, earlier)
 
     def rest(self, earlier: Sequence[Layout] = ()) -> Iterator[list[int]]:
         """Iterate as ``iter()`` does, but over this rank's batches of what other ranks have left of the epoch.
@@ -209,7 +208,7 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
         return self._walk(iterator, place, earlier)
 
     def __len__(self) -> int:
-        return self._num_batches(self._start(), self._world_size)
+        return self._num_batches(self._start(), self._windows.world_size)
 
     def __iter__(self) -> Iterator[list[int]]:
         return self.rest()
@@ -238,7 +237,7 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
             "epoch": epoch,
             "index": index,
             "seed": self.seed,
-            "world_size": self._world_size,
+            "world_size": self._windows.world_size,
             "dealt": dealt,  # a tuple, which torch.distributed.checkpoint saves as one value
             **self._settings,
         }
@@ -256,9 +255,7 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
         """
         free = ("epoch", "index", "seed", "world_size", "dealt")
         state = checked_state(_renewed(state_dict, self._settings), self.state_dict(), *free)
-        seed = saved_integer("seed", state["seed"])
-        if seed != self.seed and self._windows.is_seed_given:
-            raise StateMismatchError("seed", seed, self.seed, "pass seed=None to use the saved seed")
+        seed = self._windows.saved_seed(state["seed"])
         saved = _saved_place(state)
         num_ranks = saved_integer("world_size", state["world_size"], minimum=1)
         own_seed, self._windows.seed = self.seed, seed
@@ -267,8 +264,8 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
             self._windows.seed = own_seed
             hint = f"epoch {saved.epoch} has fewer batches; check that the lengths are the same"
             raise StateMismatchError("index", saved.step, f"<at most {num_batches}>", hint)
-        place = saved.dealt_again(num_ranks, self._world_size)
-        is_over = saved.step in (num_batches, self._num_batches(place, self._world_size))
+        place = saved.dealt_again(num_ranks, self._windows.world_size)
+        is_over = saved.step in (num_batches, self._num_batches(place, self._windows.world_size))
         self._position = _BatchPlace(saved.epoch + 1, 0) if is_over else place
         self._iterator = None
 
@@ -278,7 +275,7 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
 
     def _walk(self, iterator: object, place: _BatchPlace, earlier: Sequence[Layout]) -> Iterator[list[int]]:
         epoch, index, dealt = place
-        rest = self._rounds(epoch, self._world_size, place.continued(self._world_size, earlier))
+        rest = self._rounds(epoch, self._windows.world_size, place.continued(self._windows.world_size, earlier))
         upcoming = rest if earlier else islice(rest, index - place.first_step, None)
         following = next(upcoming, None)
         if following is None:
@@ -293,7 +290,7 @@ class TokenBudgetBatchSampler(Described, Sampler[list[int]]):
             index += 1
             # Before the yield: a state that the caller saves while it processes this batch counts it as yielded.
             self._position = _BatchPlace(epoch + 1, 0) if following is None else _BatchPlace(epoch, index, dealt)
-            yield batches[self._rank]
+            yield batches[self._windows.rank]
 
     def _num_batches(self, place: _BatchPlace, num_ranks: int) -> int:
         epoch, _, dealt = place

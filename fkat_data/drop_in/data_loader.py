@@ -11,6 +11,7 @@ import torch
 from torch.utils import data as torch_data
 
 from fkat_data import arguments
+from fkat_data.arguments import STATE_VERSION
 from fkat_data.closing import Closing
 from fkat_data.datasets.dealt_order import DealtBatches, DealtItems
 from fkat_data.description import Described
@@ -31,12 +32,12 @@ from fkat_data.drop_in.rank_states import merged_states
 from fkat_data.drop_in.sample_order import EpochShuffle
 from fkat_data.drop_in.saved_state import check_order, checked_loader_state
 from fkat_data.drop_in.strand_plan import StrandPlan
+from fkat_data.drop_in.strands_of_ranks import StrandRanks, counts_all_ranks
 from fkat_data.drop_in.stream_side import check_known, stream_of
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 from fkat_data.loader.engine import Engine
 from fkat_data.observe.statistics import DataLoaderStatistics, LoaderStatistics
-from fkat_data.plan.place import VERSION
 from fkat_data.transport.definitions import digest_of_shipment
 from fkat_data.types import BatchStream, Microbatch_co, Profiler
 from fkat_data.worker.settings import START_METHODS, StartMethod
@@ -59,7 +60,9 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     that differs, and why.
 
     Args:
-        dataset: With indices, or iterable.
+        dataset: With indices, or iterable. An iterable one with ``counts_workers_of_all_ranks = True`` takes its part from
+            ``get_worker_info()`` alone, in workers that are counted over all ranks that ``deal_out`` was given: any number
+            of ranks, up to that of the workers, goes on with its state.
         batch_size: Samples of a microbatch; None: the dataset's items are microbatches.
         shuffle: Another order each epoch, which is computed where it is needed from the seed and the epoch.
         sampler: Gives indices; iterated in this process, a few microbatches ahead.
@@ -192,6 +195,8 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         self.replay: bool = arguments.boolean("replay", replay)
         self._stream = stream_of(dataset, batch_size, in_order=in_order)
         self._is_iterable = isinstance(dataset, torch_data.IterableDataset) and self._stream is None
+        if self._is_iterable and num_workers and counts_all_ranks(dataset):
+            self._strand_ranks = StrandRanks()
         # Workers that kept an order of their own would deliver another one than a state says.
         self._keeps_workers = None if persistent_workers and self._ordered_dataset() is not None else persistent_workers
         self._engine: Engine[Microbatch_co] | None = None
@@ -286,9 +291,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
                     self.epoch,
                 )
         plan = cast("DatasetPlan", self._plan)
-        begun = plan.begin(
-            engine.position, leaves_empty_rest=self._leaves_empty_rest or self._driven is not None
-        )
+        begun = plan.begin(engine.position, leaves_empty_rest=self._leaves_empty_rest or self._driven is not None)
         if begun is not None:
             engine.go_to(begun)
         resumed = None if self._loaded is None or self._is_untouched else (self.epoch, self.step)
@@ -343,7 +346,7 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
         fingerprint = self._fingerprint() | shared_fields(self._share) | resplits_field(self._layers, place["epoch"])
         if order := order_of(self.dataset):
             fingerprint["dataset_order"] = order
-        return {"version": VERSION, "seed": self._known_seed(), **fingerprint, **place}
+        return {"version": STATE_VERSION, "seed": self._known_seed(), **fingerprint, **place}
 
     @staticmethod
     def merge_state_dicts(local_state_dicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -569,11 +572,24 @@ class DataLoader(  # pyright: ignore[reportIncompatibleVariableOverride]
     def _strand_plan(self) -> StrandPlan:
         num_strands = self.num_workers if self._loaded is None else int(self._loaded["num_strands"])
         own_dataset = None if num_strands or self.num_workers else self.dataset
-        return StrandPlan(num_strands, self._known_dp_rank(), own_dataset)
+        return StrandPlan(num_strands, self._known_dp_rank(), own_dataset, self._strands_of_ranks())
+
+    def _strands_of_ranks(self) -> dict[str, Any]:
+        """Return what a state says of the strands of all ranks; nothing where the dataset does not count them."""
+        if self._strand_ranks is None:
+            return {}
+        if self._loaded is not None:
+            names = ("strand_numbers", "strand_ranks", "all_strands", "taken_over")
+            return {name: self._loaded[name] for name in names if name in self._loaded}
+        num_strands = self._strand_ranks.num_ranks * self.num_workers
+        numbers = self._strand_ranks.numbers(num_strands)
+        return {"strand_numbers": numbers, "strand_ranks": [*self._strand_ranks], "all_strands": num_strands}
 
     def _known_dp_rank(self) -> int:
         if self.dp_rank is not None:
             return self.dp_rank
+        if self._strand_ranks is not None:
+            return self._strand_ranks.rank
         if self._share is not None:
             return self._share.rank
         ranks = (getattr(sampler, "rank", None) for sampler in self._samplers())

@@ -196,8 +196,8 @@ class DrawnPlan(IndexPlan):
         self._generators = OwnGenerators(int.from_bytes(streams.key[:8], "little"))
         self._num_drawn = first_step(self._layers, epoch)
         self._order, self._own = self._opened(epoch, loaded)
-        if isinstance(self._sampler, DealtBatches):
-            self._begun = self._terms()  # after an epoch that was left early, iter() has begun the next one
+        if getattr(self._sampler, "says_its_start", False):
+            self._begun = self._terms()  # before iter(), it said where the iteration before was left
         self._parts.clear()
         self._marks = {}
         self._num_parts = 0

@@ -25,9 +25,10 @@ from fkat_data.drop_in.drawn_plan import DrawnPlan
 from fkat_data.drop_in.layers_of_ranks import Layer, layers_in
 from fkat_data.drop_in.numbered_plan import NumberedPlan, is_numbered
 from fkat_data.drop_in.rank_share import RankShare, agreed_state, check_share, shared_fields
-from fkat_data.drop_in.rank_states import Layout, own_state
+from fkat_data.drop_in.rank_states import Layout, entries_of, own_state
 from fkat_data.drop_in.sample_order import EpochShuffle
 from fkat_data.drop_in.saved_state import checked_loader_state, state_at_epoch
+from fkat_data.drop_in.strands_of_ranks import StrandRanks, own_strands
 from fkat_data.dropped import WeakTable
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.types import BatchStream
@@ -59,6 +60,8 @@ class EpochsOfRanks(AccelerateSide):
     # Whether that state is an epoch's start that no other process has begun.
     _is_untouched: bool = False
     _share: RankShare | None = None
+    # The ranks whose strands a dataset counts together; None: it does not.
+    _strand_ranks: StrandRanks | None = None
     # Where the number of ranks has changed, in an epoch that is not over.
     _layers: tuple[Layer, ...] = ()
     # Whether a state is of all ranks, which have samplers or datasets of their own.
@@ -119,7 +122,8 @@ class EpochsOfRanks(AccelerateSide):
         Rank r of n gets every nth batch, from the one at r on. The ranks agree on the first one's seed, and on the
         states of its samplers. Where a sampler or the dataset knows its rank, as a ``DistributedSampler`` or a
         ``PackedDataset`` of several ranks does, nothing is dealt out, nor for an iterable dataset, whose loader has
-        ``dp_rank``; ``state_dict()`` is of all ranks then, too.
+        ``dp_rank``; ``state_dict()`` is of all ranks then, too. An iterable dataset that has
+        ``counts_workers_of_all_ranks = True`` finds the workers of all ranks counted in ``get_worker_info()``.
 
         Args:
             num_ranks: Ranks that share the dataset.
@@ -129,19 +133,23 @@ class EpochsOfRanks(AccelerateSide):
             split_batches: Whether each rank gets a part of every batch instead.
 
         Raises:
-            ConfigurationError: Nothing says which samples of an iterable dataset are this rank's; ranks have other
-                seeds; or a batch cannot be split.
+            ConfigurationError: Nothing says which samples of an iterable dataset are this rank's, or it was iterated or
+                loaded before its workers were counted; ranks have other seeds; or a batch cannot be split.
             RankMismatchError: Ranks have datasets of other lengths.
             StateMismatchError: The state that was loaded before is of another number of ranks: load it afterwards.
         """
         if num_ranks == 1 or self._stream is not None:  # a stream's batches are the rank's already
+            return
+        if self._strand_ranks is not None:
+            self._deal_strands_out(num_ranks, rank)
             return
         if self._is_iterable and self.dp_rank is None:
             raise ConfigurationError(
                 "dp_rank",
                 None,
                 "this process's rank, if the dataset yields this rank's own part: samples of an iterable dataset are not "
-                "dealt out, so that each rank would deliver all that it yields",
+                "dealt out, so that each rank would deliver all that it yields; or counts_workers_of_all_ranks = True on the "
+                "dataset, and num_workers",
             )
         if self._is_iterable or self._has_ranks:
             vars(self).update(_is_collective=True)
@@ -160,6 +168,15 @@ class EpochsOfRanks(AccelerateSide):
             self._go_to({**state_at_epoch(agreed, 0), **shared_fields(share)}, is_untouched=True)
         check_share(self.local_state_dict(), share)
         vars(self).update(_share=share)
+
+    def _deal_strands_out(self, num_ranks: int, rank: int) -> None:
+        if self._strand_ranks == (num_ranks, rank):
+            return
+        if self._engine is not None or self._loaded is not None:
+            found = f"a loader at microbatch {self.step} of epoch {self.epoch}"
+            raise ConfigurationError("deal_out", found, "a loader that was neither iterated nor loaded")
+        ranks = StrandRanks(arguments.integer("num_ranks", num_ranks, minimum=1), rank)
+        vars(self).update(_strand_ranks=ranks, _is_collective=True)
 
     def _check_parts(self, num_ranks: int, rank: int) -> None:
         """Give a shuffle the seed that ``deal_out`` gives it, and say in the log what the other loader does not have.
@@ -205,8 +222,18 @@ class EpochsOfRanks(AccelerateSide):
             self._check_is_of_new_order(checked)
             return checked
 
+        if self._strand_ranks is not None:
+            return own_strands([check(each) for each in entries_of(state_dict) or [state_dict]], self._strand_ranks)
         own = own_state(state_dict, self._layout(), check, *rank_and_world_size())
+        if "strand_numbers" in own and own["all_strands"] != own["num_strands"]:
+            hint = (
+                "set counts_workers_of_all_ranks = True on the dataset, as where the state was saved, and num_workers"
+            )
+            raise StateMismatchError("strand_numbers", own["strand_numbers"], "<all strands>", hint)
         check_share(own, self._share)
+        dealing = self._dealing()
+        if isinstance(dealing, DealtBatches) and "resplits" in own:  # what is left follows from its state alone
+            dealing.for_rank(dealing.dp_size, dealing.dp_rank).load_state_dict(own["sampler"]["samplers"][-1])
         return own
 
     def _layout(self) -> Layout | None:

@@ -4,13 +4,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from fkat_data.arguments import saved_version
+from fkat_data.arguments import STATE_VERSION, saved_version
 from fkat_data.drop_in.checked_order import checks_in, without_order
 from fkat_data.drop_in.layers_of_ranks import layers_in, resplits_field, with_layer
 from fkat_data.errors import StateMismatchError
-from fkat_data.plan.place import VERSION
 
-__all__ = ["DealtBy", "Layout", "merged_states", "own_state"]
+__all__ = ["DealtBy", "Layout", "entries_of", "merged_states", "own_state"]
 
 DealtBy: TypeAlias = Literal["loader", "sampler", "order"]
 """Who deals an epoch out to ranks: ``deal_out()``; a ``DistributedSampler``; a dataset or a batch sampler by itself."""
@@ -56,7 +55,7 @@ def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return dict(states[0])
     if 1 < states[0].get("num_ranks", 1) <= len(states) and len({_place(state) for state in states}) == 1:
         return {**states[0], _GATHERED: True}
-    return {"version": VERSION, "all_rank_states": [dict(state) for state in states]}
+    return {"version": STATE_VERSION, "all_rank_states": [dict(state) for state in states]}
 
 
 def _place(state: Mapping[str, Any]) -> str:
@@ -78,7 +77,7 @@ def own_state(
     Raises:
         StateMismatchError: It is no such state; or of other ranks, and what they had left is not known.
     """
-    found = _entries(state_dict)
+    found = entries_of(state_dict)
     is_merged = found is not None
     found = [state_dict] if found is None else found
     if layout is None:
@@ -96,12 +95,12 @@ def own_state(
     return _split_again(states, num_ranks, layout)
 
 
-def _entries(state_dict: object) -> list[Any] | None:
+def entries_of(state_dict: object) -> list[Any] | None:
     """Return the states of ranks that are not in step; None: it is one state."""
     if not isinstance(state_dict, Mapping) or "all_rank_states" not in state_dict:
         return None
     state = cast("Mapping[str, Any]", state_dict)
-    saved_version(state, VERSION)
+    saved_version(state, STATE_VERSION)
     found = state["all_rank_states"]
     if not isinstance(found, (list, tuple)) or not found:
         raise StateMismatchError("all_rank_states", cast("object", found), "<a state for each rank>")
@@ -112,7 +111,8 @@ def _index_in_job(states: Sequence[object], rank: int, world_size: int) -> int:
     if len(states) != world_size:
         hint = (
             "resume with the number of ranks that saved, finish the epoch with it, or deal out by deal_out() or a "
-            "DistributedSampler: a sampler that knows its rank, and an iterable dataset, cannot be asked for another rank's"
+            "DistributedSampler: a sampler that knows its rank cannot be asked for another rank's, nor an iterable dataset "
+            "that does not say counts_workers_of_all_ranks = True"
         )
         raise StateMismatchError("all_rank_states", f"<{len(states)} ranks>", f"<{world_size} ranks>", hint)
     return rank

@@ -21,6 +21,9 @@
         "num_strands": 4,              # iterable datasets: their strands, with "epoch", "step", "snapshot", and "delivered":
                                        # how many of the loader's epoch, which the strand may have ended; "begun": the
         "strands": [...],              # snapshot with which the epoch began, of a dataset that stays where it was left
+        "strand_numbers": [2, 3],      # of strands that the workers of all ranks have: this rank's,
+        "strand_ranks": [2, 1],        # the number of ranks and this one, and the number of all strands; what other ranks had
+        "all_strands": 4,              # of this rank's when it took them over is "taken_over": [{"epoch": 2, "counts": [5, 4]}]
         "stream": {...},               # streaming datasets, instead: the dataset's own state, which says all of the place
         "dataset_order": {...},        # of a dataset of the library "datasets": its epoch, and a digest of its generators
     }
@@ -34,11 +37,10 @@ Plain values, if the states of the user's own samplers and datasets are.
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from fkat_data.arguments import saved_integer, saved_version
+from fkat_data.arguments import STATE_VERSION, saved_integer, saved_version
 from fkat_data.drop_in.checked_order import without_order
 from fkat_data.drop_in.layers_of_ranks import first_step, layers_in
 from fkat_data.errors import StateMismatchError
-from fkat_data.plan.place import VERSION
 
 __all__ = ["check_order", "checked_loader_state", "state_at_epoch"]
 
@@ -65,6 +67,7 @@ def state_at_epoch(
     step = first_step(layers_in(state), epoch)
     begun = {**state, "epoch": epoch, "step": step}
     if "strands" in state:
+        begun.pop("taken_over", None)
         snapshots = snapshots or [None] * len(state["strands"])
         strand = {"epoch": epoch, "step": 0, "delivered": 0}
         return {**begun, "strands": [{**strand, "snapshot": snapshot} for snapshot in snapshots]}
@@ -89,7 +92,7 @@ def checked_loader_state(state_dict: object, present: Mapping[str, Any], seed: i
     if not isinstance(state_dict, Mapping):
         raise StateMismatchError("state_dict", type(state_dict).__name__, "<a mapping>", _NOT_A_STATE)
     state = dict(cast("Mapping[str, Any]", state_dict))
-    saved_version(state, VERSION)
+    saved_version(state, STATE_VERSION)
     for field in ("seed", "epoch", "step"):
         _check_count(state, field)
     if seed is not None and state["seed"] != seed:

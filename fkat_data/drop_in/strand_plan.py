@@ -37,9 +37,15 @@ class StrandPlan(DatasetPlan):
         num_strands: Strands; 0: one, which belongs to no worker.
         dp_rank: The loader's data-parallel rank.
         own_dataset: The dataset, if it is iterated in this process; None: workers have it.
+        of_ranks: What a state says of strands of several ranks, of which these are some; empty: the loader has them all.
     """
 
-    def __init__(self, num_strands: int, dp_rank: int, own_dataset: Any) -> None:
+    def __init__(
+        self, num_strands: int, dp_rank: int, own_dataset: Any, of_ranks: Mapping[str, Any] | None = None
+    ) -> None:
+        self._of_ranks = dict(of_ranks or {})
+        # What other ranks had of each strand when this one took it over, in the epoch that was under way and the next.
+        self._taken_over = {each["epoch"]: each["counts"] for each in self._of_ranks.get("taken_over", ())}
         self.num_strands: int | None = num_strands
         self._dp_rank = dp_rank
         self._own_dataset = own_dataset
@@ -51,7 +57,10 @@ class StrandPlan(DatasetPlan):
 
     def shard(self, epoch: int, index: int) -> Strand:
         """Return an epoch of a strand."""
-        return Strand(epoch, index, self.num_strands or 0, self._snapshots[index].newest(epoch))
+        number, num_strands = index, self.num_strands or 0
+        if self._of_ranks:
+            number, num_strands = self._of_ranks["strand_numbers"][index], self._of_ranks["all_strands"]
+        return Strand(epoch, number, num_strands, self._snapshots[index].newest(epoch))
 
     def piece(self, epoch: int, index: int) -> Piece:
         """Return what says where random streams come from: each strand has those of the epoch."""
@@ -66,7 +75,8 @@ class StrandPlan(DatasetPlan):
         for index, delivered in left.items():
             # What was made behind a position has not reached the caller.
             self._snapshots[index].forget_past(position.epoch, delivered)
-        return sorted(left.items(), key=lambda item: item[1])
+        had = self._counts_taken_over(position.epoch)
+        return sorted(left.items(), key=lambda item: item[1] - had[item[0]])
 
     def mark(self, task: Task, num_made: int, mark: bytes) -> None:
         """Remember the dataset's state behind a microbatch."""
@@ -98,7 +108,8 @@ class StrandPlan(DatasetPlan):
         left, ended = self._left(position), dict(position.ended)
         strands: list[dict[str, Any]] = []
         for index, snapshots in enumerate(self._snapshots):
-            epoch, step = position.epoch + (index in ended), left.get(index, 0)
+            epoch = position.epoch + (index in ended)
+            step = left[index] if index in left else self._counts_taken_over(epoch)[index]
             snapshot = snapshots.at(epoch, step)
             saved = self._snapshot_of_begin(epoch) if snapshot is None else _saved(snapshot)
             strand = {"epoch": epoch, "step": step, "delivered": ended.get(index, step), "snapshot": saved}
@@ -107,7 +118,10 @@ class StrandPlan(DatasetPlan):
                 begun = self._snapshot_at_start(snapshots, epoch)
                 strand |= {} if begun is None and self._unsaid_epoch == epoch else {"begun": begun}
             strands.append(strand)
-        return {"num_strands": self.num_strands, "strands": strands}
+        of_ranks = self._of_ranks
+        if position.epoch > max(self._taken_over, default=-1):
+            of_ranks = {name: value for name, value in of_ranks.items() if name != "taken_over"}
+        return {"num_strands": self.num_strands, "strands": strands, **of_ranks}
 
     def place_of(self, state: Mapping[str, Any]) -> Place:
         """Return where an engine goes on after a state.
@@ -153,6 +167,8 @@ class StrandPlan(DatasetPlan):
     def epoch_again(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the start of a state's epoch, in the same order; the state itself where that start is not known."""
         epoch = state["epoch"]
+        if epoch in self._taken_over:
+            return dict(state)
         found: list[dict[str, Any] | None] = []
         for snapshots in self._snapshots:
             begun = self._snapshot_at_start(snapshots, epoch)
@@ -162,7 +178,16 @@ class StrandPlan(DatasetPlan):
         return state_at_epoch(state, epoch, found)
 
     def _left(self, position: Position) -> dict[int, int]:
-        return left_in_turns(len(self._snapshots), position.step, position.ended)
+        """Return how many microbatches were delivered of each strand that has not ended."""
+        had = self._counts_taken_over(position.epoch)
+        # Where strands were taken over within this rank's first epoch, its step counts what others had of them.
+        before = sum(had) if position.epoch == min(self._taken_over, default=-1) else 0
+        ended = tuple((index, count - had[index]) for index, count in position.ended)
+        left = left_in_turns(len(self._snapshots), position.step - before, ended)
+        return {index: had[index] + count for index, count in left.items()}
+
+    def _counts_taken_over(self, epoch: int) -> Sequence[int]:
+        return self._taken_over.get(epoch) or [0] * len(self._snapshots)
 
     def _snapshot_at_start(self, snapshots: "_Snapshots", epoch: int) -> dict[str, Any] | None:
         """Return the state of a strand's dataset when an epoch began; None: it has none, or it is not known."""

@@ -6,10 +6,9 @@ from typing import Any, cast
 from torch.utils.data import DataLoader
 
 from fkat_data.accelerated import rest_or_next, with_end
-from fkat_data.arguments import saved_version
+from fkat_data.arguments import STATE_VERSION, saved_version
 from fkat_data.distributed import gather
 from fkat_data.errors import FkatDataError, StateMismatchError
-from fkat_data.plan.place import VERSION
 from fkat_data.types import ResumableLoader
 
 __all__ = ["Course", "samplers_of"]
@@ -75,7 +74,7 @@ class Course:
             place = self._reached()
         if isinstance(place, FkatDataError):
             raise place
-        return {"version": VERSION, "step": step, "loader": self.loader.merge_state_dicts(gather(place))}
+        return {"version": STATE_VERSION, "step": step, "loader": self.loader.merge_state_dicts(gather(place))}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to a saved place: the next iteration begins there.
@@ -85,7 +84,7 @@ class Course:
         """
         if not isinstance(state_dict, Mapping) or not {"version", "step"} <= set(state_dict):
             raise StateMismatchError("loader", "<missing>", "<a state that fkat_data.huggingface saved>")
-        saved_version(state_dict, VERSION)
+        saved_version(state_dict, STATE_VERSION)
         self.loader.load_state_dict(state_dict["loader"])
         self.step = self._loaded_step = self.num_stand_ins = state_dict["step"]
         self._place = self._marked = None

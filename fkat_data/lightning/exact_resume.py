@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from fkat_data.arguments import saved_version
+from fkat_data.arguments import STATE_VERSION, saved_version
 from fkat_data.errors import ConfigurationError
 from fkat_data.lightning.epoch_limits import EpochLimits
 from fkat_data.lightning.feed import EvaluationFeed, TrainFeed, fed
@@ -14,7 +14,6 @@ from fkat_data.lightning.first_places import FirstPlaces
 from fkat_data.lightning.framework import Flavoured, package_of
 from fkat_data.lightning.gradients import accumulated_gradients, restore_accumulation, restore_gradients
 from fkat_data.lightning.progress_counts import is_validation_open, mend_counts
-from fkat_data.plan.place import VERSION
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -122,7 +121,7 @@ class ExactResume(Flavoured, Callback):
             has_open_validation=is_validation_open(trainer),
         )
         checkpoint["callbacks"][self.state_key] = {
-            "version": VERSION,
+            "version": STATE_VERSION,
             "loaders": list(state.loaders),
             "ended": list(state.ended),
             "is_over": is_trained and progress.is_last_batch,
@@ -200,7 +199,7 @@ def _state_in(checkpoint: dict[str, Any], saved: dict[str, Any], *, is_counted_i
             "one microbatch as delivered that was not trained on"
         )
         return FeedState(loaders, is_over=batches["is_last_batch"] or is_stopped, is_lightnings=True)
-    saved_version(saved, VERSION)
+    saved_version(saved, STATE_VERSION)
     if is_stopped and not saved["is_over"] and batches["current"]["processed"]:
         _logger.info(
             "the epoch was stopped after %d microbatches; Lightning goes on with the next epoch",

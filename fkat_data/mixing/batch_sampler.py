@@ -41,6 +41,9 @@ class DictBatchSampler(Described, Sampler[tuple[str, Any]]):
         ConfigurationError: An argument is invalid.
     """
 
+    says_its_start = True
+    """Once ``iter()`` has returned, ``state_dict()`` says where that iteration begins, for a loader to save."""
+
     def __init__(
         self, strategy: SamplerStrategy, samplers: Mapping[str, Iterable[Any]], *, on_exhausted: OnExhausted = "drop"
     ) -> None:

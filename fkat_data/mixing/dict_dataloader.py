@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from fkat_data.arguments import saved_version
+from fkat_data.arguments import STATE_VERSION, saved_version
 from fkat_data.closing import Closing
 from fkat_data.description import Described
 from fkat_data.distributed import gather, rank_and_world_size
@@ -16,7 +16,6 @@ from fkat_data.mixing.draw_schedule import OnExhausted, Schedule
 from fkat_data.mixing.mixed_source import MixedSource
 from fkat_data.mixing.strategies import SamplerStrategy
 from fkat_data.observe.statistics import LoaderStatistics
-from fkat_data.plan.place import VERSION
 from fkat_data.types import Microbatch, Stateful
 
 __all__ = ["DictDataLoader"]
@@ -259,7 +258,7 @@ class DictDataLoader(Described, Closing):
         if not isinstance(state_dict, Mapping):
             raise StateMismatchError("state_dict", state_dict, "<a mixture's state>")
         state = cast("Mapping[str, Any]", state_dict)
-        saved_version(state, VERSION)
+        saved_version(state, STATE_VERSION)
         sources = state.get("sources", "<missing>")
         if not isinstance(sources, Mapping) or set(cast("Mapping[str, Any]", sources)) != set(self._sources):
             names = sorted(cast("Mapping[str, Any]", sources)) if isinstance(sources, Mapping) else sources
@@ -272,7 +271,7 @@ class DictDataLoader(Described, Closing):
 
     def _state_with(self, sources: dict[str, Any]) -> dict[str, Any]:
         return {
-            "version": VERSION,
+            "version": STATE_VERSION,
             "strategy": repr(self._schedule.strategy),
             **self._schedule.state_dict(),
             "sources": sources,

@@ -5,10 +5,7 @@ from typing import Any, NamedTuple
 from fkat_data.plan.elastic import Layer
 from fkat_data.position import Position
 
-__all__ = ["VERSION", "Place"]
-
-#: The version of every loader's saved state. 2: a DataLoader's says where the number of ranks has changed.
-VERSION = 2
+__all__ = ["Place"]
 
 
 class Place(NamedTuple):

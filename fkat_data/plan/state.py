@@ -37,11 +37,11 @@ from typing import Any, cast
 
 import torch
 
-from fkat_data.arguments import saved_version
+from fkat_data.arguments import STATE_VERSION, saved_version
 from fkat_data.errors import StateMismatchError
 from fkat_data.modes import without_modes
 from fkat_data.plan.elastic import Layer, without_idle
-from fkat_data.plan.place import VERSION, Place
+from fkat_data.plan.place import Place
 from fkat_data.position import Position
 
 __all__ = ["is_reported", "merge", "read", "read_rank", "saved_place", "verify"]
@@ -51,7 +51,7 @@ def saved_place(place: Place) -> dict[str, Any]:
     """Return a place as plain values, the state of one rank."""
     epoch, shard, microbatch, step, _ = place.position
     state: dict[str, Any] = {
-        "version": VERSION,
+        "version": STATE_VERSION,
         "epoch": epoch,
         "index": shard - 1,
         "microbatch": microbatch,
@@ -97,7 +97,7 @@ def merge(ranks: Sequence[Place]) -> dict[str, Any]:
         # Views of one storage: torch.save writes one record for all of them.
         indices = torch.tensor([position.shard - 1 for position in positions], dtype=torch.int).unbind()
     return {
-        "version": VERSION,
+        "version": STATE_VERSION,
         "epoch": epoch,
         "all_rank_indices": tuple(indices),
         "all_rank_microbatches": [position.microbatch for position in positions],
@@ -129,7 +129,7 @@ def read(state: Mapping[str, Any]) -> list[Place]:
         raise StateMismatchError("state_dict", type(state).__name__, "<a mapping>")
     if "all_rank_indices" not in state:
         return [read_rank(state)]
-    saved_version(state, VERSION, default=VERSION)
+    saved_version(state, STATE_VERSION, default=STATE_VERSION)
     indices = _items(state, "all_rank_indices", None)
     if not indices:
         raise StateMismatchError("all_rank_indices", [], "<one index for each rank>")
@@ -183,7 +183,7 @@ def read_rank(state: Mapping[str, Any]) -> Place:
             raise StateMismatchError(
                 field if field != "index" else "all_rank_indices", "<missing>", "<a value>", _NOT_A_STATE
             )
-    saved_version(state, VERSION, default=VERSION)
+    saved_version(state, STATE_VERSION, default=STATE_VERSION)
     fingerprint = _mapping(state.get("fingerprint", {}), "fingerprint")
     position = _position(state["epoch"], state["index"], state.get("microbatch", 0), state.get("step"))
     sampler = _sampler(state.get("sampler"), "sampler")

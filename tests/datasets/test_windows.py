@@ -10,7 +10,7 @@ from fkat_data.errors import ConfigurationError
 
 
 def windows(count, window_size, world_size=1, shuffle=True, seed=3):
-    return Windows(np.arange(count), window_size, world_size, shuffle=shuffle, seed=seed)
+    return Windows(np.arange(count), window_size, rank=0, world_size=world_size, shuffle=shuffle, seed=seed)
 
 
 @given(count=st.integers(1, 200), window_size=st.integers(1, 60), shuffle=st.booleans(), epoch=st.integers(0, 3))

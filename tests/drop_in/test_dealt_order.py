@@ -9,9 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import BatchSampler
 
 from fkat_data import DataLoader, StateMismatchError
-from fkat_data.datasets import PackedDataset, PaddingCollate, TokenBudgetBatchSampler, collate_packed
+from fkat_data.datasets import DictDataset, PackedDataset, PaddingCollate, TokenBudgetBatchSampler, collate_packed
+from fkat_data.mixing import DictBatchSampler, Weighted
 
 LENGTHS = [1 + index * 7 % 13 for index in range(60)]
 DOCUMENTS = [torch.full((length,), index) for index, length in enumerate(LENGTHS)]
@@ -253,11 +255,30 @@ def test_the_next_packed_epoch_may_have_another_length(how):
     assert (loader.epoch, tokens(loader)) == (1, epochs[1])
 
 
-def test_an_epoch_after_one_that_was_left_resumes():
+def mixed(rank, world_size):
+    strategy = Weighted({"a": 1, "b": 2}, seed=1)
+    dataset = DictDataset({"a": [{"tokens": document} for document in DOCUMENTS], "b": [{"tokens": DOCUMENTS[0]}] * 9})
+    sampler = DictBatchSampler(strategy, {"a": BatchSampler(range(60), 4, False), "b": [[3], [4], [5]]})
+    return DataLoader(dataset, batch_sampler=sampler, collate_fn=lambda samples: samples[0])
+
+
+@pytest.mark.parametrize("make", [budgeted, mixed])
+def test_an_epoch_after_one_that_was_left_resumes(make):
     """The state of a batch sampler that was left in an epoch is not where its next iteration begins."""
-    loader = budgeted(0, 1)
-    next(iter(loader))
+    loader = make(0, 1)
+    for _ in zip(range(3), loader, strict=False):
+        pass
     iterator = iter(loader)
     next(iterator)
     assert loader.epoch == 1
-    assert tokens(resumed_from(loader.state_dict(), budgeted, 0, 1)) == tokens(iterator)
+    assert tokens(resumed_from(loader.state_dict(), make, 0, 1)) == tokens(iterator)
+
+
+def test_what_another_batch_sampler_has_left_is_refused_by_the_load():
+    loaders = job_of("budgeted", LENGTHS[:40], 2)
+    for loader in loaders:
+        next(iter(loader))
+    (other,) = job_of("budgeted", LENGTHS[20:], 1)
+    with pytest.raises(StateMismatchError, match="lengths"):
+        other.load_state_dict(saved(loaders))
+    assert (other.epoch, other.step) == (0, 0)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch.distributed import checkpoint
 
 from fkat_data import ShardedDataLoader
+from fkat_data.arguments import STATE_VERSION
 from fkat_data.errors import StateMismatchError
 from fkat_data.plan.elastic import without_idle
-from fkat_data.plan.place import VERSION, Place
+from fkat_data.plan.place import Place
 from fkat_data.plan.state import merge, read, read_rank, saved_place, verify
 from fkat_data.position import Position
 
@@ -189,7 +190,7 @@ GOOD = merge(
     ("change", "field"),
     [
         # another version, or none that is known
-        ({"version": VERSION + 1}, "version"),
+        ({"version": STATE_VERSION + 1}, "version"),
         ({"version": None}, "version"),
         # other numbers of ranks
         ({"dp_size": 3}, "dp_size"),
