@@ -133,7 +133,7 @@ class StrandPlan(DatasetPlan):
         epoch = min(saved["epoch"] for saved in strands)
         ended = {index: saved.get("delivered", 0) for index, saved in enumerate(strands) if saved["epoch"] > epoch}
         left = {index: saved["step"] for index, saved in enumerate(strands) if index not in ended}
-        step = sum(left.values()) + sum(ended.values())
+        step = sum(left.values()) + sum(ended.values()) - self._step_offset(epoch)
         position = Position(epoch, 0, step, step, tuple(ended.items()))
         if self._left(position) != left:
             expected = f"<turns of the strands at step {step}>"
@@ -180,11 +180,14 @@ class StrandPlan(DatasetPlan):
     def _left(self, position: Position) -> dict[int, int]:
         """Return how many microbatches were delivered of each strand that has not ended."""
         had = self._counts_taken_over(position.epoch)
-        # Where strands were taken over within this rank's first epoch, its step counts what others had of them.
-        before = sum(had) if position.epoch == min(self._taken_over, default=-1) else 0
+        num_delivered = position.step + self._step_offset(position.epoch) - sum(had)
         ended = tuple((index, count - had[index]) for index, count in position.ended)
-        left = left_in_turns(len(self._snapshots), position.step - before, ended)
+        left = left_in_turns(len(self._snapshots), num_delivered, ended)
         return {index: had[index] + count for index, count in left.items()}
+
+    def _step_offset(self, epoch: int) -> int:
+        """Return what other ranks had of an epoch's strands that its step does not count, as it began at 0."""
+        return 0 if epoch == min(self._taken_over, default=-1) else sum(self._counts_taken_over(epoch))
 
     def _counts_taken_over(self, epoch: int) -> Sequence[int]:
         return self._taken_over.get(epoch) or [0] * len(self._snapshots)

@@ -70,9 +70,17 @@ def test_a_rank_an_epoch_ahead_keeps_what_it_had():
     loader = loader_of(1, 0, saved(loaders))
     assert (loader.epoch, loader.step) == (0, 4)
     assert sorted(sample for batch in loader for sample in batch) == list(range(8, 24, 2))[: 12 - 4]
-    rest = [sample for batch in loader for sample in batch]
+    rest = [sample for batch in islice(loader, 5) for sample in batch]
+    again = loader_of(1, 0, json.loads(json.dumps(loader.local_state_dict())))
+    assert (again.epoch, again.step) == (1, 5)
+    split = [loader_of(2, rank, again.local_state_dict()) for rank in range(2)]
+    rest_of_two = [sample for each in split for batch in each for sample in batch]
+    assert sorted([*rest, *ahead, *rest_of_two]) == list(range(23))
+    rest += [sample for batch in again for sample in batch]
     assert sorted([*rest, *ahead]) == list(range(23))
-    for each in (*loaders, loader):
+    # The epoch after that has nothing of other ranks.
+    assert sorted(sample for batch in again for sample in batch) == list(range(23))
+    for each in (*loaders, loader, again, *split):
         each.close()
 
 

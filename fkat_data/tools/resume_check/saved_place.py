@@ -169,7 +169,12 @@ def _of_data_loader(where: str, state: Mapping[str, Any]) -> SavedPlace:
     is_distributed = "distributed" in first.get("sampler", {})
     if "stream" in first:
         return next(places_in(first["stream"], where))._replace(loader="DataLoader")
-    if "strands" in first:
+    if "all_strands" in first:
+        num_strands, found = first["all_strands"], {each for one in states for each in one["strand_numbers"]}
+        loads_on = f"1 to {counted(num_strands, 'rank')}, as many as there are strands"
+        if len(found) < num_strands:
+            loads_on = f"ranks with its own {counted(len(found), 'strand')}; merge_state_dicts() of all ranks' loads on {loads_on}"
+    elif "strands" in first:
         loads_on = f"{counted(len(states), 'rank')}, with {counted(first['num_strands'], 'worker')} each"
     elif of_all or len(states) == num_ranks > 1 or (num_ranks == 1 and not is_distributed and len(states) == 1):
         loads_on = _ANY
