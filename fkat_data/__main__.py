@@ -2,7 +2,5 @@
 
 from fkat_data.tools.cli.program import main
 
-__all__ = ["main"]
-
 if __name__ == "__main__":
     main()

@@ -21,8 +21,6 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError("fkat_data.huggingface needs accelerate: pip install 'accelerate>=1.15'") from None
 
-__all__ = ["accelerated", "data_ranks", "device_here", "mover_to", "rest_or_next", "with_end"]
-
 _T = TypeVar("_T")
 _END: Any = object()
 

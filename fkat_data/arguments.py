@@ -9,20 +9,6 @@ from typing import Any, TypeGuard, TypeVar, cast
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.interruption import genuine
 
-__all__ = [
-    "STATE_VERSION",
-    "boolean",
-    "choice",
-    "function",
-    "integer",
-    "is_number",
-    "positive",
-    "saved_integer",
-    "saved_numbers",
-    "saved_version",
-    "seconds",
-]
-
 #: The version of every loader's saved state. 2: a DataLoader's says where the number of ranks has changed.
 STATE_VERSION = 2
 

@@ -14,8 +14,6 @@ import torch
 from fkat_data.interruption import suppress
 from fkat_data.requirement import required
 
-__all__ = ["ArrowColumn", "plain_array", "rows_of"]
-
 #: Converting one string at a time costs as much as converting this many in a whole column.
 _COST_OF_ONE = 4
 #: Longer strings are not kept: copying them dominates either way, and they take too much memory.

@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar, cast
 
-__all__ = ["BackgroundCall", "in_loop", "in_parallel", "in_thread"]
-
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 

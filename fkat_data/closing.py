@@ -2,8 +2,6 @@
 
 from typing import Any, Self
 
-__all__ = ["Closing"]
-
 
 class Closing:
     """A loader that ``with`` blocks and trainers close."""

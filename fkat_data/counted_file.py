@@ -12,8 +12,6 @@ from fkat_data.background import in_parallel
 from fkat_data.interruption import genuine
 from fkat_data.location import path_of, user_cache_file
 
-__all__ = ["VERSIONS", "CountedFile", "counted_files_of", "counts_of"]
-
 _logger = logging.getLogger(__name__)
 
 _VERSION = 1

@@ -6,8 +6,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from fkat_data.errors import StateMismatchError
 
-__all__ = ["OfFiles", "check_files", "files_field", "numbers_of_files"]
-
 _FIELD = "files"
 _MOST_VIEWS = 16  # a dataset may name itself
 #: Of more files, neighbours share a number, so that a state stays small.

@@ -11,8 +11,6 @@ from typing import Any, cast
 
 from fkat_data.interruption import genuine
 
-__all__ = ["LINE_CHARACTERS", "Described", "html_table", "one_line", "place_of"]
-
 LINE_CHARACTERS = 100
 """The longest line."""
 

@@ -12,8 +12,6 @@ from fkat_data.interruption import genuine
 from fkat_data.modes import without_modes
 from fkat_data.roll_call import roll_call
 
-__all__ = ["Exchange", "gather", "group_ranks", "is_initialized", "rank_and_world_size"]
-
 _STATE_TIMEOUT_S = 600.0
 _EXCHANGE_TIMEOUT_S = 600.0
 _WARNING_S = 10.0

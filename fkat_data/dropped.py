@@ -18,8 +18,6 @@ from typing import Any, Generic, Self, TypeVar
 from fkat_data.interruption import genuine, suppress
 from fkat_data.machine import call_in_forks
 
-__all__ = ["Descriptor", "WeakTable", "after_end", "call_at_exit"]
-
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 _logger = logging.getLogger(__name__)

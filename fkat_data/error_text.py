@@ -4,8 +4,6 @@ import functools
 import inspect
 from typing import Any, TypeVar
 
-__all__ = ["made_from_text"]
-
 _Error = TypeVar("_Error", bound=BaseException)
 
 

@@ -33,25 +33,6 @@ from fkat_data.error_text import made_from_text
 from fkat_data.interruption import genuine
 from fkat_data.shard_name import shard_name
 
-__all__ = [
-    "CacheFullError",
-    "ConfigurationError",
-    "DownloadError",
-    "FkatDataError",
-    "MemoryLimitError",
-    "RankMismatchError",
-    "ReplayMismatchError",
-    "SampleError",
-    "ShardCorruptError",
-    "ShardError",
-    "ShardNotFoundError",
-    "StaleIteratorError",
-    "StateMismatchError",
-    "WorkerDiedError",
-    "WorkerError",
-    "WorkerStalledError",
-]
-
 _LONGEST_VALUE = 200
 # Of SIGKILL, a name that Windows lacks: the system's killer sends it.
 _OUT_OF_MEMORY = -9

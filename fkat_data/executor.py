@@ -6,8 +6,6 @@ from typing import Any, Protocol
 
 from fkat_data.notes import add_note
 
-__all__ = ["AnyExecutor", "AnyFuture", "results_of"]
-
 _LONGEST_ITEM = 200
 
 

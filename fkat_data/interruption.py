@@ -14,8 +14,6 @@ import sys
 from types import CodeType, FrameType, TracebackType
 from typing import TypeVar, cast
 
-__all__ = ["genuine", "is_interruption", "suppress"]
-
 _Error = TypeVar("_Error", bound=BaseException)
 _SIGNALS = signal.valid_signals()
 

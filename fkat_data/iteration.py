@@ -14,8 +14,6 @@ from fkat_data.position import START, Position
 from fkat_data.tracebacks import fold
 from fkat_data.types import Microbatch
 
-__all__ = ["Cursor", "EpochIterator", "HandOver", "Iterations"]
-
 
 class HandOver(Protocol):
     """Counts a microbatch as delivered."""

@@ -7,8 +7,6 @@ import torch.distributed as dist
 from fkat_data.interruption import suppress
 from fkat_data.machine import call_in_forks
 
-__all__ = ["RankValue", "first_value", "job_store", "known_value"]
-
 _KEY = "fkat_data/first/{}"
 
 #: The store of the process that this one was forked from. Its connection belongs to that process.

@@ -19,8 +19,6 @@ from fkat_data.distributed import is_initialized, rank_and_world_size
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 
-__all__ = ["Launch", "adopt_group", "current_group", "current_launch", "launch_of"]
-
 _UNSET = "<unset>"
 _REMEDY = "set both as torchrun does, initialise torch.distributed first, or pass the rank explicitly"
 

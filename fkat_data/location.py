@@ -10,16 +10,6 @@ from urllib.parse import unquote, urlsplit
 
 from fkat_data.errors import ConfigurationError
 
-__all__ = [
-    "LOST_AND_FOUND",
-    "is_url",
-    "machine_path",
-    "pass_over_unreadable",
-    "path_of",
-    "resolved",
-    "user_cache_file",
-]
-
 #: A folder that file systems make for their own repair, and that only the administrator may read. It holds no data.
 LOST_AND_FOUND = "lost+found"
 

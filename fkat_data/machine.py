@@ -1,7 +1,7 @@
 """What one call tells on Linux, and another one elsewhere: the CPUs, a process's start, the machine's start.
 
 Four files hold what else differs between systems: ``fkat_data.record_locks``, ``fkat_data.transport.anonymous``,
-``fkat_data.transport.socket_calls`` and ``fkat_data.worker.process_end``.
+``fkat_data.transport.socket_calls`` and ``fkat_data.worker.child``.
 """
 
 import os
@@ -11,16 +11,6 @@ from pathlib import Path
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine, suppress
-
-__all__ = [
-    "boot_text",
-    "call_in_forks",
-    "can_start_workers",
-    "num_usable_cpus",
-    "refuse_workers",
-    "started_at",
-    "variables_at_start",
-]
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 

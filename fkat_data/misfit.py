@@ -10,8 +10,6 @@ from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVar
 from fkat_data.interruption import genuine
 from fkat_data.notes import add_note
 
-__all__ = ["collated", "note_misfit"]
-
 _NUM_SHOWN = 4
 _MOST_DEPTH = 50
 _PADDING = "collate_fn=fkat_data.datasets.PaddingCollate(...) pads them"

@@ -12,16 +12,6 @@ import torch
 from torch import overrides
 from torch.utils import _python_dispatch
 
-__all__ = [
-    "are_modes_of_a_worker",
-    "has_modes",
-    "is_any_autocast_enabled",
-    "modes_of_a_worker",
-    "num_dispatch_modes",
-    "num_function_modes",
-    "without_modes",
-]
-
 # torch tells what is on its stacks of modes nowhere else, and leaves them by these functions itself.
 _core, _stack, _dispatch = (vars(module) for module in (torch, overrides, _python_dispatch))
 num_function_modes: Any = _core["_C"]._len_torch_function_stack  # noqa: SLF001 - as above

@@ -2,8 +2,6 @@
 
 import sys
 
-__all__ = []
-
 if sys.platform == "win32":
     raise ImportError(
         "fkat_data.streaming needs Linux or macOS. On Windows, ShardedDataLoader(..., multiprocessing=False) works, "

@@ -4,8 +4,6 @@ from typing import Any, cast
 
 from fkat_data.interruption import suppress
 
-__all__ = ["add_note", "notes_of"]
-
 
 def notes_of(error: BaseException) -> list[str]:
     """Return an exception's notes; none where ``__notes__`` is no list of them."""

@@ -6,8 +6,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["drawn_seed", "draws", "keys_of", "permutation", "permuted"]
-
 # The finalizer of splitmix64 (Steele, Lea, Flood 2014): every input bit affects every output bit.
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)

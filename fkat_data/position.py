@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-__all__ = ["START", "Position"]
-
 
 class Position(NamedTuple):
     """Position of the first microbatch that the caller has not received.

@@ -2,8 +2,6 @@
 
 import math
 
-__all__ = ["counted", "readable_bytes", "readable_duration", "readable_share"]
-
 
 def counted(number: int, noun: str) -> str:
     """Return a number and what it counts, such as ``1 shard`` or ``1,200 microbatches``."""

@@ -8,8 +8,6 @@ import sys
 
 from fkat_data.interruption import suppress
 
-__all__ = ["holder_pid", "lock_byte"]
-
 # Linux: type, what the start counts from, start, length, process id. macOS: start, length, process id, and these two.
 _LINUX, _DARWIN = struct.Struct("@hhqqi0q"), struct.Struct("@qqihh")
 

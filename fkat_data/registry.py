@@ -6,8 +6,6 @@ from typing import Any, Generic, TypeVar, cast
 
 from fkat_data.errors import ConfigurationError
 
-__all__ = ["Registrations", "Registry", "registered"]
-
 _T = TypeVar("_T")
 
 #: kind -> name -> what was registered, in this process

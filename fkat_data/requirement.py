@@ -6,8 +6,6 @@ from typing import Any
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 
-__all__ = ["required"]
-
 
 def required(module: str, extra: str) -> Any:
     """Import and return an optional module.

@@ -15,8 +15,6 @@ import torch.distributed as dist
 from fkat_data.interruption import suppress
 from fkat_data.job_store import job_store
 
-__all__ = ["named_ranks", "roll_call"]
-
 _log = logging.getLogger(__name__)
 
 _COUNT = "fkat_data/calls/{}"

@@ -8,8 +8,6 @@ from fkat_data.errors import ShardError
 from fkat_data.interruption import genuine
 from fkat_data.notes import add_note, notes_of
 
-__all__ = ["note_place", "note_places", "place_of_sample", "says_places"]
-
 _NOTE, _NOTE_OF_SEVERAL = "Sample:", "Samples:"
 _MOST_VIEWS = 16  # a dataset may name itself
 #: How many places a note shows.

@@ -19,21 +19,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-__all__ = [
-    "ItemGenerators",
-    "ShardStreams",
-    "call_at_place",
-    "enter_place",
-    "generator_states",
-    "has_made_generators",
-    "item_generators",
-    "leave_place",
-    "microbatch_seed",
-    "preserved_generators",
-    "sample_streams",
-    "seed_global_generators",
-]
-
 # Draws for the whole shard: opening it, and the order of its batches.
 _OPENING = 2**64 - 1
 _BATCH_ORDER = 2**63

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any, cast
 
-__all__ = ["shard_name", "shard_place"]
-
 _WORDS = "in_words"  # an attribute of such a part
 
 

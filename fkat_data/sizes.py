@@ -6,8 +6,6 @@ from fkat_data.arguments import is_number
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 
-__all__ = ["count_of", "size_bytes_of"]
-
 _BYTES = {suffix: 1024**power for power, suffix in enumerate(("kb", "mb", "gb", "tb", "pb", "eb", "zb", "yb"), start=1)}
 _COUNTS = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 

@@ -14,8 +14,6 @@ import torch.utils.data
 from fkat_data.errors import FkatDataError
 from fkat_data.notes import notes_of
 
-__all__ = ["OF_WORKER", "Folding", "fold", "folded_text"]
-
 _Error = TypeVar("_Error", BaseException, traceback.TracebackException)
 
 _ROOT = f"{Path(__file__).parent}{os.sep}"

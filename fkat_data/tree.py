@@ -9,8 +9,6 @@ import torch
 
 from fkat_data.interruption import genuine
 
-__all__ = ["map_tensors"]
-
 
 def map_tensors(function: Callable[[Any], Any], value: Any) -> Any:
     """Return ``value`` with every tensor in it replaced by ``function(tensor)``.

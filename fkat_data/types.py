@@ -13,19 +13,6 @@ else:
 
     Microbatch_co = TypeVar("Microbatch_co", covariant=True)
 
-__all__ = [
-    "BatchStream",
-    "Microbatch",
-    "Microbatch_co",
-    "Profiler",
-    "RandomAccess",
-    "ResplittableSampler",
-    "ResumableLoader",
-    "Shard",
-    "Skippable",
-    "Stateful",
-]
-
 Shard: TypeAlias = Any
 """What a factory opens: the URI of a file with samples, a list of URIs that are read as one group, or another plain value
 that it understands, such as ``("train.bin", 0, 16)``: bytes, a number, or a list, tuple or dict of plain values."""

@@ -39,7 +39,7 @@ from fkat_data.samplers import (
     ShardSampler,
     ShuffledShardSampler,
 )
-from fkat_data.samplers.iterated import IteratedShardSampler
+from fkat_data.samplers.sequence import IteratedShardSampler
 from fkat_data.streaming import LocalDataset, MDSWriter, Stream, StreamingDataLoader, StreamingDataset
 
 SECRETS = ("hunter2", "signature")

@@ -12,8 +12,6 @@ import numpy.typing as npt
 from fkat_data.errors import ConfigurationError
 from fkat_data.requirement import required
 
-__all__ = ["DECODERS", "UNSAFE", "DecoderName", "checked_decode", "decoder_names"]
-
 DecoderName: TypeAlias = Literal["bytes", "image", "integer", "json", "npy", "pickle", "text", "torch"]
 
 #: Pillow opens no other formats here: some of them start another program.

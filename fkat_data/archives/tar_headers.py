@@ -7,8 +7,6 @@ from typing import NamedTuple
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.interruption import genuine
 
-__all__ = ["TarMember", "members_of"]
-
 _BLOCK_BYTES = 512
 _END = bytes(_BLOCK_BYTES)
 #: Read at once where the members' contents are skipped.

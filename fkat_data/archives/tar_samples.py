@@ -12,8 +12,6 @@ from fkat_data.archives.tar_headers import TarMember, members_of
 from fkat_data.errors import FkatDataError, ShardCorruptError
 from fkat_data.interruption import genuine
 
-__all__ = ["KEY", "URL", "TarIndex"]
-
 _logger = logging.getLogger(__name__)
 
 #: The columns of a sample's key and of its archive.

@@ -16,8 +16,6 @@ from fkat_data.errors import ConfigurationError, FkatDataError
 from fkat_data.interruption import genuine
 from fkat_data.notes import add_note
 
-__all__ = ["instantiate"]
-
 _HYDRA_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
 
 

@@ -20,8 +20,6 @@ from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.launch import current_launch
 
-__all__ = ["dp_rank", "dp_size", "local_rank", "rank", "register_resolvers", "world_size"]
-
 
 def register_resolvers() -> None:
     """Register ``${fkat.rank:}`` and the other resolvers with OmegaConf. Safe to call more than once."""

@@ -18,8 +18,6 @@ from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.interruption import genuine
 from fkat_data.permutation import drawn_seed, draws, permutation
 
-__all__ = ["BufferSortedDataset", "DatasetImplementingSortKeyProtocol"]
-
 _Item_co = TypeVar("_Item_co", covariant=True)
 _STATE_VERSION = 1
 # Orders take 128 MiB for buffers of up to 65,536 items, and 256 MiB for larger ones.

@@ -6,8 +6,6 @@ from typing import Any
 from fkat_data.arguments import function
 from fkat_data.errors import ConfigurationError
 
-__all__ = ["DatasetChain"]
-
 
 class DatasetChain:
     """A ``dataset_generator`` that calls several generators in turn, each with the result of the previous one.

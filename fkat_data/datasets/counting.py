@@ -9,8 +9,6 @@ import numpy.typing as npt
 from fkat_data.datasets.lengths import as_lengths
 from fkat_data.executor import AnyExecutor, results_of
 
-__all__ = ["count_parallel"]
-
 _Item = TypeVar("_Item")
 
 

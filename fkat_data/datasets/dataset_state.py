@@ -6,8 +6,6 @@ from typing import Any, cast
 from fkat_data.errors import StateMismatchError
 from fkat_data.types import Stateful
 
-__all__ = ["base_state", "checked_state", "is_foreign", "load_base_state"]
-
 _BASE = "base_dataset"
 
 

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
-__all__ = ["Layout", "PlannedBatch", "halved", "rounds"]
-
 Layout: TypeAlias = Sequence[int | None]
 """Batches that each rank had of what the layout before had left; None: all of the epoch."""
 

@@ -5,8 +5,6 @@ from typing import Any, Protocol, Self, cast, runtime_checkable
 
 from fkat_data.errors import StateMismatchError
 
-__all__ = ["DealtBatches", "DealtItems", "DealtOrder", "is_of_old_order", "is_part", "old_order_error"]
-
 
 @runtime_checkable
 class DealtOrder(Protocol):

@@ -11,8 +11,6 @@ from fkat_data.datasets.item_index import is_map_style, items_at
 from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError
 
-__all__ = ["DictDataset"]
-
 
 class DictDataset(Described, Dataset[dict[str, Any]]):
     """Several map-style datasets as one, with each sample labelled by the name of its dataset.

@@ -20,8 +20,6 @@ from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.machine import call_in_forks
 from fkat_data.permutation import permutation
 
-__all__ = ["DistributedShardedDataset"]
-
 _Item_co = TypeVar("_Item_co", covariant=True)
 _STATE_VERSION = 1
 # Number of forks between the first process and this one. os.getpid() takes longer than reading a sample.

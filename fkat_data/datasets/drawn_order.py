@@ -11,8 +11,6 @@ from fkat_data.arguments import saved_integer
 from fkat_data.errors import StateMismatchError
 from fkat_data.interruption import genuine
 
-__all__ = ["DrawnOrder"]
-
 
 class DrawnOrder:
     """The order of the buffers that follow a saved one, in a dataset that visits one buffer after another.

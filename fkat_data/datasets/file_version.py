@@ -7,8 +7,6 @@ from typing import Any, NamedTuple, cast
 from fkat_data.counted_file import VERSIONS
 from fkat_data.errors import ShardCorruptError
 
-__all__ = ["FileVersion", "changed"]
-
 
 class FileVersion(NamedTuple):
     """A file as it is at one moment.

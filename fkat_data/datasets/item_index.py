@@ -7,8 +7,6 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["counted_from_start", "counted_from_starts", "in_parts", "is_map_style", "items_at"]
-
 
 def counted_from_start(index: int, length: int) -> int:
     """Return the non-negative index for one that may count from the end.

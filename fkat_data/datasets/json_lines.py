@@ -19,8 +19,6 @@ from fkat_data.description import Described, place_of
 from fkat_data.errors import ShardCorruptError
 from fkat_data.interruption import genuine
 
-__all__ = ["IterableJsonDataset", "JsonDataset"]
-
 _MAX_LINE_BYTES = 64 << 20
 
 

@@ -6,8 +6,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-__all__ = ["LastUsed"]
-
 _Kept = TypeVar("_Kept")
 
 

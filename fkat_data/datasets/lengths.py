@@ -10,8 +10,6 @@ import torch
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 
-__all__ = ["as_lengths"]
-
 _EXPECTED = "one integer for each item, or a dataset whose sort_key(index) returns an item's length"
 
 

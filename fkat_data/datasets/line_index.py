@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from fkat_data.errors import ShardCorruptError
 
-__all__ = ["LineIndex", "lines_of"]
-
 _MAX_ANCHORS = 1 << 20
 _TAB, _CARRIAGE_RETURN, _SPACE = b"\t\r "
 

@@ -12,8 +12,6 @@ from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError
 from fkat_data.sample_place import note_place, note_places, place_of_sample, says_places
 
-__all__ = ["IterableMapDataset", "MapDataset"]
-
 
 class _Mapped(Described):
     """Constructor, ``dataset_generator`` and description of both kinds of dataset."""

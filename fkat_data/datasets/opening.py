@@ -9,8 +9,6 @@ from fkat_data.interruption import genuine
 from fkat_data.location import path_of, resolved
 from fkat_data.observe.stages import reading
 
-__all__ = ["local_path", "locations_of", "names_of", "not_found", "open_uri", "shown_path"]
-
 
 def names_of(argument: str, value: object) -> list[str]:
     """Return one or more names as a list.

@@ -17,13 +17,10 @@ from fkat_data.datasets.dealing import halved
 from fkat_data.datasets.dealt_order import old_order_error
 from fkat_data.datasets.item_index import counted_from_start, is_map_style, items_at
 from fkat_data.datasets.lengths import as_lengths
-from fkat_data.datasets.packing import best_fit
 from fkat_data.datasets.windows import Windows
 from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError
 from fkat_data.permutation import permutation
-
-__all__ = ["Fragment", "PackedDataset", "SequencePart", "collate_packed"]
 
 # 1: until the plan of an epoch was the same for any number of ranks. Its orders of one rank are those of today.
 _STATE_VERSION = 2
@@ -446,3 +443,39 @@ def _renewed(state_dict: object) -> object:
     if state["world_size"] != 1:
         raise old_order_error(state["world_size"])
     return {**state, "version": _STATE_VERSION}
+
+
+def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
+    """Pack items, largest first, each into the bin that it leaves with the least room.
+
+    Ties go to the newest bin and to the first item, so the result is deterministic. Takes time linear in the number of
+    items.
+
+    Args:
+        sizes: Size of each item, from 1 to ``capacity``.
+        capacity: Maximum sum of the sizes in a bin.
+
+    Returns:
+        Bins, as lists of indices into ``sizes``.
+    """
+    bins: list[list[int]] = []
+    by_room: dict[int, list[int]] = {}
+    rooms = 0  # bit n is set if a bin has room for exactly n more
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        size = sizes[index]
+        enough = rooms >> size
+        if enough:
+            room = size + (enough & -enough).bit_length() - 1
+            candidates = by_room[room]
+            chosen = candidates.pop()
+            if not candidates:
+                rooms ^= 1 << room
+            bins[chosen].append(index)
+        else:
+            room, chosen = capacity, len(bins)
+            bins.append([index])
+        left = room - size
+        if left:
+            by_room.setdefault(left, []).append(chosen)
+            rooms |= 1 << left
+    return bins

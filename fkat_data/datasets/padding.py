@@ -12,8 +12,6 @@ from fkat_data.arguments import choice, integer
 from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError
 
-__all__ = ["PaddingCollate", "PaddingSide1D", "pad_stack_1d"]
-
 
 class PaddingSide1D(StrEnum):
     """Side of the sequence to pad.

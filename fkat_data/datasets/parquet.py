@@ -25,8 +25,6 @@ from fkat_data.interruption import genuine
 from fkat_data.observe.stages import reading
 from fkat_data.requirement import required
 
-__all__ = ["IterableParquetDataset", "ParquetDataset"]
-
 # pyarrow ships no types: required() returns Any.
 _arrow = required("pyarrow", "parquet")
 _parquet = required("pyarrow.parquet", "parquet")

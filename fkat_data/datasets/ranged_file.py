@@ -11,8 +11,6 @@ from fkat_data.datasets.opening import local_path, not_found, open_uri
 from fkat_data.dropped import Descriptor
 from fkat_data.interruption import genuine
 
-__all__ = ["RangedFile"]
-
 #: What is read in the time that another reading takes to begin: of a local file, and of others.
 _HOP_BYTES, _HOP_IN_STORE_BYTES = 16 << 10, 2 << 20
 

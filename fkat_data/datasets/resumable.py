@@ -10,8 +10,6 @@ from fkat_data.datasets.dataset_state import checked_state, is_foreign
 from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 
-__all__ = ["ResumableSequentialSampler"]
-
 _STATE_VERSION = 1
 #: The position in llm-pytorch: of its sampler, and of its checkpoints.
 _FOREIGN_FIELDS = ("start_index", "sampler_index")

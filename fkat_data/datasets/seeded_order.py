@@ -2,8 +2,6 @@
 
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["SeededOrder", "seeded_order_below"]
-
 _MOST_VIEWS = 16  # a dataset may name itself
 
 

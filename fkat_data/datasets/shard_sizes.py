@@ -12,8 +12,6 @@ from fkat_data.background import in_parallel
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 
-__all__ = ["cached_sizes", "checked_sizes", "size_of"]
-
 _CACHE_VERSION = 1
 
 

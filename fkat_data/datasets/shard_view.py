@@ -13,8 +13,6 @@ from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 
-__all__ = ["ShardIndexingMode", "ShardedDataset"]
-
 _Item_co = TypeVar("_Item_co", covariant=True)
 _STATE_VERSION = 1
 #: Fields that a state of d9d does not have, and the names of others there.

@@ -20,8 +20,6 @@ from fkat_data.datasets.ranged_file import RangedFile
 from fkat_data.description import Described, place_of
 from fkat_data.errors import ConfigurationError
 
-__all__ = ["TarDataset"]
-
 _MAX_OPEN_FILES = 32
 
 

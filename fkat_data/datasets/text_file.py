@@ -17,8 +17,6 @@ from fkat_data.errors import ShardCorruptError
 from fkat_data.interruption import genuine
 from fkat_data.requirement import required
 
-__all__ = ["TextFile"]
-
 _CHUNK_BYTES = 1 << 20
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _COMPRESSED = (".gz", ".zst", ".zstd")

@@ -10,8 +10,6 @@ from fkat_data.arguments import boolean, integer, saved_integer
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.permutation import drawn_seed, permutation
 
-__all__ = ["Windows"]
-
 
 class Windows:
     """An epoch's order of some items, in windows of at least ``window_size`` and less than twice that.

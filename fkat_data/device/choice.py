@@ -13,8 +13,6 @@ from fkat_data.interruption import genuine
 from fkat_data.observe.sink import EventSink
 from fkat_data.registry import Registry
 
-__all__ = ["device_of", "mover_for", "register_mover"]
-
 _registered: Registry[Callable[[torch.device], Mover]] = Registry("mover", lambda kind: kind in ("cpu", "cuda", "meta"))
 
 

@@ -12,8 +12,6 @@ from fkat_data.machine import can_start_workers
 if TYPE_CHECKING:  # it locks shared memory, which Windows has none of
     from fkat_data.device.page_lock import PageLocks
 
-__all__ = ["CopyEngine", "DirectEngine", "StreamEngine", "Ticket", "engine_for"]
-
 # The driver stages smaller copies in its own memory at once; for larger ones the host would wait.
 _SMALL_BYTES = 1 << 16
 

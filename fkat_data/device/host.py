@@ -2,8 +2,6 @@
 
 from typing import Any, Protocol
 
-__all__ = ["HostMover", "Mover"]
-
 
 class Mover(Protocol):
     """Takes microbatches to the caller's device.

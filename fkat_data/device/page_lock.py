@@ -15,8 +15,6 @@ import torch
 from fkat_data.interruption import suppress
 from fkat_data.transport.segment import Mapping, mapping_at
 
-__all__ = ["PageLocks"]
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 # Of CUDA's runtime: the memory counts as locked for every device of the process.

@@ -2,8 +2,6 @@
 
 from fkat_data.device.host import Mover
 
-__all__ = ["Placement"]
-
 
 class Placement:
     """Holds the mover that takes microbatches to the caller's device.

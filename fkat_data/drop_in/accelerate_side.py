@@ -19,8 +19,6 @@ import torch
 
 from fkat_data.errors import ConfigurationError
 
-__all__ = ["AccelerateSide", "DrivenLoop", "caller_of"]
-
 _logger = logging.getLogger(__name__)
 
 _MODULE = "accelerate.data_loader"

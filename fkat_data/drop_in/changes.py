@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch.utils import data as torch_data
 
-__all__ = ["change_of"]
-
 _PIN: Any = getattr(getattr(getattr(torch_data, "_utils", None), "pin_memory", None), "pin_memory", None)
 
 

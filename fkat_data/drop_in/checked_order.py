@@ -9,8 +9,6 @@ from typing import Any, cast
 from fkat_data.errors import StateMismatchError
 from fkat_data.interruption import genuine
 
-__all__ = ["Check", "CheckedOrder", "check_order", "checks_in", "without_order"]
-
 Check = tuple[int, int, int]
 """A number of batches, the digest that an order has after them, and how many batches the digest takes together; 0: each."""
 

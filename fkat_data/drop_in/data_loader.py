@@ -42,8 +42,6 @@ from fkat_data.transport.definitions import digest_of_shipment
 from fkat_data.types import BatchStream, Microbatch_co, Profiler
 from fkat_data.worker.settings import START_METHODS, StartMethod
 
-__all__ = ["DataLoader"]
-
 _logger = logging.getLogger(__name__)
 
 

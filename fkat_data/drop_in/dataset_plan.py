@@ -9,8 +9,6 @@ from fkat_data.plan.place import Place
 from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.position import START, Position
 
-__all__ = ["DatasetPlan", "IndexPlan"]
-
 
 class DatasetPlan(ShardPlan):
     """The plan of a DataLoader's epochs, and the part of a state that is the plan's."""

@@ -12,8 +12,6 @@ from typing import Any, cast
 
 import numpy as np
 
-__all__ = ["has_whole_state", "is_of_datasets", "order_of"]
-
 _MODULE = "datasets.iterable_dataset"
 
 

@@ -12,8 +12,6 @@ from torch.utils.data import BatchSampler, DistributedSampler
 from fkat_data.drop_in.layers_of_ranks import Layer, first_step, of_epoch
 from fkat_data.drop_in.left_over import LeftOver, in_the_first
 
-__all__ = ["DistributedRest", "distributed_sampler_of", "terms_of"]
-
 
 def distributed_sampler_of(order: object) -> "DistributedSampler[Any] | None":
     """Return the ``DistributedSampler`` that a sampler is, or that a batch sampler of torch's takes its indices from."""

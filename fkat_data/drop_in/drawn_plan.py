@@ -34,8 +34,6 @@ from fkat_data.seeding import ShardStreams
 from fkat_data.types import Stateful
 from fkat_data.worker.index_batches import NumberedBatches
 
-__all__ = ["DrawnBatches", "DrawnPlan"]
-
 _PART_SIZE = 32
 _MOST_KEPT = 8
 _INNER = ("batch_sampler", "sampler", "base_sampler")

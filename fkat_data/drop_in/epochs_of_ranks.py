@@ -33,8 +33,6 @@ from fkat_data.dropped import WeakTable
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.types import BatchStream
 
-__all__ = ["EpochsOfRanks"]
-
 _logger = logging.getLogger(__name__)
 
 

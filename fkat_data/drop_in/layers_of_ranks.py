@@ -16,8 +16,6 @@ from fkat_data.drop_in.left_over import LeftOver
 from fkat_data.errors import StateMismatchError
 from fkat_data.interruption import genuine
 
-__all__ = ["Layer", "first_step", "layers_in", "left_of", "left_overs", "of_epoch", "resplits_field", "with_layer"]
-
 _NOT_A_RESPLIT = "this is not a state of a fkat_data.DataLoader"
 
 

@@ -8,8 +8,6 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-__all__ = ["LeftOver", "in_the_first"]
-
 
 class LeftOver:
     """The items that ranks have left, by their places in the sequence.

@@ -11,8 +11,6 @@ from typing import Any
 
 from fkat_data.drop_in.accelerate_side import caller_of
 
-__all__ = ["is_begun_by_fabric", "original_of"]
-
 _PACKAGES = ("lightning.fabric", "lightning_fabric")
 _REMAKES = "_reinstantiate_wrapped_cls"
 

@@ -12,8 +12,6 @@ from fkat_data.drop_in.rank_share import RankShare
 from fkat_data.drop_in.sample_order import EpochShuffle, SampleOrder
 from fkat_data.errors import StateMismatchError
 
-__all__ = ["NumberedPlan", "batches_left", "check_kind_of_order", "is_numbered"]
-
 
 def is_numbered(sampler: object, batch_sampler: object) -> bool:
     """Return whether the samplers give samples in order, or in the arithmetic shuffle, in batches of one size."""

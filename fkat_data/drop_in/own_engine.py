@@ -18,8 +18,6 @@ from fkat_data.observe.timeline import open_timeline
 from fkat_data.types import Microbatch
 from fkat_data.worker.settings import StartMethod
 
-__all__ = ["DataLoaderIterator", "engine_of", "settable_of"]
-
 _SETTABLE = ("collate_fn", "worker_init_fn", "num_workers", "prefetch_factor", "timeout")
 _SMALLEST_LIMIT_BYTES = 1 << 20
 # Frameworks recognise an iterator by it: Lightning leaves these out where it pickles a ``CombinedLoader``. Nothing else of

@@ -10,8 +10,6 @@ import torch
 
 from fkat_data.seeding import seed_global_generators
 
-__all__ = ["OwnGenerators", "next_number"]
-
 
 class OwnGenerators:
     """States of python's, numpy's and torch's global generators for one caller.

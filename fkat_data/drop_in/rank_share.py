@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 from fkat_data.distributed import gather
 from fkat_data.errors import ConfigurationError, RankMismatchError, StateMismatchError
 
-__all__ = ["RankShare", "agreed_state", "check_share", "first_state", "shared_fields"]
-
 _ALONE = {"num_ranks": 1, "even_batches": True, "split_batches": False}
 
 

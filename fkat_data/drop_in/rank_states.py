@@ -9,8 +9,6 @@ from fkat_data.drop_in.checked_order import checks_in, without_order
 from fkat_data.drop_in.layers_of_ranks import layers_in, resplits_field, with_layer
 from fkat_data.errors import StateMismatchError
 
-__all__ = ["DealtBy", "Layout", "entries_of", "merged_states", "own_state"]
-
 DealtBy: TypeAlias = Literal["loader", "sampler", "order"]
 """Who deals an epoch out to ranks: ``deal_out()``; a ``DistributedSampler``; a dataset or a batch sampler by itself."""
 

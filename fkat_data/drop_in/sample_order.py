@@ -13,8 +13,6 @@ from fkat_data.drop_in.rank_share import RankShare
 from fkat_data.permutation import keys_of, permutation, permuted
 from fkat_data.worker.index_batches import NumberedBatches
 
-__all__ = ["EpochShuffle", "SampleOrder"]
-
 _PURPOSE = b"fkat DataLoader"
 # Up to here the order is drawn at once, in milliseconds, and every order is as likely as any other.
 _DRAWN_AT_ONCE = 1 << 16

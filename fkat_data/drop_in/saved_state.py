@@ -42,8 +42,6 @@ from fkat_data.drop_in.checked_order import without_order
 from fkat_data.drop_in.layers_of_ranks import first_step, layers_in
 from fkat_data.errors import StateMismatchError
 
-__all__ = ["check_order", "checked_loader_state", "state_at_epoch"]
-
 _KINDS = {
     "sampler": "<of a dataset with indices>",
     "strands": "<of an iterable dataset>",

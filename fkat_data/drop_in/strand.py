@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-__all__ = ["Snapshot", "Strand"]
-
 
 class Snapshot(NamedTuple):
     """An iterable dataset's own state at a place of its strand.

@@ -22,8 +22,6 @@ from fkat_data.position import Position
 from fkat_data.quantities import counted
 from fkat_data.types import Stateful
 
-__all__ = ["StrandPlan", "left_in_turns"]
-
 _logger = logging.getLogger(__name__)
 
 # Microbatches are made ahead, and frameworks ask for the place of a batch or two ago.

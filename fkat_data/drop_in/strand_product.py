@@ -18,8 +18,6 @@ from fkat_data.worker.batches import NearestProduct
 from fkat_data.worker.fetch import direct_iteration
 from fkat_data.worker.messages import Epilogue, Marked
 
-__all__ = ["DatasetMemory", "StrandProduct"]
-
 _logger = logging.getLogger(__name__)
 
 

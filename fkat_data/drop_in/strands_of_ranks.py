@@ -9,8 +9,6 @@ from typing import Any, NamedTuple, cast
 
 from fkat_data.errors import StateMismatchError
 
-__all__ = ["StrandRanks", "counts_all_ranks", "own_strands"]
-
 _UNGATHERED = (
     "the state of one rank has its own strands alone. Save what state_dict() returns on every rank after deal_out(), where "
     "torch.distributed is initialised, or what merge_state_dicts() makes of each rank's local_state_dict()"

@@ -6,8 +6,6 @@ from typing import Any
 from fkat_data.errors import ConfigurationError
 from fkat_data.types import BatchStream
 
-__all__ = ["check_known", "stream_of"]
-
 
 def stream_of(dataset: Any, batch_size: int | None, *, in_order: bool) -> BatchStream | None:
     """Return a dataset that plans its batches itself, once it has the loader's batch size; None for any other.

@@ -15,8 +15,6 @@ from fkat_data.types import BatchStream
 from fkat_data.worker.current import current_worker
 from fkat_data.worker.index_batches import NumberedBatches
 
-__all__ = ["EpochFactory"]
-
 _WORKER: Any = getattr(getattr(torch_data, "_utils", None), "worker", None)
 
 

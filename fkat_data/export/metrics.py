@@ -7,8 +7,6 @@ from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 from fkat_data.errors import ConfigurationError
 from fkat_data.observe.statistics import STATES, LoaderStatistics
 
-__all__ = ["METRICS", "Metric", "StatisticsSource", "WatchedLoaders", "present", "watched"]
-
 
 @runtime_checkable
 class StatisticsSource(Protocol):

@@ -17,8 +17,6 @@ from fkat_data.export.prometheus_text import prometheus_text
 from fkat_data.interruption import genuine, suppress
 from fkat_data.location import machine_path
 
-__all__ = ["PrometheusFile"]
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 # Those that this process writes; a fork of it writes none of them.

@@ -6,8 +6,6 @@ from fkat_data.export.metrics import METRICS
 from fkat_data.observe.durations import SHORTEST_S, Durations
 from fkat_data.observe.statistics import DURATIONS, LoaderStatistics
 
-__all__ = ["HISTOGRAMS", "prometheus_text"]
-
 HISTOGRAMS = {
     "waiting": ("fkat_data_waiting_seconds", "How long the trainer waited for a microbatch"),
     "making": ("fkat_data_making_seconds", "How long a worker took to make a microbatch, stored bytes included"),

@@ -11,8 +11,6 @@ from fkat_data.distributed import gather
 from fkat_data.errors import FkatDataError, StateMismatchError
 from fkat_data.types import ResumableLoader
 
-__all__ = ["Course", "samplers_of"]
-
 
 class Course:
     """Iterates over a loader, and knows the place after each microbatch that the loop has received.

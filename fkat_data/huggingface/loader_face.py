@@ -10,8 +10,6 @@ from fkat_data.accelerated import accelerated, mover_to
 from fkat_data.huggingface.course import Course
 from fkat_data.types import ResumableLoader
 
-__all__ = ["LoaderFace", "is_own_loader"]
-
 
 class LoaderFace(DataLoader[Any]):
     """Iterates over a loader as accelerate wants it, and leaves its microbatches as they are.

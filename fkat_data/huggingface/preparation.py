@@ -12,8 +12,6 @@ from fkat_data.accelerated import data_ranks
 from fkat_data.distributed import gather
 from fkat_data.huggingface.loader_face import LoaderFace, is_own_loader
 
-__all__ = ["face_for", "prepare"]
-
 _logger = logging.getLogger(__name__)
 
 

@@ -13,8 +13,6 @@ import torch
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 
-__all__ = ["last_checkpoint", "read_global_step", "read_loaders", "write_loaders"]
-
 _FILE = "fkat_data_loaders.pt"
 _TRAINER_STATE = "trainer_state.json"
 

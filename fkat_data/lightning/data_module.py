@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 else:
     LightningDataModule = object
 
-__all__ = ["DataModule"]
-
 _STAGES = ("train", "val", "test", "predict")
 
 

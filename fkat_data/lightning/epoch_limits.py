@@ -7,8 +7,6 @@ from typing import Any
 from fkat_data.interruption import genuine
 from fkat_data.lightning.feed_position import is_ours
 
-__all__ = ["EpochLimits"]
-
 
 class EpochLimits:
     """Keeps a Trainer's limits those of the epoch under way.

@@ -5,22 +5,21 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from fkat_data.arguments import STATE_VERSION, saved_version
+from fkat_data.distributed import gather
 from fkat_data.errors import ConfigurationError
 from fkat_data.lightning.epoch_limits import EpochLimits
 from fkat_data.lightning.feed import EvaluationFeed, TrainFeed, fed
 from fkat_data.lightning.feed_position import FeedPosition, FeedState, is_ours
 from fkat_data.lightning.first_places import FirstPlaces
 from fkat_data.lightning.framework import Flavoured, package_of
-from fkat_data.lightning.gradients import accumulated_gradients, restore_accumulation, restore_gradients
-from fkat_data.lightning.progress_counts import is_validation_open, mend_counts
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
 else:
     Callback = object
-
-__all__ = ["ExactResume"]
 
 _logger = logging.getLogger(__name__)
 
@@ -275,3 +274,115 @@ def _intercept(trainer: Any, loop: Any, feed_of: Any) -> None:
 def _leave(trainer: Any) -> None:
     for loop in _loops(trainer):
         vars(loop._data_source).pop("dataloader", None)  # noqa: SLF001 - as above
+
+
+def accumulated_gradients(trainer: Any, module: Any) -> dict[str, torch.Tensor]:
+    """Return the gradients that the next optimizer step needs, by parameter; none if the next one needs none.
+
+    Every rank must call it. Ranks that have gradients of their own get the mean of all, so that the run that goes on
+    and the one that resumes add the same.
+    """
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    trained, is_done = progress.current.processed, progress.is_last_batch
+    num_accumulated = trained % trainer.accumulate_grad_batches
+    if not module.automatic_optimization or num_accumulated == 0 or (is_done and progress.current.ready == trained):
+        return {}
+    strategy = trainer.strategy
+    is_plain = not (strategy.handles_gradient_accumulation or strategy.restore_checkpoint_after_setup)
+    if not is_plain or progress.current.started != trained:
+        why = "in a training step" if is_plain else f"under {type(strategy).__name__}"
+        _logger.warning(
+            "the checkpoint lacks the gradients of %d accumulated microbatches: they cannot be saved %s. Save where the "
+            "optimizer has stepped",
+            num_accumulated,
+            why,
+        )
+        return {}
+    parameters = dict(module.named_parameters())
+    own = [name for name, parameter in parameters.items() if parameter.grad is not None]
+    if trainer.world_size == 1:
+        return {name: parameters[name].grad.detach().clone() for name in own}
+    found: dict[str, torch.Tensor] = {}
+    for name in sorted({name for names in gather(own) for name in names}):
+        parameter = parameters[name]
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach().clone()
+        found[name] = strategy.reduce(gradient, reduce_op="mean")
+        parameter.grad = found[name].clone()
+    return found
+
+
+def restore_gradients(module: Any, gradients: dict[str, torch.Tensor]) -> None:
+    """Give parameters the gradients that ``accumulated_gradients`` returned."""
+    parameters = dict(module.named_parameters())
+    for name, gradient in gradients.items():
+        parameters[name].grad = gradient.to(parameters[name])
+
+
+def restore_accumulation(trainer: Any) -> None:
+    """Accumulate as many microbatches as in the epoch under way: Lightning asks its scheduler when an epoch begins only."""
+    for callback in trainer.callbacks:
+        if isinstance(callback, package_of(trainer).callbacks.GradientAccumulationScheduler):
+            trainer.accumulate_grad_batches = callback.get_accumulate_grad_batches(trainer.current_epoch)
+
+
+# It leaves out a validation that was due or under way, or a part of it. With ``max_steps``, and at the start of an
+# epoch, it takes the counts of a finished epoch for those of one under way; with loaders of unknown length it trains
+# the next epoch as a part of the finished one. It forgets an epoch's last microbatch that was fetched and not trained
+# on.
+
+
+_LOOP = "epoch_loop."
+
+
+def is_validation_open(trainer: Any) -> bool:
+    """Return whether training goes on with a validation: one that comes after this microbatch, or is under way."""
+    loop = trainer.fit_loop.epoch_loop
+    if trainer.validating:
+        current = loop.val_loop.batch_progress.current
+        return current.ready == 0 or current.ready != current.completed
+    current = loop.batch_progress.current
+    is_hook_after_training = current.ready == current.processed == current.completed + 1
+    return is_hook_after_training and loop._should_check_val_fx(trainer.fit_loop._data_fetcher)  # noqa: SLF001 - Lightning's decision
+
+
+def mend_counts(fit_loop: dict[str, Any], num_training_batches: float, *, has_open_validation: bool) -> None:
+    """Make the counts of a checkpoint say what is the case, for Lightning to go on as if it had not stopped.
+
+    Args:
+        fit_loop: The checkpoint's entry for the fit loop, which changes.
+        num_training_batches: Microbatches in an epoch; infinite if that is not known.
+        has_open_validation: Whether a validation comes first when training goes on.
+    """
+    batches, epochs = fit_loop[f"{_LOOP}batch_progress"], fit_loop["epoch_progress"]
+    current, total = batches["current"], batches["total"]
+    if current["processed"] != current["ready"]:
+        for counts in (current, total):
+            counts["ready"] = counts["started"] = counts["processed"]
+        batches["is_last_batch"] = False
+    if has_open_validation:
+        # The counts of a validation whose first microbatch was begun: Lightning then runs it from its beginning.
+        for counts in (current, total):
+            counts["completed"] = counts["processed"]
+        evaluated = fit_loop[f"{_LOOP}val_loop.batch_progress"]
+        num_before = evaluated["total"]["completed"]
+        evaluated["total"] = {"ready": num_before + 1, "started": num_before + 1} | dict.fromkeys(
+            ("processed", "completed"), num_before
+        )
+        evaluated["current"] = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
+        evaluated["is_last_batch"] = False
+        return
+    if not batches["is_last_batch"]:
+        return
+    is_epoch_counted = epochs["current"]["processed"] == epochs["current"]["started"]
+    if not is_epoch_counted:
+        # Lightning itself recognises the end by the number of microbatches, and after its hooks.
+        if not math.isinf(num_training_batches) or current["completed"] == current["processed"]:
+            return
+        for counts in (epochs["total"], epochs["current"]):
+            counts["processed"] += 1
+        total["completed"] = total["processed"]
+        fit_loop[f"{_LOOP}state_dict"]["_batches_that_stepped"] += 1
+    for counts in (epochs["total"], epochs["current"]):
+        counts["completed"] = counts["processed"]
+    current.update(dict.fromkeys(current, 0))
+    batches["is_last_batch"] = False

@@ -11,8 +11,6 @@ from fkat_data.lightning.first_places import FirstPlaces
 from fkat_data.lightning.rounds import Rounds
 from fkat_data.types import ResumableLoader, Stateful
 
-__all__ = ["EvaluationFeed", "TrainFeed", "fed"]
-
 _logger = logging.getLogger(__name__)
 
 

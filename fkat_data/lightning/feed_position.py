@@ -14,8 +14,6 @@ from fkat_data.errors import StateMismatchError
 from fkat_data.lightning.rounds import Rounds
 from fkat_data.types import ResumableLoader, Stateful
 
-__all__ = ["FeedPosition", "FeedState", "is_ours"]
-
 # The microbatch in training, the one after it, and one to spare.
 _MOST_FETCHED_AHEAD = 3
 

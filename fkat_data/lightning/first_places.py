@@ -5,8 +5,6 @@ from typing import Any
 
 from fkat_data.lightning.feed_position import is_ours
 
-__all__ = ["FirstPlaces"]
-
 
 class FirstPlaces:
     """The first places of loaders, in one call of a Trainer."""

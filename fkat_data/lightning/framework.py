@@ -10,8 +10,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, ClassVar, Self
 
-__all__ = ["Flavoured", "check_installed", "package_of"]
-
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 _MISSING = "fkat_data.lightning needs lightning or pytorch_lightning: pip install lightning"
 

@@ -5,8 +5,6 @@ from typing import Any
 
 from fkat_data.interruption import genuine
 
-__all__ = ["Rounds"]
-
 
 class Rounds:
     """One epoch of a ``CombinedLoader``, instead of the iterator that it makes.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 else:
     Callback = object
 
-__all__ = ["StatisticsCallback"]
-
 _logger = logging.getLogger(__name__)
 
 _NAMES = ("waited_share", "waited_s", "delivered", "produce_s_per_microbatch", "queue_depth")

@@ -21,8 +21,6 @@ from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.position import Position
 from fkat_data.roll_call import named_ranks
 
-__all__ = ["RankAgreement", "disagreement", "rank_agreement", "shared_facts"]
-
 _U32 = struct.Struct("<I")
 _MASK = 2**63 - 1
 _INTERVAL_STEPS = 100

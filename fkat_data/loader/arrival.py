@@ -4,8 +4,6 @@ from typing import Any, NamedTuple
 
 from fkat_data.position import Position
 
-__all__ = ["Arrival", "Raised", "ShardEnd"]
-
 
 class Arrival(NamedTuple):
     """The next microbatch.

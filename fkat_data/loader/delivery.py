@@ -22,8 +22,6 @@ from fkat_data.observe.sink import EventSink
 from fkat_data.position import Position
 from fkat_data.types import Microbatch
 
-__all__ = ["Delivery", "DeliveryProgress", "EpochWatch"]
-
 _Taken: TypeAlias = tuple[Arrival | ShardEnd | Raised, Mover, Any]
 # Never the caller's: all parts are whole, and the next call has them begin at the caller's position.
 _NOWHERE = Position(-1, -1, -1, -1)

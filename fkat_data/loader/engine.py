@@ -30,8 +30,6 @@ from fkat_data.plan.task import ShardTerms
 from fkat_data.position import Position
 from fkat_data.types import Microbatch, Microbatch_co
 
-__all__ = ["Engine", "EngineSettings"]
-
 
 class EngineSettings(NamedTuple):
     """How an engine works, checked by the loader whose arguments they are.

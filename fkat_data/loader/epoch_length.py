@@ -21,8 +21,6 @@ from fkat_data.types import Shard
 from fkat_data.worker.count import ShardCount
 from fkat_data.worker.messages import Failure, Item, Worker, WorkerGone
 
-__all__ = ["EpochLength", "source_of_lengths"]
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 _NUM_WORKERS = 4

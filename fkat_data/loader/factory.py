@@ -13,8 +13,6 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 from fkat_data.types import Microbatch_co, Shard
 
-__all__ = ["DataLoaderFactory"]
-
 
 class DataLoaderFactory(Described, Generic[Microbatch_co]):
     """Makes a DataLoader for each shard, in the worker that produces the shard.

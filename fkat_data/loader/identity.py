@@ -7,8 +7,6 @@ from fkat_data.distributed import rank_and_world_size
 from fkat_data.errors import ConfigurationError
 from fkat_data.types import ResplittableSampler
 
-__all__ = ["Identity", "identity_of"]
-
 
 class Identity(NamedTuple):
     """What a loader's random draws depend on.

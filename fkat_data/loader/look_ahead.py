@@ -8,8 +8,6 @@ A wait soon after shows that this was a mistake: the next shrinking comes later.
 waits in a whole run, not one each time.
 """
 
-__all__ = ["LookAhead"]
-
 _LEAST = 4
 _MOST = 1 << 16
 # Less than this is not worth counting, and small microbatches need many ahead to be fast.

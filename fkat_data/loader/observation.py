@@ -15,8 +15,6 @@ from fkat_data.observe.timeline import Timeline
 from fkat_data.quantities import counted, readable_bytes
 from fkat_data.types import Microbatch
 
-__all__ = ["Observation"]
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 _SAMPLE_S = 0.05

@@ -41,8 +41,6 @@ from fkat_data.worker.messages import (
     WorkerGone,
 )
 
-__all__ = ["Prefetcher", "Work"]
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 # Allowances count on from here, and travel in 64 bits: `sys.maxsize` for "all" must not overflow them.

@@ -13,8 +13,6 @@ from fkat_data.notes import add_note
 from fkat_data.observe.progress import display_for
 from fkat_data.plan.task import Task
 
-__all__ = ["NOT_THE_SHARDS", "ON_SHARD_ERROR", "OnShardError", "Recovery", "Remedy", "Restarts", "ShardSkips"]
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 OnShardError: TypeAlias = Literal["raise", "skip"]

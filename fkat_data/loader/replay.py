@@ -12,8 +12,6 @@ from fkat_data.loader.delivery import Delivery, DeliveryProgress
 from fkat_data.tree import map_tensors
 from fkat_data.types import Microbatch
 
-__all__ = ["MicrobatchReplay"]
-
 
 class MicrobatchReplay:
     """Takes the first microbatch of a delivery, ends the workers, and delivers it again and again, with the interface of a delivery.

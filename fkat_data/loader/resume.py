@@ -14,8 +14,6 @@ from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.plan.state import is_reported, read, verify
 from fkat_data.position import Position
 
-__all__ = ["resume", "with_fingerprint"]
-
 _logger = logging.getLogger(__name__)
 
 

@@ -4,8 +4,6 @@ import logging
 
 from fkat_data.types import Shard
 
-__all__ = ["ShardLengths"]
-
 _logger = logging.getLogger(__name__)
 _MOST_REMEMBERED = 1_000_000
 

@@ -30,8 +30,6 @@ from fkat_data.tracebacks import Folding
 from fkat_data.types import Microbatch_co, Profiler, Shard
 from fkat_data.worker.settings import START_METHODS, StartMethod
 
-__all__ = ["ShardedDataLoader"]
-
 
 class ShardedDataLoader(Described, Closing, Generic[Microbatch_co]):
     """Yields a rank's microbatches, shard by shard, made ahead in worker processes, resumable to the microbatch.

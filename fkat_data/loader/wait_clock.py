@@ -9,8 +9,6 @@ from fkat_data.plan.task import Task
 from fkat_data.shard_name import shard_name, shard_place
 from fkat_data.worker.messages import Worker
 
-__all__ = ["WaitClock", "activity_of"]
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 _GROWTH = 2.0

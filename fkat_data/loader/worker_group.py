@@ -14,8 +14,6 @@ from fkat_data.worker.messages import End, Failure, Item, MadeAlone, MemoryShort
 if TYPE_CHECKING:  # Windows has no worker processes
     from fkat_data.worker.picks import Picks
 
-__all__ = ["Loss", "WorkerGroup"]
-
 _INSTANT_S = 1e-6
 _Polled: TypeAlias = "tuple[list[Worker], select.poll, dict[int, Worker]]"
 

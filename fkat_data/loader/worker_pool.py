@@ -33,8 +33,6 @@ if TYPE_CHECKING:  # only where worker processes are wanted: Windows has none
     from fkat_data.loader.worker_starter import WorkerStarter
     from fkat_data.worker.picks import Picks
 
-__all__ = ["WorkerPool", "WorkerPoolSettings"]
-
 _GRACE_S = 1.0
 _SMALLEST_LIMIT_BYTES = 1 << 20
 

@@ -16,8 +16,6 @@ from fkat_data.worker.ship import Shipment
 from fkat_data.worker.spawn import ProcessWorker
 from fkat_data.worker.template_process import TemplateProcess, find_template, uses_template
 
-__all__ = ["WorkerStarter"]
-
 
 class WorkerStarter:
     """Starts worker processes, which all get the same settings until ``release``.

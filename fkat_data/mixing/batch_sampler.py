@@ -13,8 +13,6 @@ from fkat_data.interruption import genuine
 from fkat_data.mixing.draw_schedule import OnExhausted, Schedule
 from fkat_data.mixing.strategies import SamplerStrategy
 
-__all__ = ["DictBatchSampler"]
-
 _STATE_VERSION = 1
 
 

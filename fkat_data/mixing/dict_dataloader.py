@@ -18,8 +18,6 @@ from fkat_data.mixing.strategies import SamplerStrategy
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.types import Microbatch, Stateful
 
-__all__ = ["DictDataLoader"]
-
 _log = logging.getLogger(__name__)
 
 # What says that a loader's state is of all ranks, which all call its state_dict() then.

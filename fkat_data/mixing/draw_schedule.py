@@ -7,8 +7,6 @@ from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.mixing.strategies import SamplerStrategy
 
-__all__ = ["ON_EXHAUSTED", "OnExhausted", "Schedule"]
-
 OnExhausted: TypeAlias = Literal["drop", "restart", "stop"]
 ON_EXHAUSTED: tuple[OnExhausted, ...] = get_args(OnExhausted)
 # A user's own strategy might skip every draw.

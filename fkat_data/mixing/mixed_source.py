@@ -13,8 +13,6 @@ from fkat_data import arguments
 from fkat_data.errors import StateMismatchError
 from fkat_data.types import Microbatch, Stateful
 
-__all__ = ["MixedSource"]
-
 
 @runtime_checkable
 class _Counted(Protocol):

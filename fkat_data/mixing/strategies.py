@@ -10,8 +10,6 @@ from typing import Any
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
 
-__all__ = ["Frequency", "RoundRobin", "SamplerStrategy", "Weighted"]
-
 _EVERY_HASH = 2.0**64
 
 

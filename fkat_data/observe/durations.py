@@ -12,8 +12,6 @@ import numpy as np
 
 from fkat_data.quantities import readable_duration
 
-__all__ = ["LONGEST_S", "NUM_BUCKETS", "RELATIVE_ERROR", "SHORTEST_S", "DurationCounts", "Durations", "bucket_of"]
-
 SHORTEST_S: float = 2.0**-20
 """Shorter durations, 0 included, count as this one."""
 

@@ -9,19 +9,6 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = [
-    "BEGINS_CYCLE",
-    "COPY_THREAD",
-    "CYCLE_S",
-    "LONG_S",
-    "MAIN_THREAD",
-    "PRODUCTION_THREAD",
-    "EventRecorder",
-    "counter_event",
-    "instant_event",
-    "named_event",
-]
-
 MAIN_THREAD, PRODUCTION_THREAD, COPY_THREAD = 1, 2, 3
 """The tracks of a process: its main thread; production in the trainer's own process; copies to a device."""
 

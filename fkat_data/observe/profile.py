@@ -16,8 +16,6 @@ import torch
 from fkat_data.interruption import suppress
 from fkat_data.types import Profiler
 
-__all__ = ["TrainerProfile", "WorkerProfile"]
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 _PREFIX = "ShardedDataLoader."

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 from fkat_data.distributed import rank_and_world_size
 from fkat_data.interruption import genuine
 
-__all__ = ["Activity", "ReplayDisplay", "WaitDisplay", "display_for"]
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 _BAR_AFTER_S = 2.0

@@ -11,8 +11,6 @@ from fkat_data.observe.profile import TrainerProfile
 from fkat_data.observe.timeline import Timeline
 from fkat_data.types import Profiler, Shard
 
-__all__ = ["EventSink"]
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 

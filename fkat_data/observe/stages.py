@@ -17,22 +17,6 @@ from fkat_data.observe.durations import NUM_BUCKETS, Durations, bucket_of
 from fkat_data.observe.events import EventRecorder
 from fkat_data.observe.profile import WorkerProfile
 
-__all__ = [
-    "NUM_SLOTS",
-    "PRODUCED",
-    "STAGES",
-    "HelperTimes",
-    "Page",
-    "StageClock",
-    "StageTimes",
-    "added_times",
-    "helping",
-    "new_page",
-    "reading",
-    "shift_to_store",
-    "stage_times",
-]
-
 Page: TypeAlias = "memoryview[float] | array[float]"
 """``NUM_SLOTS`` numbers, all 0 in the beginning."""
 

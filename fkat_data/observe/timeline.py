@@ -16,8 +16,6 @@ from fkat_data.location import machine_path
 from fkat_data.observe.events import MAIN_THREAD, EventRecorder, counter_event, instant_event, named_event
 from fkat_data.observe.statistics import DURATIONS, LoaderStatistics
 
-__all__ = ["HELD", "READY", "SECONDS", "TOTALS", "Timeline", "open_timeline"]
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 READY, HELD, SECONDS = "microbatches ready", "shared memory held", "seconds spent"

@@ -10,8 +10,6 @@ from fkat_data.quantities import readable_duration, readable_share
 if TYPE_CHECKING:
     from fkat_data.observe.statistics import LoaderStatistics
 
-__all__ = ["LIMITS", "OF_DATASETS", "OF_SHARDS", "Terms", "Verdict", "judge"]
-
 LIMITS = ("none", "start", "store", "build", "produce", "transport", "copy", "caller")
 """What may limit a loop: unknown yet; the first microbatch; stored bytes; the factory; the production of microbatches;
 shared memory; copies to the device; the caller."""

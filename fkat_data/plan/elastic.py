@@ -12,8 +12,6 @@ from typing import NamedTuple, TypeAlias
 
 from fkat_data.position import Position
 
-__all__ = ["Deal", "Layer", "Piece", "deal", "first_step", "left_over", "resplit", "with_layer", "without_idle"]
-
 Layer: TypeAlias = tuple[Position, ...]
 """Position of each data-parallel rank at a re-split, in the rank's pieces before the re-split."""
 

@@ -11,8 +11,6 @@ from fkat_data.plan.shard_plan import PureShardPlan, ShardPlan, shard_plan
 from fkat_data.samplers.base import ShardSampler, shard_identity
 from fkat_data.types import ResplittableSampler, Shard
 
-__all__ = ["ElasticShardPlan", "elastic_shard_plan"]
-
 
 def elastic_shard_plan(sampler: Any) -> ShardPlan:
     """Return the plan of a sampler: an elastic one if the sampler can split its shards over any number of ranks.

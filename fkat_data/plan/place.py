@@ -5,8 +5,6 @@ from typing import Any, NamedTuple
 from fkat_data.plan.elastic import Layer
 from fkat_data.position import Position
 
-__all__ = ["Place"]
-
 
 class Place(NamedTuple):
     """Where a rank goes on, and the fingerprint of the plan that it is a place in. None: unknown.

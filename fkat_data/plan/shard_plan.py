@@ -16,8 +16,6 @@ from fkat_data.samplers.base import ShardSampler, check_shard, check_shards, has
 from fkat_data.samplers.sequence import as_shard_sampler
 from fkat_data.types import Shard, Stateful
 
-__all__ = ["PureShardPlan", "ReplayedShardPlan", "ShardPlan", "shard_plan"]
-
 
 def shard_plan(sampler: Any) -> "ShardPlan":
     """Return the plan of a ``ShardSampler`` or any iterable of shards.

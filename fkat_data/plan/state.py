@@ -44,8 +44,6 @@ from fkat_data.plan.elastic import Layer, without_idle
 from fkat_data.plan.place import Place
 from fkat_data.position import Position
 
-__all__ = ["is_reported", "merge", "read", "read_rank", "saved_place", "verify"]
-
 
 def saved_place(place: Place) -> dict[str, Any]:
     """Return a place as plain values, the state of one rank."""

@@ -5,8 +5,6 @@ from typing import NamedTuple
 from fkat_data.plan.elastic import Piece
 from fkat_data.types import Shard
 
-__all__ = ["ShardTerms", "Task"]
-
 
 class ShardTerms(NamedTuple):
     """What a place within a shard depends on, as the worker that opened the shard reports it. None: it is not known.

@@ -11,16 +11,6 @@ from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 from fkat_data.types import Shard
 
-__all__ = [
-    "ShardSampler",
-    "check_shard",
-    "check_shards",
-    "has_own_iteration",
-    "is_empty_list",
-    "shard_identity",
-    "uris_of",
-]
-
 _STATE_VERSION = 1
 _MAX_SHARDS = 10_000_000
 _DEEPEST = 32

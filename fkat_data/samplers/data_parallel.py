@@ -10,8 +10,6 @@ from fkat_data.samplers.base import ShardSampler
 from fkat_data.samplers.sequence import as_shard_sampler, merge_uris
 from fkat_data.types import Shard
 
-__all__ = ["DistributedDataParallelShardSampler"]
-
 _logger = logging.getLogger(__name__)
 
 

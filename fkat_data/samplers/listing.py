@@ -14,8 +14,6 @@ from fkat_data.location import LOST_AND_FOUND, pass_over_unreadable
 from fkat_data.notes import add_note
 from fkat_data.samplers.sequence import SequenceShardSampler, merge_uris
 
-__all__ = ["FsShardSampler", "files_below"]
-
 
 class FsShardSampler(SequenceShardSampler):
     """The files under a URI, sorted by name, in every epoch.

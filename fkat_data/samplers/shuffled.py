@@ -10,8 +10,6 @@ from fkat_data.samplers.base import ShardSampler
 from fkat_data.samplers.sequence import as_shard_sampler
 from fkat_data.types import ResplittableSampler, Shard
 
-__all__ = ["ShuffledShardSampler"]
-
 
 class ShuffledShardSampler(ShardSampler):
     """The shards of another sampler, in a different order each epoch.

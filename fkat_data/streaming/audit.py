@@ -14,8 +14,6 @@ from fkat_data.streaming.epoch.resume_point import ResumePoint
 from fkat_data.streaming.epoch.skips import SampleSkips
 from fkat_data.streaming.reading.catalog import Catalog
 
-__all__ = ["Coverage", "SampleRecord", "StreamCoverage", "coverage_of", "records_of"]
-
 _Integers = npt.NDArray[np.int64]
 
 #: The number of samples that are planned together.

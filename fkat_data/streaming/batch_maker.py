@@ -13,8 +13,6 @@ from fkat_data.streaming.stream_plan import StreamPart, batches_together, is_pla
 if TYPE_CHECKING:
     from fkat_data.streaming.dataset import StreamingDataset
 
-__all__ = ["PartBatches", "batch_maker", "collate_of_samples"]
-
 
 class PartBatches:
     """Makes any batch of a part; those that follow on one another are read together.

@@ -16,8 +16,6 @@ from fkat_data.streaming.reading.read_commit import check_merged
 from fkat_data.streaming.stream_plan import StreamEpochs, batches_together, wanted_batches
 from fkat_data.worker.current import current_worker
 
-__all__ = ["StreamingDataLoader"]
-
 _OF_NUMBERED = {"_numbered", "_numbered_batches", "_next_numbered"}
 
 

@@ -47,8 +47,6 @@ from fkat_data.streaming.reading.stream import Stream, given_streams
 from fkat_data.streaming.sample_access import SampleAccess
 from fkat_data.streaming.stream_plan import StreamEpochs, StreamPart, StreamPlan
 
-__all__ = ["StreamingDataset", "has_own_iter"]
-
 _logger = logging.getLogger(__name__)
 
 #: The number of samples that iterating the dataset itself reads together.

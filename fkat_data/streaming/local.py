@@ -15,8 +15,6 @@ from fkat_data.streaming.reading.open_shards import OpenShards
 from fkat_data.streaming.reading.stream import Stream
 from fkat_data.streaming.sample_access import SampleAccess
 
-__all__ = ["LocalDataset"]
-
 
 class LocalDataset(Described, SampleAccess, Dataset[Any]):
     """A map-style dataset of the shards in a directory, to inspect them or to use with any sampler.

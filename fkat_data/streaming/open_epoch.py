@@ -5,8 +5,6 @@ from typing import Any
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.dataset import StreamingDataset
 
-__all__ = ["open_epoch"]
-
 
 def open_epoch(epoch: str, **options: Any) -> StreamingDataset:
     """Return a dataset whose next epoch is the given one.

@@ -28,8 +28,6 @@ from fkat_data.worker.messages import Marked
 if TYPE_CHECKING:
     from fkat_data.streaming.dataset import StreamingDataset
 
-__all__ = ["BatchEnd", "HandedOut", "IteratedBatches", "IteratedPlan"]
-
 # Batches are made ahead, and frameworks ask for the place of a batch or two ago.
 _MOST_KEPT = 8
 

@@ -13,8 +13,6 @@ from fkat_data.streaming.epoch.rank_batches import PickedSamples
 from fkat_data.streaming.reading.index_tree import index_tree
 from fkat_data.streaming.reading.open_shards import OpenShards
 
-__all__ = ["SampleAccess", "is_overridden"]
-
 _Integers = npt.NDArray[np.int64]
 
 

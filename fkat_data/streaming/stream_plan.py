@@ -19,8 +19,6 @@ from fkat_data.position import Position
 from fkat_data.streaming.epoch.rank_batches import BatchGroup, PickedSamples, RankBatches, ids_of, in_groups
 from fkat_data.streaming.epoch.resume_point import ResumePoint
 
-__all__ = ["StreamEpochs", "StreamPart", "StreamPlan", "batches_together", "is_plain", "step_of", "wanted_batches"]
-
 _PART_SIZE = 32
 _MOST_KEPT = 8
 #: Enough samples to make the visit of a shard worthwhile, and few enough bytes to spare memory.

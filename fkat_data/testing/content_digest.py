@@ -19,8 +19,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
-__all__ = ["Difference", "digest", "first_difference"]
-
 _LONGEST_TEXT = 60
 _DIGEST_BYTES = 16
 

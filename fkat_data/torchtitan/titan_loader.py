@@ -7,8 +7,6 @@ from fkat_data.arguments import boolean
 from fkat_data.errors import ConfigurationError
 from fkat_data.types import Microbatch, Stateful
 
-__all__ = ["TitanDataLoader"]
-
 _MOST_EMPTY_EPOCHS = 100
 
 

@@ -18,8 +18,6 @@ from fkat_data.errors import MemoryLimitError
 from fkat_data.interruption import genuine, suppress
 from fkat_data.transport.memory_limit import available_bytes
 
-__all__ = ["anonymous_file", "anonymous_memory"]
-
 
 def anonymous_file() -> int:
     """Return a descriptor of an empty file: to read, to write, to lock and to map. No program inherits it.

@@ -27,8 +27,6 @@ from fkat_data.interruption import genuine, suppress
 from fkat_data.transport.ring import AllowanceBoard, Frame, RingReader, RingWriter, has_rings, new_ring
 from fkat_data.transport.socket_calls import CLOSE_ON_EXEC, NO_SIGNAL, keep_from_programs, prepare, wait_for_room
 
-__all__ = ["Channel", "ChannelClosed", "Frame", "TornFrameError"]
-
 _HEADER = struct.Struct("<IB")
 #: Instead of a length, of a frame for the channel itself: a ring, whose descriptors it carries; the order goes on in it.
 _OWN = 0xFFFFFFFF

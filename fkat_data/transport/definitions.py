@@ -23,16 +23,6 @@ import cloudpickle
 from fkat_data.dropped import WeakTable
 from fkat_data.machine import call_in_forks
 
-__all__ = [
-    "ShipmentPickler",
-    "digest_of_shipment",
-    "dump_shipment",
-    "forget_definitions",
-    "is_definition",
-    "is_importable",
-    "reduce_definition",
-]
-
 #: The script that runs, as processes see it: multiprocessing calls it so in those that it spawns.
 _SCRIPTS = ("__main__", "__mp_main__")
 _Cache = type(functools.lru_cache(lambda: None))

@@ -12,8 +12,6 @@ import torch
 
 from fkat_data.interruption import genuine
 
-__all__ = ["digest_of"]
-
 _EDGE_BYTES = 2048
 _EDGE_ITEMS = 64
 _PLAIN = (int, float, complex, bool, type(None))

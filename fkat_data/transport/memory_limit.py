@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from fkat_data.interruption import genuine
 
-__all__ = ["available_bytes", "default_limit_bytes", "group_bytes"]
-
 _MEBIBYTE = 1 << 20
 _SMALLEST_LIMIT_BYTES = 1 << 20
 _MOUNTS = Path("/sys/fs/cgroup")

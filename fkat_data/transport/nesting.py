@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
-__all__ = ["is_nested_deep", "too_deep"]
-
 _CONTAINERS: frozenset[Any] = frozenset({dict, list, tuple})
 _MOST_KEYS = 4
 _LEAST_DEPTH = 100

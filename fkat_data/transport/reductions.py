@@ -8,8 +8,6 @@ from typing import Any, cast
 
 import torch
 
-__all__ = ["reduce_of_torch"]
-
 
 def reduce_of_torch(value: Any) -> Any:
     """Return what a pickler's ``reducer_override`` returns: the reduction of a sparse tensor or a storage on the CPU.

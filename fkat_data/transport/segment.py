@@ -27,16 +27,6 @@ from fkat_data.interruption import suppress
 from fkat_data.transport.anonymous import anonymous_memory
 from fkat_data.transport.memory_limit import group_bytes
 
-__all__ = [
-    "Lease",
-    "Mapping",
-    "Segment",
-    "SegmentLeases",
-    "SegmentPool",
-    "mapping_at",
-    "rounded_size",
-]
-
 _SMALLEST = 1 << 16
 _TAKES_BETWEEN_CLEARANCES = 1024
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -11,8 +11,6 @@ from collections.abc import Iterable
 
 from fkat_data.interruption import suppress
 
-__all__ = ["CLOSE_ON_EXEC", "NO_SIGNAL", "keep_from_programs", "prepare", "wait_for_room"]
-
 CLOSE_ON_EXEC: int = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 """For ``recvmsg``: no program inherits the descriptors that come along."""
 NO_SIGNAL: int = getattr(socket, "MSG_NOSIGNAL", 0)

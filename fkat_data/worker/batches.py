@@ -20,16 +20,6 @@ from fkat_data.worker.fetch import direct_fetch, direct_iteration, gives_items_t
 from fkat_data.worker.index_batches import IndexBatch, NumberedBatches, draw_batches
 from fkat_data.worker.items import ItemThreads
 
-__all__ = [
-    "IndexedProduction",
-    "NearestProduct",
-    "Production",
-    "SeededBatches",
-    "begin",
-    "is_map_style",
-    "is_random_access",
-]
-
 
 class Production(NamedTuple):
     """An iteration over a shard that has been brought to its place.

@@ -5,17 +5,6 @@ from typing import NamedTuple
 
 from fkat_data.worker.inheritance import Surroundings
 
-__all__ = [
-    "BIRTH",
-    "DEATH",
-    "IS_BORN",
-    "IS_DEAD",
-    "MOST_DESCRIPTORS",
-    "RETIRED",
-    "WorkerDescriptors",
-    "WorkerRequest",
-]
-
 RETIRED = b"\1"
 """What a template sends last that ends because it had nothing to do."""
 IS_BORN, IS_DEAD = 1, 2

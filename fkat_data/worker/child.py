@@ -1,24 +1,26 @@
 """A process that this one has started itself, and what a monitor needs of any process that it watches."""
 
+import _thread
 import contextlib
 import fcntl
 import functools
+import io
 import marshal
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from importlib.abc import InspectLoader
 from typing import Any, Protocol, cast
+
+import psutil
 
 from fkat_data.dropped import after_end
 from fkat_data.interruption import genuine, suppress
 from fkat_data.worker import lifeline
 from fkat_data.worker.inheritance import new_interpreter
-from fkat_data.worker.process_end import end_of, has_ended
-
-__all__ = ["Child", "SpawnedChild", "Waitable", "has_stdout", "popen_interpreter", "raised"]
 
 _HIGHEST_STANDARD = 2
 
@@ -303,3 +305,45 @@ exec(marshal.loads({marshal.dumps(code)!r}))
     else:
         os.environ[name] = value
 """
+
+
+_PAUSE_S = 0.05
+
+
+def end_of(pid: int) -> io.FileIO | None:
+    """Return what is readable once a child of this process has ended; None if there is no descriptor for it.
+
+    Where the kernel has no pidfds, a thread looks 20 times a second.
+    """
+    with suppress(OSError):
+        if hasattr(os, "pidfd_open"):
+            return io.FileIO(os.pidfd_open(pid))
+        reading, writing = os.pipe()
+        # Thread.start() waits for the thread in a way that an interruption breaks.
+        _thread.start_new_thread(_watch, (pid, writing))
+        return io.FileIO(reading)
+    return None
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a child of this process has ended; its exit code can still be asked for."""
+    if hasattr(os, "waitid"):  # macOS has it from Python 3.13 on
+        try:
+            return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except genuine(ChildProcessError):  # it was asked for
+            return True
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except genuine(psutil.NoSuchProcess):
+        return True
+
+
+def _watch(pid: int, writing: int) -> None:
+    try:
+        while not has_ended(pid):
+            time.sleep(_PAUSE_S)
+        # A fork of this process may hold the pipe open: its end would tell nothing.
+        with suppress(BrokenPipeError):
+            os.write(writing, b"\0")
+    finally:
+        os.close(writing)

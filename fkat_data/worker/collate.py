@@ -22,8 +22,6 @@ from fkat_data.transport.codec import ALIGNMENT
 if TYPE_CHECKING:  # Windows has no segments
     from fkat_data.transport.segment import Segment
 
-__all__ = ["FreshCollate", "SegmentCollate"]
-
 Batch: TypeAlias = "list[Any] | tuple[Any, ...]"
 
 # Functions that a user registers collate in other ways.

@@ -9,8 +9,6 @@ from fkat_data import arguments
 from fkat_data.seeding import ShardStreams, generator_states, has_made_generators
 from fkat_data.worker.batches import is_random_access
 
-__all__ = ["OpeningDraws", "ShardCount", "count_microbatches"]
-
 
 class ShardCount(NamedTuple):
     """How many microbatches a shard holds.

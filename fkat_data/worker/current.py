@@ -1,7 +1,5 @@
 """Which worker of its loader this process is."""
 
-__all__ = ["current_worker", "enter_worker"]
-
 _entered: list[int] = []
 
 

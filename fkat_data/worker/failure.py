@@ -10,8 +10,6 @@ from fkat_data.notes import add_note, notes_of
 from fkat_data.tracebacks import OF_WORKER, folded_text
 from fkat_data.transport.codec import dumps, loads
 
-__all__ = ["pack_failure", "reportable", "unpack_failure"]
-
 _LONGEST_TEXT = 100_000
 
 

@@ -18,8 +18,6 @@ from fkat_data.interruption import genuine
 from fkat_data.sample_place import note_places
 from fkat_data.worker.items import ItemThreads, items_in_turn
 
-__all__ = ["direct_fetch", "direct_iteration", "gives_items_together", "is_plain"]
-
 _SINGLE: Any = getattr(torch_dataloader, "_SingleProcessDataLoaderIter", None)
 _FETCH: Any = getattr(getattr(torch_dataloader, "_utils", None), "fetch", None)
 _MAP_FETCHER: Any = getattr(_FETCH, "_MapDatasetFetcher", None)

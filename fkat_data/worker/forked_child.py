@@ -16,8 +16,6 @@ from fkat_data.worker.birth import BIRTH, DEATH, IS_DEAD
 from fkat_data.worker.latch import Latch
 from fkat_data.worker.template_process import TemplateProcess
 
-__all__ = ["ForkedChild"]
-
 _LONGEST_BIRTH_S = 5.0
 _REAPED_WITHIN_S = 1.0
 _LAST_BREATH_S = 0.5

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 from fkat_data.interruption import genuine, is_interruption
 from fkat_data.seeding import ShardStreams
 
-__all__ = ["IndexBatch", "NumberedBatches", "draw_batches", "is_plain"]
-
 _LARGEST_CHUNK = 64
 
 

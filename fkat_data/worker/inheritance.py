@@ -14,16 +14,6 @@ from typing import NamedTuple, cast
 from fkat_data.interruption import genuine, suppress
 from fkat_data.machine import variables_at_start
 
-__all__ = [
-    "Heritage",
-    "Surroundings",
-    "heritage",
-    "import_paths",
-    "interpreter_flags",
-    "new_interpreter",
-    "own_hash_seed",
-]
-
 _LIMITS = tuple(sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}))
 _SEED = "PYTHONHASHSEED"
 _KEPT_FILES = ("/proc/self/cgroup", "/proc/self/oom_score_adj")

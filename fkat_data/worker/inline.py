@@ -26,8 +26,6 @@ from fkat_data.worker.index_batches import is_plain
 from fkat_data.worker.messages import End, Failure, Item, Marked, Message, Together, remember_terms
 from fkat_data.worker.produce import Produced, Producer, name_place, produce
 
-__all__ = ["InlineWorker"]
-
 
 class InlineWorker:
     """Produces a microbatch when the caller asks for one, with those of a stream that are read together.

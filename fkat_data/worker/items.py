@@ -21,8 +21,6 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.observe.stages import helping, shift_to_store
 from fkat_data.seeding import enter_place, generator_states, leave_place, microbatch_seed
 
-__all__ = ["ItemThreads", "items_in_turn"]
-
 
 def items_in_turn(dataset: Any, indices: Iterable[Any]) -> list[Any]:
     """Return the items at the indices, made one after the other, each at its place.

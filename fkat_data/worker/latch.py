@@ -6,8 +6,6 @@ the event's own code never releases its lock, and both threads hang.
 
 import threading
 
-__all__ = ["Latch"]
-
 
 class Latch:
     """Is closed once, and stays closed."""

@@ -11,8 +11,6 @@ import signal
 import threading
 import types
 
-__all__ = ["DEAF_TO", "bind"]
-
 DEAF_TO = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
 """Ctrl-C and a scheduler's signals reach the whole job: the trainer decides what follows, and closes its end of
 the pipe to end a worker. Schedulers announce a preemption by SIGUSR1 or SIGUSR2, which by default end a process."""

@@ -27,8 +27,6 @@ from fkat_data.worker.produce import Producer
 from fkat_data.worker.serve import Server
 from fkat_data.worker.settings import WorkerSettings
 
-__all__ = ["is_worker", "main"]
-
 _pids: list[int] = []
 
 # From malloc.h: memory that a dataset frees and allocates again for every microbatch stays mapped in between.

@@ -10,39 +10,6 @@ from fkat_data.error_text import made_from_text
 from fkat_data.observe.stages import NUM_SLOTS, StageTimes
 from fkat_data.plan.task import ShardTerms, Task
 
-__all__ = [
-    "ALLOWANCE",
-    "CREDIT",
-    "END",
-    "FAILURE",
-    "ITEM",
-    "MEMORY_SHORTAGE",
-    "NO_LIMIT",
-    "NO_SEGMENT",
-    "NUM_TASKS",
-    "PAGE_BYTES",
-    "PICKS",
-    "SEGMENT",
-    "TICKET",
-    "End",
-    "Epilogue",
-    "Failure",
-    "Item",
-    "Kind",
-    "MadeAlone",
-    "Marked",
-    "MemoryShortage",
-    "Message",
-    "Together",
-    "Worker",
-    "WorkerGone",
-    "pack_task",
-    "pack_terms",
-    "remember_terms",
-    "unpack_task",
-    "unpack_terms",
-]
-
 
 class Kind(IntEnum):
     """The kinds of frames."""

@@ -15,8 +15,6 @@ from collections import deque
 from fkat_data.worker.child import Child
 from fkat_data.worker.latch import Latch
 
-__all__ = ["WorkerMonitor"]
-
 _CHUNK_BYTES = 1 << 16
 _LAST_BYTES = 1 << 14
 _LAST_LINES = 40  # a stack of a worker that was forked from the trainer has frames of its script

@@ -19,8 +19,6 @@ from fkat_data.transport.anonymous import anonymous_file
 from fkat_data.transport.segment import Segment
 from fkat_data.worker.messages import NUM_TASKS
 
-__all__ = ["Pick", "Picks", "Refusal"]
-
 # A row: its task's ticket + 1, the next microbatch, the first one that the shard does not have, its owner + 1.
 _TICKET, _NEXT, _END, _OWNER = range(4)
 _ROW = 4

@@ -27,8 +27,6 @@ from fkat_data.worker.ship import Shipment
 from fkat_data.worker.template_process import TemplateProcess
 from fkat_data.worker.trainers_end import new_lifeline
 
-__all__ = ["STACK_SIGNAL", "WorkerProcess"]
-
 STACK_SIGNAL: int = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGWINCH
 """Makes a worker write its Python stacks; datasets do not use this signal, nor does a process without a terminal."""
 

@@ -3,7 +3,10 @@
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
-from fkat_data.errors import ConfigurationError, ReplayMismatchError, WorkerError
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from fkat_data.dataset_files import check_files, numbers_of_files
+from fkat_data.errors import ConfigurationError, ReplayMismatchError, StateMismatchError, WorkerError
 from fkat_data.interruption import genuine
 from fkat_data.notes import add_note, notes_of
 from fkat_data.plan.task import ShardTerms, Task
@@ -13,12 +16,9 @@ from fkat_data.transport.digest import digest_of
 from fkat_data.types import Shard
 from fkat_data.worker.batches import IndexedProduction, Production, begin, is_random_access
 from fkat_data.worker.count import OpeningDraws, ShardCount, count_microbatches
-from fkat_data.worker.index_batches import is_plain
+from fkat_data.worker.index_batches import NumberedBatches, is_plain
 from fkat_data.worker.items import ItemThreads
 from fkat_data.worker.messages import Epilogue
-from fkat_data.worker.product_terms import check_terms, terms_of
-
-__all__ = ["OpenShard", "Produced", "Producer", "name_place", "produce"]
 
 
 class Produced(NamedTuple):
@@ -252,3 +252,54 @@ def name_place(error: BaseException, task: Task, index: int, *, is_open: bool) -
 
 
 _NOTE = "fkat_data:"
+
+
+def terms_of(product: object) -> ShardTerms:
+    """Return what a product says of its batches and of its files.
+
+    Args:
+        product: What the factory returned for a shard.
+    """
+    if not isinstance(product, DataLoader):
+        return ShardTerms(files=numbers_of_files(product))
+    loader = cast("DataLoader[Any]", product)
+    if isinstance(cast("Any", loader.batch_sampler), NumberedBatches) or isinstance(loader.sampler, NumberedBatches):
+        return ShardTerms()  # a part of an epoch of fkat_data.DataLoader, whose state says more
+    return ShardTerms(_batching_of(loader), numbers_of_files(loader.dataset))
+
+
+def check_terms(saved: ShardTerms, present: ShardTerms, product: object) -> None:
+    """Compare what was reported of a begun shard with what it is now, where both are known.
+
+    Raises:
+        StateMismatchError: It is batched in another way, or a file has changed: samples would be lost or repeated. The
+            message names the file.
+    """
+    if saved.batching is not None and present.batching is not None and saved.batching != present.batching:
+        raise StateMismatchError(
+            "fingerprint.batching",
+            f"<{saved.batching}>",
+            f"<{present.batching}>",
+            "finish a shard that was begun in the same batches: let the dataloader_factory return what it did then",
+        )
+    if saved.files != present.files:
+        check_files(saved.files, product)
+
+
+def _batching_of(loader: "DataLoader[Any]") -> str:
+    """Return a DataLoader's batch size, samplers and ``drop_last`` in words."""
+    batch_sampler, sampler = cast("Any", loader.batch_sampler), cast("Any", loader.sampler)
+    facts: dict[str, object] = {}
+    if batch_sampler is not None and type(batch_sampler) is not BatchSampler:
+        facts["batch_sampler"] = type(batch_sampler).__qualname__
+    source = loader if batch_sampler is None or loader.batch_size is not None else batch_sampler
+    # A batch sampler of a user's own may say something else under these names.
+    if type(batch_size := getattr(source, "batch_size", None)) is int or source is loader:
+        facts["batch_size"] = batch_size
+    if batch_sampler is not None and source is not loader:
+        sampler = getattr(batch_sampler, "sampler", None)
+    if sampler is not None and not isinstance(loader.dataset, IterableDataset):
+        facts["sampler"] = type(sampler).__qualname__
+    if type(drop_last := getattr(source, "drop_last", None)) is bool:
+        facts["drop_last"] = drop_last
+    return f"DataLoader({', '.join(f'{name}={value}' for name, value in facts.items())})"

@@ -43,8 +43,6 @@ from fkat_data.worker.messages import (
 from fkat_data.worker.picks import Picks, Refusal
 from fkat_data.worker.produce import OpenShard, Produced, Producer, name_place, produce
 
-__all__ = ["Server"]
-
 # Up to here a microbatch travels in the message itself: a segment's lease and credit would cost more than the copy.
 _INLINE_BYTES = 2048
 # A longer envelope (text, nested Python objects) is written to the segment, so that it does not fill the socket.

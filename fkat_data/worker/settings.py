@@ -7,8 +7,6 @@ import torch
 from fkat_data.registry import Registrations
 from fkat_data.types import Profiler
 
-__all__ = ["START_METHODS", "StartMethod", "WorkerSettings"]
-
 StartMethod: TypeAlias = Literal["template", "spawn"]
 START_METHODS: tuple[StartMethod, ...] = get_args(StartMethod)
 """How a worker process is started."""

@@ -17,8 +17,6 @@ from fkat_data.transport.anonymous import anonymous_file
 from fkat_data.transport.definitions import ShipmentPickler, dump_shipment, is_definition
 from fkat_data.worker.inheritance import import_paths
 
-__all__ = ["Shipment"]
-
 #: An object within objects within objects is named by the first and the last of them.
 _MOST_NAMES = 16
 _Name: TypeAlias = tuple[str, str]

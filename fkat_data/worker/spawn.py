@@ -52,8 +52,6 @@ from fkat_data.worker.process import WorkerProcess
 from fkat_data.worker.ship import Shipment
 from fkat_data.worker.template_process import TemplateProcess
 
-__all__ = ["ProcessWorker"]
-
 _LARGE_CREDIT_BYTES = 4 << 20
 _UNWINDING_S = 0.5
 

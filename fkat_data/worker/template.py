@@ -40,8 +40,6 @@ from fkat_data.worker.birth import (
 from fkat_data.worker.child import Waitable, popen_interpreter
 from fkat_data.worker.lifeline import bind
 
-__all__ = ["end_process", "leave", "run"]
-
 _REQUEST_BYTES = 1 << 18
 _ending = {"exit_code": 0}
 

@@ -22,8 +22,6 @@ from fkat_data.worker.inheritance import Heritage, heritage, import_paths
 from fkat_data.worker.monitor import WorkerMonitor
 from fkat_data.worker.trainers_end import new_lifeline
 
-__all__ = ["TemplateProcess", "find_template", "uses_template"]
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 # numpy's OpenBLAS has threads, which it stops at a fork and starts again when it needs them: the fork of a process that

@@ -6,8 +6,6 @@ import threading
 
 from fkat_data.dropped import Descriptor, WeakTable
 
-__all__ = ["new_lifeline"]
-
 # Held during a fork: otherwise the fork of another thread could take over an end that is not listed here yet.
 _guard = threading.RLock()
 _ends: "WeakTable[int, io.FileIO]" = WeakTable()

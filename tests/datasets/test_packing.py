@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fkat_data.datasets.packing import best_fit
+from fkat_data.datasets.packed import best_fit
 
 
 def plain_best_fit(sizes, capacity):

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from fkat_data.streaming import LocalDataset
-from fkat_data.streaming.writing.writer_lock import LOCK_NAME
+from fkat_data.streaming.writing.destination import LOCK_NAME
 
 ROOT = Path(__file__).parents[2]
 NUM_FILES, NUM_LINES = 50, 400

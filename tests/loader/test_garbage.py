@@ -6,7 +6,7 @@ import pytest
 import torch
 from loader_examples import make
 
-from fkat_data.loader.garbage import GarbageCollection
+from fkat_data.loader.shortages import GarbageCollection
 
 NUM_MICROBATCHES = 60
 
@@ -43,7 +43,7 @@ def test_a_loop_near_the_limit_collects_all_objects_at_long_intervals():
 
 @pytest.mark.usefixtures("processes")
 def test_old_microbatches_in_reference_cycles_make_room_for_the_next_ones(caplog, monkeypatch):
-    monkeypatch.setattr("fkat_data.loader.garbage._MUCH_S", 0.001)
+    monkeypatch.setattr("fkat_data.loader.shortages._MUCH_S", 0.001)
     with make(["a"], generate, multiprocessing=True, memory_limit_bytes=1 << 20) as loader:
         seen = []
         for microbatch in loader:

@@ -23,7 +23,7 @@ from fkat_data.samplers import (
     ShuffledShardSampler,
     as_shard_sampler,
 )
-from fkat_data.samplers.iterated import IteratedShardSampler
+from fkat_data.samplers.sequence import IteratedShardSampler
 
 WRAPPERS = [
     lambda sampler: as_shard_sampler("sampler", sampler),

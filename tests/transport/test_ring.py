@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from fkat_data.transport import channel as channel_module
 from fkat_data.transport.channel import Channel, ChannelClosed
-from fkat_data.transport.nap import Naps
-from fkat_data.transport.ring import RingReader, RingWriter, has_rings, new_ring
+from fkat_data.transport.ring import Naps, RingReader, RingWriter, has_rings, new_ring
 
 pytestmark = pytest.mark.skipif(not has_rings(), reason="this machine has no rings")
 

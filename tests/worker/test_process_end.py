@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from fkat_data.worker.process_end import end_of, has_ended
+from fkat_data.worker.child import end_of, has_ended
 
 pytestmark = pytest.mark.usefixtures("processes")
 

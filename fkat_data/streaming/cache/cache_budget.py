@@ -16,8 +16,6 @@ from fkat_data.streaming.cache.paths import MAKING
 from fkat_data.streaming.cache.stock import Stock
 from fkat_data.streaming.cache.temporary import Temporary
 
-__all__ = ["CacheBudget"]
-
 _logger = logging.getLogger(__name__)
 
 #: How long to wait for other processes to unmap files, and how long not to wait again if they did not.

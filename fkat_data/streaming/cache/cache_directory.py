@@ -28,8 +28,6 @@ from fkat_data.streaming.cache.paths import (
 from fkat_data.streaming.cache.recency import Recency
 from fkat_data.streaming.cache.system import file_system_of, is_node_local
 
-__all__ = ["CLAIMS", "NOT_WRITABLE", "CacheDirectory", "danger_of", "directory_on_node", "make_safe"]
-
 #: In ``BOOKKEEPING``: one lock's file for each file in the making.
 CLAIMS = "claims"
 

@@ -19,8 +19,6 @@ from fkat_data.streaming.cache.paths import BOOKKEEPING
 from fkat_data.streaming.cache.temporary import Temporary
 from fkat_data.streaming.formats.index import INDEX_NAME
 
-__all__ = ["DatasetVersion", "VersionRecord", "remove_if_unused"]
-
 _logger = logging.getLogger(__name__)
 
 _RECORD = "dataset_version.json"

@@ -6,8 +6,6 @@ from typing import Protocol
 
 from fkat_data.dropped import WeakTable
 
-__all__ = ["MapOwner", "give_back_idle_maps", "register_map_owner"]
-
 # Held during a fork: otherwise a child could inherit a set that another thread was changing.
 _guard = threading.RLock()
 

@@ -13,8 +13,6 @@ from fkat_data.interruption import genuine, suppress
 from fkat_data.streaming.cache.locks import LockFile
 from fkat_data.streaming.cache.system import boot_id
 
-__all__ = ["Counts", "Ledger"]
-
 _MAGIC = 0x31676C2E74666B
 _RECORD = struct.Struct("<2Q6q")
 _DIGEST_BYTES = 8

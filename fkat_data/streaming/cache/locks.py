@@ -12,8 +12,6 @@ from typing import Self
 from fkat_data.dropped import WeakTable
 from fkat_data.interruption import genuine, suppress
 
-__all__ = ["LockFile", "pauses"]
-
 _SHORTEST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
 

@@ -15,8 +15,6 @@ from fkat_data.interruption import genuine
 from fkat_data.record_locks import lock_byte
 from fkat_data.streaming.cache.locks import LockFile
 
-__all__ = ["MappedFiles"]
-
 _MOST = (1 << 62) - 1
 _BUSY = (errno.EAGAIN, errno.EACCES)
 #: The file system or the directory does not allow it.

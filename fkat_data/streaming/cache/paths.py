@@ -12,18 +12,6 @@ from typing import NamedTuple
 from fkat_data.errors import ShardCorruptError
 from fkat_data.interruption import genuine, suppress
 
-__all__ = [
-    "BOOKKEEPING",
-    "MAKING",
-    "StoredFile",
-    "counted_bytes",
-    "files_below",
-    "files_in_the_making",
-    "opened_folder",
-    "parts_of",
-    "reserved_bytes",
-]
-
 #: The folder in a cache's directory for what is not a shard.
 BOOKKEEPING = ".fkat_data"
 #: In ``BOOKKEEPING``: the files in the making, named ``<random>.<size>``.

@@ -13,8 +13,6 @@ from fkat_data.interruption import genuine, suppress
 from fkat_data.streaming.cache.locks import LockFile
 from fkat_data.streaming.cache.system import boot_id
 
-__all__ = ["Recency"]
-
 _MAGIC = 0x326365722E74666B
 _HEADER = struct.Struct("<QQQQ")
 _ENTRY = struct.Struct("<QQ")

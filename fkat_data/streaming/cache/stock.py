@@ -11,8 +11,6 @@ from fkat_data.streaming.cache.cache_directory import NOT_WRITABLE, CacheDirecto
 from fkat_data.streaming.cache.ledger import Counts, Ledger
 from fkat_data.streaming.cache.paths import MAKING, StoredFile
 
-__all__ = ["Candidate", "Stock"]
-
 #: In ``BOOKKEEPING``: evictable files, the coldest first, with their last uses when they were listed.
 _QUEUE = "coldest"
 _MOST_LISTED = 8192

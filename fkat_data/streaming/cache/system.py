@@ -12,8 +12,6 @@ from pathlib import Path
 from fkat_data.interruption import genuine
 from fkat_data.machine import boot_text
 
-__all__ = ["allocate", "boot_id", "file_system_of", "is_node_local"]
-
 _C = ctypes.CDLL(None, use_errno=True)
 _KEEP_SIZE = 1
 _STATFS_BYTES = 256  # more than any kernel's structure

@@ -11,8 +11,6 @@ from fkat_data.streaming.cache.cache_directory import CacheDirectory
 from fkat_data.streaming.cache.paths import BOOKKEEPING, MAKING
 from fkat_data.streaming.cache.system import allocate
 
-__all__ = ["Temporary"]
-
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 
 

@@ -14,8 +14,6 @@ from fkat_data.streaming.order.epoch_order import OrderSettings
 from fkat_data.streaming.order.partition import Grid
 from fkat_data.streaming.order.weights import StreamWeight
 
-__all__ = ["check_fingerprint", "fingerprint_of", "resume_point_of", "state_of"]
-
 #: The reference's states have none, and those of this library so far do not either.
 _VERSION = 1
 _REQUIRED = ("epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed")

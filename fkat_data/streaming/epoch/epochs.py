@@ -30,8 +30,6 @@ from fkat_data.streaming.order.partition import Grid
 from fkat_data.streaming.order.plan import Plan
 from fkat_data.streaming.order.weights import StreamShares, StreamWeight, joined_shares, shares_of
 
-__all__ = ["Epochs"]
-
 _logger = getLogger(__name__)
 
 

@@ -11,8 +11,6 @@ from fkat_data.streaming.epoch.resume_point import ResumePoint
 from fkat_data.streaming.epoch.skips import SampleSkips
 from fkat_data.streaming.order.plan import Plan
 
-__all__ = ["BatchGroup", "PickedSamples", "RankBatches", "batches_in_chunk", "ids_of", "in_groups", "joined"]
-
 _Integers = npt.NDArray[np.int64]
 
 #: Samples to plan at a time: the arrays fit into the processor's cache.

@@ -26,8 +26,6 @@ from fkat_data.streaming.epoch.torch_iteration import TorchIteration, iteration_
 from fkat_data.streaming.order.partition import Grid
 from fkat_data.transport.anonymous import anonymous_file
 
-__all__ = ["LARGEST_NUMBER", "ResumePoint", "SharedResumePoint"]
-
 _NONE = -1
 #: The shared page has 64 bits for each number.
 LARGEST_NUMBER = (1 << 63) - 1

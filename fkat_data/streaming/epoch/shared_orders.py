@@ -31,8 +31,6 @@ from fkat_data.streaming.cache.locks import LockFile, pauses
 from fkat_data.streaming.cache.system import allocate
 from fkat_data.streaming.order.keeper import OrderPart, kept_here
 
-__all__ = ["SharedPart", "shared_part"]
-
 _Integers = npt.NDArray[Any]
 _logger = logging.getLogger(__name__)
 

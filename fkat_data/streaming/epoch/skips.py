@@ -9,8 +9,6 @@ import numpy.typing as npt
 from fkat_data.arguments import integer
 from fkat_data.errors import ConfigurationError
 
-__all__ = ["SampleSkips"]
-
 _EXPECTED = "a list of {'epoch': e, 'batches': [first, stop]} and {'samples': [id, ...]}"
 
 

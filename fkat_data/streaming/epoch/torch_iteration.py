@@ -16,8 +16,6 @@ from torch.utils.data import dataloader, get_worker_info
 
 from fkat_data.machine import started_at
 
-__all__ = ["TorchIteration", "iteration_here", "iteration_that_starts", "trainer_here"]
-
 _logger = logging.getLogger(__name__)
 
 _BASE_ITERATOR: Any = getattr(dataloader, "_BaseDataLoaderIter", None)

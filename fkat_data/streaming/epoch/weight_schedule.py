@@ -8,8 +8,6 @@ from fkat_data.arguments import integer
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.streaming.order.weights import StreamWeight
 
-__all__ = ["WeightSchedule"]
-
 _EXPECTED = (
     "a list of {'from_sample': n, 'weights': [one proportion for each stream]}, with from_sample starting at 0 and "
     "increasing"

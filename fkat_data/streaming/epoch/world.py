@@ -9,8 +9,6 @@ from fkat_data.arguments import integer
 from fkat_data.errors import ConfigurationError
 from fkat_data.launch import current_launch, launch_of
 
-__all__ = ["World"]
-
 
 @dataclass(frozen=True)
 class World:

@@ -9,8 +9,6 @@ import torch
 from fkat_data.arrow_column import ArrowColumn, plain_array
 from fkat_data.requirement import required
 
-__all__ = ["ArrowValues"]
-
 # pyarrow ships no types: required() returns Any.
 _arrow = required("pyarrow", "parquet")
 

@@ -5,8 +5,6 @@ from fkat_data.streaming.formats.encodings import encoding_of
 from fkat_data.streaming.formats.entry import Column
 from fkat_data.streaming.formats.fields import Fields
 
-__all__ = ["TEXT_ENCODINGS", "columns_of"]
-
 #: Encodings of columns in JSON lines and separated values.
 TEXT_ENCODINGS = ("str", "int", "float")
 

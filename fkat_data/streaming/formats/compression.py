@@ -14,17 +14,6 @@ from fkat_data.requirement import required
 from fkat_data.streaming.formats.entry import FileInfo
 from fkat_data.streaming.formats.files import file_size
 
-__all__ = [
-    "COMPRESSIONS",
-    "FAMILIES",
-    "Family",
-    "checked_compression",
-    "compress",
-    "decompress_file",
-    "decompress_into",
-    "extension_of",
-]
-
 _CHUNK_BYTES = 1 << 20
 #: Upper bound of snappy's compression ratio: it encodes a copy of 64 bytes in 3.
 _SNAPPY_GROWTH = 22

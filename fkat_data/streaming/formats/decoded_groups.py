@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 from fkat_data import arguments
 
-__all__ = ["DecodedGroups"]
-
 _logger = logging.getLogger(__name__)
 
 #: Parsed footers to keep.

@@ -5,8 +5,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-__all__ = ["Encoding", "EncodingError"]
-
 
 class EncodingError(ValueError):
     """An encoding cannot represent a value, or cannot decode bytes.

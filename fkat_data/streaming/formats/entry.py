@@ -7,8 +7,6 @@ from typing import Any
 from fkat_data.archives.member_decoding import UNSAFE
 from fkat_data.streaming.formats.encodings import encoding_of
 
-__all__ = ["Column", "FileInfo", "Origin", "ShardEntry"]
-
 
 @dataclass(frozen=True, slots=True)
 class Origin:

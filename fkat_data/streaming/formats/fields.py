@@ -5,8 +5,6 @@ from typing import Any, cast
 
 from fkat_data.errors import ShardCorruptError
 
-__all__ = ["Fields"]
-
 
 class Fields:
     """A JSON object and its path in a file, for messages.

@@ -11,17 +11,6 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from fkat_data.streaming.formats.entry import FileInfo, Origin, ShardEntry
 
-__all__ = [
-    "FILE_SUFFIXES",
-    "DescribedFile",
-    "FileFormat",
-    "StoredBytes",
-    "file_format",
-    "format_of_name",
-    "is_part",
-    "version_prefix",
-]
-
 #: The suffixes of each format's files, in lower case.
 FILE_SUFFIXES: dict[str, tuple[str, ...]] = {
     "parquet": (".parquet", ".parq", ".pq"),

@@ -7,8 +7,6 @@ from pathlib import Path
 from fkat_data.errors import ShardCorruptError, ShardNotFoundError
 from fkat_data.interruption import genuine
 
-__all__ = ["file_size", "is_same_place"]
-
 
 def file_size(path: Path) -> int:
     """Return a regular file's size in bytes. Refuse pipes and devices, which could block forever when opened.

@@ -11,8 +11,6 @@ from fkat_data.requirement import required
 from fkat_data.streaming.formats.entry import FileInfo
 from fkat_data.streaming.formats.files import file_size
 
-__all__ = ["HASHES", "check_size", "hash_of", "new_hash", "validate_file"]
-
 _CHUNK_BYTES = 1 << 20
 _XXHASH_ALGORITHMS = ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")
 _HASHLIB_ALGORITHMS = (

@@ -9,8 +9,6 @@ from fkat_data.interruption import genuine
 from fkat_data.requirement import required
 from fkat_data.streaming.formats.encoding import Encoding, EncodingError
 
-__all__ = ["ImageFileEncoding", "ImageListEncoding", "JpegArrayEncoding", "PixelsEncoding"]
-
 _SIZE = struct.Struct("<3I")
 _COMMON_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM")
 #: Pillow starts another program to decode these, which is unsafe for bytes of unknown origin.

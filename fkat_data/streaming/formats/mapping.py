@@ -14,8 +14,6 @@ from fkat_data.streaming.formats.entry import FileInfo
 from fkat_data.streaming.formats.hashing import check_size
 from fkat_data.streaming.formats.memory_map import map_file
 
-__all__ = ["MapRegister", "mapped", "mapped_span", "offsets_of"]
-
 _OFFSET_BYTES = 4
 
 

@@ -10,8 +10,6 @@ import numpy.typing as npt
 from fkat_data.streaming.formats.encoding import Encoding, EncodingError
 from fkat_data.streaming.formats.scalars import SCALAR_DTYPES
 
-__all__ = ["NDArrayEncoding"]
-
 _CODES = {
     "uint8": 8,
     "int8": 9,

@@ -1,21 +1,28 @@
 """Opening a shard's uncompressed files."""
 
 import importlib
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
 
 from fkat_data import arguments
+from fkat_data.archives.member_decoding import DECODERS
+from fkat_data.archives.tar_samples import TarIndex
 from fkat_data.errors import ConfigurationError
+from fkat_data.interruption import genuine
 from fkat_data.streaming.formats.decoded_groups import DecodedGroups
-from fkat_data.streaming.formats.entry import ShardEntry
-from fkat_data.streaming.formats.jsonl import JSONReader
-from fkat_data.streaming.formats.mapping import MapRegister
+from fkat_data.streaming.formats.encoding import EncodingError
+from fkat_data.streaming.formats.entry import FileInfo, ShardEntry
+from fkat_data.streaming.formats.mapping import MapRegister, mapped
 from fkat_data.streaming.formats.mds import MDSReader
-from fkat_data.streaming.formats.reader import ShardReader
-from fkat_data.streaming.formats.tar_shard import TarReader
-from fkat_data.streaming.formats.xsv import XSVReader
-
-__all__ = ["DECODED_LIMIT_BYTES", "check_safe", "open_shard"]
+from fkat_data.streaming.formats.part_reader import PartOptions, PartReader
+from fkat_data.streaming.formats.reader import ShardReader, checked_rows, dicts_of
+from fkat_data.streaming.formats.split import SplitReader
 
 #: What the decoded row groups of a process may take, unless the caller says otherwise.
 DECODED_LIMIT_BYTES = 512 << 20
@@ -83,3 +90,119 @@ def check_safe(entry: ShardEntry) -> None:
             f"True, if you trust the file's author: column {unsafe[0]!r} of {entry.name} holds pickles, "
             "and loading them runs code from the file",
         )
+
+
+# Types of a column's values. Another program may have written a float without a decimal point.
+_TYPES: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int)}
+
+
+class JSONReader(SplitReader):
+    """An open shard of JSON lines. Each line is an object with a sample."""
+
+    def __init__(self, directory: Path, entry: ShardEntry, register: MapRegister | None = None) -> None:
+        super().__init__(directory, entry, register)
+        self._types = [(column.name, column.encoding, _TYPES[column.encoding]) for column in entry.columns]
+
+    def _header(self, entry: ShardEntry) -> bytes:
+        del entry
+        return b""
+
+    def _parsed(self, line: bytes) -> dict[str, Any]:
+        try:
+            value = json.loads(line)
+        except genuine(RecursionError):
+            raise EncodingError("the JSON is nested too deeply") from None
+        if not isinstance(value, dict):
+            raise EncodingError("not a JSON object")
+        sample = cast("dict[str, Any]", value)
+        for name, encoding, types in self._types:
+            if not isinstance(sample.get(name), types):
+                raise EncodingError(f"column {name!r} is missing or not {encoding}")
+        return sample
+
+
+_HOP_BYTES = 4 << 10
+
+
+class TarReader(PartReader):
+    """An open tar file. Its headers are read when the first of its rows is read, and again if they were dropped since.
+
+    Args:
+        directory: Directory of the dataset, or of its cache.
+        entry: The shard.
+        register: Records the file as mapped.
+        **options: The other arguments of ``PartReader``.
+
+    Raises:
+        ShardNotFoundError: The file does not exist.
+        ShardCorruptError: The file's size contradicts the index.
+    """
+
+    def __init__(
+        self, directory: Path, entry: ShardEntry, *, register: MapRegister | None = None, **options: Unpack[PartOptions]
+    ) -> None:
+        super().__init__(directory, entry, **options)
+        origin = self._origin
+        self._content = mapped(self._path, FileInfo(origin.name, origin.size_bytes), register)
+        self._key = (str(self._path), origin.size_bytes, origin.version)
+        self._decoders = {
+            column.name: _decoder(column.encoding, self._arrays, self._writable) for column in entry.columns
+        }
+        self._check_version()
+
+    def samples(self, rows: Sequence[int] | npt.NDArray[Any]) -> list[dict[str, Any]]:
+        """Return samples; see ``ShardReader``."""
+        return dicts_of(self.column_arrays(rows))
+
+    def column_arrays(self, rows: Sequence[int] | npt.NDArray[Any]) -> dict[str, npt.NDArray[Any] | list[Any]]:
+        """Return each column's values as a list; see ``ShardReader``."""
+        chosen: list[int] = checked_rows(rows, self.num_samples).tolist()
+        index = self._decoded.group(self._key, self._scanned)
+        return {
+            name: index.values(self._name, name, chosen, self._read, decode) for name, decode in self._decoders.items()
+        }
+
+    def close(self) -> None:
+        """Release the file; see ``ShardReader``."""
+        self.num_samples = 0
+        self._decoded.drop(self._key)
+        self._content = memoryview(b"")
+
+    def _read(self, start: int, stop: int) -> bytes:
+        return bytes(self._content[start:stop])
+
+    def _scanned(self) -> tuple[TarIndex, int]:
+        index = TarIndex.of(self._name, self._read, len(self._content), _HOP_BYTES)
+        # A process that writes into the file changes what is mapped.
+        self._check_version()
+        if len(index.keys) != self.num_samples:
+            raise self._written_again()
+        return index, index.size_bytes
+
+
+def _decoder(name: str, arrays: str, is_writable: bool) -> Callable[[bytes], Any]:
+    decode = DECODERS[name]
+    if name == "npy" and arrays == "torch":
+        return lambda content: torch.from_numpy(np.array(decode(content)))
+    return decode if name != "npy" or not is_writable else lambda content: decode(content).copy()
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {"str": str, "int": int, "float": float}
+
+
+class XSVReader(SplitReader):
+    """An open shard of separated values. The first line has the columns' names. Quotes have no special meaning."""
+
+    def __init__(self, directory: Path, entry: ShardEntry, register: MapRegister | None = None) -> None:
+        self._separator = entry.separator
+        super().__init__(directory, entry, register)
+        self._parsers = [(column.name, _PARSERS[column.encoding]) for column in entry.columns]
+
+    def _header(self, entry: ShardEntry) -> bytes:
+        return (entry.separator.join(column.name for column in entry.columns) + entry.newline).encode()
+
+    def _parsed(self, line: bytes) -> dict[str, Any]:
+        values = line.decode().split(self._separator)
+        if len(values) != len(self._parsers):
+            raise EncodingError(f"{len(values)} values for {len(self._parsers)} columns")
+        return {name: parse(value) for (name, parse), value in zip(self._parsers, values, strict=True)}

@@ -11,8 +11,6 @@ from fkat_data.requirement import required
 from fkat_data.streaming.formats.entry import Column, ShardEntry
 from fkat_data.streaming.formats.file_formats import DescribedFile, StoredBytes
 
-__all__ = ["describe", "entries_of", "parsed_footer"]
-
 # pyarrow ships no types: required() returns Any.
 _arrow = required("pyarrow", "parquet")
 _parquet = required("pyarrow.parquet", "parquet")

@@ -16,8 +16,6 @@ from fkat_data.streaming.formats.parquet_index import parsed_footer
 from fkat_data.streaming.formats.part_reader import PartOptions, PartReader
 from fkat_data.streaming.formats.reader import checked_rows, dicts_of
 
-__all__ = ["ParquetReader"]
-
 # pyarrow ships no types: required() returns Any.
 _arrow = required("pyarrow", "parquet")
 _parquet = required("pyarrow.parquet", "parquet")

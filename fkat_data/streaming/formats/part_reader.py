@@ -12,8 +12,6 @@ from fkat_data.interruption import genuine
 from fkat_data.streaming.formats.decoded_groups import DecodedGroups
 from fkat_data.streaming.formats.entry import Origin, ShardEntry
 
-__all__ = ["PartOptions", "PartReader"]
-
 
 class PartOptions(TypedDict):
     """The options of ``PartReader``.

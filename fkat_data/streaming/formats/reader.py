@@ -7,8 +7,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ShardReader", "checked_row", "checked_rows", "dicts_of"]
-
 
 class ShardReader(Protocol):
     """An open shard, which returns samples by row, one or many at a time.

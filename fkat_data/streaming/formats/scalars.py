@@ -11,8 +11,6 @@ import numpy.typing as npt
 from fkat_data.interruption import genuine
 from fkat_data.streaming.formats.encoding import Encoding, EncodingError
 
-__all__ = ["SCALAR_DTYPES", "IntEncoding", "ScalarEncoding"]
-
 #: Dtypes of NumPy scalars and arrays. Each is also the name of an encoding.
 SCALAR_DTYPES = (
     *("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),

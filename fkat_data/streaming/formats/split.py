@@ -14,8 +14,6 @@ from fkat_data.streaming.formats.entry import ShardEntry
 from fkat_data.streaming.formats.mapping import MapRegister, mapped, offsets_of
 from fkat_data.streaming.formats.reader import checked_row, checked_rows
 
-__all__ = ["SplitReader"]
-
 
 class SplitReader(ABC):
     """An open shard of lines.

@@ -11,8 +11,6 @@ from fkat_data.streaming.formats.index import INDEX_NAME, read_index
 from fkat_data.streaming.formats.open_shard import open_shard
 from fkat_data.streaming.formats.unpacking import unpacked
 
-__all__ = ["DatasetSummary", "first_samples", "summary_of"]
-
 
 @dataclass(frozen=True)
 class DatasetSummary:

@@ -10,8 +10,6 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.formats.entry import Column, ShardEntry
 from fkat_data.streaming.formats.file_formats import DescribedFile, StoredBytes
 
-__all__ = ["describe", "entries_of", "with_decoders"]
-
 _META = (KEY, URL)
 
 

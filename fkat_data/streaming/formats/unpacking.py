@@ -5,8 +5,6 @@ from pathlib import Path
 from fkat_data.streaming.formats.compression import decompress_file
 from fkat_data.streaming.formats.entry import ShardEntry
 
-__all__ = ["unpacked"]
-
 
 def unpacked(directory: Path, entry: ShardEntry, scratch: Path) -> Path:
     """Return the directory with a shard's uncompressed files. Decompress them to ``scratch`` if they are missing.

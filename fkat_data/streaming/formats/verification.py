@@ -15,8 +15,6 @@ from fkat_data.streaming.formats.open_shard import check_safe, open_shard
 from fkat_data.streaming.formats.reader import ShardReader
 from fkat_data.streaming.formats.unpacking import unpacked
 
-__all__ = ["DatasetReport", "datasets_in", "verify_dataset"]
-
 _ROWS_AT_ONCE = 256
 
 

@@ -7,8 +7,6 @@ from fkat_data.errors import ShardCorruptError
 from fkat_data.interruption import genuine
 from fkat_data.streaming.formats.mapping import MapRegister
 
-__all__ = ["WatchedFiles"]
-
 
 class WatchedFiles:
     """The files that a reader maps: a ``MapRegister`` that also remembers what each was when it was mapped.

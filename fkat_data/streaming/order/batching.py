@@ -13,17 +13,6 @@ import numpy.typing as npt
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.order.partition import Grid, Partition
 
-__all__ = [
-    "BATCHING_METHODS",
-    "BatchCounts",
-    "Batching",
-    "BatchingMethod",
-    "DevicePerStreamBatching",
-    "PerStreamBatching",
-    "RandomBatching",
-    "StratifiedBatching",
-]
-
 BatchingMethod: TypeAlias = Literal["random", "stratified", "device_stratified", "per_stream", "device_per_stream"]
 BATCHING_METHODS: tuple[BatchingMethod, ...] = get_args(BatchingMethod)
 

@@ -19,8 +19,6 @@ import numpy.typing as npt
 from fkat_data.permutation import draws, keys_of, permutation, permuted
 from fkat_data.streaming.order.spans import canonical_bounds
 
-__all__ = ["BlockShuffle"]
-
 _Integers = npt.NDArray[np.int64]
 
 #: Maximum number of slots that a slot deals to: odd, and includes itself. More slots open new shards more evenly.

@@ -3,8 +3,6 @@
 from fkat_data.streaming.order.epoch_order import OrderSettings
 from fkat_data.streaming.order.weights import StreamShares
 
-__all__ = ["caveats_of"]
-
 
 def caveats_of(settings: OrderSettings, shares: StreamShares, num_canonical_nodes: int) -> list[str]:
     """Return a text for each of them; the order is valid in any case.

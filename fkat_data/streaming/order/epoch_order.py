@@ -26,20 +26,6 @@ from fkat_data.streaming.order.sampling import Selection, StreamSamples, selecte
 from fkat_data.streaming.order.shuffle import REFERENCE_SHUFFLES, ReferenceShuffle, ReferenceShuffleName, check_shuffle
 from fkat_data.streaming.order.weights import PLACE_BITS, StreamShares
 
-__all__ = [
-    "SAMPLING_METHODS",
-    "SHUFFLES",
-    "EpochPlan",
-    "EpochStart",
-    "OrderSettings",
-    "SamplingMethod",
-    "ShuffleName",
-    "batching_of",
-    "check_order",
-    "plan_epoch",
-    "shuffle_names",
-]
-
 ShuffleName: TypeAlias = Literal["block"] | ReferenceShuffleName | OwnShuffleName
 SHUFFLES: tuple[ShuffleName, ...] = ("block", *REFERENCE_SHUFFLES)
 SamplingMethod: TypeAlias = Literal["balanced", "fixed"]

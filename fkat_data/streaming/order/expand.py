@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["chunks_of_py1e"]
-
 _Integers = npt.NDArray[Any]
 _Keys = npt.NDArray[np.float64]
 

@@ -8,8 +8,6 @@ import numpy.typing as npt
 from fkat_data.streaming.order.batching import BatchCounts
 from fkat_data.streaming.order.plan import Plan
 
-__all__ = ["LAST_EPOCH", "JoinedBatches", "JoinedPlan", "epoch_of_phase", "phase_of"]
-
 _Integers = npt.NDArray[np.int64]
 
 _PHASE_BITS = 24

@@ -6,8 +6,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Keeper", "OrderPart", "kept_here"]
-
 _Integers = npt.NDArray[Any]
 
 

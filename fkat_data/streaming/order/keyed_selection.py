@@ -8,8 +8,6 @@ import numpy.typing as npt
 from fkat_data.permutation import draws, keys_of, permutation, permuted
 from fkat_data.streaming.order.sampling import StreamSamples
 
-__all__ = ["KeyedSelection", "fair_counts"]
-
 _Integers = npt.NDArray[np.int64]
 
 

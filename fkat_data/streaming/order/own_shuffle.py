@@ -9,8 +9,6 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.registry import Registry
 from fkat_data.streaming.order.shuffle import REFERENCE_SHUFFLES
 
-__all__ = ["MakeShuffle", "OwnShuffle", "OwnShuffleName", "Shuffle", "own_shuffle_names", "register_shuffle"]
-
 _Integers = npt.NDArray[np.int64]
 
 #: A name that ``register_shuffle`` returned. Type checkers refuse any other text that is no shuffle of this package.

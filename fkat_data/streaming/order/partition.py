@@ -15,16 +15,6 @@ import numpy.typing as npt
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.order.spans import canonical_bounds
 
-__all__ = [
-    "PARTITIONS",
-    "EvenPartition",
-    "Grid",
-    "Partition",
-    "PartitionName",
-    "ReferencePartition",
-    "partitioned",
-]
-
 PartitionName: TypeAlias = Literal["orig", "relaxed"]
 PARTITIONS: tuple[PartitionName, ...] = get_args(PartitionName)
 

@@ -8,8 +8,6 @@ import numpy.typing as npt
 from fkat_data.streaming.order.batching import BatchCounts
 from fkat_data.streaming.order.partition import Grid
 
-__all__ = ["Plan"]
-
 _Integers = npt.NDArray[np.int64]
 
 

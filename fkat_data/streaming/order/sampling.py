@@ -8,8 +8,6 @@ import numpy.typing as npt
 
 from fkat_data.arguments import integer
 
-__all__ = ["Selection", "StreamSamples", "chosen_per_shard", "selected"]
-
 _Integers = npt.NDArray[np.int64]
 
 

@@ -19,8 +19,6 @@ from fkat_data.streaming.order.expand import chunks_of_py1e
 from fkat_data.streaming.order.keeper import Keeper, OrderPart, kept_here
 from fkat_data.streaming.order.spans import SpanLine, canonical_bounds, divided
 
-__all__ = ["REFERENCE_SHUFFLES", "ReferenceShuffle", "ReferenceShuffleName", "check_shuffle"]
-
 _Integers = npt.NDArray[np.int64]
 _T = TypeVar("_T")
 

@@ -6,8 +6,6 @@ from typing import SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Spanner"]
-
 _Integers = npt.NDArray[np.int64]
 
 

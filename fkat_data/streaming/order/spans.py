@@ -5,8 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SpanLine", "canonical_bounds", "divided"]
-
 _Integers = npt.NDArray[np.int64]
 
 

@@ -8,9 +8,6 @@ import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError
 
-__all__ = ["PLACE_BITS", "StreamShares", "StreamWeight", "joined_shares", "shares_of"]
-
-
 #: Places of an epoch are numbers below this power of 2.
 PLACE_BITS = 44
 

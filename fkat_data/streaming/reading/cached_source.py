@@ -27,8 +27,6 @@ from fkat_data.streaming.reading.read_commit import ReadCommit
 from fkat_data.streaming.reading.shared_files import is_linked_to, shared_file
 from fkat_data.streaming.store.store import Store
 
-__all__ = ["CachedSource", "Evictable", "names_of"]
-
 _logger = logging.getLogger(__name__)
 
 #: Another process may evict a compressed file before it is opened. After this many times the limit is too small.

@@ -17,8 +17,6 @@ from fkat_data.streaming.reading.read_commit import ReadCommit
 from fkat_data.streaming.reading.shard_source import ShardSource, check_apart, entries_of, sources_of
 from fkat_data.streaming.reading.stream import Stream
 
-__all__ = ["Catalog"]
-
 _Integers = npt.NDArray[np.int64]
 
 #: As in the reference: one shard that is read, one that is fetched, and two more.

@@ -16,8 +16,6 @@ from fkat_data.streaming.store.directory_client import version_of
 from fkat_data.streaming.store.store import Store
 from fkat_data.streaming.store.timed import moment_of
 
-__all__ = ["DatasetIndex", "FoundIndex", "digest_of"]
-
 _LARGEST_INDEX_BYTES = 256 << 20
 #: The shortest interval between two checks that the dataset is still the same.
 _CHECK_INTERVAL_S = 30.0

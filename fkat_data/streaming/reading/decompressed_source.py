@@ -24,8 +24,6 @@ from fkat_data.streaming.reading.dataset_index import DatasetIndex, FoundIndex
 from fkat_data.streaming.reading.read_commit import ReadCommit
 from fkat_data.streaming.reading.stream import own_directory
 
-__all__ = ["DecompressedSource", "folder_of"]
-
 _logger = logging.getLogger(__name__)
 
 #: In ``BOOKKEEPING`` of a directory of compressed shards.

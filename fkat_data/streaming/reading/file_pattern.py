@@ -7,8 +7,6 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 from fkat_data.streaming.formats.file_formats import FILE_SUFFIXES, format_of_name
 
-__all__ = ["KNOWN_SUFFIXES", "NO_DATASET", "FilePattern", "no_stream", "split_location", "split_name"]
-
 #: For messages: the suffixes of all formats.
 KNOWN_SUFFIXES = ", ".join(suffix for suffixes in FILE_SUFFIXES.values() for suffix in suffixes)
 

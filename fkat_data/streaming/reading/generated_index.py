@@ -27,8 +27,6 @@ from fkat_data.streaming.reading.file_pattern import KNOWN_SUFFIXES, FilePattern
 from fkat_data.streaming.store.client import ListedFile
 from fkat_data.streaming.store.store import Store
 
-__all__ = ["Generated", "GeneratedIndex", "kept_path"]
-
 _logger = logging.getLogger(__name__)
 
 _VERSION = 2

@@ -9,8 +9,6 @@ import numpy.typing as npt
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 
-__all__ = ["Numbered", "index_tree"]
-
 
 class Numbered(Protocol):
     """Samples by their numbers."""

@@ -6,8 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["ReadAhead"]
-
 _Ready = TypeVar("_Ready")
 _Part = TypeVar("_Part")
 

@@ -8,8 +8,6 @@ from fkat_data.errors import RankMismatchError, StateMismatchError
 from fkat_data.interruption import genuine
 from fkat_data.job_store import first_value
 
-__all__ = ["ReadCommit", "check_merged", "check_ranks", "check_saved", "saved_commits"]
-
 _FIELD = "commits"
 _REMEDY = (
     "the revision moved while they opened it; write the commit in the URL, or open the dataset after "

@@ -23,9 +23,6 @@ from fkat_data.streaming.reading.shared_files import shared_file
 from fkat_data.streaming.reading.stream import Stream
 from fkat_data.streaming.store.open_store import open_store
 
-__all__ = ["DirectorySource", "ShardSource", "check_apart", "entries_of", "sources_of"]
-
-
 #: Seconds after which a directory that is read in place does not answer.
 _LONGEST_LOOK_S = 60.0
 

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from fkat_data.interruption import genuine
 
-__all__ = ["is_linked_to", "shared_file"]
-
 
 def shared_file(first: Path, first_names: Iterable[str], second: Path, second_names: Iterable[str]) -> str | None:
     """Return a name in one directory that leads to a file of another one; None if there is none.

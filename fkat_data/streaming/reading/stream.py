@@ -19,8 +19,6 @@ from fkat_data.streaming.order.weights import StreamWeight
 from fkat_data.streaming.reading.file_pattern import FilePattern, split_location
 from fkat_data.streaming.store.open_store import open_store
 
-__all__ = ["Stream", "given_streams", "own_directory"]
-
 _DEFAULTS = {
     "split": None,
     "download_retry": 2,

@@ -11,8 +11,6 @@ from fkat_data.interruption import genuine, is_interruption
 from fkat_data.streaming.store.causes import Outlook, cause_of
 from fkat_data.streaming.store.redaction import Redaction
 
-__all__ = ["FinalError", "with_attempts"]
-
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _FIRST_WAIT_S = 0.5

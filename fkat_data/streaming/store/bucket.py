@@ -14,8 +14,6 @@ from fkat_data.streaming.store.pace import LONGEST_SILENCE_S
 from fkat_data.streaming.store.ranges import content_range, range_header
 from fkat_data.streaming.store.timed import joined_version
 
-__all__ = ["BucketClient"]
-
 _MOST_READ_BYTES = 1 << 20
 _RANGE_FAILED = (412, 416)
 #: The arguments of ``s3_additional_kwargs`` that requests for reading take.

@@ -10,8 +10,6 @@ from typing import Any, cast
 from fkat_data.interruption import genuine
 from fkat_data.streaming.store.client import StatusError, TransferError
 
-__all__ = ["FailureCause", "Outlook", "cause_of"]
-
 #: Client errors that pass: the request took too long, came too early, or was one too many.
 _PASSING_STATUSES = frozenset({408, 409, 412, 416, 423, 425, 429})
 _MISSING_STATUSES = frozenset({404, 410})

@@ -4,8 +4,6 @@ from typing import NamedTuple, Protocol
 
 from fkat_data.error_text import made_from_text
 
-__all__ = ["Body", "ChangedError", "Client", "ContentError", "ListedFile", "StatusError", "TransferError"]
-
 
 class ListedFile(NamedTuple):
     """A file as its directory lists it.

@@ -13,8 +13,6 @@ from fkat_data.streaming.formats.files import file_size
 from fkat_data.streaming.store.client import ListedFile
 from fkat_data.streaming.store.timed import joined_version
 
-__all__ = ["DirectoryClient", "version_of"]
-
 _PIECE_BYTES = 1 << 20
 
 

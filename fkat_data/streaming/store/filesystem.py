@@ -10,8 +10,6 @@ from fkat_data.background import in_thread
 from fkat_data.streaming.store.client import ChangedError, ContentError, ListedFile
 from fkat_data.streaming.store.timed import joined_version
 
-__all__ = ["FilesystemClient"]
-
 _Opener = Callable[..., tuple[Any, str]]
 _PIECE_BYTES = 4 << 20
 #: The keys under which file systems report a version; the first that is present counts.

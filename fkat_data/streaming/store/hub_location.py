@@ -6,8 +6,6 @@ from urllib.parse import quote, unquote
 
 from fkat_data.errors import ConfigurationError
 
-__all__ = ["HubLocation", "hub_location"]
-
 _URL = re.compile(
     r"hf://(?:(?P<kind>datasets|models|spaces)/)?(?P<owner>[\w.-]+)/(?P<name>[\w.-]+)"
     r"(?:@(?P<revision>refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(?P<path>.*))?",

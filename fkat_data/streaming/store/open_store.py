@@ -17,8 +17,6 @@ from fkat_data.streaming.store.options import given_options
 from fkat_data.streaming.store.redaction import Redaction
 from fkat_data.streaming.store.store import Store
 
-__all__ = ["open_store", "register_store"]
-
 _registered: Registry[Callable[[str, dict[str, Any]], Client]] = Registry("store", lambda scheme: scheme == "file")
 
 

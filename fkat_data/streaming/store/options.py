@@ -5,8 +5,6 @@ from typing import Any, cast
 
 from fkat_data.errors import ConfigurationError
 
-__all__ = ["given_options"]
-
 
 def given_options(storage_options: Any) -> dict[str, Any]:
     """Return ``storage_options`` as a dict, empty for None.

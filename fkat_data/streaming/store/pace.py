@@ -9,8 +9,6 @@ from fkat_data.streaming.store.client import Body, TransferError
 
 _Answer = TypeVar("_Answer")
 
-__all__ = ["LONGEST_SILENCE_S", "PART_BYTES", "Pace", "SlowError"]
-
 #: The number of bytes that ``timeout_s`` is for: the reference's default size of a shard.
 PART_BYTES = 64 << 20
 #: The longest time without a byte.

@@ -4,8 +4,6 @@ import re
 
 from fkat_data.streaming.store.client import ContentError
 
-__all__ = ["content_range", "range_header"]
-
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 
 

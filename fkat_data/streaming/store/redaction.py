@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["Redaction"]
-
 _HIDDEN = "***"
 _LONGEST_MESSAGE = 500
 #: A shorter text would match words that are no secrets.

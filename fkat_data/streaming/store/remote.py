@@ -14,8 +14,6 @@ from fkat_data.streaming.store.redaction import Redaction
 from fkat_data.streaming.store.schemes import check_scheme, with_endpoint
 from fkat_data.streaming.store.web import WebClient
 
-__all__ = ["remote_client"]
-
 _HUB_OPTIONS = ("token", "endpoint", "revision")
 
 

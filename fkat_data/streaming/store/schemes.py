@@ -10,8 +10,6 @@ from fsspec.registry import known_implementations
 
 from fkat_data.errors import ConfigurationError
 
-__all__ = ["BUCKET_SCHEMES", "check_scheme", "with_endpoint"]
-
 #: The schemes whose paths begin with a bucket or a container, which only its owner creates.
 BUCKET_SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss"})
 #: scheme -> the extra to install

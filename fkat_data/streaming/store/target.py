@@ -5,8 +5,6 @@ from typing import BinaryIO
 from fkat_data.interruption import genuine
 from fkat_data.streaming.store.attempts import FinalError
 
-__all__ = ["append", "flush"]
-
 
 def append(target: BinaryIO, chunk: bytes) -> None:
     """Write bytes at the position of a file.

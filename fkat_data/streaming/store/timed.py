@@ -5,8 +5,6 @@ from email.utils import parsedate_to_datetime
 
 from fkat_data.interruption import genuine
 
-__all__ = ["joined_version", "moment_of"]
-
 
 def joined_version(version: str, written: object) -> str:
     """Return one text of both, to the second, which is the same for every form of the time.

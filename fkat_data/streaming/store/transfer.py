@@ -9,8 +9,6 @@ from fkat_data.streaming.store.client import Body, ChangedError, Client, Content
 from fkat_data.streaming.store.pace import Pace
 from fkat_data.streaming.store.target import append, flush
 
-__all__ = ["Transfer"]
-
 _HEAD_BYTES = 64
 _MARKUP = (b"<?xml", b"<!doctype", b"<html", b"<error")
 

@@ -10,8 +10,6 @@ from fkat_data.streaming.store.ranges import range_header
 from fkat_data.streaming.store.timed import joined_version
 from fkat_data.streaming.store.web_session import WebBody, WebSession, content_version, status_error
 
-__all__ = ["WebClient"]
-
 _NO_SUCH_METHOD = (405, 501)
 _RANGE_FAILED = (412, 416)
 _NO_SUCH_FILE = 404

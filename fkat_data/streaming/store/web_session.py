@@ -13,8 +13,6 @@ from fkat_data.streaming.store.client import StatusError, TransferError
 from fkat_data.streaming.store.pace import LONGEST_SILENCE_S
 from fkat_data.streaming.store.ranges import content_range
 
-__all__ = ["WebBody", "WebSession", "content_version", "status_error"]
-
 #: The most bytes that are lost when a connection breaks.
 _BUFFER_BYTES = 128 << 10
 

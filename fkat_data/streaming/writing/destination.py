@@ -1,22 +1,92 @@
 """Where a writer puts a dataset: a local directory, a remote one with a local staging directory, or both."""
 
+import logging
+import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from hashlib import blake2s
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import suppress
+from fkat_data.streaming.cache.locks import LockFile
 from fkat_data.streaming.formats.index import INDEX_NAME
 from fkat_data.streaming.writing.local_directory import LocalDirectory
 from fkat_data.streaming.writing.remote_directory import RemoteDirectory
 from fkat_data.streaming.writing.replacement import parts_in, place_of, remove_dataset, remove_parts
 from fkat_data.streaming.writing.sides import local_and_remote
-from fkat_data.streaming.writing.uploads import Uploads
-from fkat_data.streaming.writing.writer_lock import LOCK_NAME, WriterLock
 
-__all__ = ["Destination", "cleared_for_parts"]
+#: The file in a directory that is being written; readers and ``merge_index`` ignore it.
+LOCK_NAME = ".fkat_data.writing"
+_MOST_REMOVALS = 100
+
+
+class WriterLock:
+    """The exclusive right to write to one or more places, from the constructor to ``close``.
+
+    Each place has a lock in this node's temporary directory. A local directory also has one of its own, so that it
+    excludes writers on other nodes where the file system has locks across nodes. A place that cannot have a lock, such
+    as a directory on a file system without locks, has none.
+
+    Args:
+        shown: The place, for messages.
+        keys: A text for each place, equal for equal places.
+        directory: The local directory, which exists; None if there is none.
+
+    Raises:
+        ConfigurationError: Another writer holds the right.
+    """
+
+    def __init__(self, shown: str, keys: Iterable[str], directory: Path | None) -> None:
+        self._owner = os.getpid()
+        self._held: list[tuple[LockFile, Path]] = []
+        paths = [_of_this_node(key) for key in sorted(set(keys))]
+        try:
+            for path in [*paths, *([] if directory is None else [directory / LOCK_NAME])]:
+                with suppress(OSError):
+                    if not self._take(path):
+                        raise ConfigurationError("out", shown, "a place that no other writer is writing to")
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give the right back, if this process took it."""
+        while self._held:
+            lock, path = self._held.pop()
+            # A file that cannot be removed, as the directory is gone or read-only, is no lock once it is closed.
+            with lock, suppress(OSError):
+                if os.getpid() == self._owner:
+                    path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _take(self, path: Path) -> bool:
+        # The holder removes the file when it closes, and a lock on a removed file excludes no process.
+        for _ in range(_MOST_REMOVALS):
+            lock = LockFile(path)
+            if not lock.try_lock():
+                lock.close()
+                return False
+            if lock.is_there:
+                self._held.append((lock, path))
+                break
+            lock.close()
+        return True
+
+
+def _of_this_node(key: str) -> Path:
+    digest = blake2s(os.fsencode(key), digest_size=16).hexdigest()
+    return Path(tempfile.gettempdir(), f"fkat_data-{os.geteuid()}-{digest}.writing")
 
 
 class Destination:
@@ -223,3 +293,100 @@ def _clear_parts(place: LocalDirectory | RemoteDirectory, shown: str, *, exist_o
 def _refuse_index(place: LocalDirectory | RemoteDirectory, shown: str) -> None:
     if place.has(INDEX_NAME):
         raise FileExistsError(f"{shown!r} already has a dataset; pass exist_ok=True to replace it")
+
+
+_log = logging.getLogger(__name__)
+_FIRST_PAUSE_S = 0.25
+#: Pending files per thread. At this limit the writer waits, so that the local disk does not fill up.
+_PENDING_PER_THREAD = 4
+
+
+class Uploads:
+    """A queue of uploads and the threads that run them.
+
+    Args:
+        remote: Directory to upload to.
+        max_workers: Number of threads; None for the standard library's default.
+        num_attempts: Maximum number of attempts to upload a file.
+        keep_local: Whether to keep a local file after its upload.
+    """
+
+    def __init__(
+        self, remote: RemoteDirectory, *, max_workers: int | None, num_attempts: int, keep_local: bool
+    ) -> None:
+        self._remote = remote
+        self._num_attempts = num_attempts
+        self._keep_local = keep_local
+        self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="fkat-upload")
+        self._max_pending = _PENDING_PER_THREAD * (max_workers or 8)
+        self._pending: deque[Future[None]] = deque()
+        self._failure: Exception | None = None
+
+    def put(self, path: Path, name: str) -> None:
+        """Start an upload. Wait while too many are pending.
+
+        Args:
+            path: Path of the local file.
+            name: Path to write, relative to the remote directory.
+
+        Raises:
+            Exception: An earlier upload failed. This is its error.
+        """
+        self.raise_failure()
+        while len(self._pending) >= self._max_pending:
+            self._settle()
+        self._pending.append(self._threads.submit(self._upload, path, name))
+
+    def raise_failure(self) -> None:
+        """Raise the error of a failed upload, if there is one.
+
+        Raises:
+            Exception: The error of the failed upload. Every later call raises it again, because its file stays
+                missing.
+        """
+        if self._failure is not None:
+            raise self._failure
+        while self._pending and self._pending[0].done():
+            self._settle()
+
+    def wait(self) -> None:
+        """Wait until every file is uploaded.
+
+        Raises:
+            Exception: An upload failed. This is its error.
+        """
+        self.raise_failure()
+        while self._pending:
+            self._settle()
+
+    def close(self, *, wait: bool = True) -> None:
+        """Cancel uploads that have not started, and end the threads.
+
+        Args:
+            wait: Whether to wait for uploads that have started.
+        """
+        self._threads.shutdown(wait=wait, cancel_futures=True)
+        self._pending.clear()
+
+    def _settle(self) -> None:
+        try:
+            self._pending.popleft().result()
+        except Exception as error:
+            self._failure = error
+            raise
+
+    def _upload(self, path: Path, name: str) -> None:
+        for attempt in range(1, self._num_attempts + 1):
+            try:
+                self._remote.upload(str(path), name)
+                break
+            except Exception as error:
+                if attempt == self._num_attempts:
+                    error.add_note(f"while uploading {path.name} to {self._remote.shown}, attempt {attempt}")
+                    raise
+                _log.warning(
+                    "upload of %s to %s failed in attempt %d, retrying: %s", name, self._remote.shown, attempt, error
+                )
+                time.sleep(_FIRST_PAUSE_S * 2 ** (attempt - 1))
+        if not self._keep_local:
+            path.unlink()

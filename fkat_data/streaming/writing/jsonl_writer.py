@@ -7,8 +7,6 @@ from typing import Any, ClassVar
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.writing.lines import LinesWriter
 
-__all__ = ["JSONWriter"]
-
 
 class JSONWriter(LinesWriter):
     """Writes samples as JSON lines, and their offsets in a second file. It takes the arguments of ``LinesWriter``."""

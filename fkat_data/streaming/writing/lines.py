@@ -14,9 +14,6 @@ from fkat_data.errors import ConfigurationError, SampleError
 from fkat_data.streaming.formats.columns import TEXT_ENCODINGS
 from fkat_data.streaming.writing.writer import ShardFile, ShardWriter
 
-__all__ = ["LinesWriter", "WriterSettings"]
-
-
 _KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int, np.integer), "float": (float, np.floating)}
 _PLAIN: dict[str, Callable[[Any], Any]] = {"str": str, "int": int, "float": float}
 #: Python converts no int of more than 4,300 digits to text, or back.

@@ -5,8 +5,6 @@ from pathlib import Path, PurePosixPath
 
 from fkat_data.interruption import suppress
 
-__all__ = ["LocalDirectory"]
-
 
 class LocalDirectory:
     """A directory of this machine.

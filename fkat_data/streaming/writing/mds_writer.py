@@ -11,8 +11,6 @@ from fkat_data.streaming.formats.encoding import Encoding, EncodingError
 from fkat_data.streaming.formats.encodings import encoding_of
 from fkat_data.streaming.writing.writer import ShardFile, ShardWriter
 
-__all__ = ["MDSWriter"]
-
 
 class MDSWriter(ShardWriter):
     """Writes samples in the MDS format. It takes the arguments of ``ShardWriter``.

@@ -15,8 +15,6 @@ from fkat_data.streaming.writing.natural_order import natural_key
 from fkat_data.streaming.writing.remote_directory import RemoteDirectory
 from fkat_data.streaming.writing.sides import local_and_remote
 
-__all__ = ["IndexLocation", "merge_index"]
-
 IndexLocation: TypeAlias = str | Path | tuple[str, str]
 """A local directory, a URL, or (local directory, URL or directory)."""
 

@@ -2,8 +2,6 @@
 
 import re
 
-__all__ = ["natural_key"]
-
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
     """Return a sort key that compares numbers in names as numbers: ``2`` before ``10``."""

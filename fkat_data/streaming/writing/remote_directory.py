@@ -16,8 +16,6 @@ from fkat_data.location import path_of
 from fkat_data.streaming.store.options import given_options
 from fkat_data.streaming.store.redaction import Redaction
 
-__all__ = ["RemoteDirectory"]
-
 _REMOVALS_AT_ONCE = 8
 #: Schemes of servers that take no files; fsspec notices it at the first upload.
 _READ_ONLY = frozenset({"http", "https", "github", "data"})

@@ -13,8 +13,6 @@ from fkat_data.streaming.formats.index import FORMATS, INDEX_NAME, parse_index
 from fkat_data.streaming.writing.local_directory import LocalDirectory
 from fkat_data.streaming.writing.remote_directory import RemoteDirectory
 
-__all__ = ["is_attempt", "parts_in", "place_of", "remove_attempt", "remove_dataset", "remove_parts"]
-
 #: Folders of ``write_parallel``'s items; no year and month, such as 202401, has such a name.
 _PART_NAME = re.compile(r"0\d{5}")
 #: Folders of its attempts to write an item.

@@ -6,8 +6,6 @@ from typing import Any, cast
 from fkat_data.errors import ConfigurationError
 from fkat_data.location import is_url, resolved
 
-__all__ = ["local_and_remote"]
-
 _EXPECTED = "a local path, a URL, or (local path, URL or path)"
 
 

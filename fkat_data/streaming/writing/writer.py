@@ -13,13 +13,11 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 from fkat_data import arguments
 from fkat_data.description import Described, place_of
 from fkat_data.errors import ConfigurationError, SampleError
+from fkat_data.requirement import required
 from fkat_data.sizes import size_bytes_of
 from fkat_data.streaming.formats.compression import checked_compression, compress, extension_of
 from fkat_data.streaming.formats.hashing import HASHES, hash_of
 from fkat_data.streaming.writing.destination import Destination
-from fkat_data.streaming.writing.write_progress import Progress
-
-__all__ = ["DEFAULT_SIZE_LIMIT", "ShardFile", "ShardWriter"]
 
 DEFAULT_SIZE_LIMIT = 1 << 26
 
@@ -292,3 +290,32 @@ def _size_limit(size_limit: int | str | None) -> int | None:
         arguments.integer("size_limit", size_bytes_of("size_limit", size_limit), minimum=0, maximum=(1 << 32) - 1)
         or None
     )
+
+
+class Progress:
+    """A progress bar of tqdm, which can be off.
+
+    Args:
+        is_shown: Whether to show the bar.
+
+    Raises:
+        ConfigurationError: The bar needs tqdm, which is not installed.
+    """
+
+    def __init__(self, *, is_shown: bool) -> None:
+        self._bar: Any = required("tqdm", "streaming").tqdm(unit=" samples") if is_shown else None
+        self._num_shards = 0
+
+    def advance(self, num_samples: int, num_shards: int) -> None:
+        """Show how many samples and shards are written."""
+        if self._bar is None:
+            return
+        if num_shards != self._num_shards:
+            self._num_shards = num_shards
+            self._bar.set_postfix(shards=num_shards, refresh=False)
+        self._bar.update(num_samples - self._bar.n)
+
+    def close(self) -> None:
+        """Stop the bar, and leave its line on the terminal."""
+        if self._bar is not None:
+            self._bar.close()

@@ -7,8 +7,6 @@ from typing import Any, ClassVar, Unpack
 from fkat_data.errors import ConfigurationError, SampleError
 from fkat_data.streaming.writing.lines import LinesWriter, WriterSettings
 
-__all__ = ["CSVWriter", "TSVWriter", "XSVWriter"]
-
 
 class _SeparatedWriter(LinesWriter):
     _separator: str

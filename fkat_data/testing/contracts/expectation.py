@@ -5,8 +5,6 @@ from typing import Any
 
 from fkat_data.testing.content_digest import first_difference
 
-__all__ = ["expect", "expect_error", "expect_same"]
-
 
 def expect(is_met: bool, message: str) -> None:
     """Raise an ``AssertionError`` with a message unless what a contract expects is met."""

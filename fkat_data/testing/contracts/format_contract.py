@@ -8,8 +8,6 @@ from typing import Any, ClassVar
 
 from fkat_data.testing.contracts.expectation import expect, expect_error, expect_same
 
-__all__ = ["FormatContract"]
-
 
 class FormatContract:
     """Tests of a format: of a map-style dataset that reads files, or of an encoding within shards.

@@ -9,8 +9,6 @@ from fkat_data.device.host import Mover
 from fkat_data.testing.contracts.expectation import expect, expect_same
 from fkat_data.tree import map_tensors
 
-__all__ = ["MoverContract"]
-
 
 class _Pair(NamedTuple):
     left: Any

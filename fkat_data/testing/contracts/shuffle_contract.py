@@ -11,8 +11,6 @@ import torch
 from fkat_data.streaming.order.own_shuffle import Shuffle
 from fkat_data.testing.contracts.expectation import expect, expect_same
 
-__all__ = ["ShuffleContract"]
-
 _Integers = npt.NDArray[np.int64]
 _SIZES = ([1], [5], [3, 0, 4], [10] * 7, [1, 50, 2, 0, 30], [64] * 20)
 _NUM_NODES = (1, 2, 5)

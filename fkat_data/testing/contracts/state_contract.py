@@ -10,8 +10,6 @@ import torch
 
 from fkat_data.testing.contracts.expectation import expect, expect_error, expect_same
 
-__all__ = ["StateContract"]
-
 _NUM_EMPTY_LOOPS = 3
 
 

@@ -17,8 +17,6 @@ from fkat_data.streaming.store.store import Store
 from fkat_data.streaming.writing.mds_writer import MDSWriter
 from fkat_data.testing.contracts.expectation import expect, expect_error, expect_same
 
-__all__ = ["StoreContract"]
-
 _LIMIT_BYTES = 1 << 24
 
 

@@ -16,18 +16,6 @@ from fkat_data.tools.cli.composition import loader_maker
 from fkat_data.tools.cli.presentation import exit_on_failure, long_work, printable, say, terminal
 from fkat_data.tools.resume_check.saved_place import SavedPlace, places_in, read_checkpoint
 
-__all__ = [
-    "Config",
-    "Key",
-    "Nodes",
-    "Overrides",
-    "Ranks",
-    "audit_app",
-    "coverage_command",
-    "explain_command",
-    "streaming_dataset",
-]
-
 _INCOMPLETE = 1
 
 audit_app: typer.Typer = typer.Typer()

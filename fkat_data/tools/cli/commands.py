@@ -1,8 +1,13 @@
 """The program's command line: ``verify-resume``, ``report`` and the commands of the other modules."""
 
+import signal
 import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -14,14 +19,11 @@ from fkat_data.tools.cli.audit_commands import Config, Overrides, audit_app
 from fkat_data.tools.cli.composition import loader_maker
 from fkat_data.tools.cli.dataset_commands import dataset_app
 from fkat_data.tools.cli.doctor_command import doctor_app
-from fkat_data.tools.cli.hang_guard import HangError, hang_guard
 from fkat_data.tools.cli.presentation import exit_on, exit_on_failure, say, show_report, terminal, verification_progress
 from fkat_data.tools.cli.simulate_commands import simulate_app
 from fkat_data.tools.report.page import page
 from fkat_data.tools.report.traced_run import read_run
 from fkat_data.tools.resume_check.verify import verify_resume
-
-__all__ = ["Mode", "app", "report_command", "start", "verify_resume_command"]
 
 _NOT_EXACT = 1
 _LEAST_GRACE_S = 2.0
@@ -139,3 +141,33 @@ def report_command(
     if statistics.delivered:
         say(console, f"waiting for a microbatch: {statistics.waiting}; making one: {statistics.making}")
     say(console, f"The report is in {written}: open it in a browser.")
+
+
+class HangError(BaseException):
+    """The context did not end in time. It is no ``Exception``, so that a dataset's own handlers do not catch it."""
+
+
+@contextmanager
+def hang_guard(timeout_s: float) -> Generator[None]:
+    """Interrupt the main thread if the context lasts longer than ``timeout_s``. Only the main thread may enter it.
+
+    Raises:
+        HangError: The time is over.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        raise HangError(f"the loader delivered no microbatch before the time limit ({timeout_s:g} s)")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    # A process has one such timer, so a timer that was already running is started again afterwards.
+    began_s = time.monotonic()
+    others_s, interval_s = signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if others_s:
+            left_s = others_s - (time.monotonic() - began_s)
+            signal.setitimer(signal.ITIMER_REAL, max(left_s, 0.001), interval_s)

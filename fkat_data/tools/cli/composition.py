@@ -15,8 +15,6 @@ from fkat_data.configuration import instantiate, register_resolvers
 from fkat_data.errors import ConfigurationError
 from fkat_data.location import machine_path
 
-__all__ = ["loader_maker", "target_of"]
-
 _EXPECTED = "a YAML file"
 
 

@@ -1,21 +1,23 @@
 """The commands that inspect, verify, write and merge datasets of shards."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Literal, cast
 
 import typer
 
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, ShardNotFoundError
 from fkat_data.location import machine_path
+from fkat_data.streaming.formats.entry import ShardEntry
 from fkat_data.streaming.formats.summary import first_samples, summary_of
-from fkat_data.streaming.formats.verification import verify_dataset
+from fkat_data.streaming.formats.verification import datasets_in, verify_dataset
+from fkat_data.streaming.reading.file_pattern import NO_DATASET
+from fkat_data.streaming.reading.shard_source import sources_of
+from fkat_data.streaming.reading.stream import Stream
 from fkat_data.streaming.writing.merge import IndexLocation, merge_index
 from fkat_data.tools.cli.dataset_presentation import sample_progress, show_problems, show_samples, show_summary
 from fkat_data.tools.cli.presentation import exit_on_failure, long_work, say, terminal
-from fkat_data.tools.cli.stored_datasets import stored_datasets
 from fkat_data.tools.converting.convert import KINDS, Kind, convert
-
-__all__ = ["convert_command", "dataset_app", "inspect_command", "merge_index_command", "verify_command"]
 
 _DAMAGED = 1
 _EXPECTED = "the directory of a dataset on this machine"
@@ -157,3 +159,25 @@ def _columns(given: list[str]) -> dict[str, str]:
             raise ConfigurationError("--column", text, "NAME=ENCODING")
         columns[name] = encoding
     return columns
+
+
+def stored_datasets(location: Path) -> list[tuple[Path, list[ShardEntry] | None]]:
+    """Return each dataset's directory and shards; None instead of the shards if the directory has an index.
+
+    Args:
+        location: The directory of a dataset or of its splits; or files that need no index, as a pattern.
+
+    Raises:
+        ShardNotFoundError: Neither an index nor such files exist.
+        ShardError: Such a file cannot be read.
+    """
+    try:
+        return [(directory, None) for directory in datasets_in(location)]
+    except ShardNotFoundError as error:
+        try:
+            source = sources_of([Stream(local=str(location))])[0][0]
+            return [(source.directory, source.read_index())]
+        except ShardNotFoundError:
+            if not location.is_dir():
+                raise ShardNotFoundError(str(location), "no such directory, and no such files") from None
+            raise ShardNotFoundError(error.shard, f"{NO_DATASET}; no subdirectory has an index") from None

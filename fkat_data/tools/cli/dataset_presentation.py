@@ -14,8 +14,6 @@ from fkat_data.streaming.formats.summary import DatasetSummary
 from fkat_data.streaming.formats.verification import DatasetReport
 from fkat_data.tools.cli.presentation import printable, progress_bar, say
 
-__all__ = ["sample_progress", "show_problems", "show_samples", "show_summary"]
-
 _LONGEST_VALUE = 100
 _MOST_ITEMS = 8
 

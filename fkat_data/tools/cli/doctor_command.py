@@ -17,8 +17,6 @@ from fkat_data.tools.cli.presentation import exit_on_failure, say, terminal
 from fkat_data.tools.doctor.examine import examine
 from fkat_data.tools.doctor.finding import Finding, Level, worst_of
 
-__all__ = ["doctor_app", "doctor_command"]
-
 _EXIT_CODES = {Level.OK: 0, Level.ADVICE: 1, Level.WRONG: 2}
 _STYLES = {Level.OK: "green", Level.ADVICE: "yellow", Level.WRONG: "red"}
 _WORDS = {

@@ -17,18 +17,6 @@ from fkat_data.notes import notes_of
 from fkat_data.observe.progress import Activity, WaitDisplay
 from fkat_data.tools.resume_check.verify import ProgressCallback, ResumeReport
 
-__all__ = [
-    "exit_on",
-    "exit_on_failure",
-    "long_work",
-    "printable",
-    "progress_bar",
-    "say",
-    "show_report",
-    "terminal",
-    "verification_progress",
-]
-
 _NOT_DONE = 2
 _BROKEN_PIPE = 141
 _WIDE = 1000

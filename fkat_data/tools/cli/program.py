@@ -4,8 +4,6 @@ import importlib
 import io
 import sys
 
-__all__ = ["main"]
-
 _OF_THE_EXTRA = {"click", "rich", "typer"}
 
 

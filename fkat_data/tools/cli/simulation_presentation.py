@@ -11,8 +11,6 @@ from fkat_data.tools.cli.presentation import say
 from fkat_data.tools.simulation.resplit import Resplit
 from fkat_data.tools.simulation.result import Simulation
 
-__all__ = ["show_resplit", "show_simulation"]
-
 _NUM_PIECES = 8
 _MOST_NODES = 5
 _COMPARED = {

@@ -12,8 +12,6 @@ from fkat_data.tools.converting.row_source import RowSource
 from fkat_data.tools.converting.table_types import encodings_of_schema, extension_name
 from fkat_data.tools.converting.table_values import UnfitValueError, has_unfit_value, values_of_column
 
-__all__ = ["ArrowSource", "ParquetSource", "TableSource"]
-
 _ROWS_AT_ONCE = 1_000
 #: JSON has no bytes, and the others store null.
 _NOT_FOR_JSON = ("bytes", "jpeg", "json", "pkl")

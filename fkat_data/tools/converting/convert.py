@@ -5,24 +5,23 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from glob import escape, glob, has_magic
-from pathlib import Path
-from typing import Any, Literal, TypeAlias, Unpack, get_args
+from pathlib import Path, PurePath
+from typing import Any, Literal, Self, TypeAlias, Unpack, get_args
 
 from fkat_data import arguments
-from fkat_data.errors import ConfigurationError, SampleError, ShardNotFoundError
+from fkat_data.archives.member_decoding import DecoderName
+from fkat_data.datasets import TarDataset
+from fkat_data.errors import ConfigurationError, SampleError, ShardCorruptError, ShardNotFoundError
 from fkat_data.location import machine_path
+from fkat_data.samplers.listing import files_below
 from fkat_data.streaming.writing.lines import WriterSettings
 from fkat_data.streaming.writing.mds_writer import MDSWriter
 from fkat_data.streaming.writing.merge import IndexLocation
 from fkat_data.streaming.writing.natural_order import natural_key
 from fkat_data.streaming.writing.parallel import write_parallel
 from fkat_data.tools.converting.arrow import ArrowSource, ParquetSource
-from fkat_data.tools.converting.folder import FolderSource
 from fkat_data.tools.converting.row_source import RowSource
-from fkat_data.tools.converting.tar_rows import TarSource
 from fkat_data.tools.converting.text_rows import JsonLinesSource, SeparatedSource
-
-__all__ = ["KINDS", "Kind", "convert", "sources_of"]
 
 _SUFFIXES = {
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
@@ -230,3 +229,115 @@ def _write(
             raise
         if progress is not None and writer.num_samples % _ROWS_BETWEEN_CALLS == 0:
             progress(writer.num_samples)
+
+
+class FolderSource(RowSource):
+    """The files below a folder, sorted by path, with the columns ``content`` and ``path``.
+
+    Args:
+        root: The folder.
+        names: The files' paths relative to the folder.
+    """
+
+    def __init__(self, root: str, names: list[str]) -> None:
+        self.name = root
+        self._names = names
+
+    @classmethod
+    def parts_of(cls, root: str, num_parts: int) -> list[Self]:
+        """Return the folder divided into at most ``num_parts`` parts, without hidden files and folders.
+
+        Raises:
+            ShardNotFoundError: The folder has no files.
+            OSError: A folder in it cannot be read and is not hidden.
+        """
+        paths = (PurePath(path).relative_to(root) for path in files_below(root))
+        names = sorted(path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts))
+        if not names:
+            raise ShardNotFoundError(root, "the folder has no files")
+        size = -(-len(names) // num_parts)
+        return [cls(root, names[begin : begin + size]) for begin in range(0, len(names), size)]
+
+    def columns(self, *, allows_nulls: bool = False) -> dict[str, str]:
+        """Return the columns of every folder."""
+        del allows_nulls  # there are none
+        return {"content": "bytes", "path": "str"}
+
+    def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """Yield a sample for each file.
+
+        Raises:
+            ShardCorruptError: A file is a pipe, a socket or a device, which may have no end.
+        """
+        for name in self._names:
+            path = Path(self.name, name)
+            if path.exists() and not path.is_file():
+                raise ShardCorruptError(str(path), "not a regular file; remove it from the folder")
+            sample: dict[str, Any] = {"path": name}
+            if "content" in columns:
+                sample["content"] = path.read_bytes()
+            yield sample
+
+
+_ROWS_AT_ONCE = 100
+#: The encodings of extensions; all others are bytes. ``bytes`` of a JPEG file are what its encoding stores.
+_ENCODINGS = {
+    "__key__": "str",
+    "txt": "str",
+    "cls": "int",
+    "json": "json",
+    "npy": "ndarray",
+    "jpg": "jpeg",
+    "jpeg": "jpeg",
+    "png": "png",
+}
+
+#: The encodings of columns that become ``json`` where a sample lacks the member.
+_NULLABLE = ("str", "int", "ndarray")
+
+
+class TarSource(RowSource):
+    """A tar file without compression; each sample is a row. Nothing in it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.name = path
+
+    def columns(self, *, allows_nulls: bool = False) -> dict[str, str]:
+        """Return encodings by the extensions of the file's members."""
+        dataset = TarDataset(self.name, decode="bytes")
+        found = {name: _ENCODINGS.get(name.rpartition(".")[2], "bytes") for name in dataset.columns}
+        if allows_nulls:
+            for row in _rows(dataset):
+                lacking = [name for name, value in row.items() if value is None and found[name] in _NULLABLE]
+                found.update(dict.fromkeys(lacking, "json"))
+        return found
+
+    def names(self) -> Iterable[str]:
+        """Return the extensions of the file's members."""
+        return TarDataset(self.name, decode="bytes").columns
+
+    def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """Yield the samples. A missing member of a ``json`` column is null."""
+        present = TarDataset(self.name, decode="bytes").columns
+        chosen = [name for name in columns if name in present]
+        decode: dict[str, DecoderName | Callable[[bytes], Any]] = {
+            name: _decoder_of(columns[name])
+            for name in chosen
+            # As JSON, a value is what its extension says.
+            if columns[name] != "json" and not name.startswith("__")
+        }
+        absent = {name: None for name, encoding in columns.items() if encoding == "json"}
+        for row in _rows(TarDataset(self.name, chosen, decode=decode)):
+            yield {**absent, **{name: value for name, value in row.items() if value is not None}}
+
+
+def _rows(dataset: TarDataset) -> Iterator[dict[str, Any]]:
+    for begin in range(0, len(dataset), _ROWS_AT_ONCE):
+        yield from dataset.__getitems__(range(begin, min(begin + _ROWS_AT_ONCE, len(dataset))))
+
+
+def _decoder_of(encoding: str) -> DecoderName:
+    """Return the decoder of what a writer takes; it takes bytes that the encoding can decode."""
+    if encoding.startswith("ndarray"):
+        return "npy"
+    return "integer" if encoding.startswith(("int", "uint", "str_int")) else "bytes"

@@ -4,8 +4,6 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
-__all__ = ["ColumnKinds", "columns_of_rows"]
-
 _ROWS = 1_000
 _INT64 = range(-(1 << 63), 1 << 63)
 

@@ -4,8 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["RowSource"]
-
 
 class RowSource(ABC):
     """The rows of a file, or of part of a folder. It can be pickled and read in another process.

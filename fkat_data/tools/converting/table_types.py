@@ -4,8 +4,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["NUMBERS", "encodings_of_schema", "extension_name", "is_file", "is_text", "peeled", "stored_type"]
-
 #: Arrow type of numbers -> dtype
 NUMBERS = {
     **{name: name for name in ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")},

@@ -1,7 +1,9 @@
 """Turn the values of an Arrow column into what a writer takes."""
 
 import contextlib
+import datetime as dt
 from collections.abc import Iterator
+from decimal import Decimal
 from functools import partial
 from itertools import pairwise
 from typing import Any, cast
@@ -12,11 +14,7 @@ import numpy as np
 from fkat_data.error_text import made_from_text
 from fkat_data.errors import SampleError
 from fkat_data.requirement import required
-from fkat_data.tools.converting.json_values import is_plain, plain_value
-from fkat_data.tools.converting.table_types import NUMBERS, is_file, peeled
-from fkat_data.tools.converting.time_texts import time_texts
-
-__all__ = ["UnfitValueError", "has_unfit_value", "values_of_column"]
+from fkat_data.tools.converting.table_types import NUMBERS, is_file, is_text, peeled, stored_type
 
 _NO_NULL = "a value without null (nulls='json' stores such a column as JSON)"
 _NO_NULL_IN_BYTES = "bytes (JSON cannot store a column of bytes that has nulls)"
@@ -191,3 +189,100 @@ def _content(value: Any) -> Any:
     if value is not None and value["bytes"] is None and value["path"] is not None:
         raise ValueError(_NO_PATH)
     return None if value is None else value["bytes"]
+
+
+def is_plain(types: Any, kind: Any) -> bool:
+    """Return whether JSON has all values of an Arrow type."""
+    if types.is_struct(kind):
+        return all(is_plain(types, field.type) for field in kind)
+    if _is_list(types, kind):
+        return is_plain(types, kind.value_type)
+    return is_text(kind) or str(kind) in NUMBERS or types.is_boolean(kind) or types.is_null(kind)
+
+
+def plain_value(types: Any, kind: Any, value: Any) -> Any:
+    """Return a value with what JSON lacks as text, and a map with texts as keys as a dict.
+
+    Args:
+        types: The module ``pyarrow.types``.
+        kind: Its Arrow type.
+        value: What pyarrow makes of it.
+
+    Raises:
+        ValueError: A key of a map comes twice.
+    """
+    kind = stored_type(kind)
+    if value is None:
+        return None
+    if types.is_map(kind):
+        return _plain_map(types, kind, value)
+    if types.is_struct(kind):
+        return {field.name: plain_value(types, field.type, value[field.name]) for field in kind}
+    if _is_list(types, kind):
+        return [plain_value(types, kind.value_type, item) for item in value]
+    return _plain_leaf(value)
+
+
+def _plain_map(types: Any, kind: Any, value: Any) -> Any:
+    pairs = [(plain_value(types, kind.key_type, key), plain_value(types, kind.item_type, item)) for key, item in value]
+    if not is_text(stored_type(kind.key_type)):
+        return pairs
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a map with each key once")
+    return dict(pairs)
+
+
+def _plain_leaf(value: Any) -> Any:
+    if isinstance(value, (dt.date, dt.time)):
+        return value.isoformat()
+    return str(value) if isinstance(value, (dt.timedelta, Decimal, UUID)) else value
+
+
+def _is_list(types: Any, kind: Any) -> bool:
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+
+
+def time_texts(types: Any, column: Any) -> list[str | None]:
+    """Return the times of a column as text: ISO 8601, and durations such as ``1 day, 0:00:02.5``.
+
+    Args:
+        types: The module ``pyarrow.types``.
+        column: A pyarrow array of dates, times, timestamps, durations or intervals.
+
+    Raises:
+        ValueError: A time is beyond the years 1 to 9999.
+        OverflowError: A time is far beyond them.
+        LookupError: The time zone is unknown.
+    """
+    if not str(column.type).startswith(("timestamp[ns", "time64[ns", "duration[ns")):
+        return [None if value is None else _text(value) for value in column.to_pylist()]
+    # pyarrow returns another type for nanoseconds if pandas is installed, and an error otherwise.
+    whole = column.cast(required("pyarrow", "parquet").int64()).to_pylist()
+    parts = [(None, 0) if value is None else divmod(value, 1_000) for value in whole]
+    rounded = _in_microseconds(types, column.type, [part[0] for part in parts])
+    return [None if value is None else _fine_text(value, part[1]) for value, part in zip(rounded, parts, strict=True)]
+
+
+def _in_microseconds(types: Any, kind: Any, counts: list[int | None]) -> list[Any]:
+    arrow = required("pyarrow", "parquet")
+    if types.is_timestamp(kind):
+        coarse = arrow.timestamp("us", kind.tz)
+    else:
+        coarse = arrow.time64("us") if types.is_time(kind) else arrow.duration("us")
+    return arrow.array(counts, arrow.int64()).cast(coarse).to_pylist()
+
+
+def _text(value: Any) -> str:
+    return value.isoformat() if isinstance(value, (dt.date, dt.time)) else str(value)
+
+
+def _fine_text(value: Any, nanoseconds: int) -> str:
+    if not nanoseconds:
+        return _text(value)
+    if isinstance(value, dt.timedelta):
+        return f"{value}{'' if value.microseconds else '.000000'}{nanoseconds:03}"
+    if isinstance(value, dt.time):
+        return f"{value.isoformat('microseconds')}{nanoseconds:03}"
+    local = value.replace(tzinfo=None)
+    zone = value.isoformat()[len(local.isoformat()) :]
+    return f"{local.isoformat(timespec='microseconds')}{nanoseconds:03}{zone}"

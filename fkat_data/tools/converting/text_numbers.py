@@ -10,8 +10,6 @@ from typing import Any
 
 from fkat_data.tools.converting.inference import ColumnKinds
 
-__all__ = ["TextKinds", "exact_float", "exact_int", "is_kept", "parser_of"]
-
 #: A text that is no number, though Python parses it as one: a number would not keep its zeros, or its underscores.
 _NO_NUMBER = re.compile(r"\s*[+-]?0\d|.*_")
 

@@ -12,8 +12,6 @@ from fkat_data.tools.doctor.finding import Finding, Level
 from fkat_data.tools.doctor.storage import storage_findings
 from fkat_data.transport.memory_limit import available_bytes, default_limit_bytes
 
-__all__ = ["configured_findings", "memory_finding", "worker_finding"]
-
 _WORKERS_A_CORE = 4
 _MOST_SHARDS = 100_000
 

@@ -3,8 +3,6 @@
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-__all__ = ["Finding", "Level", "worst_of"]
-
 
 class Level(StrEnum):
     """How good it is."""

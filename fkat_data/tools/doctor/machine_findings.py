@@ -7,8 +7,6 @@ from fkat_data.tools.doctor.finding import Finding, Level
 from fkat_data.tools.doctor.machine_facts import MachineFacts
 from fkat_data.transport.memory_limit import default_limit_bytes
 
-__all__ = ["machine_findings"]
-
 _FEW_FILES = 1024
 _FEWEST_FILES = 256
 _FEW_PROCESSES = 1024

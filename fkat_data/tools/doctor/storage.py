@@ -10,8 +10,6 @@ from fkat_data.quantities import readable_bytes
 from fkat_data.streaming.cache.system import file_system_of, is_node_local
 from fkat_data.tools.doctor.finding import Finding, Level
 
-__all__ = ["storage_findings"]
-
 _MEMORY_FILE_SYSTEMS = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
 _LITTLE_ROOM_BYTES = 1 << 30
 

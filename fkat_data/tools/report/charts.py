@@ -9,8 +9,6 @@ from fkat_data.quantities import readable_duration
 from fkat_data.tools.report.series import Distribution, columns
 from fkat_data.tools.report.traced_run import Sample, Span, Track
 
-__all__ = ["WIDTH", "clock", "histogram", "lanes", "stacked", "stepped"]
-
 WIDTH = 960
 """Width of every plot in SVG units; a page may scale it."""
 

@@ -7,8 +7,6 @@ import numpy as np
 
 from fkat_data.tools.report.traced_run import Sample, Span, TracedRun, Track
 
-__all__ = ["Distribution", "columns", "distribution", "durations_s", "excerpt", "shares"]
-
 _NUM_BARS = 36
 
 

@@ -1,7 +1,5 @@
 """The page's colours and style sheet, for light and dark mode."""
 
-__all__ = ["MEANINGS", "STYLE"]
-
 #: The name of a timeline's spans: what it means, and its colour. The colours are distinct for any colour vision (after
 #: Okabe and Ito), as fills on light and on dark backgrounds.
 _SPANS = {

@@ -12,8 +12,6 @@ from fkat_data.observe.durations import Durations
 from fkat_data.observe.statistics import DURATIONS, DataLoaderStatistics, LoaderStatistics
 from fkat_data.observe.timeline import HELD, READY, SECONDS
 
-__all__ = ["EpochMark", "Sample", "Span", "TracedRun", "Track", "read_run"]
-
 _FIELDS = {field.name for field in dataclasses.fields(LoaderStatistics)}.difference(DURATIONS)
 
 

@@ -9,8 +9,6 @@ from typing import Final
 from fkat_data.tools.resume_check.nondeterminism import NondeterminismSource, pinned
 from fkat_data.tools.resume_check.record import RecordedRun, RunRecorder, Setting
 
-__all__ = ["Diagnosis", "InexactCause", "diagnose"]
-
 
 class InexactCause(StrEnum):
     """What makes a resume inexact. The value explains it."""

@@ -16,8 +16,6 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["NondeterminismSource", "pinned"]
-
 
 class NondeterminismSource(StrEnum):
     """What a dataset may draw from besides the generators that the loader seeds."""

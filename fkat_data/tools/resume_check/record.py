@@ -16,8 +16,6 @@ from fkat_data.testing.content_digest import Difference, digest, first_differenc
 from fkat_data.transport.codec import encode
 from fkat_data.types import Microbatch
 
-__all__ = ["Copy", "Delivered", "Divergence", "RecordedPlace", "RecordedRun", "RunRecorder", "Setting"]
-
 _DEFAULT_NUM_MICROBATCHES = 200
 _MOST_COPIED_BYTES = 256 << 20
 

@@ -18,8 +18,6 @@ from fkat_data.plan.place import Place
 from fkat_data.plan.state import read
 from fkat_data.quantities import counted
 
-__all__ = ["RankPlace", "SavedPlace", "places_in", "read_checkpoint"]
-
 _ANY = "any number of ranks"
 
 

@@ -20,8 +20,6 @@ from fkat_data import arguments
 from fkat_data.tools.resume_check.diagnose import Diagnosis, InexactCause, diagnose
 from fkat_data.tools.resume_check.record import Divergence, RecordedRun, RunRecorder, Setting
 
-__all__ = ["ProgressCallback", "ResumeReport", "Trial", "verify_resume"]
-
 # The first run leaves time for the runs to compare with it.
 _SHARE_OF_FIRST_RUN: Final = 0.2
 _SHARD_PREFETCHES: Final = (0, 1, 2)

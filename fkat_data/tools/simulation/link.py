@@ -4,8 +4,6 @@ import heapq
 import math
 from collections.abc import Sequence
 
-__all__ = ["Link", "fair_rates"]
-
 
 class Link:
     """The transfers to one node.

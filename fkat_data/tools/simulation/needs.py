@@ -14,8 +14,6 @@ from fkat_data.streaming.order.plan import Plan
 from fkat_data.streaming.order.spanner import Spanner
 from fkat_data.tools.simulation.setup import Setup
 
-__all__ = ["EpochNeeds", "StepGroup", "needs_of"]
-
 _Integers = npt.NDArray[np.int64]
 
 #: Samples to plan at once.

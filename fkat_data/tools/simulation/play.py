@@ -13,8 +13,6 @@ from fkat_data.tools.simulation.needs import EpochNeeds, StepGroup
 from fkat_data.tools.simulation.setup import Setup, ShardCosts
 from fkat_data.tools.simulation.simulated_node import SimulatedNode
 
-__all__ = ["Played", "StepSnapshot", "play"]
-
 _NUM_SNAPSHOTS = 2000
 
 

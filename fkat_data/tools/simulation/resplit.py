@@ -15,8 +15,6 @@ from fkat_data.streaming.epoch.world import World
 from fkat_data.tools.simulation.result import Simulation
 from fkat_data.tools.simulation.simulate import costs_in, setup_of, simulate
 
-__all__ = ["Resplit", "SampleCounts", "simulate_resplit"]
-
 
 @dataclass(frozen=True)
 class SampleCounts:

@@ -11,8 +11,6 @@ import numpy.typing as npt
 from fkat_data.tools.simulation.play import Played, StepSnapshot
 from fkat_data.tools.simulation.setup import Setup
 
-__all__ = ["NodeTotals", "Simulation", "later_share", "num_warm_up_steps", "totals_of"]
-
 
 @dataclass(frozen=True)
 class NodeTotals:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
 
-__all__ = ["Setup", "ShardCosts"]
-
 #: The speed of zstd on one core of a server.
 _DECOMPRESS_BYTES_PER_S = 500e6
 #: The default of torch's DataLoader.

@@ -19,8 +19,6 @@ from fkat_data.tools.simulation.play import play
 from fkat_data.tools.simulation.result import Simulation, num_warm_up_steps, totals_of
 from fkat_data.tools.simulation.setup import Setup, ShardCosts
 
-__all__ = ["costs_in", "setup_of", "simulate", "simulate_dataset"]
-
 
 def simulate(
     epochs: Epochs,

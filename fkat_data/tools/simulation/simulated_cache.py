@@ -3,8 +3,6 @@
 from collections import OrderedDict
 from collections.abc import Iterator
 
-__all__ = ["SimulatedCache"]
-
 
 class SimulatedCache:
     """The shards on a node's disk.

@@ -12,9 +12,6 @@ from fkat_data.tools.simulation.setup import Setup, ShardCosts
 from fkat_data.tools.simulation.simulated_cache import SimulatedCache
 from fkat_data.tools.simulation.simulated_rank import SimulatedRank
 
-__all__ = ["SimulatedNode", "next_poll_s"]
-
-
 #: The average time from the end of a fetch until the ranks that left it to another look again.
 _DELEGATED_POLL_S = 0.01
 #: A rank that waits for a shard that another rank is fetching polls after this time, then doubles it each time ...

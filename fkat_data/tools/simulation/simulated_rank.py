@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from fkat_data.tools.simulation.setup import Setup
 from fkat_data.tools.simulation.simulated_cache import SimulatedCache
 
-__all__ = ["SimulatedRank", "SimulatedReader"]
-
 #: A shard in use is marked as used at most this often.
 _TOUCH_S = 1.0
 

@@ -1,8 +1,8 @@
 import pytest
 from cache_examples import leftovers_in
 
+from fkat_data.streaming.cache.cache import Claim
 from fkat_data.streaming.cache.cache_directory import CacheDirectory
-from fkat_data.streaming.cache.claim import Claim
 
 
 @pytest.fixture

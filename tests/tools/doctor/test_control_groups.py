@@ -2,7 +2,7 @@
 
 import pytest
 
-from fkat_data.tools.doctor.control_groups import cpu_quota, num_free_processes, text_of
+from fkat_data.tools.doctor.machine_facts import cpu_quota, num_free_processes, text_of
 
 
 def written(folder, own, files):

@@ -3,8 +3,8 @@
 import pytest
 from packaging.specifiers import SpecifierSet
 
+from fkat_data.tools.doctor.examine import installed_findings, judge_version
 from fkat_data.tools.doctor.finding import Level, worst_of
-from fkat_data.tools.doctor.installed import installed_findings, judge_version
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.streaming import StreamingDataset, World
 from fkat_data.streaming.epoch.resume_point import ResumePoint
 from fkat_data.tools import simulate_resplit
-from fkat_data.tools.cli.synthetic_shards import write_synthetic_shards
+from fkat_data.tools.cli.simulate_commands import write_synthetic_shards
 
 SHARD_BYTES = 2048
 NUMBERS = {"step_s": 1.0, "bandwidth_bytes_per_s": 1e6, "predownload": 0, "latency_s": 0.01}
