@@ -1,14 +1,122 @@
 """A loader of this library in the shape of torch's ``DataLoader``, for loops that accelerate drives."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from fkat_data.accelerated import accelerated, mover_to
-from fkat_data.huggingface.course import Course
+from fkat_data.accelerated import accelerated, mover_to, rest_or_next, with_end
+from fkat_data.arguments import STATE_VERSION, saved_version
+from fkat_data.distributed import gather
+from fkat_data.errors import FkatDataError, StateMismatchError
 from fkat_data.types import ResumableLoader
+
+
+class Course:
+    """Iterates over a loader, and knows the place after each microbatch that the loop has received.
+
+    Args:
+        loader: Any loader of this library.
+
+    Attributes:
+        loader: The same.
+        step: Microbatches of the epoch that the loop has received.
+        num_stand_ins: Empty batches for the next ``skip_first_batches`` to step over.
+    """
+
+    def __init__(self, loader: ResumableLoader) -> None:
+        self.loader: Any = loader
+        self.step = 0
+        self.num_stand_ins = 0
+        self._loaded_step: int | None = None
+        self._place: Any = None
+        # The place that ``mark`` asked for, and the step; None until a microbatch comes after it.
+        self._marked: tuple[Any, int] | None = None
+        self._is_to_mark = False
+
+    def microbatches(self, move: Callable[[Any], Any] | None = None) -> Iterator[tuple[Any, bool]]:
+        """Begin an epoch, or the rest of one; yield each microbatch, moved, and whether it is the last."""
+        may_be_over, self.num_stand_ins = self._loaded_step == 0, 0
+        self._set_epoch()
+        self.step, self._loaded_step = self._loaded_step or 0, None
+        num_workers = getattr(self.loader, "num_workers", 0)
+        placed = rest_or_next(self._placed, may_be_over=may_be_over, num_workers=num_workers)
+        for (microbatch, place), is_last in with_end(placed):
+            moved = microbatch if move is None else move(microbatch)
+            # Samplers begin the next epoch by another set_epoch(): behind the last one, the place is there.
+            is_next = is_last and bool(samplers_of(self.loader))
+            reached = self._reached() if is_next else place
+            if self._is_to_mark:
+                self._marked, self._is_to_mark = (self._place, self.step), False
+            # Last of all: if something before is interrupted, the loop does not have this microbatch.
+            self._place, self.step = reached, 0 if is_last else self.step + 1
+            yield moved, is_last
+
+    def mark(self) -> None:
+        """Remember the place before the next microbatch."""
+        self._marked, self._is_to_mark = None, True
+
+    def state_dict(self, *, is_at_mark: bool = False) -> dict[str, Any]:
+        """Return the place after the last microbatch that each rank's loop has received. A collective.
+
+        Args:
+            is_at_mark: Return the place before the first microbatch that came after ``mark``.
+
+        Raises:
+            FkatDataError: The loader has no state for this place.
+        """
+        place, step = self._place, self.step
+        if is_at_mark and self._marked is not None:
+            place, step = self._marked
+        if place is None:
+            place = self._reached()
+        if isinstance(place, FkatDataError):
+            raise place
+        return {"version": STATE_VERSION, "step": step, "loader": self.loader.merge_state_dicts(gather(place))}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go to a saved place: the next iteration begins there.
+
+        Raises:
+            StateMismatchError: It is no such state, or belongs to another plan.
+        """
+        if not isinstance(state_dict, Mapping) or not {"version", "step"} <= set(state_dict):
+            raise StateMismatchError("loader", "<missing>", "<a state that fkat_data.huggingface saved>")
+        saved_version(state_dict, STATE_VERSION)
+        self.loader.load_state_dict(state_dict["loader"])
+        self.step = self._loaded_step = self.num_stand_ins = state_dict["step"]
+        self._place = self._marked = None
+
+    def _placed(self) -> Iterator[tuple[Any, Any]]:
+        """Begin an iteration; yield each microbatch, and the loader's place after it."""
+        iterator = iter(self.loader)
+        self._place = self._reached()
+        return ((microbatch, self._reached()) for microbatch in iterator)
+
+    def _set_epoch(self) -> None:
+        """Set the epoch of samplers and dataset, as loops do for a ``DataLoader``: to the loader's own."""
+        samplers = samplers_of(self.loader)
+        for each in (*samplers, self.loader.dataset) if samplers else ():
+            if callable(getattr(each, "set_epoch", None)):
+                is_left_early = self._loaded_step is None and self.loader.step > 0
+                each.set_epoch(self.loader.epoch + is_left_early)
+
+    def _reached(self) -> Any:
+        """Return the loader's own place; or why there is none, for a caller that asks."""
+        try:
+            return self.loader.local_state_dict()
+        except FkatDataError as error:
+            return error
+
+
+def samplers_of(loader: Any) -> list[Any]:
+    """Return the samplers that a ``fkat_data.DataLoader`` was made with; of other loaders, nothing."""
+    if not isinstance(loader, DataLoader) or not hasattr(cast("Any", loader), "deal_out"):
+        return []
+    batch_sampler = cast("Any", loader).batch_sampler
+    samplers = [cast("Any", loader).sampler, batch_sampler, getattr(batch_sampler, "sampler", None)]
+    return [sampler for sampler in samplers if sampler is not None]
 
 
 class LoaderFace(DataLoader[Any]):

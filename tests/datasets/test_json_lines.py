@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from fkat_data.datasets import IterableJsonDataset, JsonDataset, ranged_file, text_file
-from fkat_data.datasets.line_index import LineIndex, lines_of
+from fkat_data.datasets.json_lines import LineIndex, lines_of
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 
 COMPRESSIONS = {

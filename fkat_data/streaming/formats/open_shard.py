@@ -2,6 +2,7 @@
 
 import importlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Unpack, cast
@@ -13,16 +14,91 @@ import torch
 from fkat_data import arguments
 from fkat_data.archives.member_decoding import DECODERS
 from fkat_data.archives.tar_samples import TarIndex
-from fkat_data.errors import ConfigurationError
+from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.interruption import genuine
 from fkat_data.streaming.formats.decoded_groups import DecodedGroups
 from fkat_data.streaming.formats.encoding import EncodingError
 from fkat_data.streaming.formats.entry import FileInfo, ShardEntry
-from fkat_data.streaming.formats.mapping import MapRegister, mapped
+from fkat_data.streaming.formats.mapping import MapRegister, mapped, offsets_of
 from fkat_data.streaming.formats.mds import MDSReader
 from fkat_data.streaming.formats.part_reader import PartOptions, PartReader
-from fkat_data.streaming.formats.reader import ShardReader, checked_rows, dicts_of
-from fkat_data.streaming.formats.split import SplitReader
+from fkat_data.streaming.formats.reader import ShardReader, checked_row, checked_rows, dicts_of
+
+
+class SplitReader(ABC):
+    """An open shard of lines.
+
+    Args:
+        directory: Directory of the dataset.
+        entry: The shard.
+        register: Records the files as mapped.
+
+    Raises:
+        ShardNotFoundError: A file does not exist.
+        ShardCorruptError: A file's size, its offsets or its header contradict the index.
+    """
+
+    def __init__(self, directory: Path, entry: ShardEntry, register: MapRegister | None = None) -> None:
+        if entry.raw_meta is None:
+            raise TypeError(f"a shard of format {entry.format!r} needs a file of offsets")
+        self.num_samples: int = entry.samples
+        self._names = [column.name for column in entry.columns if entry.chosen is None or column.name in entry.chosen]
+        self._is_whole = entry.chosen is None
+        self._path = directory / entry.raw_data.basename
+        self._content = mapped(self._path, entry.raw_data, register)
+        meta_path = directory / entry.raw_meta.basename
+        meta = mapped(meta_path, entry.raw_meta, register)
+        self._offsets = offsets_of(meta_path, meta, entry.samples, entry.raw_data.bytes)
+        self._newline = entry.newline.encode()
+        header = self._header(entry)
+        if bytes(self._content[: self._offsets.item(0)]) != header:
+            found = bytes(self._content[: min(self._offsets.item(0), 2 * len(header) + 1)])
+            raise ShardCorruptError.of_field(self._path, "header", repr(header), found)
+
+    def sample(self, row: int) -> dict[str, Any]:
+        """Return a sample; see ``ShardReader``."""
+        line = bytes(self.raw(row))
+        try:
+            if not line.endswith(self._newline):
+                raise ValueError(f"the line does not end with {self._newline!r}")
+            sample = self._parsed(line[: -len(self._newline)])
+        except genuine(ValueError) as error:
+            raise ShardCorruptError(str(self._path), f"row {row}: {error}", f"row {row}") from error
+        return sample if self._is_whole else {name: sample[name] for name in self._names}
+
+    def samples(self, rows: Sequence[int] | npt.NDArray[Any]) -> list[dict[str, Any]]:
+        """Return samples; see ``ShardReader``."""
+        chosen: list[int] = checked_rows(rows, self.num_samples).tolist()
+        return [self.sample(row) for row in chosen]
+
+    def column_arrays(self, rows: Sequence[int] | npt.NDArray[Any]) -> dict[str, npt.NDArray[Any] | list[Any]]:
+        """Return each column's values as a list; see ``ShardReader``."""
+        samples = self.samples(rows)
+        return {name: [sample[name] for sample in samples] for name in self._names}
+
+    def raw(self, row: int) -> memoryview:
+        """Return a sample's line; see ``ShardReader``."""
+        number = checked_row(row, self.num_samples)
+        return self._content[self._offsets.item(number) : self._offsets.item(number + 1)]
+
+    def close(self) -> None:
+        """Release the file and have no rows afterwards; see ``ShardReader``."""
+        self.num_samples = 0
+        self._content = memoryview(b"")
+        self._offsets = np.zeros(1, np.int64)
+
+    @abstractmethod
+    def _header(self, entry: ShardEntry) -> bytes:
+        """Return the bytes that must precede the first sample."""
+
+    @abstractmethod
+    def _parsed(self, line: bytes) -> dict[str, Any]:
+        """Parse a line, without its newline, into a sample.
+
+        Raises:
+            ValueError: The line is invalid.
+        """
+
 
 #: What the decoded row groups of a process may take, unless the caller says otherwise.
 DECODED_LIMIT_BYTES = 512 << 20

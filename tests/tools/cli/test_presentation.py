@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from fkat_data.observe import progress
-from fkat_data.tools.cli.dataset_presentation import sample_progress
+from fkat_data.tools.cli.dataset_commands import sample_progress
 from fkat_data.tools.cli.presentation import long_work, say, terminal
 from fkat_data.tools.cli.program import main
 

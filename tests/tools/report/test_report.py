@@ -11,8 +11,7 @@ from loader_examples import epoch, make
 from fkat_data.errors import ConfigurationError
 from fkat_data.observe.durations import Durations, bucket_of
 from fkat_data.tools.report.charts import clock
-from fkat_data.tools.report.page import page
-from fkat_data.tools.report.style import MEANINGS
+from fkat_data.tools.report.page import MEANINGS, page
 from fkat_data.tools.report.traced_run import read_run
 
 

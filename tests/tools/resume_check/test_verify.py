@@ -11,8 +11,7 @@ from verify_examples import maker
 
 from fkat_data import ConfigurationError, ShardedDataLoader
 from fkat_data.tools import verify_resume
-from fkat_data.tools.resume_check.diagnose import InexactCause
-from fkat_data.tools.resume_check.nondeterminism import NondeterminismSource, pinned
+from fkat_data.tools.resume_check.diagnose import InexactCause, NondeterminismSource, pinned
 
 #: With it no trial starts more than one worker process.
 SHALLOW = 22
