@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Print how large the house is: code lines, files, rooms and their imports; tests, scripts and words of docs.
+
+A code line is one that is not blank, a comment or a docstring. A room is a folder, or a module right under the package;
+``scripts`` counts as one. An arrow is an import from a room into another; the floors are its longest chain of arrows.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "fkat_data"
+_NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*.py")) if "__pycache__" not in path.parts]
+
+
+def num_code_lines(path: Path) -> int:
+    described: set[int] = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and ast.get_docstring(
+            node
+        ):
+            described |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+        if token.type not in _NO_CODE:
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    return len(lines - described)
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Yield the modules of the package that a file imports."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fkat_data":
+            for name in node.names:
+                whole = f"{node.module}.{name.name}"
+                yield whole if _path_of(whole).exists() else str(node.module)
+        elif isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name.split(".")[0] == "fkat_data")
+
+
+def _path_of(module: str) -> Path:
+    path = ROOT.joinpath(*module.split("."))
+    return path if path.is_dir() else path.with_suffix(".py")
+
+
+def room_of(module: str) -> str:
+    """Return the folder of a module, or the module itself, right under the package."""
+    parts = module.split(".")[1:]
+    path = _path_of(module)
+    if path.is_dir():
+        return "/".join(parts)
+    return "/".join(parts[:-1]) or "/".join(parts)
+
+
+def arrows() -> set[tuple[str, str]]:
+    found: set[tuple[str, str]] = set()
+    for path in files(PACKAGE):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        own = room_of(".".join(part for part in parts if part != "__init__"))
+        found |= {(own, room_of(module)) for module in imported(path)}
+    found |= {("scripts", room_of(module)) for path in files(ROOT / "scripts") for module in imported(path)}
+    return {(own, other) for own, other in found if own != other and other}
+
+
+def num_floors(found: set[tuple[str, str]]) -> int:
+    below: dict[str, set[str]] = {}
+    for own, other in found:
+        below.setdefault(own, set()).add(other)
+
+    @cache
+    def height(room: str) -> int:
+        return 1 + max((height(other) for other in below.get(room, ())), default=0)
+
+    return max(height(room) for room in below if room)
+
+
+def is_below_a_face(module: str) -> bool:
+    """Return whether an import reaches past ``fkat_data.<package>`` and ``fkat_data.streaming.<package>``."""
+    parts = module.split(".")
+    depth = 3 if parts[1:2] in (["streaming"], ["testing"]) else 2
+    return len(parts) > depth or not _path_of(module).is_dir()
+
+
+def main() -> None:
+    modules, tests = files(PACKAGE), files(ROOT / "tests")
+    found = arrows()
+    rooms = {room for arrow in found for room in arrow}
+    print(f"package: {sum(map(num_code_lines, modules)):,} code lines in {len(modules)} files")
+    print(f"rooms: {len(rooms)}, arrows: {len(found)}, floors: {num_floors(found)}")
+    print(f"tests: {sum(map(num_code_lines, tests)):,} code lines")
+    print(f"scripts: {sum(len(path.read_text().splitlines()) for path in files(ROOT / 'scripts')):,} lines")
+    print(f"docs: {sum(len(path.read_text().split()) for path in (ROOT / 'docs').rglob('*.md')):,} words")
+    by_file = {
+        path: sum(
+            isinstance(node, ast.FunctionDef) and node.name.startswith("test_") for node in ast.walk(tree_of(path))
+        )
+        for path in tests
+    }
+    below = sum(count for path, count in by_file.items() if any(map(is_below_a_face, imported(path))))
+    print(f"test functions in files that import below a face: {below / sum(by_file.values()):.0%}")
+    private = re.compile(r"(?<![\w.])(?!self|cls)\w+\._[a-z]\w*|import _[a-z]|\"_[a-z]\w*\"\)")
+    print(f"test files with private names: {sum(bool(private.search(path.read_text())) for path in tests)}")
+
+
+if __name__ == "__main__":
+    main()
