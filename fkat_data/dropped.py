@@ -9,7 +9,6 @@ import _thread
 import atexit
 import io
 import logging
-import threading
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -90,13 +89,14 @@ class _Caller:
 
     def __init__(self) -> None:
         self.must_end = False
-        self.is_running = threading.Event()
-        self.is_over = threading.Event()
+        # Not events: whoever is interrupted while it waits for one may leave the lock in it taken.
+        self.running = _held_lock()
+        self.over = _held_lock()
 
     def call_actions(self) -> None:
         # No signal's handler runs here: a thread that has started is in the list, and one that has ended is not.
         _callers.append(self)
-        self.is_running.set()
+        self.running.release()
         try:
             while (end := _ended.get()) is not None or not self.must_end:
                 if end is not None:
@@ -105,7 +105,7 @@ class _Caller:
         finally:
             if self in _callers:
                 _callers.remove(self)
-            self.is_over.set()
+            self.over.release()
 
 
 # Its put() is C, and made for finalizers. None wakes a thread that must end.
@@ -142,12 +142,18 @@ def call_at_exit() -> None:
     _awaited.clear()
 
 
+def _held_lock() -> _thread.LockType:
+    lock = _thread.allocate_lock()
+    lock.acquire()
+    return lock
+
+
 def _start_thread() -> None:
     if all(caller.must_end for caller in list(_callers)):
         caller = _Caller()
         with suppress(RuntimeError):  # an interpreter that ends starts no thread
             _thread.start_new_thread(caller.call_actions, ())
-            caller.is_running.wait(timeout=1)
+            caller.running.acquire(timeout=1)
 
 
 def _end_threads() -> None:
@@ -157,7 +163,7 @@ def _end_threads() -> None:
         for caller in callers:
             # Another thread, which has just started, may take what was meant for this one.
             _ended.put(None)
-            caller.is_over.wait(timeout=0.1)
+            caller.over.acquire(timeout=0.1)
 
 
 def _call(end: _End) -> None:

@@ -55,7 +55,7 @@ def explain_command(
 
     Exit code 0: shown. 2: the configuration does not work, the run has no such batch, or the checkpoint has no place.
     """
-    if Path(source).suffix not in {".yaml", ".yml"} and Path(source).exists():
+    if Path(source).suffix not in {".yaml", ".yml"}:
         _explain_checkpoint(source, is_trusted=trusted)
         return
     console = terminal()
