@@ -89,7 +89,7 @@ class _Caller:
 
     def __init__(self) -> None:
         self.must_end = False
-        # Not events: whoever is interrupted while it waits for one may leave the lock in it taken.
+        # Not events: an interrupted wait for one may leave the lock in it taken.
         self.running = _held_lock()
         self.over = _held_lock()
 
