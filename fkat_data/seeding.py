@@ -10,8 +10,7 @@ import hashlib
 import random
 import struct
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -87,27 +86,39 @@ def seed_global_generators(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
-@contextmanager
-def preserved_generators() -> Generator[None]:
+class preserved_generators:  # noqa: N801 - a context, as those of contextlib
     """Restore the global generators and torch's number of threads at the end of the block.
 
     Wraps production in the caller's own thread. The block uses one torch thread, as a worker does: a parallel
     reduction adds in another order, and both modes must yield the same bits.
+
+    Python may be interrupted between a block and its ``__exit__``. So a caller that may be interrupted calls ``restore``
+    once more in a ``finally`` around the block.
     """
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()
-    torch_state = torch.default_generator.get_state()
-    num_threads = torch.get_num_threads()
-    place = _here.place
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
+
+    def __init__(self) -> None:
+        self._states: tuple[Any, ...] | None = None
+
+    def __enter__(self) -> None:
+        python_state, numpy_state = random.getstate(), np.random.get_state()
+        torch_state = torch.default_generator.get_state()
+        self._states = python_state, numpy_state, torch_state, torch.get_num_threads(), _here.place
+        torch.set_num_threads(1)
+
+    def __exit__(self, *exception: object) -> None:
+        self.restore()
+
+    def restore(self) -> None:
+        """Restore what the block has begun with, if that was not done."""
+        if self._states is None:
+            return
+        python_state, numpy_state, torch_state, num_threads, place = self._states
         _here.place = place
         torch.set_num_threads(num_threads)
         torch.default_generator.set_state(torch_state)
         np.random.set_state(numpy_state)
         random.setstate(python_state)
+        self._states = None
 
 
 def generator_states() -> tuple[object, object, object]:

@@ -157,8 +157,12 @@ class IteratedShardSampler(ShardSampler):
         yield from super()._repr_facts()
 
     def _loop(self, sampler: ShardSampler, epoch: int) -> list[Shard]:
-        with preserved_generators():
-            seed_global_generators(int.from_bytes(blake2b(str(epoch).encode(), digest_size=8).digest()))
-            if type(sampler).set_epoch is not ShardSampler.set_epoch:
-                sampler.set_epoch(epoch)
-            return check_shards(self._argument, sampler)
+        kept = preserved_generators()
+        try:
+            with kept:
+                seed_global_generators(int.from_bytes(blake2b(str(epoch).encode(), digest_size=8).digest()))
+                if type(sampler).set_epoch is not ShardSampler.set_epoch:
+                    sampler.set_epoch(epoch)
+                return check_shards(self._argument, sampler)
+        finally:
+            kept.restore()

@@ -153,20 +153,24 @@ class InlineWorker:
         began_s = time.perf_counter()
         dtype = self._default_dtype
         modes = nullcontext() if are_modes_of_a_worker(dtype) else modes_of_a_worker(dtype)
-        kept = nullcontext() if is_made_together else preserved_generators()
-        with modes, kept, self._clock.installed():
-            if self._production is None:
-                self._production = produce(task, self._producer)
-                self._next_index = task.first_microbatch
-            try:
-                messages = [self._made(task, self._production, is_new=is_made_together)]
-                # They are read together: to make the others costs less than a call for each.
-                while is_made_together and isinstance(messages[-1], Item) and not messages[-1].is_last:
-                    messages.append(self._made(task, self._production, is_new=True))
-            finally:
-                self._clock.mark("")
-                self._replay.end()
-                self._sink.waited(began_s, time.perf_counter())
+        kept = None if is_made_together else preserved_generators()
+        try:
+            with modes, kept or nullcontext(), self._clock.installed():
+                if self._production is None:
+                    self._production = produce(task, self._producer)
+                    self._next_index = task.first_microbatch
+                try:
+                    messages = [self._made(task, self._production, is_new=is_made_together)]
+                    # They are read together: to make the others costs less than a call for each.
+                    while is_made_together and isinstance(messages[-1], Item) and not messages[-1].is_last:
+                        messages.append(self._made(task, self._production, is_new=True))
+                finally:
+                    self._clock.mark("")
+                    self._replay.end()
+                    self._sink.waited(began_s, time.perf_counter())
+        finally:
+            if kept is not None:
+                kept.restore()
         last = messages[-1]
         if not isinstance(last, Item) or last.is_last:
             self._end_task(task)
