@@ -138,7 +138,7 @@ def torchs(data, kind, num_workers, **options):
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("num_workers", WORKERS)
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
 @pytest.mark.parametrize("kind", [Informed, Filtered, Uneven, Empty, OwnOrder])
 def test_batches_are_those_of_torchs_own_workers_in_their_order(data, kind, num_workers):
     for drop_last in (False, True):
@@ -153,7 +153,7 @@ def test_batches_are_those_of_torchs_own_workers_in_their_order(data, kind, num_
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("num_workers", WORKERS)
+@pytest.mark.parametrize("num_workers", [0, 2, 3])
 def test_a_state_is_exact_at_every_cut_and_loads_with_any_workers_into_either_face(data, num_workers):
     with make(data, Drawing, collate_fn=list) as whole:
         expected = [*whole], [*whole]
