@@ -81,7 +81,7 @@ class Course:
         Raises:
             StateMismatchError: It is no such state, or belongs to another plan.
         """
-        if not isinstance(state_dict, Mapping) or not {"version", "step"} <= set(state_dict):
+        if not isinstance(state_dict, Mapping) or not {"version", "step", "loader"} <= set(state_dict):
             raise StateMismatchError("loader", "<missing>", "<a state that fkat_data.huggingface saved>")
         saved_version(state_dict, STATE_VERSION)
         self.loader.load_state_dict(state_dict["loader"])

@@ -325,12 +325,10 @@ def restore_accumulation(trainer: Any) -> None:
             trainer.accumulate_grad_batches = callback.get_accumulate_grad_batches(trainer.current_epoch)
 
 
-# It leaves out a validation that was due or under way, or a part of it. With ``max_steps``, and at the start of an
-# epoch, it takes the counts of a finished epoch for those of one under way; with loaders of unknown length it trains
-# the next epoch as a part of the finished one. It forgets an epoch's last microbatch that was fetched and not trained
-# on.
-
-
+# Lightning's own counts leave out a validation that was due or under way, or a part of it. With ``max_steps``, and at the
+# start of an epoch, Lightning takes the counts of a finished epoch for those of one under way; with loaders of unknown
+# length it trains the next epoch as a part of the finished one. It forgets an epoch's last microbatch that was fetched
+# and not trained on.
 _LOOP = "epoch_loop."
 
 

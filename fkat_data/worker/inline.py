@@ -5,7 +5,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Generator
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -152,10 +152,16 @@ class InlineWorker:
         is_made_together = is_plain(task.shard)
         began_s = time.perf_counter()
         dtype = self._default_dtype
-        modes = nullcontext() if are_modes_of_a_worker(dtype) else modes_of_a_worker(dtype)
-        kept = None if is_made_together else preserved_generators()
+        contexts = ExitStack()
         try:
-            with modes, kept or nullcontext(), self._clock.installed():
+            with contexts:
+                if not are_modes_of_a_worker(dtype):
+                    contexts.enter_context(modes_of_a_worker(dtype))
+                if not is_made_together:
+                    kept = preserved_generators()
+                    contexts.callback(kept.restore)
+                    contexts.enter_context(kept)
+                contexts.enter_context(self._clock.installed())
                 if self._production is None:
                     self._production = produce(task, self._producer)
                     self._next_index = task.first_microbatch
@@ -169,8 +175,8 @@ class InlineWorker:
                     self._replay.end()
                     self._sink.waited(began_s, time.perf_counter())
         finally:
-            if kept is not None:
-                kept.restore()
+            # Python may be interrupted before the end of a block is reached: what is left of it is undone here.
+            contexts.close()
         last = messages[-1]
         if not isinstance(last, Item) or last.is_last:
             self._end_task(task)

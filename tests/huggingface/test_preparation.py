@@ -376,7 +376,7 @@ def test_an_error_comes_after_the_microbatches_before_it(monkeypatch):
 def test_a_state_of_something_else_is_refused():
     loader = prepare(Accelerator(cpu=True), sharded())
     state = loader.state_dict()
-    for wrong in (None, {}, loader.loader.state_dict(), state | {"version": 99}):
+    for wrong in (None, {}, {"version": 1, "step": 0}, loader.loader.state_dict(), state | {"version": 99}):
         with pytest.raises(StateMismatchError):
             loader.load_state_dict(wrong)
 

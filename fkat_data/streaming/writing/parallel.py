@@ -19,8 +19,8 @@ from fkat_data.streaming.writing.writer import ShardWriter
 
 # An executor may run a call again while the first attempt is still alive, such as on a machine that the network has
 # lost for a while. So each attempt writes to a folder of its own, and only the attempt whose name the executor
-# returns becomes part of the dataset. The index of the whole ends the matter: - Who writes it removes all other
-# attempts' folders afterwards. - An attempt that finds it when it ends removes its own folder.
+# returns becomes part of the dataset. The writer of the whole index removes all other
+# attempts' folders afterwards, and an attempt that finds the index when it ends removes its own.
 
 
 @dataclass(frozen=True)
