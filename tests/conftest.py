@@ -90,6 +90,16 @@ def forbidden():
             _allow(root)
 
 
+@pytest.fixture(autouse=True)
+def own_environment():
+    """Give the next test the environment that this one found: a framework's `LOCAL_RANK` would make it a rank."""
+    before = os.environ.copy()
+    yield
+    if os.environ.copy() != before:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 @pytest.fixture
 def processes():
     """Permit the test to start processes and servers; fail it if a process, or its shared memory, outlives it."""

@@ -17,15 +17,20 @@ SCRIPT = Path(__file__).parent / "train_on_ranks.py"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 
 
-def run(folder, name, *arguments, by=()):
+def start(folder, *words):
+    """Run Python on its own, as nobody's rank."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         environment.pop(variable, None)
-    command = [sys.executable, *by, str(SCRIPT), str(folder), name, *arguments]
+    command = [sys.executable, *map(str, words)]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=170, check=False, cwd=folder
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def run(folder, name, *arguments, by=()):
+    start(folder, *by, SCRIPT, folder, name, *arguments)
     return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -69,15 +74,9 @@ def test_two_ranks_resume_however_they_are_started_and_one_goes_on(tmp_path, pro
 
 @pytest.mark.parametrize("way", ["deal_out", "Lightning's sampler"])
 def test_a_checkpoint_of_two_ranks_goes_on_with_three_and_with_one(tmp_path, processes, way):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     script, seen = Path(__file__).with_name("resplit_ranks.py"), []
     for num_ranks, num_steps, *before in ((2, 4), (3, 2, 2), (1, 0, 3)):
-        command = [sys.executable, script, tmp_path, num_ranks, way, num_steps, *before]
-        words = [str(word) for word in command]
-        done = subprocess.run(
-            words, env=environment, capture_output=True, text=True, timeout=170, check=False, cwd=tmp_path
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        start(tmp_path, script, tmp_path, num_ranks, way, num_steps, *before)
         for rank in range(num_ranks):
             seen += json.loads((tmp_path / f"{way}-{num_ranks}-{rank}.json").read_text())
     assert sorted(seen) == list(range(47))
