@@ -6,9 +6,11 @@ prefetch depth or the mode. A state holds no generator's state, and a resume ski
 producing them.
 """
 
+import ctypes
 import hashlib
 import random
 import struct
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +24,8 @@ import torch
 _OPENING = 2**64 - 1
 _BATCH_ORDER = 2**63
 _NUMBER = struct.Struct("<Q")
+# As numpy's own types leave two of its functions out.
+_numpy_random: Any = np.random
 # What random.seed does with an integer, without its checks.
 _python = random.random.__self__
 _seed_python = super(random.Random, _python).seed
@@ -98,11 +102,12 @@ class preserved_generators:  # noqa: N801 - a context, as those of contextlib
 
     def __init__(self) -> None:
         self._states: tuple[Any, ...] | None = None
+        self._numpy = _KeptNumpy()
 
     def __enter__(self) -> None:
-        python_state, numpy_state = random.getstate(), np.random.get_state()
         torch_state = torch.default_generator.get_state()
-        self._states = python_state, numpy_state, torch_state, torch.get_num_threads(), _here.place
+        self._states = random.getstate(), torch_state, torch.get_num_threads(), _here.place
+        self._numpy.keep()
         torch.set_num_threads(1)
 
     def __exit__(self, *exception: object) -> None:
@@ -112,19 +117,78 @@ class preserved_generators:  # noqa: N801 - a context, as those of contextlib
         """Restore what the block has begun with, if that was not done."""
         if self._states is None:
             return
-        python_state, numpy_state, torch_state, num_threads, place = self._states
+        python_state, torch_state, num_threads, place = self._states
         _here.place = place
         torch.set_num_threads(num_threads)
         torch.default_generator.set_state(torch_state)
-        np.random.set_state(numpy_state)
+        self._numpy.restore()
         random.setstate(python_state)
         self._states = None
 
 
+class _KeptNumpy:
+    """The state of numpy's global generator, copied where it lies in memory: 2 µs instead of 90.
+
+    It has two parts: the words of the bit generator, and the normal of a pair that was drawn and not given yet. Nothing
+    tells whether there is such a normal but to draw one, which then moves no word.
+    """
+
+    def __init__(self) -> None:
+        self._words = _numpy_words()
+        self._whole = np.random.get_state() if self._words is None else None
+        self._generator = _numpy_random.get_bit_generator()
+        self._kept = b"" if self._words is None else self._words.raw
+        # The normal, and whether it was of a pair.
+        self._drawn: list[Any] = []
+
+    def keep(self) -> None:
+        if self._words is not None:
+            # One call draws and keeps it: an interruption comes before both, or after both.
+            self._drawn.extend(map(np.random.standard_normal, (None,)))
+            self._settle()
+
+    def _settle(self) -> None:
+        if len(self._drawn) == 1:
+            self._drawn.append(self._words.raw == self._kept)
+        self._words.raw = self._kept
+
+    def restore(self) -> None:
+        if self._whole is not None:
+            np.random.set_state(self._whole)
+        elif self._drawn:
+            self._settle()
+            _numpy_random.set_bit_generator(self._generator)  # forgets the normal that the block has left
+            if self._drawn[1]:
+                kind, words, place, *_ = cast("tuple[Any, ...]", np.random.get_state())
+                np.random.set_state((kind, words, place, 1, self._drawn[0]))
+
+
+def _numpy_words() -> Any:
+    """Return the memory of numpy's global bit generator; None if it is not laid out as it has been since numpy 1.17."""
+    generator = _numpy_random.get_bit_generator()
+    if _numpy_memory[0] is not generator:
+        memory = None
+        if type(generator) is np.random.MT19937:
+            _, words, place, *_ = cast("tuple[Any, ...]", np.random.get_state())
+            memory = (ctypes.c_char * (words.nbytes + 4)).from_address(generator.ctypes.state_address)
+            if memory.raw != words.tobytes() + int(place).to_bytes(4, sys.byteorder):
+                memory = None
+        _numpy_memory[:] = generator, memory
+    return _numpy_memory[1]
+
+
+# The generator, and where its state lies.
+_numpy_memory: list[Any] = [None, None]
+
+
 def generator_states() -> tuple[object, object, object]:
-    """Return the states of python's, numpy's and torch's global CPU generators, to be compared with others."""
-    kind, words, *rest = cast("tuple[Any, ...]", np.random.get_state())
-    return random.getstate(), (kind, words.tobytes(), *rest), torch.default_generator.get_state().numpy().tobytes()
+    """Return the states of python's, numpy's and torch's global CPU generators, to be compared with later ones.
+
+    Whatever is drawn after the generators were seeded makes the next states other ones.
+    """
+    words = _numpy_words()
+    numpy_state = str(np.random.get_state(legacy=False)) if words is None else words.raw
+    return random.getstate(), numpy_state, torch.default_generator.get_state().numpy().tobytes()
 
 
 class ItemGenerators:

@@ -110,6 +110,32 @@ def test_generators_come_back_as_they_were_even_after_an_error():
     assert generators() == before
 
 
+@given(num_before=st.integers(0, 5), num_within=st.integers(0, 5), is_restored_twice=st.booleans())
+def test_normals_that_numpy_draws_in_pairs_go_on_as_if_nothing_had_come_between(
+    num_before, num_within, is_restored_twice
+):
+    expected = np.random.RandomState(3).standard_normal(12).tolist()
+    np.random.seed(3)
+    found = [np.random.standard_normal() for _ in range(num_before)]
+    before, kept = str(np.random.get_state()), preserved_generators()
+    with kept:
+        seed_global_generators(num_before)
+        within = [np.random.standard_normal() for _ in range(num_within)]
+    if is_restored_twice:
+        kept.restore()
+    assert str(np.random.get_state()) == before
+    assert found + [np.random.standard_normal() for _ in range(12 - num_before)] == expected
+    assert within == np.random.RandomState(num_before).standard_normal(num_within).tolist()
+
+
+def test_a_bit_generator_that_was_replaced_within_comes_back():
+    before = np.random.get_bit_generator()
+    with preserved_generators():
+        np.random.set_bit_generator(np.random.MT19937(5))
+        seed_global_generators(1)
+    assert np.random.get_bit_generator() is before
+
+
 def test_production_in_process_runs_on_one_thread_as_in_a_worker():
     with preserved_generators():
         assert torch.get_num_threads() == 1

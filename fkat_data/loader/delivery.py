@@ -168,13 +168,7 @@ class Delivery:
             if self._whole_at is not position:
                 self._recover(position)
             self._whole_at = None
-            if self._moving:
-                taken = self._moving.popleft()
-            elif self._sink.is_profiled():
-                with self._sink.range("wait"):
-                    taken = self._take(block=True)
-            else:
-                taken = self._take(block=True)
+            taken = self._moving.popleft() if self._moving else self._take()
             if taken is None:
                 # The epoch is still this one: the plan did not know its end, or this rank had no shard in it.
                 cursor.pass_epoch()
@@ -240,14 +234,19 @@ class Delivery:
             return False  # it is moved again, and raises, when it is its turn
         return True
 
-    def _take(self, *, block: bool) -> _Taken | None:
-        arrival = self._prefetcher.take(block=block)
+    def _take(self) -> _Taken | None:
+        is_profiled = self._sink.is_profiled()
+        if is_profiled:
+            with self._sink.range("wait"):
+                arrival = self._prefetcher.take(block=True)
+        else:
+            arrival = self._prefetcher.take(block=True)
         if arrival is None:
             return None
         mover = self._placement.mover
         if not isinstance(arrival, Arrival):
             return arrival, mover, None
-        if not mover.copies and not self._sink.is_profiled():
+        if not mover.copies and not is_profiled:
             return arrival, mover, arrival.microbatch
         return self._moved(arrival)
 

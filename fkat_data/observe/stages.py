@@ -109,13 +109,15 @@ class StageClock:
         """Return what was measured so far."""
         return stage_times(self._slots, time.perf_counter())
 
-    def count(self) -> None:
-        """Count a microbatch that was made, and how long that took; not in its ``produce`` or ``store``."""
+    def count(self, num_made: int = 1) -> None:
+        """Count microbatches that were made, and how long each took; not in their ``produce`` or ``store``."""
+        if not num_made:
+            return
         slots = self._slots
         now_s = slots[_PRODUCE] + slots[_STORE]
         making_s, self._before_s = now_s - self._before_s, now_s
-        slots[_FIRST_BUCKET + bucket_of(making_s)] += 1
-        slots[PRODUCED] += 1
+        slots[_FIRST_BUCKET + bucket_of(making_s / num_made)] += num_made
+        slots[PRODUCED] += num_made
 
     def shift(self, name: str, seconds: float) -> None:
         """Count time of the stage in work for another one."""

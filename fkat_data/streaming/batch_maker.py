@@ -42,6 +42,14 @@ class PartBatches:
         """The number behind that of the part's last batch."""
         return len(self._part)
 
+    def rest(self, first: int) -> Iterator[Any]:
+        """Yield the batches from a number on, read together; where one fails, those before it come first.
+
+        Raises:
+            Exception: What reading their samples raises, or the user's.
+        """
+        return iter(self._make([self._part.batch(number) for number in range(first, len(self._part))]))
+
     def microbatch(self, index: int) -> Any:
         """Return a batch by its number in the epoch; fast where the number is the one behind the last.
 

@@ -24,7 +24,7 @@ from fkat_data.transport.digest import digest_of
 from fkat_data.worker.collate import FreshCollate
 from fkat_data.worker.index_batches import is_plain
 from fkat_data.worker.messages import End, Failure, Item, Marked, Message, Together, remember_terms
-from fkat_data.worker.produce import Produced, Producer, name_place, produce
+from fkat_data.worker.produce import Produced, Producer, name_place, produce, produce_together
 
 
 class InlineWorker:
@@ -149,7 +149,7 @@ class InlineWorker:
             return None
         task = self._tasks[0]
         # A stream's batches that no code of a user's makes: nothing is drawn, and nothing is shared.
-        is_made_together = is_plain(task.shard)
+        is_together = is_plain(task.shard)
         began_s = time.perf_counter()
         dtype = self._default_dtype
         contexts = ExitStack()
@@ -157,19 +157,13 @@ class InlineWorker:
             with contexts:
                 if not are_modes_of_a_worker(dtype):
                     contexts.enter_context(modes_of_a_worker(dtype))
-                if not is_made_together:
+                if not is_together:
                     kept = preserved_generators()
                     contexts.callback(kept.restore)
                     contexts.enter_context(kept)
                 contexts.enter_context(self._clock.installed())
-                if self._production is None:
-                    self._production = produce(task, self._producer)
-                    self._next_index = task.first_microbatch
                 try:
-                    messages = [self._made(task, self._production, is_new=is_made_together)]
-                    # They are read together: to make the others costs less than a call for each.
-                    while is_made_together and isinstance(messages[-1], Item) and not messages[-1].is_last:
-                        messages.append(self._made(task, self._production, is_new=True))
+                    messages = self._made_together(task) if is_together else [self._made(task)]
                 finally:
                     self._clock.mark("")
                     self._replay.end()
@@ -178,29 +172,45 @@ class InlineWorker:
             # Python may be interrupted before the end of a block is reached: what is left of it is undone here.
             contexts.close()
         last = messages[-1]
-        if not isinstance(last, Item) or last.is_last:
+        is_item = isinstance(last, Item)
+        self._clock.count(len(messages) - (not is_item))
+        if not is_item or last.is_last:
             self._end_task(task)
-        return Together(task.ticket, messages) if is_made_together else last
+        return Together(task.ticket, messages) if is_together else last
 
-    def _made(self, task: Task, production: Generator[Produced], *, is_new: bool) -> Item | End | Failure:
-        """Make the next message of a task; ``is_new``: its microbatch is in memory of its own."""
+    def _made(self, task: Task) -> Item | End | Failure:
+        """Make the next message of a task."""
+        if self._production is None:
+            self._production = produce(task, self._producer)
+            self._next_index = task.first_microbatch
         size_bytes = 0
         try:
-            produced = next(production, None)
-            if produced is not None and not is_new and not self._is_new(produced.microbatch):
+            produced = next(self._production, None)
+            if produced is not None and not self._is_new(produced.microbatch):
                 self._mark_and_show("encode", produced.microbatch_index)
                 microbatch, size_bytes = copied(produced.microbatch)
                 produced = produced._replace(microbatch=microbatch)
         except genuine(Exception) as error:
-            name_place(error, task, self._next_index, is_open=True)  # unless the production has done so
-            fold(error)
-            return Failure(task.ticket, error, self._next_index)  # it comes in its place in the order
+            return _failure(task, error, self._next_index)
         if produced is None:
             return End(task.ticket, self._next_index)
-        self._clock.count()
         self._next_index = produced.microbatch_index + 1
         digest = digest_of(produced.microbatch) if self._is_digested else 0
         return Item(task.ticket, produced.microbatch_index, produced.is_last, produced.microbatch, size_bytes, digest)
+
+    def _made_together(self, task: Task) -> list[Item | End | Failure]:
+        """Make all messages of a task whose microbatches are read together: less than a call for each would cost."""
+        messages: list[Item | End | Failure] = []
+        index = task.first_microbatch
+        try:
+            last_index, microbatches = produce_together(task, self._producer)
+            for microbatch in microbatches:
+                digest = digest_of(microbatch) if self._is_digested else 0
+                messages.append(Item(task.ticket, index, index == last_index, microbatch, 0, digest))
+                index += 1
+        except genuine(Exception) as error:
+            messages.append(_failure(task, error, index))
+        return messages
 
     def _is_new(self, microbatch: Any) -> bool:
         """Return whether a microbatch is in memory of its own for certain."""
@@ -234,3 +244,9 @@ class InlineWorker:
         # A generator that runs, in another thread or below a signal handler, ends when its last reference dies.
         if production is not None and inspect.getgeneratorstate(production) != inspect.GEN_RUNNING:
             production.close()
+
+
+def _failure(task: Task, error: Exception, index: int) -> Failure:
+    name_place(error, task, index, is_open=True)  # unless the production has done so
+    fold(error)
+    return Failure(task.ticket, error, index)  # it comes in its place in the order

@@ -206,6 +206,25 @@ def produce(task: Task, producer: Producer) -> Generator[Produced]:
         yield from opened.produce()
 
 
+def produce_together(task: Task, producer: Producer) -> tuple[int, Iterator[Any]]:
+    """Open a shard whose microbatches no code of a user's makes, see ``index_batches.is_plain``.
+
+    Returns:
+        The number of its last microbatch, and the microbatches from the task's first on.
+
+    Raises:
+        Exception: What opening it raises, with a note that names the shard. The iterator raises what reading does.
+    """
+    try:
+        producer.mark("build", task.shard_index, repr(task.shard))
+        product = _made_by(producer.factory, task.shard)
+    except Exception as error:
+        name_place(error, task, task.first_microbatch, is_open=False)
+        raise
+    producer.mark("produce", task.first_microbatch)
+    return product.num_microbatches - 1, product.rest(task.first_microbatch)
+
+
 def _counted(task: Task, producer: Producer) -> ShardCount:
     producer.mark("build", task.shard_index, repr(task.shard))
     draws = OpeningDraws(_streams_of(task, producer))

@@ -19,7 +19,7 @@ from fkat_data import ConfigurationError
 from fkat_data.errors import WorkerError
 from fkat_data.observe.stages import StageClock, new_page, reading
 from fkat_data.plan.task import Task
-from fkat_data.seeding import enter_place, leave_place, preserved_generators
+from fkat_data.seeding import enter_place, leave_place, preserved_generators, seed_global_generators
 from fkat_data.worker.items import ItemThreads, items_in_turn
 from fkat_data.worker.produce import Producer, produce
 
@@ -140,6 +140,7 @@ def test_an_error_does_not_keep_the_items(threads):
     ],
 )
 def test_a_dataset_that_draws_from_a_shared_generator_is_refused(threads, draw, name):
+    seed_global_generators(4)  # as before each microbatch
     with pytest.raises(ConfigurationError, match=f"num_threads_per_worker = 4: expected 1 for Items, .*{name}"):
         threads.items(Items(lambda index: draw() if index == 7 else None), range(8))
     assert items_in_turn(Items(lambda index: draw()), range(2))

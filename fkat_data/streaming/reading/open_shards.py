@@ -492,8 +492,10 @@ def _batch(columns: dict[str, Any], positions: _Integers) -> dict[str, Any]:
         if isinstance(values, np.ndarray):
             batch[name] = torch.from_numpy(values.take(positions, axis=0))
         else:
-            own = [own_array(values[position]) for position in positions.tolist()]
-            batch[name] = _whole(own, name)
+            picked = [values[position] for position in positions.tolist()]
+            if any(issubclass(kind, np.ndarray) for kind in {*map(type, picked)}):
+                picked = [*map(own_array, picked)]
+            batch[name] = _whole(picked, name)
     return batch
 
 
