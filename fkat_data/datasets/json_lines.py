@@ -13,12 +13,10 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from fkat_data import arguments
 from fkat_data.counted_file import CountedFile
-from fkat_data.datasets.file_version import changed
 from fkat_data.datasets.item_index import counted_from_start, counted_from_starts, in_parts
-from fkat_data.datasets.opening import locations_of, shown_path
-from fkat_data.datasets.text_file import TextFile
 from fkat_data.description import Described, place_of
 from fkat_data.errors import ShardCorruptError
+from fkat_data.files.opening import TextFile, changed, locations_of, shown_path
 from fkat_data.interruption import genuine
 
 _MAX_LINE_BYTES = 64 << 20

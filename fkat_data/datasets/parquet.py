@@ -13,14 +13,22 @@ import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from fkat_data import arguments
-from fkat_data.arrow_column import ArrowColumn, rows_of
 from fkat_data.counted_file import CountedFile
-from fkat_data.datasets.file_version import FileVersion, changed
 from fkat_data.datasets.item_index import counted_from_start, counted_from_starts, in_parts
-from fkat_data.datasets.last_used import LastUsed
-from fkat_data.datasets.opening import local_path, locations_of, names_of, not_found, open_uri, shown_path
 from fkat_data.description import Described, place_of
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.files.arrow import ArrowColumn, rows_of
+from fkat_data.files.kept import LastUsed
+from fkat_data.files.opening import (
+    FileVersion,
+    changed,
+    local_path,
+    locations_of,
+    names_of,
+    not_found,
+    open_uri,
+    shown_path,
+)
 from fkat_data.interruption import genuine
 from fkat_data.observe.stages import reading
 from fkat_data.requirement import required

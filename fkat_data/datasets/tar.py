@@ -9,16 +9,13 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from fkat_data import arguments
-from fkat_data.archives.member_decoding import DECODERS, UNSAFE, DecoderName, checked_decode, decoder_names
-from fkat_data.archives.tar_samples import KEY, URL, TarIndex
 from fkat_data.counted_file import CountedFile
-from fkat_data.datasets.file_version import FileVersion, changed
 from fkat_data.datasets.item_index import counted_from_start, counted_from_starts, in_parts
-from fkat_data.datasets.last_used import LastUsed
-from fkat_data.datasets.opening import locations_of, names_of, shown_path
-from fkat_data.datasets.ranged_file import RangedFile
 from fkat_data.description import Described, place_of
 from fkat_data.errors import ConfigurationError
+from fkat_data.files.kept import LastUsed
+from fkat_data.files.opening import FileVersion, RangedFile, changed, locations_of, names_of, shown_path
+from fkat_data.files.tar import DECODERS, KEY, UNSAFE, URL, DecoderName, TarIndex, checked_decode, decoder_names
 
 _MAX_OPEN_FILES = 32
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from fkat_data.archives.member_decoding import DECODERS, UNSAFE, checked_decode, decoder_names
 from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.files.tar import DECODERS, UNSAFE, checked_decode, decoder_names
 
 
 def saved(array, **options):

@@ -10,8 +10,8 @@ from archive_examples import END, archive, header, index, padded, pax
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fkat_data.archives.tar_headers import members_of
 from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.files.tar_headers import members_of
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 FILE = header("a.txt", 5) + padded(b"hello")

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.files.shard import FileInfo, MapRegister, ShardEntry
+from fkat_data.files.stored import decompress_into, validate_file
 from fkat_data.interruption import genuine, suppress
 from fkat_data.streaming.cache.cache import Cache
 from fkat_data.streaming.cache.cache_budget import CacheBudget
@@ -15,14 +17,9 @@ from fkat_data.streaming.cache.cache_directory import CacheDirectory, make_safe
 from fkat_data.streaming.cache.dataset_version import DatasetVersion, remove_if_unused
 from fkat_data.streaming.cache.idle_maps import give_back_idle_maps
 from fkat_data.streaming.cache.paths import BOOKKEEPING
-from fkat_data.streaming.formats.compression import decompress_into
-from fkat_data.streaming.formats.entry import FileInfo, ShardEntry
-from fkat_data.streaming.formats.hashing import validate_file
-from fkat_data.streaming.formats.mapping import MapRegister
 from fkat_data.streaming.reading.cached_source import Evictable
 from fkat_data.streaming.reading.dataset_index import DatasetIndex, FoundIndex
-from fkat_data.streaming.reading.read_commit import ReadCommit
-from fkat_data.streaming.reading.stream import own_directory
+from fkat_data.streaming.reading.stream import ReadCommit, own_directory
 
 _logger = logging.getLogger(__name__)
 

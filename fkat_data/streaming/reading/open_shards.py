@@ -15,17 +15,16 @@ from torch.utils import data
 
 from fkat_data.dropped import after_end
 from fkat_data.errors import ShardCorruptError, ShardNotFoundError
+from fkat_data.files.formats import DECODED_LIMIT_BYTES, open_shard
+from fkat_data.files.kept import DecodedGroups
+from fkat_data.files.mapping import WatchedFiles, num_maps
+from fkat_data.files.shard import ShardReader
 from fkat_data.interruption import genuine
 from fkat_data.misfit import note_misfit
 from fkat_data.observe.stages import reading
 from fkat_data.registry import Registrations
 from fkat_data.streaming.cache.idle_maps import register_map_owner
 from fkat_data.streaming.cache.locks import pauses
-from fkat_data.streaming.formats.decoded_groups import DecodedGroups
-from fkat_data.streaming.formats.memory_map import num_maps
-from fkat_data.streaming.formats.open_shard import DECODED_LIMIT_BYTES, open_shard
-from fkat_data.streaming.formats.reader import ShardReader
-from fkat_data.streaming.formats.watched_files import WatchedFiles
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.read_ahead import ReadAhead
 

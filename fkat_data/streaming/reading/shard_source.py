@@ -6,21 +6,16 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardError, ShardNotFoundError
+from fkat_data.files.index import INDEX_NAME
+from fkat_data.files.shard import MapRegister, ShardEntry
+from fkat_data.files.stored import validate_file
 from fkat_data.interruption import genuine, suppress
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import make_safe
-from fkat_data.streaming.formats.entry import ShardEntry
-from fkat_data.streaming.formats.hashing import validate_file
-from fkat_data.streaming.formats.index import INDEX_NAME
-from fkat_data.streaming.formats.mapping import MapRegister
-from fkat_data.streaming.reading.cached_source import CachedSource, Evictable, names_of
-from fkat_data.streaming.reading.dataset_index import DatasetIndex
+from fkat_data.streaming.reading.cached_source import CachedSource, Evictable, names_of, shared_file
+from fkat_data.streaming.reading.dataset_index import DatasetIndex, GeneratedIndex, kept_path
 from fkat_data.streaming.reading.decompressed_source import DecompressedSource, folder_of
-from fkat_data.streaming.reading.file_pattern import NO_DATASET, FilePattern, no_stream, split_name
-from fkat_data.streaming.reading.generated_index import GeneratedIndex, kept_path
-from fkat_data.streaming.reading.read_commit import ReadCommit
-from fkat_data.streaming.reading.shared_files import shared_file
-from fkat_data.streaming.reading.stream import Stream
+from fkat_data.streaming.reading.stream import NO_DATASET, FilePattern, ReadCommit, Stream, no_stream, split_name
 from fkat_data.streaming.store.open_store import open_store
 
 #: Seconds after which a directory that is read in place does not answer.

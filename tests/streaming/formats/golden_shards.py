@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fkat_data.streaming.formats.compression import decompress_file
-from fkat_data.streaming.formats.index import read_index
+from fkat_data.files.index import read_index
+from fkat_data.files.stored import decompress_file
 
 SHARDS = Path(__file__).parents[2] / "golden" / "streaming" / "shards"
 #: Those of which every sample's value is given.

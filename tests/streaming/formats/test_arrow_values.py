@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fkat_data.streaming.formats.arrow_values import ArrowValues
+from fkat_data.files.arrow import ArrowValues
 
 #: The column, then the dtype and the shape of each value as an array; None if values are Python objects.
 COLUMNS = {

@@ -1,7 +1,7 @@
 import os
 import pickle
 
-from fkat_data.streaming.formats.decoded_groups import DecodedGroups
+from fkat_data.files.kept import DecodedGroups
 
 
 def test_the_most_recently_used_groups_stay_within_the_limit_and_one_in_any_case():

@@ -17,9 +17,9 @@ import zstandard
 from PIL import Image
 
 from fkat_data.errors import ConfigurationError, SampleError, ShardCorruptError, ShardNotFoundError
+from fkat_data.files.formats import open_shard
+from fkat_data.files.index import read_index
 from fkat_data.streaming import LocalDataset
-from fkat_data.streaming.formats.index import read_index
-from fkat_data.streaming.formats.open_shard import open_shard
 from fkat_data.tools.converting.convert import convert, sources_of
 
 ROWS = [{"id": number, "text": f"été {number}", "ratio": number / 7} for number in range(25)]

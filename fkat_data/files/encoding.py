@@ -1,14 +1,134 @@
-"""The encoding of NumPy arrays. The encoding's name, or each value's bytes, state dtype and shape."""
+"""The interface of a column's encoding, and the encodings of numbers and arrays."""
 
 import math
+import numbers
+import operator
 import struct
-from typing import Any
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from fkat_data.streaming.formats.encoding import Encoding, EncodingError
-from fkat_data.streaming.formats.scalars import SCALAR_DTYPES
+from fkat_data.interruption import genuine
+
+
+class EncodingError(ValueError):
+    """An encoding cannot represent a value, or cannot decode bytes.
+
+    The message says what ``encode`` expected, or what is wrong with the bytes. The caller adds column and row in a
+    ``SampleError`` or a ``ShardCorruptError``.
+    """
+
+
+class Encoding(ABC):
+    """A column's encoding: values to bytes, and back.
+
+    Attributes:
+        size_bytes: Size of every value's bytes; None if it varies.
+        dtype: Dtype of the values, if all are numbers, or arrays of one shape, with this dtype; otherwise None.
+        shape: Shape of a value, if ``dtype`` is not None; () for a single number.
+        is_safe: Whether bytes of unknown origin can be decoded. False if decoding can run code in them.
+        is_checked: Whether a writer decodes values that are already bytes before it writes them.
+    """
+
+    size_bytes: int | None = None
+    dtype: np.dtype[Any] | None = None
+    shape: tuple[int, ...] = ()
+    is_safe: ClassVar[bool] = True
+    is_checked: ClassVar[bool] = True
+
+    @abstractmethod
+    def encode(self, value: Any) -> bytes:
+        """Return the bytes of a value.
+
+        Raises:
+            EncodingError: The encoding cannot represent the value. The message says which values it can.
+        """
+
+    @abstractmethod
+    def decode(self, data: memoryview) -> Any:
+        """Return the value of some bytes. An array may be a view of them.
+
+        Raises:
+            ValueError: The bytes are invalid.
+        """
+
+
+#: Dtypes of NumPy scalars and arrays. Each is also the name of an encoding.
+SCALAR_DTYPES = (
+    *("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float16", "float32", "float64"),
+)
+
+_INT64 = struct.Struct("<q")
+
+
+class IntEncoding(Encoding):
+    """A Python int in 8 bytes."""
+
+    size_bytes: int | None = 8
+    dtype: np.dtype[Any] | None = np.dtype("<i8")
+
+    def encode(self, value: Any) -> bytes:
+        """Return the bytes of an int. A bool counts as 0 or 1."""
+        try:
+            return _INT64.pack(operator.index(value))
+        except genuine(TypeError, struct.error):
+            raise EncodingError("an int from -2**63 to 2**63 - 1") from None
+
+    def decode(self, data: memoryview) -> int:
+        """Return 8 bytes as an int."""
+        return _INT64.unpack(data)[0]
+
+
+class ScalarEncoding(Encoding):
+    """A NumPy scalar of one dtype.
+
+    Args:
+        name: Name of the dtype.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._dtype = np.dtype(name).newbyteorder("<")
+        self.dtype: np.dtype[Any] | None = self._dtype
+        self.size_bytes: int | None = self._dtype.itemsize
+
+    def encode(self, value: Any) -> bytes:
+        """Return the bytes of a number. Round a float to the dtype's precision.
+
+        Raises:
+            EncodingError: The value is not a number, or the dtype cannot represent it: it is out of range, or has a
+                fraction and the dtype is an integer's.
+        """
+        number = cast("Any", value)[()] if isinstance(value, np.ndarray) else value
+        try:
+            if not isinstance(number, (numbers.Real, np.bool_)):
+                raise TypeError
+            return (self._integer(number) if self._dtype.kind in "iu" else self._float(number)).tobytes()
+        except genuine(TypeError, ValueError, OverflowError):
+            raise EncodingError(f"a number that {self._dtype.name} can represent") from None
+
+    def decode(self, data: memoryview) -> Any:
+        """Return the bytes as a NumPy scalar."""
+        return np.frombuffer(data, self._dtype)[0]
+
+    def _integer(self, value: Any) -> npt.NDArray[Any]:
+        # Refuse to truncate a float silently.
+        number = int(value)
+        if number != value:
+            raise ValueError
+        return np.array(number, self._dtype)
+
+    def _float(self, value: Any) -> npt.NDArray[Any]:
+        # NumPy floats of this dtype keep their bits, including those of a NaN.
+        number = cast("Any", value) if isinstance(value, np.floating) else float(value)
+        with np.errstate(over="ignore"):
+            rounded = np.array(number).astype(self._dtype)
+        if np.isinf(rounded) and not np.isinf(number):
+            raise OverflowError
+        return rounded
+
 
 _CODES = {
     "uint8": 8,

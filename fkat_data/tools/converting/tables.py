@@ -1,8 +1,12 @@
-"""Turn the values of an Arrow column into what a writer takes."""
+"""Read Parquet files, and Arrow files as Hugging Face datasets write them: their encodings, and their rows."""
 
 import contextlib
 import datetime as dt
-from collections.abc import Iterator
+import json
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from decimal import Decimal
 from functools import partial
 from itertools import pairwise
@@ -12,9 +16,109 @@ from uuid import UUID
 import numpy as np
 
 from fkat_data.error_text import made_from_text
-from fkat_data.errors import SampleError
+from fkat_data.errors import SampleError, ShardCorruptError, ShardNotFoundError
 from fkat_data.requirement import required
-from fkat_data.tools.converting.table_types import NUMBERS, is_file, is_text, peeled, stored_type
+from fkat_data.tools.converting.texts import RowSource
+
+#: Arrow type of numbers -> dtype
+NUMBERS = {
+    **{name: name for name in ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")},
+    "halffloat": "float16",
+    "float": "float32",
+    "double": "float64",
+}
+_TEXTS = ("string", "large_string", "string_view")
+_BYTES = ("binary", "large_binary", "binary_view")
+#: The fields of the struct in which Hugging Face datasets store an image or a recording.
+_FILE_FIELDS = ["bytes", "path"]
+_EXTENSIONS = {"arrow.json": "json", "arrow.uuid": "str"}
+
+
+def encodings_of_schema(types: Any, schema: Any) -> dict[str, str]:
+    """Return an encoding for each field of a schema.
+
+    Args:
+        types: The module ``pyarrow.types``.
+        schema: The schema. Its metadata say which files of a Hugging Face dataset are images.
+    """
+    features = _hugging_face_features(schema.metadata or {})
+    found: dict[str, str] = {}
+    for field in schema:
+        extension = _EXTENSIONS.get(extension_name(field))
+        encoding = extension or _encoding_of(types, stored_type(field.type))
+        is_image = features.get(field.name, "Image") == "Image"
+        found[field.name] = "bytes" if encoding == "jpeg" and not is_image else encoding
+    return found
+
+
+def stored_type(kind: Any) -> Any:
+    """Return the type under dictionaries and extensions, such as categoricals and periods."""
+    while True:
+        if hasattr(kind, "storage_type"):
+            kind = kind.storage_type
+        elif hasattr(kind, "index_type"):
+            kind = kind.value_type
+        else:
+            return kind
+
+
+def peeled(types: Any, kind: Any) -> tuple[list[int], Any]:
+    """Return the shape of nested lists of fixed size, and the type of their elements."""
+    shape: list[int] = []
+    while types.is_fixed_size_list(kind):
+        shape.append(kind.list_size)
+        kind = kind.value_type
+    return shape, kind
+
+
+def is_text(kind: Any) -> bool:
+    """Return whether a type is one of those of strings."""
+    return str(kind) in _TEXTS
+
+
+def is_file(types: Any, kind: Any) -> bool:
+    """Return whether a type is the struct in which Hugging Face datasets store an image or a recording."""
+    return types.is_struct(kind) and sorted(field.name for field in kind) == _FILE_FIELDS
+
+
+def _encoding_of(types: Any, kind: Any) -> str:
+    tests: dict[str, bool] = {
+        "str": is_text(kind) or types.is_temporal(kind),
+        "bytes": str(kind) in _BYTES or types.is_fixed_size_binary(kind),
+        "str_decimal": types.is_decimal(kind),
+        "jpeg": is_file(types, kind),
+    }
+    found = next((encoding for encoding, is_true in tests.items() if is_true), None)
+    return found or _encoding_of_numbers(types, kind)
+
+
+def _encoding_of_numbers(types: Any, kind: Any) -> str:
+    if str(kind) in NUMBERS:
+        return "int" if str(kind) == "int64" else NUMBERS[str(kind)]
+    shape, leaf = peeled(types, kind)
+    if shape and all(shape) and str(leaf) in NUMBERS:
+        return f"ndarray:{NUMBERS[str(leaf)]}:{','.join(map(str, shape))}"
+    if (types.is_list(kind) or types.is_large_list(kind)) and str(kind.value_type) in NUMBERS:
+        return f"ndarray:{NUMBERS[str(kind.value_type)]}"
+    return "json"
+
+
+def extension_name(field: Any) -> str:
+    """Return the name of a field's extension type; "" if it has none."""
+    # A version of pyarrow that does not know the extension leaves its name in the field's metadata.
+    metadata: dict[bytes, bytes] = field.metadata or {}
+    in_metadata = metadata.get(b"ARROW:extension:name", b"").decode(errors="replace")
+    return str(getattr(field.type, "extension_name", "")) or in_metadata
+
+
+def _hugging_face_features(metadata: Mapping[bytes, bytes]) -> dict[str, str]:
+    """Return the kind of each feature that a Hugging Face dataset's metadata name."""
+    try:
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        return {name: str(feature["_type"]) for name, feature in features.items() if "_type" in feature}
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return {}  # no such dataset, or one of an unknown version
+
 
 _NO_NULL = "a value without null (nulls='json' stores such a column as JSON)"
 _NO_NULL_IN_BYTES = "bytes (JSON cannot store a column of bytes that has nulls)"
@@ -286,3 +390,122 @@ def _fine_text(value: Any, nanoseconds: int) -> str:
     local = value.replace(tzinfo=None)
     zone = value.isoformat()[len(local.isoformat()) :]
     return f"{local.isoformat(timespec='microseconds')}{nanoseconds:03}{zone}"
+
+
+_ROWS_AT_ONCE = 1_000
+#: JSON has no bytes, and the others store null.
+_NOT_FOR_JSON = ("bytes", "jpeg", "json", "pkl")
+
+
+class TableSource(RowSource):
+    """A file that pyarrow reads in batches of rows."""
+
+    def __init__(self, path: str) -> None:
+        self.name = path
+
+    def columns(self, *, allows_nulls: bool = False) -> dict[str, str]:
+        """Return the encodings that follow from the file's schema."""
+        with self._errors():
+            schema = self._schema()
+            names: list[str] = schema.names
+            for name, count in Counter(names).items():
+                if count > 1:
+                    raise ShardCorruptError(self.name, f"column {name!r} comes {count} times")
+            encodings = encodings_of_schema(required("pyarrow", "parquet").types, schema)
+            if allows_nulls:
+                encodings |= dict.fromkeys(self._unfit(schema, encodings), "json")
+            return encodings
+
+    def names(self) -> Iterable[str]:
+        """Return the columns of the schema."""
+        with self._errors():
+            return self._schema().names
+
+    def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """Yield the rows, with lists of numbers as arrays, images as the bytes of their files, and times as text."""
+        num_rows = 0
+        with self._errors():
+            schema = self._schema()
+            chosen = [name for name in schema.names if name in columns]
+            absent = {name: None for name, encoding in columns.items() if name not in chosen and encoding == "json"}
+            extensions = {name: extension_name(schema.field(name)) for name in chosen}
+            for batch in self._batches(chosen):
+                try:
+                    values = [
+                        values_of_column(name, batch.column(name), extensions[name], columns[name]) for name in chosen
+                    ]
+                except UnfitValueError as unfit:
+                    unfit.error.add_note(f"row {num_rows + unfit.row} (from 0) of {self.name}")
+                    raise unfit.error from unfit.__cause__
+                for row in zip(*values, strict=True):
+                    yield absent | dict(zip(chosen, row, strict=True))
+                num_rows += batch.num_rows
+
+    def _unfit(self, schema: Any, encodings: Mapping[str, str]) -> list[str]:
+        """Return the columns with a value that JSON can store and their encoding cannot. It reads them."""
+        unknown = [name for name, encoding in encodings.items() if encoding not in _NOT_FOR_JSON]
+        found: list[str] = []
+        for batch in self._batches(unknown) if unknown else ():
+            for name in unknown:
+                extension = extension_name(schema.field(name))
+                if has_unfit_value(name, batch.column(name), extension, encodings[name]):
+                    found.append(name)
+            unknown = [name for name in unknown if name not in found]
+        return found
+
+    @contextmanager
+    def _errors(self) -> Generator[None]:
+        """Name the file in pyarrow's errors."""
+        arrow = required("pyarrow", "parquet")
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise ShardNotFoundError(self.name, "no such file") from error
+        except (arrow.ArrowException, OSError) as error:
+            # For some damage, pyarrow raises a bare OSError without errno.
+            if isinstance(error, OSError) and (error.errno is not None or type(error) is not OSError):
+                raise
+            raise ShardCorruptError(self.name, str(error)) from error
+
+    @abstractmethod
+    def _schema(self) -> Any: ...
+
+    @abstractmethod
+    def _batches(self, names: list[str]) -> Iterator[Any]: ...
+
+
+class ParquetSource(TableSource):
+    """A Parquet file."""
+
+    def _schema(self) -> Any:
+        return required("pyarrow.parquet", "parquet").read_schema(self.name)
+
+    def _batches(self, names: list[str]) -> Iterator[Any]:
+        with required("pyarrow.parquet", "parquet").ParquetFile(self.name) as file:
+            yield from file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=names)
+
+
+class ArrowSource(TableSource):
+    """An Arrow IPC file or stream."""
+
+    def _schema(self) -> Any:
+        with self._opened() as reader:
+            return reader.schema
+
+    def _batches(self, names: list[str]) -> Iterator[Any]:
+        del names  # the file is mapped: a column that is not read costs nothing
+        with self._opened() as reader:
+            if hasattr(reader, "num_record_batches"):
+                whole: Iterator[Any] = map(reader.get_batch, range(reader.num_record_batches))
+            else:
+                whole = iter(reader)
+            for batch in whole:
+                for begin in range(0, batch.num_rows, _ROWS_AT_ONCE):
+                    yield batch.slice(begin, _ROWS_AT_ONCE)
+
+    def _opened(self) -> Any:
+        arrow = required("pyarrow", "parquet")
+        try:
+            return arrow.ipc.open_stream(arrow.memory_map(self.name))
+        except arrow.ArrowInvalid:
+            return arrow.ipc.open_file(arrow.memory_map(self.name))

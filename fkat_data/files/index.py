@@ -2,17 +2,152 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from fkat_data.errors import ShardCorruptError
+from fkat_data.files.encoding import EncodingError
+from fkat_data.files.encodings import encoding_of
+from fkat_data.files.shard import Column, FileInfo, ShardEntry
+from fkat_data.files.stored import FAMILIES, file_size
 from fkat_data.interruption import genuine
-from fkat_data.streaming.formats.columns import columns_of
-from fkat_data.streaming.formats.compression import FAMILIES
-from fkat_data.streaming.formats.entry import Column, FileInfo, ShardEntry
-from fkat_data.streaming.formats.fields import Fields
-from fkat_data.streaming.formats.files import file_size
+
+
+class Fields:
+    """A JSON object and its path in a file, for messages.
+
+    Args:
+        file: Name of the file.
+        path: Path of the object in the file, such as ``shards[3].raw_data``; empty for the whole file.
+        content: The parsed JSON.
+
+    Raises:
+        ShardCorruptError: ``content`` is not a JSON object.
+    """
+
+    __slots__ = ("content", "file", "path")
+
+    def __init__(self, file: str, path: str, content: object) -> None:
+        if not isinstance(content, dict):
+            raise ShardCorruptError.of_field(file, path or "the whole file", "a JSON object", content)
+        self.file: str = file
+        self.path: str = path
+        self.content: dict[str, Any] = cast("dict[str, Any]", content)
+
+    def wrong(self, name: str, expected: str, found: object) -> ShardCorruptError:
+        """Return the error for an invalid field."""
+        return ShardCorruptError.of_field(self.file, f"{self.path}.{name}".lstrip("."), expected, found)
+
+    def version(self, expected: int) -> None:
+        """Check that the field ``version`` is as expected.
+
+        Raises:
+            ShardCorruptError: The field is missing or invalid, as in every method here.
+        """
+        found = self.content.get("version")
+        if isinstance(found, bool) or found != expected:
+            raise self.wrong("version", str(expected), found)
+
+    def integer(self, name: str, minimum: int, maximum: int) -> int:
+        """Return a field that must be an integer from ``minimum`` to ``maximum``, both inclusive."""
+        value = self._value(name)
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise self.wrong(name, f"an integer from {minimum} to {maximum}", value)
+        return value
+
+    def text(self, name: str, options: Sequence[str] = ()) -> str:
+        """Return a field that must be a string; one of ``options`` unless they are empty."""
+        value = self._value(name)
+        if not isinstance(value, str) or (options and value not in options):
+            raise self.wrong(name, f"one of {', '.join(options)}" if options else "a string", value)
+        return value
+
+    def nonempty_text(self, name: str) -> str:
+        """Return a field that must be a string of at least one character."""
+        value = self._value(name)
+        if not isinstance(value, str) or not value:
+            raise self.wrong(name, "a string of at least one character", value)
+        return value
+
+    def optional_text(self, name: str) -> str | None:
+        """Return a field that must be a string if present; None if it is missing or null."""
+        return None if self.content.get(name) is None else self.text(name)
+
+    def listing(self, name: str) -> list[Any]:
+        """Return a field that must be a list."""
+        value = self._value(name)
+        if not isinstance(value, list):
+            raise self.wrong(name, "a list", value)
+        return cast("list[Any]", value)
+
+    def texts(self, name: str) -> list[str]:
+        """Return a field that must be a list of strings."""
+        values = self.listing(name)
+        if not all(isinstance(value, str) for value in values):
+            raise self.wrong(name, "a list of strings", values)
+        return values
+
+    def fields(self, name: str) -> "Fields":
+        """Return a field that must be an object."""
+        return Fields(self.file, f"{self.path}.{name}".lstrip("."), self._value(name))
+
+    def _value(self, name: str) -> Any:
+        if name not in self.content:
+            raise ShardCorruptError(self.file, f"{self.path}.{name} is missing".lstrip("."), f"{self.path}.{name}")
+        return self.content[name]
+
+
+#: Encodings of columns in JSON lines and separated values.
+TEXT_ENCODINGS = ("str", "int", "float")
+
+_MAX_BYTES = (1 << 32) - 1
+
+
+def columns_of(shard: Fields, kind: str) -> tuple[Column, ...]:
+    """Return the columns of a shard in the order in which they are stored.
+
+    Args:
+        shard: The entry.
+        kind: Its format.
+
+    Raises:
+        ShardCorruptError: The description is missing or invalid. The message names the field.
+    """
+    if kind == "json":
+        columns = shard.fields("columns")
+        return tuple(Column(name, columns.text(name, TEXT_ENCODINGS)) for name in columns.content)
+    names, encodings = shard.texts("column_names"), shard.texts("column_encodings")
+    if len(set(names)) < len(names) or not names:
+        raise shard.wrong("column_names", "at least one name, without duplicates", names)
+    if len(encodings) != len(names):
+        raise shard.wrong("column_encodings", f"{len(names)} encodings, one for each column", encodings)
+    if kind == "mds":
+        return _mds_columns(shard, names, encodings)
+    for number, encoding in enumerate(encodings):
+        if encoding not in TEXT_ENCODINGS:
+            raise shard.wrong(f"column_encodings[{number}]", f"one of {', '.join(TEXT_ENCODINGS)}", encoding)
+    return tuple(map(Column, names, encodings))
+
+
+def _mds_columns(shard: Fields, names: list[str], encodings: list[str]) -> tuple[Column, ...]:
+    sizes = shard.listing("column_sizes")
+    if len(sizes) != len(names):
+        raise shard.wrong("column_sizes", f"{len(names)} sizes, one for each column", sizes)
+    columns: list[Column] = []
+    for number, (name, encoding, size) in enumerate(zip(names, encodings, sizes, strict=True)):
+        try:
+            own_size = encoding_of(encoding).size_bytes
+        except EncodingError as error:
+            raise shard.wrong(f"column_encodings[{number}]", str(error), encoding) from None
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= _MAX_BYTES):
+            raise shard.wrong(f"column_sizes[{number}]", "null or a number of bytes", size)
+        # Some writers state a variable size as 0.
+        if own_size is not None and size != own_size:
+            raise shard.wrong(f"column_sizes[{number}]", f"{own_size}, the size of {encoding}", size)
+        columns.append(Column(name, encoding, size or None))
+    return tuple(columns)
+
 
 INDEX_NAME = "index.json"
 FORMATS = ("mds", "json", "xsv", "csv", "tsv")
@@ -21,7 +156,6 @@ _VERSION = 2
 _SHARD_KEYS = frozenset(("samples", "raw_data", "zip_data", "raw_meta", "zip_meta"))
 _SEPARATORS = {"csv": ",", "tsv": "\t"}
 # Offsets in a shard are 32 bits wide.
-_MAX_BYTES = (1 << 32) - 1
 _LONGEST_NAME_BYTES = 255
 _LONGEST_PATH_BYTES = 4000
 _NO_HASHES: dict[str, str] = {}

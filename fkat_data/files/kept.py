@@ -1,4 +1,4 @@
-"""The decoded row groups of a process: as many as a number of bytes holds, the most recently used."""
+"""Keep what a process used last: open files, and decoded parts of files."""
 
 import logging
 import os
@@ -6,9 +6,62 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from fkat_data import arguments
+
+_Kept = TypeVar("_Kept")
+
+
+class _MadeOnce(Generic[_Kept]):
+    """An object that one thread makes, and others wait for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: list[_Kept] = []
+
+    def get(self, make: Callable[[], _Kept]) -> _Kept:
+        if not self._made:
+            with self._lock:
+                if not self._made:
+                    self._made.append(make())
+        return self._made[0]
+
+
+class LastUsed(Generic[_Kept]):
+    """The objects that this process used last, by number. A forked process, or one that unpickles it, begins with none.
+
+    Threads may share it: what one of them makes, the others wait for, and nothing is made twice at the same time.
+
+    Args:
+        num_kept: The most objects to keep.
+    """
+
+    def __init__(self, num_kept: int) -> None:
+        self._num_kept = num_kept
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[int, _MadeOnce[_Kept]] = OrderedDict()
+        self._process_id = os.getpid()
+
+    def get(self, number: int, make: Callable[[], _Kept]) -> _Kept:
+        """Return an object; make it if it is not kept, after the one that was not used for longest has left.
+
+        Raises:
+            Exception: Whatever ``make`` raises.
+        """
+        if self._process_id != os.getpid():
+            # A forked child shares its parent's file offsets and connections, so it opens its own.
+            self.__init__(self._num_kept)
+        with self._lock:
+            place = self._kept.pop(number, None)
+            while len(self._kept) >= self._num_kept:
+                self._kept.popitem(last=False)
+            place = self._kept[number] = _MadeOnce[_Kept]() if place is None else place
+        return place.get(make)
+
+    def __reduce__(self) -> tuple[type["LastUsed[_Kept]"], tuple[int]]:
+        return type(self), (self._num_kept,)
+
 
 _logger = logging.getLogger(__name__)
 
@@ -18,7 +71,7 @@ _MOST_FOOTERS = 256
 _NUM_AGAIN = 64
 
 
-class _Kept(NamedTuple):
+class _Group(NamedTuple):
     value: Any
     size_bytes: int
 
@@ -44,7 +97,7 @@ class DecodedGroups:
 
     def _begin(self) -> None:
         self._process_id = os.getpid()
-        self._groups: OrderedDict[object, _Kept] = OrderedDict()
+        self._groups: OrderedDict[object, _Group] = OrderedDict()
         self._footers: OrderedDict[object, Any] = OrderedDict()
         self._lock = threading.Lock()
         self._held_bytes = 0
@@ -69,7 +122,7 @@ class DecodedGroups:
         value, size_bytes = decode()
         with self._locked():
             if key not in self._groups:
-                self._groups[key] = _Kept(value, size_bytes)
+                self._groups[key] = _Group(value, size_bytes)
                 self._held_bytes += size_bytes
                 while self._held_bytes > self._limit_bytes and len(self._groups) > 1:
                     dropped, last = self._groups.popitem(last=False)

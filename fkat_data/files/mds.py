@@ -2,19 +2,25 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fkat_data.errors import ShardCorruptError
+from fkat_data.files.encoding import NDArrayEncoding
+from fkat_data.files.encodings import encoding_of
+from fkat_data.files.mapping import mapped, offsets_of
+from fkat_data.files.shard import (
+    Column,
+    ReadOptions,
+    ShardEntry,
+    checked_row,
+    checked_rows,
+    dicts_of,
+)
 from fkat_data.interruption import genuine
-from fkat_data.streaming.formats.encodings import encoding_of
-from fkat_data.streaming.formats.entry import Column, ShardEntry
-from fkat_data.streaming.formats.mapping import MapRegister, mapped, offsets_of
-from fkat_data.streaming.formats.ndarray import NDArrayEncoding
-from fkat_data.streaming.formats.reader import checked_row, checked_rows, dicts_of
 
 
 class OpenColumn:
@@ -23,9 +29,7 @@ class OpenColumn:
     Args:
         column: The column.
         content: Bytes of the shard.
-        arrays: Whether to return ``ndarray`` columns as NumPy arrays or torch tensors.
-        is_writable: Whether NumPy arrays are writable copies or read-only views.
-        is_copied: Whether read-only arrays are copies, too.
+        options: How the rows of the shard are read.
 
     Attributes:
         name: The column's key in a sample.
@@ -34,15 +38,7 @@ class OpenColumn:
         decode: Function from a value's bytes to the value.
     """
 
-    def __init__(
-        self,
-        column: Column,
-        content: memoryview,
-        arrays: Literal["numpy", "torch"],
-        *,
-        is_writable: bool,
-        is_copied: bool = False,
-    ) -> None:
+    def __init__(self, column: Column, content: memoryview, options: ReadOptions) -> None:
         encoding = encoding_of(column.encoding)
         self.name: str = column.name
         self.size_bytes: int | None = column.size_bytes
@@ -53,14 +49,14 @@ class OpenColumn:
             self._windows = windows_of(content, encoding.dtype, encoding.shape)
         if not isinstance(encoding, NDArrayEncoding):
             return
-        if arrays == "torch":
+        if options.arrays == "torch":
             self.decode = lambda data: torch.from_numpy(encoding.decode(data).copy())
             self._listed = lambda values: list(torch.from_numpy(values).unbind(0))
-        elif is_writable:
+        elif options.writable:
             self.decode = lambda data: encoding.decode(data).copy()
         else:
             self._listed = _listed_read_only
-            if is_copied:
+            if options.is_copied:
                 self.decode = lambda data: _read_only(encoding.decode(data).copy())
 
     @property
@@ -110,35 +106,19 @@ class MDSReader:
     Args:
         directory: Directory of the dataset.
         entry: The shard.
-        arrays: Whether to return ``ndarray`` columns as NumPy arrays or torch tensors.
-        writable: Whether NumPy arrays are writable copies or read-only views of the file. Tensors are always copies,
-            because torch has no read-only ones.
-        is_copied: Whether read-only arrays are copies, too, so that they do not keep the file mapped.
-        register: Records the file as mapped.
+        options: How its rows are read.
 
     Raises:
         ShardNotFoundError: The shard's file does not exist.
         ShardCorruptError: Its size or its offsets contradict the index or the columns.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        entry: ShardEntry,
-        *,
-        arrays: Literal["numpy", "torch"],
-        writable: bool,
-        is_copied: bool,
-        register: MapRegister | None,
-    ) -> None:
+    def __init__(self, directory: Path, entry: ShardEntry, options: ReadOptions) -> None:
         self.num_samples: int = entry.samples
         self._path = directory / entry.raw_data.basename
-        self._content = mapped(self._path, entry.raw_data, register)
+        self._content = mapped(self._path, entry.raw_data, options.register)
         self._offsets = offsets_of(self._path, self._content, entry.samples, entry.raw_data.bytes)
-        self._columns = [
-            OpenColumn(column, self._content, arrays, is_writable=writable, is_copied=is_copied)
-            for column in entry.columns
-        ]
+        self._columns = [OpenColumn(column, self._content, options) for column in entry.columns]
         self._chosen = frozenset(entry.chosen or (column.name for column in entry.columns))
         self._lengths_bytes = _LENGTH_BYTES * sum(column.size_bytes is None for column in self._columns)
         self._lengths = windows_of(self._content, _LENGTH)

@@ -8,6 +8,7 @@ import json
 import math
 import re
 import zlib
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -18,11 +19,97 @@ from typing import Any, BinaryIO, cast
 
 from fkat_data.errors import ShardCorruptError, ShardNotFoundError
 from fkat_data.requirement import required
-from fkat_data.tools.converting.inference import ColumnKinds, columns_of_rows
-from fkat_data.tools.converting.row_source import RowSource
+
+
+class RowSource(ABC):
+    """The rows of a file, or of part of a folder. It can be pickled and read in another process.
+
+    Attributes:
+        name: The name to use in messages.
+    """
+
+    name: str
+
+    @abstractmethod
+    def columns(self, *, allows_nulls: bool = False) -> dict[str, str]:
+        """Return an encoding for each column, inferred from the file's schema or its first rows.
+
+        Args:
+            allows_nulls: Whether a column with a value that its encoding cannot store, such as null or an empty list of
+                numbers, is ``json``. Finding these takes a look at all rows.
+
+        Raises:
+            ShardCorruptError: The file is invalid.
+        """
+
+    @abstractmethod
+    def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """Yield the rows as samples for a writer of these columns.
+
+        Raises:
+            ShardCorruptError: The file is invalid. The message names the line or the row.
+            SampleError: A value does not fit its column's encoding. A note names the row.
+        """
+
+    def names(self) -> Iterable[str]:
+        """Return the columns of every row; none where each row, or the kind of source, has its own.
+
+        Raises:
+            ShardCorruptError: The file is invalid.
+        """
+        return ()
+
+    def __repr__(self) -> str:
+        return repr(self.name)
+
+
+_ROWS = 1_000
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
+class ColumnKinds:
+    """The kinds of values that a column has shown so far."""
+
+    def __init__(self) -> None:
+        self._types: set[Any] = set()
+        self._has_large_int = False
+
+    def add(self, value: Any) -> None:
+        """Take a value into account."""
+        self._types.add(type(value))
+        self._has_large_int |= type(value) is int and value not in _INT64
+
+    @property
+    def encoding(self) -> str:
+        """The narrowest encoding that stores all these values unchanged."""
+        if self._types == {int}:
+            return "str_int" if self._has_large_int else "int"
+        names: dict[Any, str] = {float: "float64", str: "str", bytes: "bytes"}
+        return names.get(next(iter(self._types)), "json") if len(self._types) == 1 else "json"
+
+
+def columns_of_rows(rows: Iterable[Mapping[str, Any]], *, is_thorough: bool = False) -> dict[str, str]:
+    """Return an encoding for each column, inferred from the first 1,000 rows, or from all.
+
+    A column that is missing or null in one of them is ``json``.
+
+    Args:
+        rows: The rows.
+        is_thorough: Whether to look at all rows.
+    """
+    columns: dict[str, ColumnKinds] = {}
+    for number, row in enumerate(rows if is_thorough else islice(rows, _ROWS)):
+        for name in row:
+            if name not in columns:
+                columns[name] = ColumnKinds()
+                if number:
+                    columns[name].add(None)
+        for name, kinds in columns.items():
+            kinds.add(row.get(name))
+    return {name: kinds.encoding for name, kinds in columns.items()}
+
 
 _LONGEST_FIELD = 1 << 30
-_ROWS = 1_000
 _LONGEST_REASON = 500
 
 
