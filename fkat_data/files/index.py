@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -154,6 +154,8 @@ FORMATS = ("mds", "json", "xsv", "csv", "tsv")
 
 _VERSION = 2
 _SHARD_KEYS = frozenset(("samples", "raw_data", "zip_data", "raw_meta", "zip_meta"))
+#: No other object of an index has all of these.
+_OF_SHARD = frozenset(("format", "raw_data", "samples"))
 _SEPARATORS = {"csv": ",", "tsv": "\t"}
 # Offsets in a shard are 32 bits wide.
 _LONGEST_NAME_BYTES = 255
@@ -190,12 +192,14 @@ def parse_index(text: bytes, file: str) -> list[ShardEntry]:
     """
     parser = _Parser(file)
     try:
-        content = read_object(text.decode(), "shards", parser.entry)
+        # A large index is in memory once: each shard is converted as soon as it is read.
+        content = json.loads(text.decode(), object_hook=parser.converted)
     except genuine(ValueError, RecursionError) as error:
         raise ShardCorruptError(file, f"not valid JSON: {error}") from error
     index = Fields(file, "", content)
     index.version(_VERSION)
-    return index.listing("shards")
+    shards = index.listing("shards")
+    return [item if isinstance(item, ShardEntry) else parser.entry(number, item) for number, item in enumerate(shards)]
 
 
 class _Common(NamedTuple):
@@ -233,6 +237,14 @@ class _Parser:
         # The previous shard's common fields, as given and as parsed.
         self._given: dict[str, Any] | None = None
         self._common: _Common | None = None
+        self._num_converted = 0
+
+    def converted(self, content: dict[str, Any]) -> Any:
+        """Return the shard that an object of the JSON describes, or the object itself."""
+        if not content.keys() >= _OF_SHARD:
+            return content
+        self._num_converted += 1
+        return self.entry(self._num_converted - 1, content)
 
     def entry(self, number: int, content: Any) -> ShardEntry:
         shard = Fields(self._name, f"shards[{number}]", content)
@@ -309,82 +321,3 @@ def _expected_name(basename: str) -> str | None:
     if len(encoded) > _LONGEST_PATH_BYTES or max(len(part.encode()) for part in parts) > _LONGEST_NAME_BYTES:
         return f"a path of at most {_LONGEST_PATH_BYTES} bytes, with names of at most {_LONGEST_NAME_BYTES} bytes"
     return None
-
-
-_DECODER = json.JSONDecoder()
-_SPACE = re.compile(r"[ \t\n\r]*")
-
-
-def read_object(text: str, list_name: str, item: Callable[[int, Any], Any]) -> Any:
-    """Return the value of a JSON text. If it is an object, convert the items of one of its lists.
-
-    Args:
-        text: The JSON text.
-        list_name: Key of the list.
-        item: Called with (index, item) for each item of the list, in order. Its result replaces the item.
-
-    Raises:
-        ValueError: The text is not valid JSON.
-        RecursionError: The JSON is nested too deeply.
-    """
-    cursor = _Cursor(text)
-    value = _object(cursor, list_name, item) if cursor.accept("{") else cursor.value()
-    if cursor.offset != len(text):
-        raise json.JSONDecodeError("extra data", text, cursor.offset)
-    return value
-
-
-def _object(cursor: "_Cursor", list_name: str, item: Callable[[int, Any], Any]) -> dict[str, Any]:
-    content: dict[str, Any] = {}
-    if cursor.accept("}"):
-        return content
-    while True:
-        name = cursor.value()
-        cursor.expect(":")
-        if not isinstance(name, str):
-            raise json.JSONDecodeError("expected a key", cursor.text, cursor.offset)
-        content[name] = _list(cursor, item) if name == list_name and cursor.accept("[") else cursor.value()
-        if cursor.accept("}"):
-            return content
-        cursor.expect(",")
-
-
-def _list(cursor: "_Cursor", item: Callable[[int, Any], Any]) -> list[Any]:
-    items: list[Any] = []
-    if cursor.accept("]"):
-        return items
-    while True:
-        items.append(item(len(items), cursor.value()))
-        if cursor.accept("]"):
-            return items
-        cursor.expect(",")
-
-
-class _Cursor:
-    """An offset in a text, always after white space."""
-
-    __slots__ = ("offset", "text")
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.offset = 0
-        self._go_to(0)
-
-    def value(self) -> Any:
-        value, end = _DECODER.raw_decode(self.text, self.offset)
-        self._go_to(end)
-        return value
-
-    def accept(self, character: str) -> bool:
-        found = self.text.startswith(character, self.offset)
-        if found:
-            self._go_to(self.offset + 1)
-        return found
-
-    def expect(self, character: str) -> None:
-        if not self.accept(character):
-            raise json.JSONDecodeError(f"expected {character!r}", self.text, self.offset)
-
-    def _go_to(self, offset: int) -> None:
-        space = _SPACE.match(self.text, offset)
-        self.offset = offset if space is None else space.end()
