@@ -1,24 +1,22 @@
 """Read JSON lines, and separated values as spreadsheets write them."""
 
+import codecs
 import contextlib
 import csv
-import gzip
-import io
 import json
 import math
 import re
-import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from itertools import islice
-from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
-from fkat_data.errors import ShardCorruptError, ShardNotFoundError
-from fkat_data.requirement import required
+from fkat_data.datasets import IterableJsonDataset
+from fkat_data.errors import ShardCorruptError
+from fkat_data.files.opening import TextFile
 
 
 class RowSource(ABC):
@@ -110,11 +108,12 @@ def columns_of_rows(rows: Iterable[Mapping[str, Any]], *, is_thorough: bool = Fa
 
 
 _LONGEST_FIELD = 1 << 30
+_LONGEST_LINE_BYTES = 1 << 62
 _LONGEST_REASON = 500
 
 
 class JsonLinesSource(RowSource):
-    """A file of JSON lines, plain, gzip (``.gz``) or zstd (``.zst``, ``.zstd``). Blank lines are ignored.
+    """A file of JSON lines, plain, gzip or zstd. Blank lines are ignored.
 
     Args:
         path: The file.
@@ -148,17 +147,11 @@ class JsonLinesSource(RowSource):
             yield {**absent, **row}
 
     def _objects(self) -> Generator[dict[str, Any]]:
-        with opened(self.name) as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.isspace():
-                    continue
-                try:
-                    row = json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise ShardCorruptError(self.name, f"line {number}: {error}", f"line {number}") from error
-                if not isinstance(row, dict):
-                    raise ShardCorruptError.of_field(self.name, f"line {number}", "a JSON object", row)
-                yield cast("dict[str, Any]", row)
+        dataset = IterableJsonDataset(self.name, max_line_bytes=_LONGEST_LINE_BYTES)
+        for row, place in dataset.placed_samples():
+            if not isinstance(row, dict):
+                raise ShardCorruptError.of_field(self.name, dataset.place_text(place), "a JSON object", row)
+            yield cast("dict[str, Any]", row)
 
 
 class SeparatedSource(RowSource):
@@ -196,11 +189,8 @@ class SeparatedSource(RowSource):
 
     def names(self) -> Iterable[str]:
         """Return the names in the header."""
-        with opened_as_text(self.name) as file:
-            try:
-                return list(csv.DictReader(file, delimiter=self._separator, strict=True).fieldnames or ())
-            except csv.Error as error:
-                raise ShardCorruptError(self.name, str(error)) from error
+        with self._errors():
+            return list(self._reader().fieldnames or ())
 
     def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """Yield the rows, with each text parsed for its column's encoding.
@@ -235,20 +225,27 @@ class SeparatedSource(RowSource):
         return parser_of(encoding, exact_int, exact_float)
 
     def _texts(self) -> Generator[dict[str, str]]:
+        with self._errors():
+            reader = self._reader()
+            self._check_names(reader.fieldnames or ())
+            for number, row in enumerate(reader, start=1):
+                found = cast("dict[str | None, str | None]", row)
+                if None in found or None in found.values():
+                    place = f"row {number} (from 1, without the header)"
+                    reason = f"{place} has fewer or more values than the header: {found}"[:_LONGEST_REASON]
+                    raise ShardCorruptError(self.name, reason)
+                yield cast("dict[str, str]", found)
+
+    def _reader(self) -> "csv.DictReader[str]":
         csv.field_size_limit(_LONGEST_FIELD)
-        with opened_as_text(self.name) as file:
-            try:
-                reader = csv.DictReader(file, delimiter=self._separator, strict=True)
-                self._check_names(reader.fieldnames or ())
-                for number, row in enumerate(reader, start=1):
-                    found = cast("dict[str | None, str | None]", row)
-                    if None in found or None in found.values():
-                        place = f"row {number} (from 1, without the header)"
-                        reason = f"{place} has fewer or more values than the header: {found}"[:_LONGEST_REASON]
-                        raise ShardCorruptError(self.name, reason)
-                    yield cast("dict[str, str]", found)
-            except csv.Error as error:
-                raise ShardCorruptError(self.name, str(error)) from error
+        return csv.DictReader(_lines_of(self.name), delimiter=self._separator, strict=True)
+
+    @contextmanager
+    def _errors(self) -> Generator[None]:
+        try:
+            yield
+        except csv.Error as error:
+            raise ShardCorruptError(self.name, str(error)) from error
 
     def _check_names(self, names: Sequence[str]) -> None:
         for name, count in Counter(names).items():
@@ -256,43 +253,28 @@ class SeparatedSource(RowSource):
                 raise ShardCorruptError(self.name, f"column {name!r} comes {count} times")
 
 
-_ZSTD_SUFFIXES = (".zst", ".zstd")
+_LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n)")
 
 
-@contextmanager
-def opened(path: str) -> Generator[BinaryIO]:
-    """Open a file for reading bytes. Its suffix says whether it is gzip (``.gz``), zstd (``.zst``, ``.zstd``) or plain.
+def _lines_of(path: str) -> Iterator[str]:
+    """Yield the lines of a file of UTF-8, each with its end as it is.
 
     Raises:
         ShardNotFoundError: The file does not exist.
-        ShardCorruptError: During the context, the compressed bytes turned out to be invalid, or the text is not UTF-8.
+        ShardCorruptError: Compressed bytes are invalid, or the text is not UTF-8.
         ConfigurationError: The file is zstd, and zstandard is not installed.
     """
-    suffix = Path(path).suffix.lower()
-    zstandard: Any = required("zstandard", "streaming") if suffix in _ZSTD_SUFFIXES else None
-    broken: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError)
-    if zstandard is not None:
-        broken = (*broken, zstandard.ZstdError)
+    rest = ""
     try:
-        with Path(path).open("rb") as file:
-            if suffix == ".gz":
-                yield cast("BinaryIO", gzip.GzipFile(fileobj=file))
-            elif zstandard is not None:
-                reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-                yield cast("BinaryIO", io.BufferedReader(reader, 1 << 20))
-            else:
-                yield file
-    except FileNotFoundError as error:
-        raise ShardNotFoundError(path, "no such file") from error
-    except broken as error:
+        for piece in codecs.iterdecode(TextFile(path, {}).chunks(), "utf-8-sig"):
+            text = rest + piece
+            end = max(text.rfind("\n"), text.rfind("\r")) + 1
+            yield from _LINE.findall(text[:end])
+            rest = text[end:]
+    except UnicodeDecodeError as error:
         raise ShardCorruptError(path, str(error)) from error
-
-
-@contextmanager
-def opened_as_text(path: str) -> Generator[io.TextIOBase]:
-    """Open a file as ``opened`` does, for reading UTF-8 with unchanged line ends."""
-    with opened(path) as file:
-        yield io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+    if rest:
+        yield rest
 
 
 #: A text that is no number, though Python parses it as one: a number would not keep its zeros, or its underscores.

@@ -294,8 +294,13 @@ def test_an_encoding_may_be_chosen(tmp_path):
 
 
 BAD_FILES = [
-    ("rows.jsonl", b'{"a": 1}\n{"a": \n', ShardCorruptError, "rows.jsonl': line 2: "),
-    ("rows.jsonl", b'{"a": 1}\n[1]\n', ShardCorruptError, "line 2 is [1]: expected a JSON object"),
+    (
+        "rows.jsonl",
+        b'{"a": 1}\n{"a": \n',
+        ShardCorruptError,
+        "rows.jsonl': line 1 (from 0, blank lines not counted), at byte 9 of the text: ",
+    ),
+    ("rows.jsonl", b'{"a": 1}\n[1]\n', ShardCorruptError, "rows.jsonl is [1]: expected a JSON object"),
     ("rows.jsonl.gz", b"nonsense", ShardCorruptError, "rows.jsonl.gz': "),
     ("rows.jsonl.zst", b"nonsense", ShardCorruptError, "rows.jsonl.zst': "),
     ("rows.csv", b"a,b\n1\n", ShardCorruptError, "fewer or more values than the header"),
