@@ -225,50 +225,31 @@ class StringEncoding(Encoding):
         return str(data, "utf-8")
 
 
-class StringIntEncoding(Encoding):
-    """An int of any size as decimal digits."""
+class NumberTextEncoding(Encoding):
+    """A number of any size as the text that Python makes of it, which decodes to the same number.
+
+    Args:
+        kind: The type of the numbers.
+        expected: What a value must be, for messages.
+    """
+
+    def __init__(self, kind: type[Any], expected: str) -> None:
+        self._kind = kind
+        self._expected = expected
 
     def encode(self, value: Any) -> bytes:
-        """Return the digits of an int. Refuse a bool, because its text could not be decoded."""
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise EncodingError("an int")
+        """Return the text of a number. Refuse a bool, because its text could not be decoded."""
+        if isinstance(value, bool) or not isinstance(value, self._kind):
+            raise EncodingError(self._expected)
         try:
-            return str(int(value)).encode()
+            return str(self._kind(value)).encode()
         except genuine(ValueError) as error:
-            raise EncodingError(f"an int that Python converts to text ({error})") from None
+            raise EncodingError(f"{self._expected} that Python converts to text ({error})") from None
 
-    def decode(self, data: memoryview) -> int:
-        """Return the int."""
-        return int(str(data, "utf-8"))
-
-
-class StringFloatEncoding(Encoding):
-    """A float as the shortest text that decodes to the same float."""
-
-    def encode(self, value: Any) -> bytes:
-        """Return the text of a float."""
-        if not isinstance(value, float):
-            raise EncodingError("a float")
-        return str(float(value)).encode()
-
-    def decode(self, data: memoryview) -> float:
-        """Return the float."""
-        return float(str(data, "utf-8"))
-
-
-class StringDecimalEncoding(Encoding):
-    """A ``decimal.Decimal`` as text."""
-
-    def encode(self, value: Any) -> bytes:
-        """Return the text of a Decimal."""
-        if not isinstance(value, Decimal):
-            raise EncodingError("a decimal.Decimal")
-        return str(value).encode()
-
-    def decode(self, data: memoryview) -> Decimal:
-        """Return the Decimal."""
+    def decode(self, data: memoryview) -> Any:
+        """Return the number."""
         try:
-            return Decimal(str(data, "utf-8"))
+            return self._kind(str(data, "utf-8"))
         except genuine(InvalidOperation):
             raise EncodingError("the text is not a decimal number") from None
 
@@ -324,9 +305,9 @@ ENCODINGS: dict[str, Callable[[], Encoding]] = {
     "str": StringEncoding,
     "int": IntEncoding,
     **{name: lambda name=name: ScalarEncoding(name) for name in SCALAR_DTYPES},
-    "str_int": StringIntEncoding,
-    "str_float": StringFloatEncoding,
-    "str_decimal": StringDecimalEncoding,
+    "str_int": lambda: NumberTextEncoding(int, "an int"),
+    "str_float": lambda: NumberTextEncoding(float, "a float"),
+    "str_decimal": lambda: NumberTextEncoding(Decimal, "a decimal.Decimal"),
     "pil": PixelsEncoding,
     "jpeg": lambda: ImageFileEncoding("JPEG"),
     "png": lambda: ImageFileEncoding("PNG"),

@@ -29,7 +29,7 @@ class _MadeOnce(Generic[_Kept]):
 
 
 class LastUsed(Generic[_Kept]):
-    """The objects that this process used last, by number. A forked process, or one that unpickles it, begins with none.
+    """The objects that this process used last, by what identifies them. A forked process, or one that unpickles it, begins with none.
 
     Threads may share it: what one of them makes, the others wait for, and nothing is made twice at the same time.
 
@@ -40,10 +40,10 @@ class LastUsed(Generic[_Kept]):
     def __init__(self, num_kept: int) -> None:
         self._num_kept = num_kept
         self._lock = threading.Lock()
-        self._kept: OrderedDict[int, _MadeOnce[_Kept]] = OrderedDict()
+        self._kept: OrderedDict[object, _MadeOnce[_Kept]] = OrderedDict()
         self._process_id = os.getpid()
 
-    def get(self, number: int, make: Callable[[], _Kept]) -> _Kept:
+    def get(self, key: object, make: Callable[[], _Kept]) -> _Kept:
         """Return an object; make it if it is not kept, after the one that was not used for longest has left.
 
         Raises:
@@ -53,10 +53,10 @@ class LastUsed(Generic[_Kept]):
             # A forked child shares its parent's file offsets and connections, so it opens its own.
             self.__init__(self._num_kept)
         with self._lock:
-            place = self._kept.pop(number, None)
+            place = self._kept.pop(key, None)
             while len(self._kept) >= self._num_kept:
                 self._kept.popitem(last=False)
-            place = self._kept[number] = _MadeOnce[_Kept]() if place is None else place
+            place = self._kept[key] = _MadeOnce[_Kept]() if place is None else place
         return place.get(make)
 
     def __reduce__(self) -> tuple[type["LastUsed[_Kept]"], tuple[int]]:
@@ -85,6 +85,7 @@ class DecodedGroups:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = arguments.integer("limit_bytes", limit_bytes, minimum=1)
+        self._footers: LastUsed[Any] = LastUsed(_MOST_FOOTERS)
         self._begin()
 
     @contextmanager
@@ -98,7 +99,6 @@ class DecodedGroups:
     def _begin(self) -> None:
         self._process_id = os.getpid()
         self._groups: OrderedDict[object, _Group] = OrderedDict()
-        self._footers: OrderedDict[object, Any] = OrderedDict()
         self._lock = threading.Lock()
         self._held_bytes = 0
         self._dropped: set[object] = set()
@@ -137,16 +137,7 @@ class DecodedGroups:
         Raises:
             Exception: Whatever ``parse`` raises.
         """
-        with self._locked():
-            if key in self._footers:
-                self._footers.move_to_end(key)
-                return self._footers[key]
-        parsed = parse()
-        with self._locked():
-            self._footers[key] = parsed
-            while len(self._footers) > _MOST_FOOTERS:
-                self._footers.popitem(last=False)
-        return parsed
+        return self._footers.get(key, parse)
 
     def drop(self, key: object) -> None:
         """Release a row group; nothing happens if it is not kept."""
@@ -170,7 +161,7 @@ class DecodedGroups:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_limit_bytes": self._limit_bytes}
+        return {"_limit_bytes": self._limit_bytes, "_footers": self._footers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -9,7 +9,6 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
 from functools import partial
-from itertools import pairwise
 from typing import Any, cast
 from uuid import UUID
 
@@ -159,7 +158,7 @@ def values_of_column(name: str, column: Any, extension: str, encoding: str) -> l
     column = _stored(column, extension)
     types = required("pyarrow", "parquet").types
     if encoding.startswith("ndarray"):
-        values = _arrays(types, column)
+        values = _arrays(column)
     elif extension == "arrow.json" and encoding == "json":
         # The writer checks bytes as ready-made JSON.
         values = [None if text is None else text.encode() for text in column.to_pylist()]
@@ -221,35 +220,17 @@ def _stored(column: Any, extension: str) -> Any:
             return column
 
 
-def _arrays(types: Any, column: Any) -> list[Any]:
+def _arrays(column: Any) -> list[Any]:
     """Return lists of numbers as arrays; a list that contains null stays a list, and null stays None."""
-    if not column.null_count:
-        return _present_arrays(types, column)
-    present = iter(_present_arrays(types, column.drop_null()))
-    return [next(present) if is_valid else None for is_valid in column.is_valid().to_pylist()]
-
-
-def _present_arrays(types: Any, column: Any) -> list[Any]:
-    shape, leaf = peeled(types, column.type)
-    if shape and str(leaf) in NUMBERS:
-        flat, num_nulls = column, 0
-        for _ in shape:
-            flat = flat.flatten()
-            num_nulls += flat.null_count
-        if not num_nulls:
-            return list(flat.to_numpy(zero_copy_only=False).reshape(len(column), *shape))
-    elif (types.is_list(column.type) or types.is_large_list(column.type)) and str(column.type.value_type) in NUMBERS:
-        offsets = column.offsets.to_pylist() or [0]
-        numbers = column.values.slice(offsets[0], offsets[-1] - offsets[0])
-        if not numbers.null_count:
-            array = numbers.to_numpy(zero_copy_only=False)
-            return [array[begin - offsets[0] : end - offsets[0]] for begin, end in pairwise(offsets)]
-        parts = [numbers.slice(begin - offsets[0], end - begin) for begin, end in pairwise(offsets)]
-        return [part.to_pylist() if part.null_count else part.to_numpy(zero_copy_only=False) for part in parts]
-    nested: list[Any] = column.to_pylist()
+    leaf = column.type
     while hasattr(leaf, "value_type"):
         leaf = leaf.value_type
-    return [_array(value, NUMBERS[str(leaf)]) for value in nested] if str(leaf) in NUMBERS else nested
+    dtype = NUMBERS.get(str(leaf))
+    # Imported here: without a table to convert, pyarrow is not needed.
+    from fkat_data.files.arrow import ArrowValues  # noqa: PLC0415 - see above
+
+    values = ArrowValues(column).listed(np.arange(len(column)), arrays="numpy", is_writable=True)
+    return [_array(value, dtype) if isinstance(value, list) and dtype else value for value in values]
 
 
 def _array(value: Any, dtype: str) -> Any:
