@@ -4,38 +4,31 @@ import json
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from fkat_data import arguments
 from fkat_data.counted_file import CountedFile
-from fkat_data.datasets.item_index import counted_from_start, counted_from_starts, in_parts
-from fkat_data.description import Described, place_of
+from fkat_data.datasets.indexed_files import DatasetOfFiles, IndexedFiles, counted
 from fkat_data.errors import ShardCorruptError
-from fkat_data.files.opening import TextFile, changed, locations_of, shown_path
+from fkat_data.files.opening import TextFile, changed, shown_path
 from fkat_data.interruption import genuine
 
 _MAX_LINE_BYTES = 64 << 20
 
 
-class _JsonFiles(Described):
+class _JsonFiles(DatasetOfFiles):
     """One or more JSON Lines files."""
 
     def __init__(
         self, paths: str | Sequence[str], storage_options: Mapping[str, Any] | None, max_line_bytes: int
     ) -> None:
-        super().__init__()
-        self.paths: list[str] = locations_of("paths", paths)
+        super().__init__(paths, storage_options)
         self.max_line_bytes: int = arguments.integer("max_line_bytes", max_line_bytes, minimum=1)
-        self._files = [TextFile(path, dict(storage_options or {})) for path in self.paths]
-
-    def _repr_facts(self) -> Iterator[tuple[str, object]]:
-        yield "first_file", place_of(self.paths[0])
-        yield "num_files", len(self.paths)
+        self._files = [TextFile(path, self.storage_options) for path in self.paths]
 
 
 def _counted_files(
@@ -49,16 +42,14 @@ def _counted_files(
     Raises:
         ConfigurationError: ``paths`` is empty.
     """
-    options = dict(storage_options or {})
 
-    def num_lines(path: str) -> int:
+    def num_lines(path: str, options: Mapping[str, Any]) -> int:
         return LineIndex.of(path, TextFile(path, options).chunks(), max_line_bytes).num_lines
 
-    found = locations_of("paths", paths)
-    return [CountedFile(path, "json lines", options, partial(num_lines, path)) for path in found]
+    return counted("json lines", paths, storage_options, num_lines)
 
 
-class JsonDataset(_JsonFiles, Dataset[Any]):
+class JsonDataset(_JsonFiles, IndexedFiles):
     """The lines of one or more JSON Lines files, as a map-style dataset.
 
     The constructor reads every file once to index its lines. The index takes at most 8 MiB per file and is pickled
@@ -96,17 +87,6 @@ class JsonDataset(_JsonFiles, Dataset[Any]):
         # _ends[f]: samples up to and including file f.
         self._ends = np.cumsum([index.num_lines for index in self._indices], dtype=np.int64)
 
-    def _repr_facts(self) -> Iterator[tuple[str, object]]:
-        yield from super()._repr_facts()
-        # The __len__ of a subclass may take long.
-        yield "num_samples", JsonDataset.__len__(self)
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([index])[0]
-
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples at ``indices``, in that order. Each block of a file is read once.
 
@@ -115,37 +95,28 @@ class JsonDataset(_JsonFiles, Dataset[Any]):
 
         Raises:
             IndexError: An index is out of range.
-            ShardCorruptError: A line is not valid JSON, or the file's text is no longer that which was indexed.
+            ShardCorruptError: A sample is invalid, or its file has changed since it was indexed.
         """
-        samples = counted_from_starts(indices, len(self), "sample")
-        found: list[Any] = [None] * len(samples)
-        for file_number, positions, numbers in in_parts(samples, self._ends):
-            lines = self._lines(file_number, cast("list[int]", numbers.tolist()))
-            for position, line in zip(positions.tolist(), lines, strict=True):
-                found[position] = line
-        return found
+        return self._by_file(indices, self._samples)
 
-    def sample_place(self, index: int) -> str:
-        """Return the file of a sample and its line, which counts from 0 and no blank lines."""
-        sample = counted_from_start(index, len(self))
-        file_number = int(np.searchsorted(self._ends, sample, side="right"))
-        return _place(self.paths[file_number], sample - int(self._ends[file_number - 1] if file_number else 0))
+    def _place(self, part: int, row: int) -> str:
+        return _place(self.paths[part], row)
 
     def file_digests(self) -> list[int]:
         """Return a number for each file that differs where its text does."""
         return [index.checksum for index in self._indices]
 
-    def _lines(self, file_number: int, lines: list[int]) -> Iterator[Any]:
+    def _samples(self, file_number: int, rows: list[int]) -> Iterator[Any]:
         file, index = self._files[file_number], self._indices[file_number]
         blocks: dict[int, list[tuple[int, bytes]]] = {}
-        for line in lines:
+        for line in rows:
             number = line // index.stride
             if number not in blocks:
                 offset, size = index.block(number)
                 within = lines_of(file.path, [file.read(offset, size)], self.max_line_bytes)
                 blocks[number] = [(offset + begin, text) for begin, text in within]
         self._check(file_number)
-        for line in lines:
+        for line in rows:
             number, line_in_block = divmod(line, index.stride)
             offset, text = blocks[number][line_in_block]
             yield _parsed(file.path, line, offset, text)

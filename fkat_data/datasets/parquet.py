@@ -10,12 +10,12 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from fkat_data import arguments
 from fkat_data.counted_file import CountedFile
-from fkat_data.datasets.item_index import counted_from_start, counted_from_starts, in_parts
-from fkat_data.description import Described, place_of
+from fkat_data.datasets.indexed_files import DatasetOfFiles, IndexedFiles, counted
+from fkat_data.datasets.item_index import counted_from_starts, in_parts
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.arrow import ArrowColumn, rows_of
 from fkat_data.files.kept import LastUsed
@@ -23,7 +23,6 @@ from fkat_data.files.opening import (
     FileVersion,
     changed,
     local_path,
-    locations_of,
     names_of,
     not_found,
     open_uri,
@@ -43,20 +42,14 @@ _MAX_OPEN_FILES = 32
 _TAIL_BYTES = 8
 
 
-class _ParquetFiles(Described):
+class _ParquetFiles(DatasetOfFiles):
     """One or more Parquet files, and what is read of them."""
 
     def __init__(
         self, paths: str | Sequence[str], columns: Sequence[str] | None, storage_options: Mapping[str, Any] | None
     ) -> None:
-        super().__init__()
-        self.paths: list[str] = locations_of("paths", paths)
+        super().__init__(paths, storage_options)
         self.columns: list[str] | None = None if columns is None else names_of("columns", columns)
-        self.storage_options: dict[str, Any] = dict(storage_options or {})
-
-    def _repr_facts(self) -> Iterator[tuple[str, object]]:
-        yield "first_file", place_of(self.paths[0])
-        yield "num_files", len(self.paths)
 
 
 def _counted_files(
@@ -72,16 +65,10 @@ def _counted_files(
         ConfigurationError: ``paths`` is empty.
     """
     del columns, options
-    opening = dict(storage_options or {})
-
-    def num_rows(path: str) -> int:
-        return sum(_OpenFile(path, opening).num_rows)
-
-    found = locations_of("paths", paths)
-    return [CountedFile(path, "parquet", opening, partial(num_rows, path)) for path in found]
+    return counted("parquet", paths, storage_options, lambda path, opening: sum(_OpenFile(path, opening).num_rows))
 
 
-class ParquetDataset(_ParquetFiles, Dataset[dict[str, Any]]):
+class ParquetDataset(_ParquetFiles, IndexedFiles):
     """Rows of one or more Parquet files, as a map-style dataset.
 
     The constructor reads only the footers of the files. A row group is decoded when one of its rows is requested, and
@@ -135,17 +122,6 @@ class ParquetDataset(_ParquetFiles, Dataset[dict[str, Any]]):
         # _ends[g]: rows up to and including row group g.
         self._ends = np.cumsum([group.num_rows for group in self._groups], dtype=np.int64)
 
-    def _repr_facts(self) -> Iterator[tuple[str, object]]:
-        yield from super()._repr_facts()
-        # The __len__ of a subclass may take long.
-        yield "num_samples", ParquetDataset.__len__(self)
-
-    def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.__getitems__([index])[0]
-
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return the rows at ``indices``, in that order. Each row group is decoded once.
 
@@ -167,13 +143,9 @@ class ParquetDataset(_ParquetFiles, Dataset[dict[str, Any]]):
                 _check_values(self.paths[file_index], group_in_file, within, self._decoded(group))
             raise
 
-    def sample_place(self, index: int) -> str:
-        """Return the file of a row, its row group and its number there."""
-        row = counted_from_start(index, len(self))
-        number = int(np.searchsorted(self._ends, row, side="right"))
-        group = self._groups[number]
-        first = int(self._ends[number - 1]) if number else 0
-        return _place(self.paths[group.file_index], group.index_in_file, row - first)
+    def _place(self, part: int, row: int) -> str:
+        group = self._groups[part]
+        return _place(self.paths[group.file_index], group.index_in_file, row)
 
     def file_digests(self) -> list[int]:
         """Return a number for each file that differs where its footer does."""
