@@ -1,4 +1,4 @@
-"""Compressed shards of a directory that is read in place, decompressed into a cache of this node."""
+"""Shards of a directory that is read in place; compressed ones are decompressed into a cache of this node."""
 
 import logging
 import re
@@ -70,7 +70,89 @@ def _alone(above: Path, name: str) -> Path:
     return above / name
 
 
-class DecompressedSource:
+class DirectorySource:
+    """Uncompressed shards in a directory of this machine, read in place. Nothing is written or deleted.
+
+    Args:
+        directory: The directory.
+        entries: What its index says about the shards.
+        validate_hash: The hash of the index that files are compared with; None: their sizes alone.
+        index: The index that the entries are of, in the version in use; None: the directory has none.
+
+    Attributes:
+        directory: The directory.
+        map_register: None.
+        read_commit: None.
+    """
+
+    is_immediate: bool = True
+    index_bytes = 0
+    read_commit: ReadCommit | None = None
+
+    def __init__(
+        self,
+        directory: Path,
+        entries: list[ShardEntry],
+        validate_hash: str | None,
+        index: DatasetIndex | None = None,
+    ) -> None:
+        self.directory = directory
+        self.map_register: MapRegister | None = None
+        self._entries = entries
+        self._validate_hash = validate_hash
+        self._index = index
+        self._validated: set[str] = set()
+
+    def kept_bytes(self, entry: ShardEntry) -> int:
+        """Return 0: nothing is kept elsewhere."""
+        del entry
+        return 0
+
+    def read_index(self) -> list[ShardEntry]:
+        """Return what the index says about the shards, in its order."""
+        return self._entries
+
+    def fetch(self, entry: ShardEntry, *, wait: bool = True) -> Path | None:
+        """Return the directory of a shard's files.
+
+        Raises:
+            ConfigurationError: The index lacks the hash to compare files with.
+            ShardNotFoundError: A file is missing.
+            ShardCorruptError: A file's size or hash differs from what the index says.
+            OSError: A file cannot be read.
+        """
+        del wait
+        for raw, _ in entry.files:
+            self._validate(self.directory / raw.basename, raw)
+        return self.directory
+
+    def confirm(self, entry: ShardEntry) -> None:
+        """Check that the index is the one that was read; see ``ShardSource``."""
+        del entry
+        if self._index is not None:
+            self._index.check_in_place(self.directory)
+
+    def touch(self, entry: ShardEntry) -> None:
+        """Do nothing: nothing is evicted here."""
+
+    def is_there(self, entry: ShardEntry) -> bool:
+        """Return True."""
+        del entry
+        return True
+
+    def evict(self, entry: ShardEntry) -> int:
+        """Return 0 and remove nothing: these files may be the only copy."""
+        del entry
+        return 0
+
+    def _validate(self, path: Path, info: FileInfo) -> None:
+        # Once in a process. Each opening compares the size.
+        if self._validate_hash is not None and str(path) not in self._validated:
+            validate_file(path, info, self._validate_hash)
+            self._validated.add(str(path))
+
+
+class DecompressedSource(DirectorySource):
     """Shards of a directory that is read in place, some of them compressed. It pickles; processes may share it.
 
     The shards of the directory stay as they are. Decompressed ones are kept in a folder for this version of the
@@ -91,9 +173,7 @@ class DecompressedSource:
         read_commit: None.
     """
 
-    is_immediate = False
-    index_bytes = 0
-    read_commit: ReadCommit | None = None
+    is_immediate: bool = False
 
     def __init__(
         self,
@@ -106,13 +186,11 @@ class DecompressedSource:
         *,
         validate_hash: str | None,
     ) -> None:
-        self.directory: Path = directory.absolute()
+        super().__init__(directory.absolute(), found.entries, validate_hash, index)
         self._found = found
-        self._index = index
+        self._written = index
         self._given = folder
         self._evictable = evictable
-        self._validate_hash = validate_hash
-        self._validated: set[str] = set()
         self._cache = Cache(folder, budget)
         self.map_register: MapRegister | None = self._cache.mapped_files
         self._dataset_version = DatasetVersion(folder)
@@ -130,7 +208,7 @@ class DecompressedSource:
         """
         found = self._found
         self._dataset_version.adopt(found.version, lambda _: ())
-        self._index.use(found.version, found.report)
+        self._written.use(found.version, found.report)
         pairs = [pair for entry in found.entries for pair in entry.files]
         self._compressed = {raw.basename: compressed.basename for raw, compressed in pairs if compressed is not None}
         self._evictable.add(self._given, self._compressed, self.can_be_made)
@@ -151,9 +229,7 @@ class DecompressedSource:
             OSError: A file cannot be read or written.
         """
         if self._is_in_place(entry):
-            for raw, _ in entry.files:
-                self._validate(self.directory / raw.basename, raw)
-            return self.directory
+            return super().fetch(entry)
         self._dataset_version.hold()
         for raw, compressed in entry.files:
             if compressed is not None and not self._is_made(raw, compressed, str(entry.compression), wait=wait):
@@ -163,7 +239,7 @@ class DecompressedSource:
     def confirm(self, entry: ShardEntry) -> None:
         """Check that the index is the one that was read, if the shard was opened in place; see ``ShardSource``."""
         if self._is_in_place(entry):
-            self._index.check_in_place(self.directory)
+            super().confirm(entry)
 
     def touch(self, entry: ShardEntry) -> None:
         """Mark a shard as used now."""
@@ -227,13 +303,7 @@ class DecompressedSource:
             decompress_into(compression, source, file, raw)
         except (FileNotFoundError, ShardCorruptError, ShardNotFoundError):
             # That the dataset was written again explains more than a wrong size or hash.
-            self._index.check(at_once=True)
+            self._written.check(at_once=True)
             raise
         # Before the file has its name, so that it belongs to the version of its folder.
-        self._index.check(at_once=True)
-
-    def _validate(self, path: Path, info: FileInfo) -> None:
-        # Once in a process. Each opening compares the size.
-        if self._validate_hash is not None and str(path) not in self._validated:
-            validate_file(path, info, self._validate_hash)
-            self._validated.add(str(path))
+        self._written.check(at_once=True)
