@@ -1,6 +1,11 @@
-"""Parquet files: an index made from their footers, and each row group as a shard. Needs the extra ``parquet``."""
+"""Parquet files: open as a whole; and an index made from their footers, with each row group as a shard.
 
+Needs the extra ``parquet``.
+"""
+
+import os
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2s
 from pathlib import Path
@@ -8,9 +13,16 @@ from typing import Any, TypeAlias
 
 import numpy.typing as npt
 
-from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.arrow import ArrowValues
 from fkat_data.files.mapping import mapped, mapped_span
+from fkat_data.files.opening import (
+    FileVersion,
+    changed,
+    local_path,
+    not_found,
+    open_uri,
+)
 from fkat_data.files.shard import (
     Column,
     DescribedFile,
@@ -417,3 +429,90 @@ class _Ranges:
 
     def close(self) -> None:
         """Do nothing: the ranges stay mapped for the next decoding."""
+
+
+class WholeFile:
+    """An open Parquet file, and what its footer says.
+
+    Args:
+        path: A local path, or a URI that fsspec supports.
+        storage_options: Options for fsspec, for files that are not local.
+
+    Raises:
+        ShardNotFoundError: The file does not exist.
+        ShardCorruptError: It is not a Parquet file, or its footer contradicts itself.
+
+    Attributes:
+        path: Where it is.
+        parquet: pyarrow's file.
+        names: The names of its columns.
+        num_rows: The number of rows of each row group.
+    """
+
+    def __init__(self, path: str, storage_options: Mapping[str, Any]) -> None:
+        self.path = path
+        local = local_path(path)
+        self._version: FileVersion | None = None
+        try:
+            if local is None:
+                source = open_uri(path, storage_options)
+            else:
+                source = _arrow.memory_map(local)
+                self._version = FileVersion.of(source.fileno())
+            # Only files of some writers have checksums of their pages.
+            self.parquet: Any = _parquet.ParquetFile(source, page_checksum_verification=True)
+            self._source = source
+            self.names: list[str] = self.parquet.schema_arrow.names
+        except ShardNotFoundError:
+            raise
+        except genuine(FileNotFoundError) as error:
+            raise not_found(path) from error
+        except genuine(_arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            if not is_damage(error):
+                raise
+            raise ShardCorruptError(path, f"not a Parquet file: {error}") from error
+        metadata = self.parquet.metadata
+        self.num_rows: list[int] = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        if sum(self.num_rows) != metadata.num_rows or min(self.num_rows, default=0) < 0:
+            expected = f"{metadata.num_rows} together, as the footer says of the file"
+            raise ShardCorruptError.of_field(path, "rows of the row groups", expected, self.num_rows)
+
+    def digest(self) -> int:
+        """Return a number that differs where the footer does."""
+        end = self._source.seek(-_TAIL_BYTES, os.SEEK_END)
+        self._source.seek(end - int.from_bytes(self._source.read(_TAIL_BYTES)[:4], "little"))
+        return zlib.crc32(self._source.read(end - self._source.tell()))
+
+    def check(self) -> None:
+        """Check that a local file, which is mapped, was not written again in its place.
+
+        Raises:
+            ShardCorruptError: It was. Reading what was cut off would end the process.
+        """
+        if self._version is None:
+            return
+        try:
+            now = FileVersion.of(self._source.fileno())  # not of the path, where another file may be by now
+        except genuine(OSError):
+            return  # removed from a server, which knows it no more
+        if now.is_changed_from(self._version):
+            raise changed(self.path)
+
+    def check_decoded(self, group_index: int, num_rows: int) -> None:
+        """Check that a row group had as many rows as the footer says, and that the file is still the same.
+
+        Raises:
+            ShardCorruptError: It had not, or it is not.
+        """
+        self.check()
+        if num_rows != self.num_rows[group_index]:
+            expected = f"{self.num_rows[group_index]}, as the footer says"
+            raise ShardCorruptError.of_field(self.path, f"rows of row group {group_index}", expected, num_rows)
+
+
+def is_damage(error: Exception) -> bool:
+    """Return whether an error means damaged data, instead of a failure of the network or the disk."""
+    # For some damage, pyarrow raises a bare OSError without errno.
+    return isinstance(error, (_arrow.ArrowException, UnicodeDecodeError)) or (
+        type(error) is OSError and error.errno is None
+    )

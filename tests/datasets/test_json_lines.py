@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from fkat_data.datasets import IterableJsonDataset, JsonDataset
-from fkat_data.files import opening
-from fkat_data.datasets.json_lines import LineIndex, lines_of
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.files import opening
+from fkat_data.files.lines import LineIndex, lines_of
 
 COMPRESSIONS = {
     "plain": lambda text: text,

@@ -20,7 +20,6 @@ from fkat_data.streaming.writing.mds_writer import MDSWriter
 from fkat_data.streaming.writing.merge import IndexLocation
 from fkat_data.streaming.writing.natural_order import natural_key
 from fkat_data.streaming.writing.parallel import write_parallel
-from fkat_data.tools.converting.tables import ArrowSource, ParquetSource
 from fkat_data.tools.converting.texts import JsonLinesSource, RowSource, SeparatedSource
 
 _COMPRESSED = (".gz", ".zst", ".zstd")
@@ -158,14 +157,21 @@ def _source(path: str, kind: str | None, given: Collection[str]) -> RowSource:
         "jsonl": partial(JsonLinesSource, given=given),
         "csv": partial(SeparatedSource, separator=",", given=given),
         "tsv": partial(SeparatedSource, separator="\t", given=given),
-        "parquet": ParquetSource,
-        "arrow": ArrowSource,
+        "parquet": partial(_table, "parquet"),
+        "arrow": partial(_table, "arrow"),
         "tar": TarSource,
     }
     if kind not in makers:
         known = [suffix for name in makers for suffix in FORMATS[name].suffixes]
         raise ConfigurationError("paths", path, f"a file that ends in {', '.join(known)}, or kind=…")
     return makers[kind](path)
+
+
+def _table(kind: str, path: str) -> RowSource:
+    # Imported here: files of other kinds need no pyarrow.
+    from fkat_data.tools.converting.tables import ArrowSource, ParquetSource  # noqa: PLC0415 - see above
+
+    return ParquetSource(path) if kind == "parquet" else ArrowSource(path)
 
 
 def _chosen(

@@ -16,8 +16,15 @@ import numpy as np
 
 from fkat_data.error_text import made_from_text
 from fkat_data.errors import SampleError, ShardCorruptError, ShardNotFoundError
+from fkat_data.files.arrow import ArrowValues
+from fkat_data.files.parquet import is_damage
 from fkat_data.requirement import required
 from fkat_data.tools.converting.texts import RowSource
+
+# pyarrow ships no types: required() returns Any.
+_arrow = required("pyarrow", "parquet")
+_parquet = required("pyarrow.parquet", "parquet")
+_types = _arrow.types
 
 #: Arrow type of numbers -> dtype
 NUMBERS = {
@@ -33,18 +40,17 @@ _FILE_FIELDS = ["bytes", "path"]
 _EXTENSIONS = {"arrow.json": "json", "arrow.uuid": "str"}
 
 
-def encodings_of_schema(types: Any, schema: Any) -> dict[str, str]:
+def encodings_of_schema(schema: Any) -> dict[str, str]:
     """Return an encoding for each field of a schema.
 
     Args:
-        types: The module ``pyarrow.types``.
         schema: The schema. Its metadata say which files of a Hugging Face dataset are images.
     """
     features = _hugging_face_features(schema.metadata or {})
     found: dict[str, str] = {}
     for field in schema:
         extension = _EXTENSIONS.get(extension_name(field))
-        encoding = extension or _encoding_of(types, stored_type(field.type))
+        encoding = extension or _encoding_of(stored_type(field.type))
         is_image = features.get(field.name, "Image") == "Image"
         found[field.name] = "bytes" if encoding == "jpeg" and not is_image else encoding
     return found
@@ -61,43 +67,37 @@ def stored_type(kind: Any) -> Any:
             return kind
 
 
-def peeled(types: Any, kind: Any) -> tuple[list[int], Any]:
-    """Return the shape of nested lists of fixed size, and the type of their elements."""
-    shape: list[int] = []
-    while types.is_fixed_size_list(kind):
-        shape.append(kind.list_size)
-        kind = kind.value_type
-    return shape, kind
-
-
 def is_text(kind: Any) -> bool:
     """Return whether a type is one of those of strings."""
     return str(kind) in _TEXTS
 
 
-def is_file(types: Any, kind: Any) -> bool:
+def is_file(kind: Any) -> bool:
     """Return whether a type is the struct in which Hugging Face datasets store an image or a recording."""
-    return types.is_struct(kind) and sorted(field.name for field in kind) == _FILE_FIELDS
+    return _types.is_struct(kind) and sorted(field.name for field in kind) == _FILE_FIELDS
 
 
-def _encoding_of(types: Any, kind: Any) -> str:
+def _encoding_of(kind: Any) -> str:
     tests: dict[str, bool] = {
-        "str": is_text(kind) or types.is_temporal(kind),
-        "bytes": str(kind) in _BYTES or types.is_fixed_size_binary(kind),
-        "str_decimal": types.is_decimal(kind),
-        "jpeg": is_file(types, kind),
+        "str": is_text(kind) or _types.is_temporal(kind),
+        "bytes": str(kind) in _BYTES or _types.is_fixed_size_binary(kind),
+        "str_decimal": _types.is_decimal(kind),
+        "jpeg": is_file(kind),
     }
     found = next((encoding for encoding, is_true in tests.items() if is_true), None)
-    return found or _encoding_of_numbers(types, kind)
+    return found or _encoding_of_numbers(kind)
 
 
-def _encoding_of_numbers(types: Any, kind: Any) -> str:
+def _encoding_of_numbers(kind: Any) -> str:
     if str(kind) in NUMBERS:
         return "int" if str(kind) == "int64" else NUMBERS[str(kind)]
-    shape, leaf = peeled(types, kind)
+    shape, leaf = list[int](), kind
+    while _types.is_fixed_size_list(leaf):
+        shape.append(leaf.list_size)
+        leaf = leaf.value_type
     if shape and all(shape) and str(leaf) in NUMBERS:
         return f"ndarray:{NUMBERS[str(leaf)]}:{','.join(map(str, shape))}"
-    if (types.is_list(kind) or types.is_large_list(kind)) and str(kind.value_type) in NUMBERS:
+    if (_types.is_list(kind) or _types.is_large_list(kind)) and str(kind.value_type) in NUMBERS:
         return f"ndarray:{NUMBERS[str(kind.value_type)]}"
     return "json"
 
@@ -156,17 +156,16 @@ def values_of_column(name: str, column: Any, extension: str, encoding: str) -> l
         UnfitValueError: A value is null, an empty list or beyond Python's range, and the encoding cannot store that.
     """
     column = _stored(column, extension)
-    types = required("pyarrow", "parquet").types
     if encoding.startswith("ndarray"):
         values = _arrays(column)
     elif extension == "arrow.json" and encoding == "json":
         # The writer checks bytes as ready-made JSON.
         values = [None if text is None else text.encode() for text in column.to_pylist()]
     else:
-        values = _objects(name, types, column)
-        if encoding == "json" and not is_plain(types, column.type):
-            values = _each(name, values, partial(plain_value, types, column.type))
-        elif is_file(types, column.type):
+        values = _objects(name, column)
+        if encoding == "json" and not is_plain(column.type):
+            values = _each(name, values, partial(plain_value, column.type))
+        elif is_file(column.type):
             values = _each(name, values, _content)
     if encoding not in ("json", "pkl") and (column.null_count or encoding.startswith(("ndarray", "jpeg", "png"))):
         for row, value in enumerate(values):
@@ -203,19 +202,18 @@ def _has_null(value: Any) -> bool:
 
 def _stored(column: Any, extension: str) -> Any:
     """Return the array under dictionaries and extensions; UUIDs as text."""
-    arrow = required("pyarrow", "parquet")
     while True:
         if hasattr(column, "storage"):
             column = column.storage
-        elif arrow.types.is_dictionary(column.type):
+        elif _arrow.types.is_dictionary(column.type):
             dictionary = column.dictionary
             # pyarrow cannot look up views of strings.
             if str(dictionary.type) == "string_view":
-                dictionary = dictionary.cast(arrow.large_string())
+                dictionary = dictionary.cast(_arrow.large_string())
             column = dictionary.take(column.indices)
         elif extension == "arrow.uuid":
             texts = [None if value is None else str(UUID(bytes=value)) for value in column.to_pylist()]
-            return arrow.array(texts, arrow.string())
+            return _arrow.array(texts, _arrow.string())
         else:
             return column
 
@@ -226,9 +224,6 @@ def _arrays(column: Any) -> list[Any]:
     while hasattr(leaf, "value_type"):
         leaf = leaf.value_type
     dtype = NUMBERS.get(str(leaf))
-    # Imported here: without a table to convert, pyarrow is not needed.
-    from fkat_data.files.arrow import ArrowValues  # noqa: PLC0415 - see above
-
     values = ArrowValues(column).listed(np.arange(len(column)), arrays="numpy", is_writable=True)
     return [_array(value, dtype) if isinstance(value, list) and dtype else value for value in values]
 
@@ -241,19 +236,19 @@ def _array(value: Any, dtype: str) -> Any:
     return cast("object", value)
 
 
-def _objects(name: str, types: Any, column: Any) -> list[Any]:
+def _objects(name: str, column: Any) -> list[Any]:
     """Return the Python values of a column, with times as text."""
     try:
-        return time_texts(types, column) if types.is_temporal(column.type) else column.to_pylist()
+        return time_texts(column) if _types.is_temporal(column.type) else column.to_pylist()
     except (ValueError, OverflowError, OSError, LookupError):
-        return list(_one_by_one(name, types, column))
+        return list(_one_by_one(name, column))
 
 
-def _one_by_one(name: str, types: Any, column: Any) -> Iterator[Any]:
+def _one_by_one(name: str, column: Any) -> Iterator[Any]:
     for row in range(len(column)):
         part = column.slice(row, 1)
         try:
-            yield from time_texts(types, part) if types.is_temporal(column.type) else part.to_pylist()
+            yield from time_texts(part) if _types.is_temporal(column.type) else part.to_pylist()
         except (ValueError, OverflowError, OSError, LookupError) as error:
             shown = f"<{getattr(part[0], 'value', '?')} of type {column.type}>"
             raise UnfitValueError(row, SampleError(name, shown, f"{_IN_PYTHON} ({error})")) from error
@@ -276,20 +271,19 @@ def _content(value: Any) -> Any:
     return None if value is None else value["bytes"]
 
 
-def is_plain(types: Any, kind: Any) -> bool:
+def is_plain(kind: Any) -> bool:
     """Return whether JSON has all values of an Arrow type."""
-    if types.is_struct(kind):
-        return all(is_plain(types, field.type) for field in kind)
-    if _is_list(types, kind):
-        return is_plain(types, kind.value_type)
-    return is_text(kind) or str(kind) in NUMBERS or types.is_boolean(kind) or types.is_null(kind)
+    if _types.is_struct(kind):
+        return all(is_plain(field.type) for field in kind)
+    if _is_list(kind):
+        return is_plain(kind.value_type)
+    return is_text(kind) or str(kind) in NUMBERS or _types.is_boolean(kind) or _types.is_null(kind)
 
 
-def plain_value(types: Any, kind: Any, value: Any) -> Any:
+def plain_value(kind: Any, value: Any) -> Any:
     """Return a value with what JSON lacks as text, and a map with texts as keys as a dict.
 
     Args:
-        types: The module ``pyarrow.types``.
         kind: Its Arrow type.
         value: What pyarrow makes of it.
 
@@ -299,17 +293,17 @@ def plain_value(types: Any, kind: Any, value: Any) -> Any:
     kind = stored_type(kind)
     if value is None:
         return None
-    if types.is_map(kind):
-        return _plain_map(types, kind, value)
-    if types.is_struct(kind):
-        return {field.name: plain_value(types, field.type, value[field.name]) for field in kind}
-    if _is_list(types, kind):
-        return [plain_value(types, kind.value_type, item) for item in value]
+    if _types.is_map(kind):
+        return _plain_map(kind, value)
+    if _types.is_struct(kind):
+        return {field.name: plain_value(field.type, value[field.name]) for field in kind}
+    if _is_list(kind):
+        return [plain_value(kind.value_type, item) for item in value]
     return _plain_leaf(value)
 
 
-def _plain_map(types: Any, kind: Any, value: Any) -> Any:
-    pairs = [(plain_value(types, kind.key_type, key), plain_value(types, kind.item_type, item)) for key, item in value]
+def _plain_map(kind: Any, value: Any) -> Any:
+    pairs = [(plain_value(kind.key_type, key), plain_value(kind.item_type, item)) for key, item in value]
     if not is_text(stored_type(kind.key_type)):
         return pairs
     if len(dict(pairs)) < len(pairs):
@@ -323,15 +317,14 @@ def _plain_leaf(value: Any) -> Any:
     return str(value) if isinstance(value, (dt.timedelta, Decimal, UUID)) else value
 
 
-def _is_list(types: Any, kind: Any) -> bool:
-    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+def _is_list(kind: Any) -> bool:
+    return _types.is_list(kind) or _types.is_large_list(kind) or _types.is_fixed_size_list(kind)
 
 
-def time_texts(types: Any, column: Any) -> list[str | None]:
+def time_texts(column: Any) -> list[str | None]:
     """Return the times of a column as text: ISO 8601, and durations such as ``1 day, 0:00:02.5``.
 
     Args:
-        types: The module ``pyarrow.types``.
         column: A pyarrow array of dates, times, timestamps, durations or intervals.
 
     Raises:
@@ -342,19 +335,18 @@ def time_texts(types: Any, column: Any) -> list[str | None]:
     if not str(column.type).startswith(("timestamp[ns", "time64[ns", "duration[ns")):
         return [None if value is None else _text(value) for value in column.to_pylist()]
     # pyarrow returns another type for nanoseconds if pandas is installed, and an error otherwise.
-    whole = column.cast(required("pyarrow", "parquet").int64()).to_pylist()
+    whole = column.cast(_arrow.int64()).to_pylist()
     parts = [(None, 0) if value is None else divmod(value, 1_000) for value in whole]
-    rounded = _in_microseconds(types, column.type, [part[0] for part in parts])
+    rounded = _in_microseconds(column.type, [part[0] for part in parts])
     return [None if value is None else _fine_text(value, part[1]) for value, part in zip(rounded, parts, strict=True)]
 
 
-def _in_microseconds(types: Any, kind: Any, counts: list[int | None]) -> list[Any]:
-    arrow = required("pyarrow", "parquet")
-    if types.is_timestamp(kind):
-        coarse = arrow.timestamp("us", kind.tz)
+def _in_microseconds(kind: Any, counts: list[int | None]) -> list[Any]:
+    if _types.is_timestamp(kind):
+        coarse = _arrow.timestamp("us", kind.tz)
     else:
-        coarse = arrow.time64("us") if types.is_time(kind) else arrow.duration("us")
-    return arrow.array(counts, arrow.int64()).cast(coarse).to_pylist()
+        coarse = _arrow.time64("us") if _types.is_time(kind) else _arrow.duration("us")
+    return _arrow.array(counts, _arrow.int64()).cast(coarse).to_pylist()
 
 
 def _text(value: Any) -> str:
@@ -392,7 +384,7 @@ class TableSource(RowSource):
             for name, count in Counter(names).items():
                 if count > 1:
                     raise ShardCorruptError(self.name, f"column {name!r} comes {count} times")
-            encodings = encodings_of_schema(required("pyarrow", "parquet").types, schema)
+            encodings = encodings_of_schema(schema)
             if allows_nulls:
                 encodings |= dict.fromkeys(self._unfit(schema, encodings), "json")
             return encodings
@@ -437,14 +429,12 @@ class TableSource(RowSource):
     @contextmanager
     def _errors(self) -> Generator[None]:
         """Name the file in pyarrow's errors."""
-        arrow = required("pyarrow", "parquet")
         try:
             yield
         except FileNotFoundError as error:
             raise ShardNotFoundError(self.name, "no such file") from error
-        except (arrow.ArrowException, OSError) as error:
-            # For some damage, pyarrow raises a bare OSError without errno.
-            if isinstance(error, OSError) and (error.errno is not None or type(error) is not OSError):
+        except (_arrow.ArrowException, OSError) as error:
+            if not is_damage(error):
                 raise
             raise ShardCorruptError(self.name, str(error)) from error
 
@@ -459,10 +449,10 @@ class ParquetSource(TableSource):
     """A Parquet file."""
 
     def _schema(self) -> Any:
-        return required("pyarrow.parquet", "parquet").read_schema(self.name)
+        return _parquet.read_schema(self.name)
 
     def _batches(self, names: list[str]) -> Iterator[Any]:
-        with required("pyarrow.parquet", "parquet").ParquetFile(self.name) as file:
+        with _parquet.ParquetFile(self.name) as file:
             yield from file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=names)
 
 
@@ -485,8 +475,7 @@ class ArrowSource(TableSource):
                     yield batch.slice(begin, _ROWS_AT_ONCE)
 
     def _opened(self) -> Any:
-        arrow = required("pyarrow", "parquet")
         try:
-            return arrow.ipc.open_stream(arrow.memory_map(self.name))
-        except arrow.ArrowInvalid:
-            return arrow.ipc.open_file(arrow.memory_map(self.name))
+            return _arrow.ipc.open_stream(_arrow.memory_map(self.name))
+        except _arrow.ArrowInvalid:
+            return _arrow.ipc.open_file(_arrow.memory_map(self.name))
