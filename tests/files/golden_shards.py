@@ -13,7 +13,7 @@ from PIL import Image
 from fkat_data.files.index import read_index
 from fkat_data.files.stored import decompress_file
 
-SHARDS = Path(__file__).parents[2] / "golden" / "streaming" / "shards"
+SHARDS = Path(__file__).parents[1] / "golden" / "streaming" / "shards"
 #: Those of which every sample's value is given.
 CASES = sorted(path.parent.name for path in SHARDS.glob("*/expected.json") if path.parent.name != "mds-splits")
 WITH_SAMPLES = [case for case in CASES if case != "mds-no-samples"]
