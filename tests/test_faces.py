@@ -22,7 +22,7 @@ MATERIAL = sorted(
 )
 #: Packages without public names; what users need of them is in ``fkat_data``, ``fkat_data.tools`` and ``.streaming``.
 INTERNAL = {
-    *("fkat_data.archives", "fkat_data.configs", "fkat_data.drop_in"),
+    *("fkat_data.files", "fkat_data.configs", "fkat_data.drop_in"),
     *("fkat_data.device", "fkat_data.loader", "fkat_data.plan", "fkat_data.transport", "fkat_data.worker"),
     *("fkat_data.streaming.epoch", "fkat_data.streaming.reading", "fkat_data.streaming.writing"),
     *("fkat_data.tools.cli", "fkat_data.tools.converting", "fkat_data.tools.report"),

@@ -1,43 +1,29 @@
 """Read JSON Lines files, by index or sequentially: one JSON value per line; plain, gzip or zstd."""
 
-import json
-import zlib
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, ClassVar, NamedTuple, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from fkat_data import arguments
 from fkat_data.counted_file import CountedFile
-from fkat_data.datasets.file_version import changed
-from fkat_data.datasets.item_index import counted_from_start, counted_from_starts, in_parts
-from fkat_data.datasets.opening import locations_of, shown_path
-from fkat_data.datasets.text_file import TextFile
-from fkat_data.description import Described, place_of
-from fkat_data.errors import ShardCorruptError
-from fkat_data.interruption import genuine
+from fkat_data.datasets.indexed_files import DatasetOfFiles, IndexedFiles, counted
+from fkat_data.files.lines import LineIndex, lines_of, parsed
+from fkat_data.files.opening import TextFile, changed, shown_path
 
 _MAX_LINE_BYTES = 64 << 20
 
 
-class _JsonFiles(Described):
+class _JsonFiles(DatasetOfFiles):
     """One or more JSON Lines files."""
 
     def __init__(
         self, paths: str | Sequence[str], storage_options: Mapping[str, Any] | None, max_line_bytes: int
     ) -> None:
-        super().__init__()
-        self.paths: list[str] = locations_of("paths", paths)
+        super().__init__(paths, storage_options)
         self.max_line_bytes: int = arguments.integer("max_line_bytes", max_line_bytes, minimum=1)
-        self._files = [TextFile(path, dict(storage_options or {})) for path in self.paths]
-
-    def _repr_facts(self) -> Iterator[tuple[str, object]]:
-        yield "first_file", place_of(self.paths[0])
-        yield "num_files", len(self.paths)
+        self._files = [TextFile(path, self.storage_options) for path in self.paths]
 
 
 def _counted_files(
@@ -51,16 +37,14 @@ def _counted_files(
     Raises:
         ConfigurationError: ``paths`` is empty.
     """
-    options = dict(storage_options or {})
 
-    def num_lines(path: str) -> int:
+    def num_lines(path: str, options: Mapping[str, Any]) -> int:
         return LineIndex.of(path, TextFile(path, options).chunks(), max_line_bytes).num_lines
 
-    found = locations_of("paths", paths)
-    return [CountedFile(path, "json lines", options, partial(num_lines, path)) for path in found]
+    return counted("json lines", paths, storage_options, num_lines)
 
 
-class JsonDataset(_JsonFiles, Dataset[Any]):
+class JsonDataset(_JsonFiles, IndexedFiles):
     """The lines of one or more JSON Lines files, as a map-style dataset.
 
     The constructor reads every file once to index its lines. The index takes at most 8 MiB per file and is pickled
@@ -98,17 +82,6 @@ class JsonDataset(_JsonFiles, Dataset[Any]):
         # _ends[f]: samples up to and including file f.
         self._ends = np.cumsum([index.num_lines for index in self._indices], dtype=np.int64)
 
-    def _repr_facts(self) -> Iterator[tuple[str, object]]:
-        yield from super()._repr_facts()
-        # The __len__ of a subclass may take long.
-        yield "num_samples", JsonDataset.__len__(self)
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([index])[0]
-
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples at ``indices``, in that order. Each block of a file is read once.
 
@@ -117,40 +90,31 @@ class JsonDataset(_JsonFiles, Dataset[Any]):
 
         Raises:
             IndexError: An index is out of range.
-            ShardCorruptError: A line is not valid JSON, or the file's text is no longer that which was indexed.
+            ShardCorruptError: A sample is invalid, or its file has changed since it was indexed.
         """
-        samples = counted_from_starts(indices, len(self), "sample")
-        found: list[Any] = [None] * len(samples)
-        for file_number, positions, numbers in in_parts(samples, self._ends):
-            lines = self._lines(file_number, cast("list[int]", numbers.tolist()))
-            for position, line in zip(positions.tolist(), lines, strict=True):
-                found[position] = line
-        return found
+        return self._by_file(indices, self._samples)
 
-    def sample_place(self, index: int) -> str:
-        """Return the file of a sample and its line, which counts from 0 and no blank lines."""
-        sample = counted_from_start(index, len(self))
-        file_number = int(np.searchsorted(self._ends, sample, side="right"))
-        return _place(self.paths[file_number], sample - int(self._ends[file_number - 1] if file_number else 0))
+    def _place(self, part: int, row: int) -> str:
+        return _place(self.paths[part], row)
 
     def file_digests(self) -> list[int]:
         """Return a number for each file that differs where its text does."""
         return [index.checksum for index in self._indices]
 
-    def _lines(self, file_number: int, lines: list[int]) -> Iterator[Any]:
+    def _samples(self, file_number: int, rows: list[int]) -> Iterator[Any]:
         file, index = self._files[file_number], self._indices[file_number]
         blocks: dict[int, list[tuple[int, bytes]]] = {}
-        for line in lines:
+        for line in rows:
             number = line // index.stride
             if number not in blocks:
                 offset, size = index.block(number)
                 within = lines_of(file.path, [file.read(offset, size)], self.max_line_bytes)
                 blocks[number] = [(offset + begin, text) for begin, text in within]
         self._check(file_number)
-        for line in lines:
+        for line in rows:
             number, line_in_block = divmod(line, index.stride)
             offset, text = blocks[number][line_in_block]
-            yield _parsed(file.path, line, offset, text)
+            yield parsed(file.path, line, offset, text)
 
     def _check(self, file_number: int) -> None:
         """Check that what was read is of the text that was indexed. Reads it again if the file may be another.
@@ -217,7 +181,7 @@ class IterableJsonDataset(_JsonFiles, IterableDataset[Any]):
         for file in self._files:
             for line, (offset, text) in enumerate(lines_of(file.path, file.chunks(), self.max_line_bytes)):
                 if num_samples % num_workers == worker:
-                    yield _parsed(file.path, line, offset, text), (file.path, line)
+                    yield parsed(file.path, line, offset, text), (file.path, line)
                 num_samples += 1
 
     @staticmethod
@@ -228,114 +192,3 @@ class IterableJsonDataset(_JsonFiles, IterableDataset[Any]):
 
 def _place(path: str, line: int) -> str:
     return f"line {line} (from 0, blank lines not counted) of {shown_path(path)}"
-
-
-def _parsed(path: str, line: int, offset: int, text: bytes) -> Any:
-    try:
-        return json.loads(text)
-    except genuine(ValueError, RecursionError) as error:
-        place = f"line {line} (from 0, blank lines not counted), at byte {offset} of the text"
-        found = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else str(error)
-        # A file of one JSON document over several lines fails in the first.
-        advice = "" if line else "; each line must be a JSON value of its own"
-        raise ShardCorruptError(path, f"{place}: {found}{advice}") from error
-
-
-_MAX_ANCHORS = 1 << 20
-_TAB, _CARRIAGE_RETURN, _SPACE = b"\t\r "
-
-
-class LineIndex(NamedTuple):
-    """Offsets of every ``stride``-th line of a text. Blank lines do not count.
-
-    Attributes:
-        anchors: int64: offsets in bytes of the lines 0, ``stride``, 2 ``stride`` and so on.
-        stride: Lines per anchor. It doubles whenever the anchors exceed about a million, or 8 MiB.
-        num_lines: Number of lines in the text.
-        num_bytes: Size of the text in bytes.
-        checksum: CRC-32 of the text.
-    """
-
-    anchors: "array[int]"
-    stride: int
-    num_lines: int
-    num_bytes: int
-    checksum: int
-
-    @classmethod
-    def of(
-        cls, path: str, chunks: Iterable[bytes], max_line_bytes: int, max_anchors: int = _MAX_ANCHORS
-    ) -> "LineIndex":
-        """Return the index of a text.
-
-        Args:
-            path: File of the text, for error messages.
-            chunks: The text, in pieces of any size.
-            max_line_bytes: Maximum length of a line in bytes.
-            max_anchors: Maximum number of anchors; beyond it, every second one is dropped.
-
-        Raises:
-            ShardCorruptError: A line is longer than ``max_line_bytes``.
-        """
-        anchors, stride, num_lines, num_bytes = array("q"), 1, 0, 0
-        checksum = 0
-        for offset, text in _whole_lines(path, chunks, max_line_bytes):
-            begins = _begins(text) + offset
-            first = -num_lines % stride
-            anchors.frombytes(begins[first::stride].astype(np.int64).tobytes())
-            num_lines += len(begins)
-            num_bytes = offset + len(text)
-            checksum = zlib.crc32(text, checksum)
-            while len(anchors) > max_anchors:
-                anchors, stride = anchors[::2], 2 * stride
-        return cls(anchors, stride, num_lines, num_bytes, checksum)
-
-    def block(self, number: int) -> tuple[int, int]:
-        """Return offset and size in bytes of the ``stride`` lines that begin at an anchor."""
-        end = self.anchors[number + 1] if number + 1 < len(self.anchors) else self.num_bytes
-        return self.anchors[number], end - self.anchors[number]
-
-
-def lines_of(path: str, chunks: Iterable[bytes], max_line_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a text that are not blank, each with its offset in bytes.
-
-    Args:
-        path: File of the text, for error messages.
-        chunks: The text, in pieces of any size.
-        max_line_bytes: Maximum length of a line in bytes.
-
-    Raises:
-        ShardCorruptError: A line is longer than ``max_line_bytes``.
-    """
-    for offset, text in _whole_lines(path, chunks, max_line_bytes):
-        begins: list[int] = _begins(text).tolist()  # empty if all lines are blank
-        for begin, end in zip(begins, [*begins, len(text)][1:], strict=True):
-            yield offset + begin, text[begin:end]
-
-
-def _whole_lines(path: str, chunks: Iterable[bytes], max_line_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield pieces of whole lines, with their offsets."""
-    offset, rest = 0, b""
-    for chunk in chunks:
-        text = rest + chunk
-        end = text.rfind(b"\n", len(rest)) + 1
-        if end:
-            yield offset, text[:end]
-        offset, rest = offset + end, text[end:]
-        if len(rest) > max_line_bytes:
-            reason = f"the line at byte {offset} of the text is longer than max_line_bytes = {max_line_bytes:,}"
-            raise ShardCorruptError(path, reason)
-    if rest:
-        yield offset, rest
-
-
-def _begins(text: bytes) -> npt.NDArray[Any]:
-    """Return the offsets of the lines that are not blank."""
-    content = np.frombuffer(text, np.uint8)
-    begins = np.concatenate([[0], np.flatnonzero(content == ord("\n")) + 1])
-    begins = begins[begins < len(text)]
-    if not len(begins):
-        return begins
-    # Blank are the space and what lies from tab to carriage return; zeros are no text, and not blank: they are damage.
-    is_blank = (content - np.uint8(_TAB) <= _CARRIAGE_RETURN - _TAB) | (content == _SPACE)
-    return begins[~np.logical_and.reduceat(is_blank, begins)]

@@ -1,7 +1,5 @@
 """Read rows of Parquet files as tensors, by index or sequentially, one row group at a time."""
 
-import os
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -10,17 +8,22 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from fkat_data import arguments
-from fkat_data.arrow_column import ArrowColumn, rows_of
 from fkat_data.counted_file import CountedFile
-from fkat_data.datasets.file_version import FileVersion, changed
-from fkat_data.datasets.item_index import counted_from_start, counted_from_starts, in_parts
-from fkat_data.datasets.last_used import LastUsed
-from fkat_data.datasets.opening import local_path, locations_of, names_of, not_found, open_uri, shown_path
-from fkat_data.description import Described, place_of
-from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.datasets.indexed_files import DatasetOfFiles, IndexedFiles, counted
+from fkat_data.datasets.item_index import counted_from_starts, in_parts
+from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.files.arrow import ArrowColumn, rows_of
+from fkat_data.files.kept import LastUsed
+from fkat_data.files.opening import (
+    changed,
+    local_path,
+    names_of,
+    shown_path,
+)
+from fkat_data.files.parquet import WholeFile, is_damage
 from fkat_data.interruption import genuine
 from fkat_data.observe.stages import reading
 from fkat_data.requirement import required
@@ -35,20 +38,14 @@ _MAX_OPEN_FILES = 32
 _TAIL_BYTES = 8
 
 
-class _ParquetFiles(Described):
+class _ParquetFiles(DatasetOfFiles):
     """One or more Parquet files, and what is read of them."""
 
     def __init__(
         self, paths: str | Sequence[str], columns: Sequence[str] | None, storage_options: Mapping[str, Any] | None
     ) -> None:
-        super().__init__()
-        self.paths: list[str] = locations_of("paths", paths)
+        super().__init__(paths, storage_options)
         self.columns: list[str] | None = None if columns is None else names_of("columns", columns)
-        self.storage_options: dict[str, Any] = dict(storage_options or {})
-
-    def _repr_facts(self) -> Iterator[tuple[str, object]]:
-        yield "first_file", place_of(self.paths[0])
-        yield "num_files", len(self.paths)
 
 
 def _counted_files(
@@ -64,16 +61,10 @@ def _counted_files(
         ConfigurationError: ``paths`` is empty.
     """
     del columns, options
-    opening = dict(storage_options or {})
-
-    def num_rows(path: str) -> int:
-        return sum(_OpenFile(path, opening).num_rows)
-
-    found = locations_of("paths", paths)
-    return [CountedFile(path, "parquet", opening, partial(num_rows, path)) for path in found]
+    return counted("parquet", paths, storage_options, lambda path, opening: sum(WholeFile(path, opening).num_rows))
 
 
-class ParquetDataset(_ParquetFiles, Dataset[dict[str, Any]]):
+class ParquetDataset(_ParquetFiles, IndexedFiles):
     """Rows of one or more Parquet files, as a map-style dataset.
 
     The constructor reads only the footers of the files. A row group is decoded when one of its rows is requested, and
@@ -119,24 +110,13 @@ class ParquetDataset(_ParquetFiles, Dataset[dict[str, Any]]):
         self._footers: list[int] = []
         types: dict[str, Any] = {}
         for file_index, path in enumerate(self.paths):
-            file = _OpenFile(path, self.storage_options)
+            file = WholeFile(path, self.storage_options)
             self._files.get(file_index, partial(_same, file))
             self._footers.append(file.digest())
             _check_columns(path, file.parquet.schema_arrow, self.columns, types, self.paths[0])
             self._groups += [_RowGroup(file_index, *group) for group in enumerate(file.num_rows)]
         # _ends[g]: rows up to and including row group g.
         self._ends = np.cumsum([group.num_rows for group in self._groups], dtype=np.int64)
-
-    def _repr_facts(self) -> Iterator[tuple[str, object]]:
-        yield from super()._repr_facts()
-        # The __len__ of a subclass may take long.
-        yield "num_samples", ParquetDataset.__len__(self)
-
-    def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return the rows at ``indices``, in that order. Each row group is decoded once.
@@ -159,23 +139,19 @@ class ParquetDataset(_ParquetFiles, Dataset[dict[str, Any]]):
                 _check_values(self.paths[file_index], group_in_file, within, self._decoded(group))
             raise
 
-    def sample_place(self, index: int) -> str:
-        """Return the file of a row, its row group and its number there."""
-        row = counted_from_start(index, len(self))
-        number = int(np.searchsorted(self._ends, row, side="right"))
-        group = self._groups[number]
-        first = int(self._ends[number - 1]) if number else 0
-        return _place(self.paths[group.file_index], group.index_in_file, row - first)
+    def _place(self, part: int, row: int) -> str:
+        group = self._groups[part]
+        return _place(self.paths[group.file_index], group.index_in_file, row)
 
     def file_digests(self) -> list[int]:
         """Return a number for each file that differs where its footer does."""
         return list(self._footers)
 
-    def _file(self, file_index: int) -> "_OpenFile":
+    def _file(self, file_index: int) -> "WholeFile":
         return self._files.get(file_index, partial(self._opened_again, file_index))
 
-    def _opened_again(self, file_index: int) -> "_OpenFile":
-        file = _OpenFile(self.paths[file_index], self.storage_options)
+    def _opened_again(self, file_index: int) -> "WholeFile":
+        file = WholeFile(self.paths[file_index], self.storage_options)
         if file.digest() != self._footers[file_index]:
             raise changed(self.paths[file_index], "its footer is not the one that this dataset was made of")
         return file
@@ -193,7 +169,7 @@ class ParquetDataset(_ParquetFiles, Dataset[dict[str, Any]]):
                 table = file.parquet.read_row_group(group.index_in_file, columns=names, use_threads=False)
             columns = {name: ArrowColumn.of(table.column(name)) for name in names}
         except genuine(_arrow.ArrowException, OSError) as error:
-            if not _is_corruption(error):
+            if not is_damage(error):
                 raise
             raise _undecodable(path, group.index_in_file, error) from error
         file.check_decoded(group.index_in_file, table.num_rows)
@@ -264,7 +240,7 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
         types: dict[str, Any] = {}
         num_groups = 0  # in the files before
         for path in self.paths:
-            file = _OpenFile(path, self.storage_options)
+            file = WholeFile(path, self.storage_options)
             _check_columns(path, file.parquet.schema_arrow, self.columns, types, self.paths[0])
             for group_index in range(len(file.num_rows)):
                 if (num_groups + group_index) % num_workers == worker:
@@ -274,7 +250,7 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
                         first += len(rows)
             num_groups += len(file.num_rows)
 
-    def _decoded(self, file: "_OpenFile", group_index: int) -> Iterator[list[dict[str, Any]]]:
+    def _decoded(self, file: "WholeFile", group_index: int) -> Iterator[list[dict[str, Any]]]:
         names: list[str] = self.columns or file.names
         batches = file.parquet.iter_batches(
             self.rows_at_once, row_groups=[group_index], columns=names, use_threads=False
@@ -287,7 +263,7 @@ class IterableParquetDataset(_ParquetFiles, IterableDataset[dict[str, Any]]):
                     batch = next(batches, None)
                 columns = {} if batch is None else {name: ArrowColumn.of(batch.column(name)) for name in names}
             except genuine(_arrow.ArrowException, OSError) as error:
-                if not _is_corruption(error):
+                if not is_damage(error):
                     raise
                 raise _undecodable(file.path, group_index, error) from error
             if batch is None:
@@ -325,85 +301,6 @@ def _check_columns(path: str, schema: Any, columns: list[str] | None, types: dic
             raise ShardCorruptError(path, f"column {name!r} is {present[name]} here and {expected} in {first_path}")
 
 
-class _OpenFile:
-    """An open Parquet file, and what its footer says.
-
-    Args:
-        path: A local path, or a URI that fsspec supports.
-        storage_options: Options for fsspec, for files that are not local.
-
-    Raises:
-        ShardNotFoundError: The file does not exist.
-        ShardCorruptError: It is not a Parquet file, or its footer contradicts itself.
-
-    Attributes:
-        path: Where it is.
-        parquet: pyarrow's file.
-        names: The names of its columns.
-        num_rows: The number of rows of each row group.
-    """
-
-    def __init__(self, path: str, storage_options: Mapping[str, Any]) -> None:
-        self.path = path
-        local = local_path(path)
-        self._version: FileVersion | None = None
-        try:
-            if local is None:
-                source = open_uri(path, storage_options)
-            else:
-                source = _arrow.memory_map(local)
-                self._version = FileVersion.of(source.fileno())
-            # Only files of some writers have checksums of their pages.
-            self.parquet: Any = _parquet.ParquetFile(source, page_checksum_verification=True)
-            self._source = source
-            self.names: list[str] = self.parquet.schema_arrow.names
-        except ShardNotFoundError:
-            raise
-        except genuine(FileNotFoundError) as error:
-            raise not_found(path) from error
-        except genuine(_arrow.ArrowException, OSError, UnicodeDecodeError) as error:
-            if not _is_corruption(error):
-                raise
-            raise ShardCorruptError(path, f"not a Parquet file: {error}") from error
-        metadata = self.parquet.metadata
-        self.num_rows: list[int] = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-        if sum(self.num_rows) != metadata.num_rows or min(self.num_rows, default=0) < 0:
-            expected = f"{metadata.num_rows} together, as the footer says of the file"
-            raise ShardCorruptError.of_field(path, "rows of the row groups", expected, self.num_rows)
-
-    def digest(self) -> int:
-        """Return a number that differs where the footer does."""
-        end = self._source.seek(-_TAIL_BYTES, os.SEEK_END)
-        self._source.seek(end - int.from_bytes(self._source.read(_TAIL_BYTES)[:4], "little"))
-        return zlib.crc32(self._source.read(end - self._source.tell()))
-
-    def check(self) -> None:
-        """Check that a local file, which is mapped, was not written again in its place.
-
-        Raises:
-            ShardCorruptError: It was. Reading what was cut off would end the process.
-        """
-        if self._version is None:
-            return
-        try:
-            now = FileVersion.of(self._source.fileno())  # not of the path, where another file may be by now
-        except genuine(OSError):
-            return  # removed from a server, which knows it no more
-        if now.is_changed_from(self._version):
-            raise changed(self.path)
-
-    def check_decoded(self, group_index: int, num_rows: int) -> None:
-        """Check that a row group had as many rows as the footer says, and that the file is still the same.
-
-        Raises:
-            ShardCorruptError: It had not, or it is not.
-        """
-        self.check()
-        if num_rows != self.num_rows[group_index]:
-            expected = f"{self.num_rows[group_index]}, as the footer says"
-            raise ShardCorruptError.of_field(self.path, f"rows of row group {group_index}", expected, num_rows)
-
-
 def _place(path: str, group_index: int, row: int) -> str:
     return f"row group {group_index}, row {row} (from 0), of {shown_path(path)}"
 
@@ -412,7 +309,7 @@ def _undecodable(path: str, group_index: int, error: Exception) -> ShardCorruptE
     return ShardCorruptError(path, f"row group {group_index}: {error}", f"row group {group_index}")
 
 
-def _same(file: _OpenFile) -> _OpenFile:
+def _same(file: WholeFile) -> WholeFile:
     return file
 
 
@@ -440,11 +337,3 @@ def _reading(path: str) -> AbstractContextManager[None]:
     pyarrow reads in its own thread, so this also counts the decoding, which takes less time.
     """
     return nullcontext() if local_path(path) is not None else reading()
-
-
-def _is_corruption(error: Exception) -> bool:
-    """Return whether an error means damaged data, instead of a failure of the network or the disk."""
-    # For some damage, pyarrow raises a bare OSError without errno.
-    return isinstance(error, (_arrow.ArrowException, UnicodeDecodeError)) or (
-        type(error) is OSError and error.errno is None
-    )

@@ -6,24 +6,19 @@ from functools import partial
 from typing import Any, cast
 
 import numpy as np
-from torch.utils.data import Dataset
 
 from fkat_data import arguments
-from fkat_data.archives.member_decoding import DECODERS, UNSAFE, DecoderName, checked_decode, decoder_names
-from fkat_data.archives.tar_samples import KEY, URL, TarIndex
 from fkat_data.counted_file import CountedFile
-from fkat_data.datasets.file_version import FileVersion, changed
-from fkat_data.datasets.item_index import counted_from_start, counted_from_starts, in_parts
-from fkat_data.datasets.last_used import LastUsed
-from fkat_data.datasets.opening import locations_of, names_of, shown_path
-from fkat_data.datasets.ranged_file import RangedFile
-from fkat_data.description import Described, place_of
+from fkat_data.datasets.indexed_files import IndexedFiles, counted
 from fkat_data.errors import ConfigurationError
+from fkat_data.files.kept import LastUsed
+from fkat_data.files.opening import FileVersion, RangedFile, changed, names_of, shown_path
+from fkat_data.files.tar import DECODERS, KEY, UNSAFE, URL, DecoderName, TarIndex, checked_decode, decoder_names
 
 _MAX_OPEN_FILES = 32
 
 
-class TarDataset(Described, Dataset[dict[str, Any]]):
+class TarDataset(IndexedFiles):
     """The samples of one or more tar files, as a map-style dataset.
 
     The constructor reads the headers of every file once. The index takes 16 bytes for each member and about 100 for
@@ -62,8 +57,7 @@ class TarDataset(Described, Dataset[dict[str, Any]]):
         allow_unsafe_types: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.paths: list[str] = locations_of("paths", paths)
-        self.storage_options: dict[str, Any] = dict(storage_options or {})
+        super().__init__(paths, storage_options)
         self._files: LastUsed[RangedFile] = LastUsed(_MAX_OPEN_FILES)
         self._indices: list[TarIndex] = []
         # Of the files that were indexed, or that proved to have the same members.
@@ -98,52 +92,31 @@ class TarDataset(Described, Dataset[dict[str, Any]]):
             ConfigurationError: ``paths`` is empty.
         """
         del columns, options
-        opening = dict(storage_options or {})
-        found = locations_of("paths", paths)
-        return [CountedFile(path, "tar", opening, partial(_num_samples, path, opening)) for path in found]
-
-    def _repr_facts(self) -> Iterator[tuple[str, object]]:
-        yield "first_file", place_of(self.paths[0])
-        yield "num_files", len(self.paths)
-        # The __len__ of a subclass may take long.
-        yield "num_samples", TarDataset.__len__(self)
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.__getitems__([index])[0]
+        return counted("tar", paths, storage_options, lambda path, opening: len(_index_of(path, opening)[0].keys))
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the samples at ``indices``, in that order.
+        """Return the samples at ``indices``, in that order. The bytes of no others are read.
 
         Args:
             indices: Indices of samples; negative ones count from the end.
 
         Raises:
             IndexError: An index is out of range.
-            ShardCorruptError: A member cannot be decoded, or a file has changed since it was indexed.
+            ShardCorruptError: A sample is invalid, or its file has changed since it was indexed.
         """
-        numbers = counted_from_starts(indices, len(self), "sample")
-        found: list[Any] = [None] * len(numbers)
-        for file_number, positions, rows in in_parts(numbers, self._ends):
-            index, path = self._indices[file_number], self.paths[file_number]
-            chosen, read = cast("list[int]", rows.tolist()), partial(self._read, file_number)
-            values = [index.values(path, name, chosen, read, self._decoder(name)) for name in self.columns]
-            for position, *sample in zip(positions.tolist(), *values, strict=True):
-                found[position] = dict(zip(self.columns, sample, strict=True))
-        return found
+        return self._by_file(indices, self._samples)
 
-    def sample_place(self, index: int) -> str:
-        """Return the file of a sample and the key of its members."""
-        sample = counted_from_start(index, len(self))
-        file_number = int(np.searchsorted(self._ends, sample, side="right"))
-        row = sample - int(self._ends[file_number - 1] if file_number else 0)
-        return f"row {row}, {self._indices[file_number].keys[row]!r}, of {shown_path(self.paths[file_number])}"
+    def _place(self, part: int, row: int) -> str:
+        return f"row {row}, {self._indices[part].keys[row]!r}, of {shown_path(self.paths[part])}"
 
     def file_digests(self) -> list[int]:
         """Return a number for each file that differs where its members, or their places, do."""
         return [_digest(index) for index in self._indices]
+
+    def _samples(self, file_number: int, rows: list[int]) -> Iterator[dict[str, Any]]:
+        index, path, read = self._indices[file_number], self.paths[file_number], partial(self._read, file_number)
+        values = [index.values(path, name, rows, read, self._decoder(name)) for name in self.columns]
+        return (dict(zip(self.columns, sample, strict=True)) for sample in zip(*values, strict=True))
 
     def _read(self, file_number: int, start: int, stop: int) -> bytes:
         """Return bytes of the file that was indexed.
@@ -185,10 +158,6 @@ def _digest(index: TarIndex) -> int:
     """Return a number that differs where the members do."""
     names = zlib.crc32(repr((index.keys, index.columns)).encode())
     return zlib.crc32(index.sizes.tobytes(), zlib.crc32(index.starts.tobytes(), names))
-
-
-def _num_samples(path: str, storage_options: Mapping[str, Any]) -> int:
-    return len(_index_of(path, storage_options)[0].keys)
 
 
 def _decoders(path: str, extensions: Sequence[str], decode: Any) -> dict[str, str | Callable[[bytes], Any]]:

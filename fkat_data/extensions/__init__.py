@@ -6,9 +6,9 @@ What is registered reaches every process that the library starts, and every proc
 
 from fkat_data.device.choice import register_mover
 from fkat_data.device.host import Mover
+from fkat_data.files.encoding import Encoding, EncodingError
+from fkat_data.files.encodings import register_encoding
 from fkat_data.registry import registered
-from fkat_data.streaming.formats.encoding import Encoding, EncodingError
-from fkat_data.streaming.formats.encodings import register_encoding
 from fkat_data.streaming.order.own_shuffle import MakeShuffle, Shuffle, register_shuffle
 from fkat_data.streaming.store.client import Body, ChangedError, Client, ListedFile, StatusError, TransferError
 from fkat_data.streaming.store.open_store import register_store

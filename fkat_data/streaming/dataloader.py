@@ -12,7 +12,7 @@ from fkat_data.streaming.batch_maker import batch_maker
 from fkat_data.streaming.dataset import StreamingDataset, has_own_iter
 from fkat_data.streaming.epoch.rank_batches import RankBatches, ids_of, in_groups
 from fkat_data.streaming.own_iteration import IteratedBatches, IteratedPlan
-from fkat_data.streaming.reading.read_commit import check_merged
+from fkat_data.streaming.reading.stream import check_merged
 from fkat_data.streaming.stream_plan import StreamEpochs, batches_together, wanted_batches
 from fkat_data.worker.current import current_worker
 

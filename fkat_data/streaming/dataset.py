@@ -12,10 +12,11 @@ import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
 from fkat_data import arguments
-from fkat_data.archives.member_decoding import DecoderName
 from fkat_data.description import Described
 from fkat_data.drop_in.strand import Strand
 from fkat_data.errors import ConfigurationError, StaleIteratorError
+from fkat_data.files.formats import DECODED_LIMIT_BYTES
+from fkat_data.files.tar import DecoderName
 from fkat_data.sizes import count_of, size_bytes_of
 from fkat_data.streaming.audit import Coverage, SampleRecord, coverage_of, records_of
 from fkat_data.streaming.batch_maker import PartBatches
@@ -26,7 +27,6 @@ from fkat_data.streaming.epoch.skips import SampleSkips
 from fkat_data.streaming.epoch.torch_iteration import iteration_here
 from fkat_data.streaming.epoch.weight_schedule import WeightSchedule
 from fkat_data.streaming.epoch.world import World
-from fkat_data.streaming.formats.open_shard import DECODED_LIMIT_BYTES
 from fkat_data.streaming.order.batching import BATCHING_METHODS, BatchingMethod
 from fkat_data.streaming.order.epoch_order import (
     SAMPLING_METHODS,
@@ -42,8 +42,7 @@ from fkat_data.streaming.own_iteration import HandedOut, IteratedBatches, Iterat
 from fkat_data.streaming.properties import DatasetProperties
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.open_shards import OpenShards
-from fkat_data.streaming.reading.read_commit import check_ranks, check_saved, saved_commits
-from fkat_data.streaming.reading.stream import Stream, given_streams
+from fkat_data.streaming.reading.stream import Stream, check_ranks, check_saved, given_streams, saved_commits
 from fkat_data.streaming.sample_access import SampleAccess
 from fkat_data.streaming.stream_plan import StreamEpochs, StreamPart, StreamPlan
 

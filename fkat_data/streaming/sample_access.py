@@ -10,8 +10,7 @@ import numpy.typing as npt
 from fkat_data import arguments
 from fkat_data.seeding import call_at_place
 from fkat_data.streaming.epoch.rank_batches import PickedSamples
-from fkat_data.streaming.reading.index_tree import index_tree
-from fkat_data.streaming.reading.open_shards import OpenShards
+from fkat_data.streaming.reading.open_shards import OpenShards, index_tree
 
 _Integers = npt.NDArray[np.int64]
 

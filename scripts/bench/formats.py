@@ -65,9 +65,9 @@ def run(settings: Settings) -> Result:
 
 
 def _available(settings: Settings) -> set[str]:
-    from fkat_data.streaming.formats.file_formats import FILE_SUFFIXES  # noqa: PLC0415 - peers do not have it
+    from fkat_data.files.formats import FORMATS  # noqa: PLC0415 - peers do not have it
 
-    ours = {name for name, kind in CONTESTANTS.items() if name not in PEERS and kind in ("mds", *FILE_SUFFIXES)}
+    ours = {name for name, kind in CONTESTANTS.items() if name not in PEERS and kind in FORMATS}
     return ours | set(PEERS if settings.peers else ())
 
 

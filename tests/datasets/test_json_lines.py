@@ -21,9 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from fkat_data.datasets import IterableJsonDataset, JsonDataset, ranged_file, text_file
-from fkat_data.datasets.json_lines import LineIndex, lines_of
+from fkat_data.datasets import IterableJsonDataset, JsonDataset
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.files import opening
+from fkat_data.files.lines import LineIndex, lines_of
 
 COMPRESSIONS = {
     "plain": lambda text: text,
@@ -307,8 +308,7 @@ class SlowFile(io.BytesIO):
 def test_threads_share_a_remote_file(tmp_path, monkeypatch):
     path = tmp_path / "lines.jsonl"
     path.write_bytes(text_of(range(100)))
-    monkeypatch.setattr(ranged_file, "open_uri", lambda uri, options: SlowFile(path.read_bytes()))
-    monkeypatch.setattr(text_file, "open_uri", lambda uri, options: SlowFile(path.read_bytes()))
+    monkeypatch.setattr(opening, "open_uri", lambda uri, options: SlowFile(path.read_bytes()))
     dataset = JsonDataset("memory://lines.jsonl")
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(dataset.__getitem__, range(100))) == list(range(100))

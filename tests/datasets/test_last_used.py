@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fkat_data.datasets.last_used import LastUsed
+from fkat_data.files.kept import LastUsed
 
 
 def test_the_object_that_was_not_used_for_longest_leaves_first():

@@ -17,8 +17,8 @@ from archive_examples import archive
 
 from fkat_data import DataLoaderFactory, ShardedDataLoader
 from fkat_data.datasets import TarDataset
-from fkat_data.datasets.ranged_file import RangedFile
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.files.opening import RangedFile
 
 
 def write(path, first, count, size=10):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent / folder) for folder in (".", "order", "formats")]
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in (".", "order", "../files")]
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
 
 

@@ -22,10 +22,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 
 from fkat_data.datasets import PaddingCollate
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
+from fkat_data.files.mapping import mapped_span
+from fkat_data.files.shard import FileInfo, Origin
 from fkat_data.streaming import LocalDataset, Stream, StreamingDataLoader, StreamingDataset
 from fkat_data.streaming.formats import open_shard
-from fkat_data.streaming.formats.entry import FileInfo, Origin
-from fkat_data.streaming.formats.mapping import mapped_span
 from fkat_data.streaming.store import attempts
 from fkat_data.streaming.store.open_store import open_store
 
@@ -218,7 +218,7 @@ def test_what_cannot_be_one_dataset_is_an_error_that_names_file_and_column(tmp_p
 def test_a_directory_of_which_nothing_can_be_kept_is_read(both, tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with caplog.at_level(logging.INFO, "fkat_data.streaming.reading.generated_index"):
+    with caplog.at_level(logging.INFO, "fkat_data.streaming.reading.dataset_index"):
         assert len(LocalDataset(both[1])) == COUNT
     assert "is not kept" in caplog.text
 
@@ -301,7 +301,7 @@ def test_only_what_is_new_or_changed_is_described_and_fetched_again(bucket, tmp_
 
 
 def counted_descriptions(monkeypatch):
-    from fkat_data.streaming.formats import parquet_index
+    from fkat_data.files import parquet as parquet_index
 
     described, real = [], parquet_index.describe
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.files.index import INDEX_NAME
 from fkat_data.interruption import genuine, suppress
 from fkat_data.streaming.cache.cache_directory import NOT_WRITABLE, CacheDirectory
 from fkat_data.streaming.cache.locks import LockFile
 from fkat_data.streaming.cache.paths import BOOKKEEPING
 from fkat_data.streaming.cache.temporary import Temporary
-from fkat_data.streaming.formats.index import INDEX_NAME
 
 _logger = logging.getLogger(__name__)
 

@@ -1,6 +1,7 @@
 """Shards of a store, cached in a directory that the processes of a node share."""
 
 import logging
+import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from hashlib import blake2s
@@ -8,6 +9,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardError, ShardNotFoundError
+from fkat_data.files.index import INDEX_NAME, parse_index, read_index
+from fkat_data.files.shard import FileInfo, MapRegister, ShardEntry, is_part
+from fkat_data.files.stored import decompress_into
 from fkat_data.interruption import genuine
 from fkat_data.streaming.cache.cache import Cache
 from fkat_data.streaming.cache.cache_budget import CacheBudget
@@ -15,17 +19,53 @@ from fkat_data.streaming.cache.cache_directory import NOT_WRITABLE
 from fkat_data.streaming.cache.dataset_version import DatasetVersion
 from fkat_data.streaming.cache.idle_maps import give_back_idle_maps
 from fkat_data.streaming.cache.paths import BOOKKEEPING
-from fkat_data.streaming.formats.compression import decompress_into
-from fkat_data.streaming.formats.entry import FileInfo, ShardEntry
-from fkat_data.streaming.formats.file_formats import is_part
-from fkat_data.streaming.formats.index import INDEX_NAME, parse_index, read_index
-from fkat_data.streaming.formats.mapping import MapRegister
-from fkat_data.streaming.reading.dataset_index import DatasetIndex, FoundIndex, digest_of
-from fkat_data.streaming.reading.file_pattern import NO_DATASET, FilePattern
-from fkat_data.streaming.reading.generated_index import GeneratedIndex
-from fkat_data.streaming.reading.read_commit import ReadCommit
-from fkat_data.streaming.reading.shared_files import is_linked_to, shared_file
+from fkat_data.streaming.reading.dataset_index import DatasetIndex, FoundIndex, GeneratedIndex, digest_of
+from fkat_data.streaming.reading.stream import NO_DATASET, FilePattern, ReadCommit
 from fkat_data.streaming.store.store import Store
+
+
+def shared_file(first: Path, first_names: Iterable[str], second: Path, second_names: Iterable[str]) -> str | None:
+    """Return a name in one directory that leads to a file of another one; None if there is none.
+
+    One directory may be in the other, and folders may be symbolic links or mounts: they are compared by device and
+    inode. Folders that do not exist have no files in common.
+
+    Args:
+        first: The one directory.
+        first_names: Paths of files in it, which need not exist.
+        second: The other directory.
+        second_names: Paths of files in it, which need not exist.
+    """
+    ours, theirs = _by_folder(first, first_names), _by_folder(second, second_names)
+    for place in ours.keys() & theirs.keys():
+        last_names = {name.rpartition("/")[2] for name in theirs[place]}
+        for name in ours[place]:
+            if name.rpartition("/")[2] in last_names:
+                return name
+    return None
+
+
+def is_linked_to(link: Path, file: Path) -> bool:
+    """Return whether a path is a symbolic link to a file, which is then the only copy."""
+    try:
+        return link.is_symlink() and os.path.samestat(link.stat(), file.lstat())
+    except genuine(OSError):
+        return False
+
+
+def _by_folder(directory: Path, names: Iterable[str]) -> dict[tuple[int, int], list[str]]:
+    by_folder: dict[str, list[str]] = {}
+    for name in names:
+        by_folder.setdefault(name.rpartition("/")[0], []).append(name)
+    by_place: dict[tuple[int, int], list[str]] = {}
+    for folder, found in by_folder.items():
+        try:
+            status = (directory / folder).stat()
+        except genuine(OSError):
+            continue
+        by_place.setdefault((status.st_dev, status.st_ino), []).extend(found)
+    return by_place
+
 
 _logger = logging.getLogger(__name__)
 

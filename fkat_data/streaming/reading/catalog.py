@@ -8,14 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.files.formats import check_safe
+from fkat_data.files.shard import ShardEntry
+from fkat_data.files.tar import with_decoders
 from fkat_data.streaming.cache.cache_budget import CacheBudget
-from fkat_data.streaming.formats.entry import ShardEntry
-from fkat_data.streaming.formats.open_shard import check_safe
-from fkat_data.streaming.formats.tar_files import with_decoders
 from fkat_data.streaming.order.spanner import Spanner
-from fkat_data.streaming.reading.read_commit import ReadCommit
 from fkat_data.streaming.reading.shard_source import ShardSource, check_apart, entries_of, sources_of
-from fkat_data.streaming.reading.stream import Stream
+from fkat_data.streaming.reading.stream import ReadCommit, Stream
 
 _Integers = npt.NDArray[np.int64]
 

@@ -1,17 +1,26 @@
-"""A dataset's index in its store: what it says, which version of the dataset it is, and whether it still is."""
+"""A dataset's index: the one in its store, or one that is made of its files and kept."""
 
+import json
+import logging
+import os
+import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from hashlib import blake2s
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fkat_data.background import BackgroundCall
-from fkat_data.errors import DownloadError, ShardCorruptError, ShardNotFoundError
-from fkat_data.interruption import suppress
-from fkat_data.streaming.formats.entry import ShardEntry
-from fkat_data.streaming.formats.files import file_size
-from fkat_data.streaming.formats.index import INDEX_NAME, parse_index
+from fkat_data.background import BackgroundCall, in_parallel
+from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
+from fkat_data.files.formats import LISTED_SUFFIXES, Describing, describing, listed_format
+from fkat_data.files.index import INDEX_NAME, parse_index
+from fkat_data.files.shard import DescribedFile, ShardEntry, version_prefix
+from fkat_data.files.stored import file_size
+from fkat_data.interruption import genuine, suppress
+from fkat_data.location import user_cache_file
+from fkat_data.streaming.reading.stream import FilePattern
+from fkat_data.streaming.store.client import ListedFile
 from fkat_data.streaming.store.directory_client import version_of
 from fkat_data.streaming.store.store import Store
 from fkat_data.streaming.store.timed import moment_of
@@ -186,3 +195,270 @@ class DatasetIndex:
 def digest_of(content: bytes) -> str:
     """Return a digest of an index's bytes, the beginning of the version of its dataset."""
     return f"blake2s {blake2s(content, digest_size=16).hexdigest()}"
+
+
+_logger = logging.getLogger(__name__)
+
+_VERSION = 2
+#: Files that are described at a time.
+_NUM_THREADS = 16
+#: What is read in the time that another reading takes to begin: of a local file, and from a store.
+_HOP_BYTES, _HOP_IN_STORE_BYTES = 16 << 10, 2 << 20
+#: A temporary file that is older was left by a process that died.
+_LEFT_S = 3600.0
+#: In the user's directory of caches, an index that was not read for this long is removed. Each reading within a day of
+#: the last one leaves its time as it is.
+_UNUSED_S, _DAY_S = 90 * 86400.0, 86400.0
+#: Room for what a cache appends to a name, within the 255 bytes that a file system allows.
+_LONGEST_NAME_BYTES = 200
+
+
+class Generated(NamedTuple):
+    """An index that was made.
+
+    Attributes:
+        format: The format of the files, as the table of formats names it.
+        files: The files, sorted by name.
+        columns: The columns to read; None: all.
+        url: The directory of the files, for messages.
+    """
+
+    format: str
+    files: list[DescribedFile]
+    columns: tuple[str, ...] | None
+    url: str
+
+    @property
+    def version(self) -> str:
+        """The version of all files together."""
+        listed = "\n".join(f"{file.name} {file.size_bytes} {file.listed}" for file in self.files)
+        return f"files {blake2s(os.fsencode(listed), digest_size=16).hexdigest()}"
+
+    def entries(self, *, is_in_place: bool) -> list[ShardEntry]:
+        """Return the shards.
+
+        Raises:
+            ConfigurationError: A chosen column does not exist.
+            ShardCorruptError: The columns of a file differ from those of the first.
+        """
+        try:
+            return describing(self.format).entries_of(self.files, self.columns, is_in_place=is_in_place)
+        except ShardCorruptError as error:
+            raise _located(error, self.url) from error
+
+    def stale(self, names: Iterable[str]) -> list[str]:
+        """Return the files of a cache that are parts of other files, or of other versions of these files."""
+        prefixes = {None, *(file.parts_prefix for file in self.files)}
+        return [name for name in names if version_prefix(name) not in prefixes]
+
+
+class GeneratedIndex:
+    """Makes the index of the files of a directory, and keeps it. It pickles.
+
+    The descriptions are kept in one file, with the size and the version of each file. The next reading lists the
+    directory, describes the files that are new or have changed, and no other.
+
+    Args:
+        store: The directory.
+        pattern: Which of its files.
+        columns: The columns to read; None: all.
+        path: Where the descriptions are kept. A missing, torn or unwritable file is no error.
+        is_pruned: Whether to remove the files beside ``path`` that were not read for 90 days, when one is written.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        pattern: FilePattern,
+        columns: tuple[str, ...] | None,
+        path: Path,
+        *,
+        is_pruned: bool = False,
+    ) -> None:
+        self._store = store
+        self._pattern = pattern
+        self._columns = columns
+        self._path = path
+        self._is_pruned = is_pruned
+
+    def read(self, lock: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Generated:
+        """Return the index as the directory is now.
+
+        Args:
+            lock: Returns a context in which no other process of the node makes the same index.
+
+        Raises:
+            ShardNotFoundError: No file matches.
+            ConfigurationError: The files have several formats, or a package is missing.
+            ShardCorruptError: A file is not of its format, or is torn.
+            DownloadError: The store does not answer.
+        """
+        listed = self._listed()
+        kind = _kind_of(self._location, listed)
+        made = self._joined(kind, listed)
+        if made is not None:
+            _mark_as_used(self._path)
+            return made
+        with lock():
+            # Another process may have made it meanwhile.
+            return self._joined(kind, listed) or self._made(kind, listed)
+
+    def kept(self) -> Generated | None:
+        """Return the index as it was kept, without asking the store; None if there is none."""
+        found = _load(self._path)
+        return None if found is None else Generated(found[0], found[1], self._columns, self._url)
+
+    @property
+    def _location(self) -> str:
+        return f"{self._url}/{self._pattern.text}".rstrip("/")
+
+    @property
+    def _url(self) -> str:
+        return self._store.url.rstrip("/")
+
+    def _listed(self) -> list[ListedFile]:
+        listed = self._store.listing(self._pattern.prefix)
+        if any(file.name == f"{self._pattern.text}/index.json" for file in listed):
+            raise ConfigurationError("remote", self._location, "a slash at its end, because it has an index.json")
+        found = [file for file in listed if self._pattern.matches(file.name)]
+        if not found:
+            raise ShardNotFoundError(
+                self._location,
+                f"no file matches, with a name that ends with {LISTED_SUFFIXES} (a web server lists no files: name one)",
+            )
+        for file in found:
+            if max(len(part.encode(errors="replace")) for part in file.name.split("/")) > _LONGEST_NAME_BYTES:
+                raise ShardCorruptError(file.name, f"a name or a folder is longer than {_LONGEST_NAME_BYTES} bytes")
+        return found
+
+    def _joined(self, kind: str, listed: Sequence[ListedFile]) -> Generated | None:
+        """Return the kept index if it has every file as it is listed."""
+        files = self._known(kind, listed)
+        if any(file is None for file in files):
+            return None
+        return Generated(kind, [file for file in files if file is not None], self._columns, self._url)
+
+    def _known(self, kind: str, listed: Sequence[ListedFile]) -> list[DescribedFile | None]:
+        found = _load(self._path)
+        kept = {file.name: file for file in found[1]} if found is not None and found[0] == kind else {}
+        return [
+            known if (known := kept.get(file.name)) is not None and _is_same(known, file) else None for file in listed
+        ]
+
+    def _made(self, kind: str, listed: Sequence[ListedFile]) -> Generated:
+        known = self._known(kind, listed)
+        missing = [file for file, described in zip(listed, known, strict=True) if described is None]
+        _logger.info("reading the structure of %d of %d files of %s", len(missing), len(listed), self._location)
+        described = iter(in_parallel(lambda file: self._described(describing(kind), file), missing, _NUM_THREADS))
+        made = Generated(kind, [next(described) if file is None else file for file in known], self._columns, self._url)
+        _save(self._path, made)
+        if self._is_pruned:
+            _remove_older(self._path.parent.iterdir, _UNUSED_S)
+        return made
+
+    def _described(self, kind: Describing, file: ListedFile) -> DescribedFile:
+        stored = _StoredFile(self._store, file)
+        try:
+            description = kind.describe(stored)
+        except ShardCorruptError as error:
+            raise (_located(error, self._url) if error.shard == file.name else error) from error
+        return DescribedFile(file.name, file.size_bytes, file.version, stored.version, description)
+
+
+def kept_path(location: str) -> Path:
+    """Return where the index of files that are read in place is kept: below the user's directory of caches.
+
+    Args:
+        location: What identifies the files.
+    """
+    return user_cache_file("indices", location)
+
+
+class _StoredFile:
+    """A file whose reads are all of one version."""
+
+    def __init__(self, store: Store, file: ListedFile) -> None:
+        self._store = store
+        self.name = file.name
+        self.size_bytes = file.size_bytes
+        self.hop_bytes = _HOP_BYTES if store.is_local else _HOP_IN_STORE_BYTES
+        self.version = ""
+
+    def read(self, start: int, stop: int) -> bytes:
+        content, self.version = self._store.read_range(
+            self.name, start, stop, size_bytes=self.size_bytes, version=self.version
+        )
+        return content
+
+
+def _located(error: ShardCorruptError, url: str) -> ShardCorruptError:
+    """Return an error that names a file of a directory with the directory's URL before the name."""
+    return ShardCorruptError(f"{url}/{error.shard}", error.reason, error.field, error.expected, error.found)
+
+
+def _is_same(known: DescribedFile, listed: ListedFile) -> bool:
+    # Without a version, a new content of the same size would not be noticed.
+    return bool(listed.version) and (known.size_bytes, known.listed) == (listed.size_bytes, listed.version)
+
+
+def _kind_of(location: str, listed: Iterable[ListedFile]) -> str:
+    kinds = {str(listed_format(file.name)): file.name for file in listed}
+    if len(kinds) > 1:
+        (_, first), (_, second), *_ = kinds.items()
+        raise ConfigurationError(
+            "remote", location, f"files of one format; it has {first} and {second}: pass a pattern, such as *.parquet"
+        )
+    return next(iter(kinds))
+
+
+def _load(path: Path) -> tuple[str, list[DescribedFile]] | None:
+    """Return the format and the files of a kept index; None if there is none that is whole."""
+    try:
+        head, _, body = path.read_bytes().partition(b"\n")
+        header = json.loads(head)
+        if header["version"] != _VERSION or header["digest"] != _digest(body):
+            raise ValueError("it is of another version, or torn")
+        return header["format"], [DescribedFile(*item) for item in json.loads(body)]
+    except genuine(FileNotFoundError):
+        return None
+    except genuine(OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        _logger.warning("the index kept in %s is made again: %s", path, error)
+        return None
+
+
+def _save(path: Path, made: Generated) -> None:
+    body = json.dumps(made.files, separators=(",", ":")).encode()
+    head = json.dumps({"version": _VERSION, "format": made.format, "digest": _digest(body)}).encode()
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # What processes left that died while they wrote.
+        _remove_older(lambda: path.parent.glob(f"{path.name}.*.tmp"), _LEFT_S)
+        try:
+            with temporary.open("xb") as file:
+                file.writelines((head, b"\n", body))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except genuine(OSError) as error:
+        _logger.info("the index of %d files is not kept in %s: %s", len(made.files), path, error)
+
+
+def _mark_as_used(path: Path) -> None:
+    with suppress(OSError):
+        if time.time() - path.stat().st_mtime > _DAY_S:
+            os.utime(path)
+
+
+def _remove_older(files: Callable[[], Iterable[Path]], age_s: float) -> None:
+    with suppress(OSError):
+        for left in list(files()):
+            with suppress(OSError):
+                if time.time() - left.stat().st_mtime > age_s:
+                    left.unlink()
+
+
+def _digest(body: bytes) -> str:
+    return blake2s(body, digest_size=16).hexdigest()

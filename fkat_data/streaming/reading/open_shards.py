@@ -1,12 +1,13 @@
 """Read samples by their numbers: open shards on demand, and read many rows of a shard together."""
 
 import functools
+import operator
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,18 +15,17 @@ import torch
 from torch.utils import data
 
 from fkat_data.dropped import after_end
-from fkat_data.errors import ShardCorruptError, ShardNotFoundError
+from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.files.formats import DECODED_LIMIT_BYTES, open_shard
+from fkat_data.files.kept import DecodedGroups
+from fkat_data.files.mapping import WatchedFiles, num_maps
+from fkat_data.files.shard import ShardReader
 from fkat_data.interruption import genuine
 from fkat_data.misfit import note_misfit
 from fkat_data.observe.stages import reading
 from fkat_data.registry import Registrations
 from fkat_data.streaming.cache.idle_maps import register_map_owner
 from fkat_data.streaming.cache.locks import pauses
-from fkat_data.streaming.formats.decoded_groups import DecodedGroups
-from fkat_data.streaming.formats.memory_map import num_maps
-from fkat_data.streaming.formats.open_shard import DECODED_LIMIT_BYTES, open_shard
-from fkat_data.streaming.formats.reader import ShardReader
-from fkat_data.streaming.formats.watched_files import WatchedFiles
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.read_ahead import ReadAhead
 
@@ -524,3 +524,51 @@ def own_array(value: Any) -> Any:
     if array.flags.owndata:
         array.flags.writeable = True
     return array if array.flags.writeable else array.copy()
+
+
+class Numbered(Protocol):
+    """Samples by their numbers."""
+
+    def sample(self, sample_id: int) -> Any:
+        """Return a sample."""
+        ...
+
+    def samples(self, sample_ids: npt.NDArray[np.int64]) -> list[Any]:
+        """Return samples in the order of their numbers."""
+        ...
+
+
+def index_tree(index: Any, num_samples: int, numbered: Numbered) -> Any:
+    """Return the sample at an index, or lists of samples with the nesting of the index.
+
+    Args:
+        index: From ``-num_samples`` to ``num_samples - 1``, or a slice, list, tuple or array.
+        num_samples: Number of samples.
+        numbered: Where to read the samples.
+
+    Raises:
+        IndexError: The sample does not exist.
+        ConfigurationError: The index has another type.
+    """
+    if isinstance(index, slice):
+        return numbered.samples(np.arange(num_samples)[index])
+    if isinstance(index, np.ndarray) and index.ndim:
+        index = cast("Any", index).tolist()
+    if isinstance(index, (list, tuple)):
+        items = cast("list[Any]", index)
+        if any(isinstance(item, (list, tuple, np.ndarray, slice)) for item in items):
+            return [index_tree(item, num_samples, numbered) for item in items]
+        return numbered.samples(np.array([_number(item, num_samples) for item in items], np.int64))
+    return numbered.sample(_number(index, num_samples))
+
+
+def _number(index: Any, num_samples: int) -> int:
+    if isinstance(index, bool):
+        raise ConfigurationError("index", index, "an integer, a slice, or a list or array of integers")
+    try:
+        number = operator.index(index)
+    except genuine(TypeError):
+        raise ConfigurationError("index", index, "an integer, a slice, or a list or array of integers") from None
+    if not -num_samples <= number < num_samples:
+        raise IndexError(f"sample {number} of {num_samples}")
+    return number % num_samples

@@ -6,21 +6,15 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardError, ShardNotFoundError
+from fkat_data.files.index import INDEX_NAME
+from fkat_data.files.shard import MapRegister, ShardEntry
 from fkat_data.interruption import genuine, suppress
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import make_safe
-from fkat_data.streaming.formats.entry import ShardEntry
-from fkat_data.streaming.formats.hashing import validate_file
-from fkat_data.streaming.formats.index import INDEX_NAME
-from fkat_data.streaming.formats.mapping import MapRegister
-from fkat_data.streaming.reading.cached_source import CachedSource, Evictable, names_of
-from fkat_data.streaming.reading.dataset_index import DatasetIndex
-from fkat_data.streaming.reading.decompressed_source import DecompressedSource, folder_of
-from fkat_data.streaming.reading.file_pattern import NO_DATASET, FilePattern, no_stream, split_name
-from fkat_data.streaming.reading.generated_index import GeneratedIndex, kept_path
-from fkat_data.streaming.reading.read_commit import ReadCommit
-from fkat_data.streaming.reading.shared_files import shared_file
-from fkat_data.streaming.reading.stream import Stream
+from fkat_data.streaming.reading.cached_source import CachedSource, Evictable, names_of, shared_file
+from fkat_data.streaming.reading.dataset_index import DatasetIndex, GeneratedIndex, kept_path
+from fkat_data.streaming.reading.in_place_source import DecompressedSource, DirectorySource, folder_of
+from fkat_data.streaming.reading.stream import NO_DATASET, FilePattern, ReadCommit, Stream, no_stream, split_name
 from fkat_data.streaming.store.open_store import open_store
 
 #: Seconds after which a directory that is read in place does not answer.
@@ -244,7 +238,7 @@ def _cached(stream: Stream, directory: Path) -> _Planned:
     return _Planned(directory, made)
 
 
-def _in_place(stream: Stream) -> "DirectorySource | _Planned":
+def _in_place(stream: Stream) -> DirectorySource | _Planned:
     directory = stream.local_directory or stream.remote_directory
     if directory is None:
         raise ConfigurationError("local", stream.local, "a directory, if there is no remote")
@@ -277,82 +271,3 @@ def _in_place(stream: Stream) -> "DirectorySource | _Planned":
     folder = folder_of(directory, found.version, is_beside=stream.local_directory is not None)
     made = partial(DecompressedSource, directory, found, index, folder, validate_hash=stream.validate_hash)
     return _Planned(folder, made)
-
-
-class DirectorySource:
-    """Uncompressed shards in a directory of this machine, read in place. Nothing is written or deleted.
-
-    Args:
-        directory: The directory.
-        entries: What its index says about the shards.
-        validate_hash: The hash of the index that files are compared with; None: their sizes alone.
-        index: The index that the entries are of, in the version in use; None: the directory has none.
-
-    Attributes:
-        directory: The directory.
-        map_register: None.
-        read_commit: None.
-    """
-
-    is_immediate = True
-    index_bytes = 0
-    read_commit: ReadCommit | None = None
-
-    def __init__(
-        self,
-        directory: Path,
-        entries: list[ShardEntry],
-        validate_hash: str | None,
-        index: DatasetIndex | None = None,
-    ) -> None:
-        self.directory = directory
-        self.map_register: MapRegister | None = None
-        self._entries = entries
-        self._validate_hash = validate_hash
-        self._index = index
-        self._validated: set[str] = set()
-
-    def kept_bytes(self, entry: ShardEntry) -> int:
-        """Return 0: nothing is kept elsewhere."""
-        del entry
-        return 0
-
-    def read_index(self) -> list[ShardEntry]:
-        """Return what the index says about the shards, in its order."""
-        return self._entries
-
-    def fetch(self, entry: ShardEntry, *, wait: bool = True) -> Path:
-        """Return the directory of a shard's files.
-
-        Raises:
-            ConfigurationError: The index lacks the hash to compare files with.
-            ShardNotFoundError: A file is missing.
-            ShardCorruptError: A file's size or hash differs from what the index says.
-            OSError: A file cannot be read.
-        """
-        del wait
-        for raw, _ in entry.files:
-            # Once in a process. Each opening compares the size.
-            if self._validate_hash is not None and raw.basename not in self._validated:
-                validate_file(self.directory / raw.basename, raw, self._validate_hash)
-                self._validated.add(raw.basename)
-        return self.directory
-
-    def confirm(self, entry: ShardEntry) -> None:
-        """Check that the index is the one that was read; see ``ShardSource``."""
-        del entry
-        if self._index is not None:
-            self._index.check_in_place(self.directory)
-
-    def touch(self, entry: ShardEntry) -> None:
-        """Do nothing: nothing is evicted here."""
-
-    def is_there(self, entry: ShardEntry) -> bool:
-        """Return True."""
-        del entry
-        return True
-
-    def evict(self, entry: ShardEntry) -> int:
-        """Return 0 and remove nothing: these files may be the only copy."""
-        del entry
-        return 0

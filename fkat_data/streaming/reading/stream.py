@@ -1,23 +1,165 @@
-"""A stream: one of the datasets that a ``StreamingDataset`` mixes."""
+"""A stream: one of the datasets that a ``StreamingDataset`` mixes, and the files that it consists of."""
 
 import math
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from hashlib import blake2s
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 from fkat_data import arguments
-from fkat_data.archives.member_decoding import DecoderName, checked_decode
 from fkat_data.description import Described, place_of
-from fkat_data.errors import ConfigurationError
+from fkat_data.distributed import rank_and_world_size
+from fkat_data.errors import ConfigurationError, RankMismatchError, StateMismatchError
+from fkat_data.files.formats import LISTED_SUFFIXES, listed_format
+from fkat_data.files.stored import is_same_place
+from fkat_data.files.tar import DecoderName, checked_decode
+from fkat_data.interruption import genuine
+from fkat_data.job_store import first_value
 from fkat_data.location import path_of, resolved
-from fkat_data.streaming.formats.files import is_same_place
 from fkat_data.streaming.order.weights import StreamWeight
-from fkat_data.streaming.reading.file_pattern import FilePattern, split_location
 from fkat_data.streaming.store.open_store import open_store
+
+#: For messages: why a directory is no dataset.
+NO_DATASET = (
+    f"no such file, and no files of a format that needs no index ({LISTED_SUFFIXES}); `fkat-data convert` makes a "
+    "dataset of JSON lines and of other tables"
+)
+
+#: The files of a dataset with an index.
+_OF_DATASET = re.compile(r"index\.json|shard\.\d+\..+")
+_WILDCARD = re.compile(r"[*?\[]")
+#: The schemes of web servers, in whose URLs a question mark begins the query.
+_WEB = ("http", "https")
+
+
+class FilePattern(NamedTuple):
+    """Which files of a directory a stream consists of.
+
+    Attributes:
+        text: The pattern, relative to the directory, as the shell's: ``*``, ``?``, ``[...]``, and ``**`` for folders
+            at any depth; "": all files of a known format, at any depth. Without a wildcard, a file, or all files below
+            a folder of that name.
+    """
+
+    text: str
+
+    @property
+    def prefix(self) -> str:
+        """What the names of all files begin with."""
+        found = _WILDCARD.search(self.text)
+        return self.text[: found.start()] if found else self.text
+
+    def matches(self, name: str) -> bool:
+        """Return whether a file is one of them. A wildcard matches no name that begins with a dot or an underscore.
+
+        Args:
+            name: The file, relative to the directory.
+
+        Raises:
+            ConfigurationError: The pattern has an invalid range of letters.
+        """
+        if listed_format(name) is None:
+            return False
+        if not self.text:
+            return _FOLDERS_AND_FILE.fullmatch(name) is not None
+        if not _WILDCARD.search(self.text):
+            below = name.removeprefix(f"{self.text}/")
+            return name == self.text or (below != name and _FOLDERS_AND_FILE.fullmatch(below) is not None)
+        return _compiled(self.text).fullmatch(name) is not None
+
+
+def no_stream(name: str) -> str:
+    """Return why a file is no stream, and what to do, for messages.
+
+    Args:
+        name: The name of a file that exists.
+    """
+    if _OF_DATASET.fullmatch(name):
+        return "a file of a dataset: name its directory, which has the index.json"
+    return (
+        f"a file. A stream is a directory of shards with an index.json, or files that need no index ({LISTED_SUFFIXES}). "
+        "`fkat-data convert` makes shards of JSON lines and of other tables, MDSWriter of any samples; a Dataset of "
+        "your own reads the file as it is"
+    )
+
+
+def split_name(location: str) -> tuple[str, str]:
+    """Return the directory and the last name of a location; "" for either one that it does not have."""
+    scheme, separator, path, query = _parts(location)
+    directory, _, name = path.rstrip("/").rpartition("/")
+    return (f"{scheme}{separator}{directory}{query}" if directory else ""), name
+
+
+def _parts(location: str) -> tuple[str, str, str, str]:
+    """Return the scheme, ``://``, the path and the query; "" for what a location does not have."""
+    scheme, separator, rest = location.partition("://")
+    if not separator:
+        return "", "", location, ""
+    path, mark, query = rest.partition("?") if scheme in _WEB else (rest, "", "")
+    return scheme, separator, path, mark + query
+
+
+def split_location(location: str) -> tuple[str, FilePattern] | None:
+    """Return the directory and the pattern of a location that names files; None if it names a directory.
+
+    A location names files if it ends with the suffix of a format that needs no index, such as ``.parquet``. A slash at
+    its end makes it a directory.
+    """
+    scheme, separator, path, query = _parts(location)
+    if listed_format(path) is None:
+        return None
+    found = _WILDCARD.search(path)
+    fixed = path[: found.start()] if found else path
+    directory, slash, _ = fixed.rpartition("/")
+    pattern = path[len(directory) + len(slash) :]
+    if separator:
+        return (f"{scheme}://{directory}{query}", FilePattern(pattern)) if directory else None
+    return directory or slash or ".", FilePattern(pattern)
+
+
+_SHOWN = r"(?![._])"
+_FOLDERS_AND_FILE = re.compile(rf"(?:{_SHOWN}[^/]+/)*{_SHOWN}[^/]+")
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    parts: list[str] = []
+    components = pattern.split("/")
+    for number, component in enumerate(components):
+        is_last = number == len(components) - 1
+        if component == "**":
+            parts.append(rf"(?:{_SHOWN}[^/]+/)*" + (rf"{_SHOWN}[^/]+" if is_last else ""))
+        else:
+            parts.append(_component(component) + ("" if is_last else "/"))
+    try:
+        return re.compile("".join(parts))
+    except genuine(re.error) as error:
+        raise ConfigurationError("remote", pattern, f"a pattern of files as the shell's ({error})") from None
+
+
+def _component(text: str) -> str:
+    found = [_SHOWN] if _WILDCARD.match(text) else []
+    position = 0
+    while position < len(text):
+        letter = text[position]
+        end = text.find("]", position + 2) if letter == "[" else -1
+        if letter == "*":
+            found.append("[^/]*")
+        elif letter == "?":
+            found.append("[^/]")
+        elif end > 0:
+            # These letters would mean something to ``re`` that they do not mean to a shell.
+            inside = re.sub(r"([\\\[&~|])", r"\\\1", text[position + 1 : end])
+            found.append(f"[{'^/' + inside[1:] if inside[0] in '!^' else inside}]")
+            position = end
+        else:
+            found.append(re.escape(letter))
+        position += 1
+    return "".join(found)
+
 
 _DEFAULTS = {
     "split": None,
@@ -288,3 +430,107 @@ def own_directory(location: str) -> Path:
     # By user: a cache refuses the directory of another user.
     name = blake2s(os.fsencode(location), digest_size=16).hexdigest()
     return Path(tempfile.gettempdir()) / f"fkat_data-{os.geteuid()}" / name
+
+
+_FIELD = "commits"
+
+
+_REMEDY = (
+    "the revision moved while they opened it; write the commit in the URL, or open the dataset after "
+    "torch.distributed is initialised"
+)
+
+
+class ReadCommit(NamedTuple):
+    """What a stream is read of.
+
+    Attributes:
+        location: The URL of the stream.
+        revision: The repository, and the branch, tag or commit that the user named.
+        commit: The commit of the revision.
+        content: A digest of the data at that commit. Commits that change other files have the same.
+    """
+
+    location: str
+    revision: str
+    commit: str
+    content: str
+
+
+def check_ranks(commits: Sequence[ReadCommit | None]) -> None:
+    """Check that the ranks of this job read the same data. No rank waits; without torch.distributed nothing is compared.
+
+    Args:
+        commits: Each stream's; None for a stream of another store.
+
+    Raises:
+        RankMismatchError: Another rank reads other data. The message names it, and the commits of both.
+    """
+    for own in filter(None, commits):
+        # A rank that opens the revision from now on reads this commit.
+        first_value(own.revision, own.commit)
+        first = first_value(f"{own.location} of {own.revision}", f"{own.content}\n{own.commit}")
+        if first is None:
+            return
+        content, _, commit = first.value.partition("\n")
+        if content != own.content:
+            raise RankMismatchError(
+                f"the data of {own.location}",
+                f"commit {commit} on rank {first.rank}, commit {own.commit} on rank {rank_and_world_size()[0]}; {_REMEDY}",
+            )
+
+
+def saved_commits(commits: Sequence[ReadCommit | None]) -> tuple[dict[str, str] | None, ...]:
+    """Return the commits as plain values for a state; empty if no stream has one."""
+    if not any(commits):
+        return ()
+    return tuple(None if own is None else {"commit": own.commit, "content": own.content} for own in commits)
+
+
+def check_merged(states: Sequence[Mapping[str, Any]]) -> None:
+    """Check that the states of a job's ranks are of the same data.
+
+    Args:
+        states: Each rank's, in order of rank.
+
+    Raises:
+        RankMismatchError: A rank reads other data than rank 0. The message names it, and the commits of both.
+    """
+    first = states[0].get(_FIELD) or ()
+    for rank, state in enumerate(states):
+        for number, (theirs, own) in enumerate(zip(first, state.get(_FIELD) or (), strict=False)):
+            if theirs is not None and own is not None and theirs["content"] != own["content"]:
+                raise RankMismatchError(
+                    f"the data of stream {number}",
+                    f"commit {theirs['commit']} on rank 0, commit {own['commit']} on rank {rank}; {_REMEDY}",
+                )
+
+
+def check_saved(commits: Sequence[ReadCommit | None], state: Mapping[str, Any]) -> None:
+    """Check that a state was saved over the same data, where both sides know what they read.
+
+    Args:
+        commits: Each stream's.
+        state: The state of a dataset.
+
+    Raises:
+        StateMismatchError: The data of a stream differ.
+    """
+    found: object = state.get(_FIELD) or ()
+    saved: list[Any] = [*cast("Sequence[Any]", found)] if isinstance(found, (list, tuple)) else [found]
+    if saved and len(saved) != len(commits):
+        raise StateMismatchError(_FIELD, state[_FIELD], f"<one for each of {len(commits)} streams>")
+    for number, (then, own) in enumerate(zip(saved, commits, strict=False)):
+        if then is None or own is None:
+            continue
+        try:
+            commit, content = str(then["commit"]), str(then["content"])
+        except genuine(TypeError, KeyError):
+            raise StateMismatchError(f"{_FIELD}[{number}]", then, "<a mapping with commit and content>") from None
+        if content != own.content:
+            raise StateMismatchError(
+                f"{_FIELD}[{number}]",
+                commit,
+                own.commit,
+                f"the data of {own.location} were replaced since; write @{commit} in its URL to read the saved ones",
+            )

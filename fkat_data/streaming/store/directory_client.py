@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from fkat_data.background import in_thread
+from fkat_data.files.stored import file_size
 from fkat_data.interruption import genuine
 from fkat_data.location import LOST_AND_FOUND, pass_over_unreadable
-from fkat_data.streaming.formats.files import file_size
 from fkat_data.streaming.store.client import ListedFile
 from fkat_data.streaming.store.timed import joined_version
 

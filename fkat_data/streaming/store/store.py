@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.files.shard import FileInfo, Origin
 from fkat_data.interruption import genuine
-from fkat_data.streaming.formats.entry import FileInfo, Origin
 from fkat_data.streaming.store.attempts import FinalError, with_attempts
 from fkat_data.streaming.store.client import Body, ChangedError, Client, ContentError, ListedFile, TransferError
 from fkat_data.streaming.store.pace import Pace

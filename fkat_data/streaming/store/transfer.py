@@ -2,8 +2,8 @@
 
 from typing import Any, BinaryIO
 
+from fkat_data.files.stored import new_hash
 from fkat_data.interruption import genuine
-from fkat_data.streaming.formats.hashing import new_hash
 from fkat_data.streaming.store.attempts import FinalError
 from fkat_data.streaming.store.client import Body, ChangedError, Client, ContentError, TransferError
 from fkat_data.streaming.store.pace import Pace

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from fkat_data.errors import ConfigurationError
+from fkat_data.files.index import INDEX_NAME
 from fkat_data.interruption import suppress
 from fkat_data.streaming.cache.locks import LockFile
-from fkat_data.streaming.formats.index import INDEX_NAME
 from fkat_data.streaming.writing.local_directory import LocalDirectory
 from fkat_data.streaming.writing.remote_directory import RemoteDirectory
 from fkat_data.streaming.writing.replacement import parts_in, place_of, remove_dataset, remove_parts

@@ -11,7 +11,7 @@ import numpy as np
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, SampleError
-from fkat_data.streaming.formats.columns import TEXT_ENCODINGS
+from fkat_data.files.index import TEXT_ENCODINGS
 from fkat_data.streaming.writing.writer import ShardFile, ShardWriter
 
 _KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int, np.integer), "float": (float, np.floating)}

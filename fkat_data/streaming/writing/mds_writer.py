@@ -7,15 +7,15 @@ from itertools import accumulate
 from typing import Any, ClassVar
 
 from fkat_data.errors import ConfigurationError, SampleError
-from fkat_data.streaming.formats.encoding import Encoding, EncodingError
-from fkat_data.streaming.formats.encodings import encoding_of
+from fkat_data.files.encoding import Encoding, EncodingError
+from fkat_data.files.encodings import encoding_of
 from fkat_data.streaming.writing.writer import ShardFile, ShardWriter
 
 
 class MDSWriter(ShardWriter):
     """Writes samples in the MDS format. It takes the arguments of ``ShardWriter``.
 
-    A column's encoding is one of ``fkat_data.streaming.formats.encodings.ENCODINGS``, or ``ndarray``,
+    A column's encoding is one of ``fkat_data.files.encodings.ENCODINGS``, or ``ndarray``,
     ``ndarray:DTYPE``, ``ndarray:DTYPE:D0,D1``.
 
     For any encoding, a value of type ``bytes`` counts as already encoded, such as the content of a JPEG file, and is

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeAlias, cast, overload
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, ShardNotFoundError
+from fkat_data.files.index import INDEX_NAME, parse_index
 from fkat_data.location import is_url
-from fkat_data.streaming.formats.index import INDEX_NAME, parse_index
 from fkat_data.streaming.writing.natural_order import natural_key
 from fkat_data.streaming.writing.remote_directory import RemoteDirectory
 from fkat_data.streaming.writing.sides import local_and_remote

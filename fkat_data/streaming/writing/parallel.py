@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from fkat_data.errors import ConfigurationError, SampleError
 from fkat_data.executor import AnyExecutor, results_of
+from fkat_data.files.index import INDEX_NAME
 from fkat_data.registry import Registrations
-from fkat_data.streaming.formats.index import INDEX_NAME
 from fkat_data.streaming.writing.destination import cleared_for_parts
 from fkat_data.streaming.writing.local_directory import LocalDirectory
 from fkat_data.streaming.writing.merge import IndexLocation, merge_index

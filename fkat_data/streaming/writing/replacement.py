@@ -8,8 +8,8 @@ from pathlib import PurePosixPath
 from typing import Any, Protocol, cast
 
 from fkat_data.errors import ShardError
-from fkat_data.streaming.formats.compression import FAMILIES
-from fkat_data.streaming.formats.index import FORMATS, INDEX_NAME, parse_index
+from fkat_data.files.index import FORMATS, INDEX_NAME, parse_index
+from fkat_data.files.stored import FAMILIES
 from fkat_data.streaming.writing.local_directory import LocalDirectory
 from fkat_data.streaming.writing.remote_directory import RemoteDirectory
 

@@ -13,10 +13,9 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 from fkat_data import arguments
 from fkat_data.description import Described, place_of
 from fkat_data.errors import ConfigurationError, SampleError
+from fkat_data.files.stored import HASHES, checked_compression, compress, extension_of, hash_of
 from fkat_data.requirement import required
 from fkat_data.sizes import size_bytes_of
-from fkat_data.streaming.formats.compression import checked_compression, compress, extension_of
-from fkat_data.streaming.formats.hashing import HASHES, hash_of
 from fkat_data.streaming.writing.destination import Destination
 
 DEFAULT_SIZE_LIMIT = 1 << 26

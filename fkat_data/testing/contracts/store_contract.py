@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fkat_data.errors import FkatDataError, ShardNotFoundError
+from fkat_data.files.shard import Origin
 from fkat_data.streaming.dataset import StreamingDataset
-from fkat_data.streaming.formats.entry import Origin
 from fkat_data.streaming.store.open_store import open_store
 from fkat_data.streaming.store.store import Store
 from fkat_data.streaming.writing.mds_writer import MDSWriter

@@ -11,14 +11,19 @@ from rich.progress import TimeRemainingColumn
 from rich.table import Table
 
 from fkat_data.errors import ConfigurationError, ShardNotFoundError
+from fkat_data.files.shard import ShardEntry
+from fkat_data.files.verification import (
+    DatasetReport,
+    DatasetSummary,
+    datasets_in,
+    first_samples,
+    summary_of,
+    verify_dataset,
+)
 from fkat_data.location import machine_path
 from fkat_data.quantities import readable_bytes
-from fkat_data.streaming.formats.entry import ShardEntry
-from fkat_data.streaming.formats.summary import DatasetSummary, first_samples, summary_of
-from fkat_data.streaming.formats.verification import DatasetReport, datasets_in, verify_dataset
-from fkat_data.streaming.reading.file_pattern import NO_DATASET
 from fkat_data.streaming.reading.shard_source import sources_of
-from fkat_data.streaming.reading.stream import Stream
+from fkat_data.streaming.reading.stream import NO_DATASET, Stream
 from fkat_data.streaming.writing.merge import IndexLocation, merge_index
 from fkat_data.tools.cli.presentation import exit_on_failure, long_work, printable, progress_bar, say, terminal
 from fkat_data.tools.converting.convert import KINDS, Kind, convert

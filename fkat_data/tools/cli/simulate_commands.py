@@ -11,9 +11,9 @@ import typer
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
+from fkat_data.files.index import INDEX_NAME
 from fkat_data.sizes import count_of, size_bytes_of
 from fkat_data.streaming.dataset import StreamingDataset
-from fkat_data.streaming.formats.index import INDEX_NAME
 from fkat_data.tools.cli.audit_commands import Config, Key, Nodes, Overrides, Ranks, streaming_dataset
 from fkat_data.tools.cli.composition import target_of
 from fkat_data.tools.cli.presentation import exit_on_failure, long_work, say, terminal

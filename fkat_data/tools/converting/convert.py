@@ -9,9 +9,10 @@ from pathlib import Path, PurePath
 from typing import Any, Literal, Self, TypeAlias, Unpack, get_args
 
 from fkat_data import arguments
-from fkat_data.archives.member_decoding import DecoderName
 from fkat_data.datasets import TarDataset
 from fkat_data.errors import ConfigurationError, SampleError, ShardCorruptError, ShardNotFoundError
+from fkat_data.files.formats import FORMATS
+from fkat_data.files.tar import DecoderName
 from fkat_data.location import machine_path
 from fkat_data.samplers.listing import files_below
 from fkat_data.streaming.writing.lines import WriterSettings
@@ -19,18 +20,8 @@ from fkat_data.streaming.writing.mds_writer import MDSWriter
 from fkat_data.streaming.writing.merge import IndexLocation
 from fkat_data.streaming.writing.natural_order import natural_key
 from fkat_data.streaming.writing.parallel import write_parallel
-from fkat_data.tools.converting.arrow import ArrowSource, ParquetSource
-from fkat_data.tools.converting.row_source import RowSource
-from fkat_data.tools.converting.text_rows import JsonLinesSource, SeparatedSource
+from fkat_data.tools.converting.texts import JsonLinesSource, RowSource, SeparatedSource
 
-_SUFFIXES = {
-    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".tar": "tar",
-}
 _COMPRESSED = (".gz", ".zst", ".zstd")
 #: The kinds of input.
 Kind: TypeAlias = Literal["jsonl", "csv", "tsv", "parquet", "arrow", "tar", "folder"]
@@ -157,7 +148,8 @@ def _kind_of(path: Path) -> str | None:
     suffixes = path.name.lower().split(".")[1:]
     if suffixes and f".{suffixes[-1]}" in _COMPRESSED:
         suffixes = suffixes[:-1]
-    return _SUFFIXES.get(f".{suffixes[-1]}") if suffixes else None
+    last = f".{suffixes[-1]}" if suffixes else None
+    return next((name for name, kind in FORMATS.items() if last in kind.suffixes), None)
 
 
 def _source(path: str, kind: str | None, given: Collection[str]) -> RowSource:
@@ -165,13 +157,21 @@ def _source(path: str, kind: str | None, given: Collection[str]) -> RowSource:
         "jsonl": partial(JsonLinesSource, given=given),
         "csv": partial(SeparatedSource, separator=",", given=given),
         "tsv": partial(SeparatedSource, separator="\t", given=given),
-        "parquet": ParquetSource,
-        "arrow": ArrowSource,
+        "parquet": partial(_table, "parquet"),
+        "arrow": partial(_table, "arrow"),
         "tar": TarSource,
     }
     if kind not in makers:
-        raise ConfigurationError("paths", path, f"a file that ends in {', '.join(_SUFFIXES)}, or kind=…")
+        known = [suffix for name in makers for suffix in FORMATS[name].suffixes]
+        raise ConfigurationError("paths", path, f"a file that ends in {', '.join(known)}, or kind=…")
     return makers[kind](path)
+
+
+def _table(kind: str, path: str) -> RowSource:
+    # Imported here: files of other kinds need no pyarrow.
+    from fkat_data.tools.converting.tables import ArrowSource, ParquetSource  # noqa: PLC0415 - see above
+
+    return ParquetSource(path) if kind == "parquet" else ArrowSource(path)
 
 
 def _chosen(

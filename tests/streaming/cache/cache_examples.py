@@ -3,13 +3,13 @@
 import hashlib
 from pathlib import Path
 
+from fkat_data.files.mapping import mapped
+from fkat_data.files.shard import FileInfo
 from fkat_data.streaming.cache.cache import Cache
 from fkat_data.streaming.cache.cache_budget import CacheBudget
 from fkat_data.streaming.cache.cache_directory import CacheDirectory
 from fkat_data.streaming.cache.paths import BOOKKEEPING, MAKING
 from fkat_data.streaming.cache.stock import Stock
-from fkat_data.streaming.formats.entry import FileInfo
-from fkat_data.streaming.formats.mapping import mapped
 
 
 def content(name, size_bytes):

@@ -10,10 +10,10 @@ import pytest
 from parquet_examples import write_parquet
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError
-from fkat_data.streaming.formats import parquet_index
-from fkat_data.streaming.reading import generated_index
-from fkat_data.streaming.reading.file_pattern import FilePattern
-from fkat_data.streaming.reading.generated_index import GeneratedIndex, kept_path
+from fkat_data.files import parquet as parquet_index
+from fkat_data.streaming.reading import dataset_index as generated_index
+from fkat_data.streaming.reading.dataset_index import GeneratedIndex, kept_path
+from fkat_data.streaming.reading.stream import FilePattern
 from fkat_data.streaming.store.open_store import open_store
 
 

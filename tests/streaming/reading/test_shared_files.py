@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from fkat_data.streaming.reading.shared_files import is_linked_to, shared_file
+from fkat_data.streaming.reading.cached_source import is_linked_to, shared_file
 
 
 @pytest.fixture

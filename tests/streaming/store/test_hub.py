@@ -8,7 +8,7 @@ from hub_server import SIGNATURE, be_the_hub, hub_server
 from stored_files import info_of
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardNotFoundError
-from fkat_data.streaming.formats.entry import Origin
+from fkat_data.files.shard import Origin
 from fkat_data.streaming.store.hub_location import hub_location
 from fkat_data.streaming.store.open_store import open_store
 

@@ -12,7 +12,7 @@ from proxy import FaultServer, RandomPlan, fault
 from stored_files import CONTENTS, fetch, info_of
 
 from fkat_data.errors import DownloadError
-from fkat_data.streaming.formats.entry import FileInfo
+from fkat_data.files.shard import FileInfo
 from fkat_data.streaming.store import filesystem
 from fkat_data.streaming.store.open_store import open_store
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 _TESTS = Path(__file__).parents[2]
-sys.path[:0] = [str(_TESTS / "streaming" / "formats"), str(_TESTS / "faults"), str(Path(__file__).parent)]
+sys.path[:0] = [str(_TESTS / "files"), str(_TESTS / "faults"), str(Path(__file__).parent)]
 
 
 @pytest.fixture(scope="session")

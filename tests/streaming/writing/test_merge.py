@@ -7,9 +7,9 @@ import pytest
 from written_examples import COLUMNS, good_samples_of
 
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.files.formats import open_shard
+from fkat_data.files.index import parse_index, read_index
 from fkat_data.streaming import JSONWriter, MDSWriter, merge_index
-from fkat_data.streaming.formats.index import parse_index, read_index
-from fkat_data.streaming.formats.open_shard import open_shard
 
 
 def write(out, start, writer=MDSWriter, count=5):

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fkat_data.files.formats import open_shard
+from fkat_data.files.index import read_index
 from fkat_data.streaming import MDSWriter, write_parallel
-from fkat_data.streaming.formats.index import read_index
-from fkat_data.streaming.formats.open_shard import open_shard
 from fkat_data.streaming.writing.destination import LOCK_NAME
 
 MAKE_WRITER = partial(MDSWriter, columns={"item": "int", "row": "int", "attempt": "int"}, size_limit=300)

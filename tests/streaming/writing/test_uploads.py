@@ -9,9 +9,9 @@ import fsspec
 import pytest
 from written_examples import COLUMNS, good_samples_of
 
+from fkat_data.files.formats import open_shard
+from fkat_data.files.index import parse_index, read_index
 from fkat_data.streaming import JSONWriter, MDSWriter
-from fkat_data.streaming.formats.index import parse_index, read_index
-from fkat_data.streaming.formats.open_shard import open_shard
 
 
 @pytest.fixture

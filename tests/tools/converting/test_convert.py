@@ -17,9 +17,9 @@ import zstandard
 from PIL import Image
 
 from fkat_data.errors import ConfigurationError, SampleError, ShardCorruptError, ShardNotFoundError
+from fkat_data.files.formats import open_shard
+from fkat_data.files.index import read_index
 from fkat_data.streaming import LocalDataset
-from fkat_data.streaming.formats.index import read_index
-from fkat_data.streaming.formats.open_shard import open_shard
 from fkat_data.tools.converting.convert import convert, sources_of
 
 ROWS = [{"id": number, "text": f"été {number}", "ratio": number / 7} for number in range(25)]
@@ -294,10 +294,16 @@ def test_an_encoding_may_be_chosen(tmp_path):
 
 
 BAD_FILES = [
-    ("rows.jsonl", b'{"a": 1}\n{"a": \n', ShardCorruptError, "rows.jsonl': line 2: "),
-    ("rows.jsonl", b'{"a": 1}\n[1]\n', ShardCorruptError, "line 2 is [1]: expected a JSON object"),
+    (
+        "rows.jsonl",
+        b'{"a": 1}\n{"a": \n',
+        ShardCorruptError,
+        "rows.jsonl': line 1 (from 0, blank lines not counted), at byte 9 of the text: ",
+    ),
+    ("rows.jsonl", b'{"a": 1}\n[1]\n', ShardCorruptError, "rows.jsonl is [1]: expected a JSON object"),
     ("rows.jsonl.gz", b"nonsense", ShardCorruptError, "rows.jsonl.gz': "),
     ("rows.jsonl.zst", b"nonsense", ShardCorruptError, "rows.jsonl.zst': "),
+    ("rows.csv.zst", zstandard.compress(b"a\n" + b"1\n" * 9)[:-6], ShardCorruptError, "in the middle of a frame"),
     ("rows.csv", b"a,b\n1\n", ShardCorruptError, "fewer or more values than the header"),
     ("rows.csv", b"a\n1\n\xff\n", ShardCorruptError, "rows.csv': "),
     (

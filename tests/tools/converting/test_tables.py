@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fkat_data.errors import ConfigurationError, SampleError, ShardCorruptError
+from fkat_data.files.index import read_index
 from fkat_data.streaming import LocalDataset
-from fkat_data.streaming.formats.index import read_index
 from fkat_data.tools.converting.convert import convert
 
 TABLES = Path(__file__).parents[2] / "golden" / "tables"

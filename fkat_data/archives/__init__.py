@@ -1,1 +1,0 @@
-"""Tar archives of samples, as webdataset writes them: their members, their samples and the values. Trusts no archive."""

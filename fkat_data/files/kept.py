@@ -1,0 +1,168 @@
+"""Keep what a process used last: open files, and decoded parts of files."""
+
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from fkat_data import arguments
+
+_Kept = TypeVar("_Kept")
+
+
+class _MadeOnce(Generic[_Kept]):
+    """An object that one thread makes, and others wait for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: list[_Kept] = []
+
+    def get(self, make: Callable[[], _Kept]) -> _Kept:
+        if not self._made:
+            with self._lock:
+                if not self._made:
+                    self._made.append(make())
+        return self._made[0]
+
+
+class LastUsed(Generic[_Kept]):
+    """The objects that this process used last, by what identifies them. A forked process, or one that unpickles it, begins with none.
+
+    Threads may share it: what one of them makes, the others wait for, and nothing is made twice at the same time.
+
+    Args:
+        num_kept: The most objects to keep.
+    """
+
+    def __init__(self, num_kept: int) -> None:
+        self._num_kept = num_kept
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[object, _MadeOnce[_Kept]] = OrderedDict()
+        self._process_id = os.getpid()
+
+    def get(self, key: object, make: Callable[[], _Kept]) -> _Kept:
+        """Return an object; make it if it is not kept, after the one that was not used for longest has left.
+
+        Raises:
+            Exception: Whatever ``make`` raises.
+        """
+        if self._process_id != os.getpid():
+            # A forked child shares its parent's file offsets and connections, so it opens its own.
+            self.__init__(self._num_kept)
+        with self._lock:
+            place = self._kept.pop(key, None)
+            while len(self._kept) >= self._num_kept:
+                self._kept.popitem(last=False)
+            place = self._kept[key] = _MadeOnce[_Kept]() if place is None else place
+        return place.get(make)
+
+    def __reduce__(self) -> tuple[type["LastUsed[_Kept]"], tuple[int]]:
+        return type(self), (self._num_kept,)
+
+
+_logger = logging.getLogger(__name__)
+
+#: Parsed footers to keep.
+_MOST_FOOTERS = 256
+#: After this many row groups were decoded again, a warning says so.
+_NUM_AGAIN = 64
+
+
+class _Group(NamedTuple):
+    value: Any
+    size_bytes: int
+
+
+class DecodedGroups:
+    """Keeps the decoded row groups of open shards, and parsed footers. Thread-safe; pickles without what it keeps.
+
+    Args:
+        limit_bytes: What the row groups may take together; the latest one stays in any case.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = arguments.integer("limit_bytes", limit_bytes, minimum=1)
+        self._footers: LastUsed[Any] = LastUsed(_MOST_FOOTERS)
+        self._begin()
+
+    @contextmanager
+    def _locked(self) -> Generator[None]:
+        if self._process_id != os.getpid():
+            # A thread of the parent may have held the lock when this process was forked.
+            self._begin()
+        with self._lock:
+            yield
+
+    def _begin(self) -> None:
+        self._process_id = os.getpid()
+        self._groups: OrderedDict[object, _Group] = OrderedDict()
+        self._lock = threading.Lock()
+        self._held_bytes = 0
+        self._dropped: set[object] = set()
+        self._num_again = 0
+
+    def group(self, key: object, decode: Callable[[], tuple[Any, int]]) -> Any:
+        """Return a decoded row group.
+
+        Args:
+            key: What identifies it.
+            decode: Called unless it is kept; returns it, and its size in bytes.
+
+        Raises:
+            Exception: Whatever ``decode`` raises.
+        """
+        with self._locked():
+            kept = self._groups.get(key)
+            if kept is not None:
+                self._groups.move_to_end(key)
+                return kept.value
+        value, size_bytes = decode()
+        with self._locked():
+            if key not in self._groups:
+                self._groups[key] = _Group(value, size_bytes)
+                self._held_bytes += size_bytes
+                while self._held_bytes > self._limit_bytes and len(self._groups) > 1:
+                    dropped, last = self._groups.popitem(last=False)
+                    self._held_bytes -= last.size_bytes
+                    self._dropped.add(dropped)
+                self._count(key, size_bytes)
+        return value
+
+    def footer(self, key: object, parse: Callable[[], Any]) -> Any:
+        """Return a parsed footer; ``parse`` is called unless it is kept.
+
+        Raises:
+            Exception: Whatever ``parse`` raises.
+        """
+        return self._footers.get(key, parse)
+
+    def drop(self, key: object) -> None:
+        """Release a row group; nothing happens if it is not kept."""
+        with self._locked():
+            kept = self._groups.pop(key, None)
+            if kept is not None:
+                self._held_bytes -= kept.size_bytes
+
+    def _count(self, key: object, size_bytes: int) -> None:
+        """Warn once if the same row groups are decoded again and again."""
+        if key not in self._dropped:
+            return
+        self._dropped.discard(key)
+        self._num_again += 1
+        if self._num_again == _NUM_AGAIN:
+            _logger.warning(
+                "row groups (of tar files: the headers) are decoded again and again: those in use take more than decoded_limit = %d bytes (one "
+                "takes %d); raise decoded_limit, lower shuffle_block_size, or write smaller row groups",
+                self._limit_bytes,
+                size_bytes,
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_limit_bytes": self._limit_bytes, "_footers": self._footers}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()

@@ -1,0 +1,376 @@
+"""Open files by path or URI: whole, by ranges, or as decompressed text; and tell their versions apart."""
+
+import gzip
+import os
+import tempfile
+import threading
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self, cast
+
+from fkat_data.counted_file import VERSIONS
+from fkat_data.description import place_of
+from fkat_data.dropped import Descriptor
+from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.files.kept import LastUsed
+from fkat_data.interruption import genuine
+from fkat_data.location import path_of, resolved
+from fkat_data.observe.stages import reading
+from fkat_data.requirement import required
+
+
+def names_of(argument: str, value: object) -> list[str]:
+    """Return one or more names as a list.
+
+    Args:
+        argument: Name of the argument that holds the names, for error messages.
+        value: A string, or a list of strings.
+
+    Raises:
+        ConfigurationError: ``value`` is neither, is empty, or repeats a name.
+    """
+    names = [value] if isinstance(value, str) else value
+    if (
+        not isinstance(names, Sequence)
+        or not names
+        or not all(isinstance(name, str) for name in cast("Sequence[object]", names))
+        or len(set(cast("Sequence[str]", names))) < len(cast("Sequence[str]", names))
+    ):
+        raise ConfigurationError(argument, value, "a string, or a non-empty list of distinct strings")
+    return list(cast("Sequence[str]", names))
+
+
+def locations_of(argument: str, value: object) -> list[str]:
+    """Return one or more paths or URIs as a list. Paths are absolute, so that a later ``chdir`` does not matter.
+
+    Args:
+        argument: Name of the argument that holds them, for error messages.
+        value: A string, or a list of strings.
+
+    Raises:
+        ConfigurationError: ``value`` is neither, is empty, or repeats a file.
+    """
+    expected = "the path or the URI of a file"
+    names = [name if "::" in name else resolved(argument, name, expected) for name in names_of(argument, value)]
+    return names_of(argument, names)
+
+
+def local_path(path: str) -> str | None:
+    """Return the path of a local file, or None for a URI that needs fsspec."""
+    found = None if "::" in path else path_of(path)
+    return None if found is None else str(found)
+
+
+def shown_path(path: str) -> str:
+    """Return a path as it is, and a URI without what may be secret in it, for messages."""
+    return path if local_path(path) is not None else str(place_of(path))
+
+
+def open_uri(uri: str, storage_options: Mapping[str, Any]) -> Any:
+    """Open a file of any file system that fsspec supports, for reading bytes.
+
+    Args:
+        uri: URI such as ``s3://bucket/name``.
+        storage_options: Options that fsspec passes to the file system, such as keys and endpoints.
+
+    Raises:
+        ConfigurationError: No installed file system opens ``uri``.
+        ShardNotFoundError: The file does not exist.
+        OSError: Any other error of the file system.
+    """
+    # Imported here, because only remote files need it and a worker must start quickly.
+    import fsspec  # noqa: PLC0415 - see above
+
+    try:
+        file_system, name = cast("Any", fsspec).core.url_to_fs(uri, **storage_options)
+    except genuine(ValueError, ImportError) as error:
+        raise ConfigurationError("paths", uri, f"a URI that fsspec can open: {error}") from error
+    try:
+        with reading():
+            return _StoreFile(file_system.open(name, "rb"))
+    except genuine(FileNotFoundError) as error:
+        raise not_found(uri) from error
+
+
+def not_found(path: str) -> ShardNotFoundError:
+    """Return the error of a file that does not exist."""
+    if not set(path) & set("*?["):
+        return ShardNotFoundError(path, "no such file")
+    advice = "pass the list of files, or a FsShardSampler(folder, glob=...) as the shards of a loader"
+    return ShardNotFoundError(path, f"no such file, and patterns are not expanded here: {advice}")
+
+
+class _StoreFile:
+    """A remote file whose reads count as time of the store instead of the dataset."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def read(self, size: int = -1) -> bytes:
+        with reading():
+            return self._file.read(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+
+
+class FileVersion(NamedTuple):
+    """A file as it is at one moment.
+
+    Attributes:
+        size_bytes: Its size.
+        time: When it was changed: nanoseconds, or what a store calls the content; None: unknown.
+        inode: Which file of its file system it is; None for one of a store.
+    """
+
+    size_bytes: int
+    time: int | str | None = None
+    inode: int | None = None
+
+    @classmethod
+    def of(cls, file: int | str) -> "FileVersion":
+        """Return the version of a local file.
+
+        Args:
+            file: Its path, or a descriptor.
+
+        Raises:
+            OSError: There is no such file.
+        """
+        found = os.stat(file)  # noqa: PTH116 - a descriptor has no Path
+        return cls(found.st_size, found.st_mtime_ns, found.st_ino)
+
+    @classmethod
+    def of_remote(cls, file: Any) -> "FileVersion":
+        """Return the version of an open file of fsspec, as its store described it when it was opened."""
+        details: Any = getattr(file, "details", None)
+        found: Mapping[str, Any] = cast("Mapping[str, Any]", details) if isinstance(details, Mapping) else {}
+        version = next((found[key] for key in VERSIONS if found.get(key)), None)
+        return cls(int(found.get("size") or 0), None if version is None else str(version))
+
+    def is_changed_from(self, before: "FileVersion") -> bool:
+        """Return whether a file was written again, where both versions are of the same descriptor.
+
+        It has the same file then, also once another one has replaced it. Some mounts give one file another inode number
+        at each look.
+        """
+        return (self.size_bytes, self.time) != (before.size_bytes, before.time)
+
+
+def changed(path: str, reason: str = "it was written again while it was in use") -> ShardCorruptError:
+    """Return the error of a file that is no longer the one that a dataset was made of."""
+    return ShardCorruptError(path, f"the file has changed: {reason}; make the dataset again, or restore the file")
+
+
+#: What is read in the time that another reading takes to begin: of a local file, and of others.
+_HOP_BYTES, _HOP_IN_STORE_BYTES = 16 << 10, 2 << 20
+
+
+class RangedFile:
+    """An open file, which threads may share. Forked children may share a local one, and no other.
+
+    Args:
+        path: A local path, or a URI that fsspec supports.
+        storage_options: Options for fsspec, for files that are not local.
+
+    Raises:
+        ShardNotFoundError: The file does not exist.
+        ConfigurationError: No installed file system opens the URI.
+
+    Attributes:
+        size_bytes: The size of the file when it was opened.
+        hop_bytes: A gap that is smaller takes less time to read than another call of ``read``.
+    """
+
+    def __init__(self, path: str, storage_options: Mapping[str, Any]) -> None:
+        self._path = path
+        self._file: Descriptor | None = None
+        self._remote: Any = None
+        self._lock = threading.Lock()  # a remote file has one position
+        local = local_path(path)
+        self.hop_bytes = _HOP_IN_STORE_BYTES if local is None else _HOP_BYTES
+        if local is None:
+            self._remote = open_uri(path, storage_options)
+            self.size_bytes: int = self._remote.seek(0, os.SEEK_END)
+            return
+        try:
+            with Path(local).open("rb", buffering=0) as file:
+                self.size_bytes = os.fstat(file.fileno()).st_size
+                self._file = Descriptor(os.dup(file.fileno()))
+        except genuine(FileNotFoundError) as error:
+            raise not_found(path) from error
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return the bytes from ``start`` to ``stop``.
+
+        Raises:
+            ShardCorruptError: The file has become shorter.
+            OSError: The file cannot be read.
+        """
+        parts: list[bytes] = []
+        while start < stop:
+            parts.append(self._some(start, stop - start))
+            start += len(parts[-1])
+            if not parts[-1]:
+                raise changed(self._path, f"it has become shorter and ends at byte {start:,}")
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def version(self) -> FileVersion:
+        """Return what the open file is: now, or for a remote one when it was opened."""
+        return FileVersion.of_remote(self._remote) if self._file is None else FileVersion.of(self._file.fileno())
+
+    def _some(self, start: int, count: int) -> bytes:
+        if self._file is not None:
+            return os.pread(self._file.fileno(), count, start)
+        with self._lock:
+            self._remote.seek(start)
+            return self._remote.read(count)
+
+
+_CHUNK_BYTES = 1 << 20
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_COMPRESSED = (".gz", ".zst", ".zstd")
+# Feeding zstd 1 KiB at a time bounds the output: 4 bytes can expand to 128 KiB.
+_ZSTD_PIECE_BYTES = 1 << 10
+
+
+class TextFile:
+    """Decompressed text of a local or remote file; its first bytes tell the compression. Threads may share it.
+
+    Args:
+        path: A local path, or a URI that fsspec supports.
+        storage_options: Options for fsspec, for files that are not local.
+
+    Attributes:
+        version_read: What the file was when ``chunks`` was last begun; None: it was not.
+    """
+
+    def __init__(self, path: str, storage_options: Mapping[str, Any]) -> None:
+        self.path = path
+        self._storage_options = storage_options
+        self._decompressed: Descriptor | None = None  # the decompressed text; forked children share it
+        self._version_of_text: FileVersion | None = None  # the file of which the decompressed text is
+        self._plain: LastUsed[RangedFile | None] = LastUsed(1)
+        self.version_read: FileVersion | None = None
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the text in pieces of about 1 MiB, or at most 32 MiB for zstd.
+
+        Raises:
+            ShardNotFoundError: The file does not exist.
+            ShardCorruptError: The compressed data is damaged or truncated, or the file is written while it is read.
+            ConfigurationError: The file is zstd but zstandard is not installed, or no file system opens the URI.
+        """
+        with self._open() as file:
+            self.version_read = before = self._version(file)
+            for chunk in self._text(file):
+                if self._version(file) != before:
+                    break
+                yield chunk
+            if self._version(file) != before:
+                raise changed(self.path, "it was written while it was read")
+
+    def version(self) -> FileVersion:
+        """Return what the file is of which ``read`` returns text."""
+        plain = None if self._decompressed is not None else self._plain.get(0, self._open_for_offsets)
+        return cast("FileVersion", self._version_of_text) if plain is None else plain.version()
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return ``size`` bytes of the text from ``offset`` on.
+
+        The first call decompresses a compressed file to an unnamed temporary file.
+
+        Raises:
+            ShardNotFoundError: The file does not exist.
+            ShardCorruptError: The compressed data is damaged or truncated, or a plain file has become shorter.
+        """
+        plain = None if self._decompressed is not None else self._plain.get(0, self._open_for_offsets)
+        if plain is not None:
+            return plain.read(offset, offset + size)
+        return os.pread(cast("Descriptor", self._decompressed).fileno(), size, offset)
+
+    def checksum(self, num_bytes: int) -> int:
+        """Return the CRC-32 of the first ``num_bytes`` of the text, or of all of it if it is shorter.
+
+        Raises:
+            Exception: What ``read`` raises.
+        """
+        found = 0
+        for offset in range(0, num_bytes, _CHUNK_BYTES):
+            found = zlib.crc32(self.read(offset, min(_CHUNK_BYTES, num_bytes - offset)), found)
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_decompressed": None}
+
+    def _open(self) -> Any:
+        local = local_path(self.path)
+        if local is None:
+            return open_uri(self.path, self._storage_options)
+        try:
+            return Path(local).open("rb", buffering=0)
+        except genuine(FileNotFoundError) as error:
+            raise not_found(self.path) from error
+
+    def _open_for_offsets(self) -> RangedFile | None:
+        """Return the file if it is plain; else decompress it."""
+        with self._open() as file:
+            start = file.read(len(_ZSTD))
+        if not start.startswith(_GZIP) and start != _ZSTD:
+            return RangedFile(self.path, self._storage_options)
+        with tempfile.TemporaryFile(buffering=0) as text:
+            for chunk in self.chunks():
+                view = memoryview(chunk)
+                while view:
+                    view = view[text.write(view) :]
+            self._decompressed, self._version_of_text = Descriptor(os.dup(text.fileno())), self.version_read
+        return None
+
+    def _version(self, file: Any) -> FileVersion:
+        return FileVersion.of_remote(file) if local_path(self.path) is None else FileVersion.of(file.fileno())
+
+    def _text(self, file: Any) -> Iterator[bytes]:
+        start = file.read(len(_ZSTD))
+        file.seek(0)
+        if start.startswith(_GZIP):
+            yield from self._of_gzip(file)
+        elif start == _ZSTD:
+            yield from self._of_zstd(file)
+        elif not start and self.path.lower().endswith(_COMPRESSED):
+            raise ShardCorruptError(self.path, "the file is empty, and its name says that it is compressed")
+        else:
+            yield from iter(lambda: file.read(_CHUNK_BYTES), b"")
+
+    def _of_gzip(self, file: Any) -> Iterator[bytes]:
+        try:
+            with gzip.GzipFile(fileobj=file) as text:
+                while chunk := text.read(_CHUNK_BYTES):
+                    yield chunk
+        except genuine(EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ShardCorruptError(self.path, f"gzip: {error}") from error
+
+    def _of_zstd(self, file: Any) -> Iterator[bytes]:
+        zstandard = required("zstandard", "json")
+        decompressor = zstandard.ZstdDecompressor()
+        frame: Any = None  # the current one
+        try:
+            while chunk := file.read(_CHUNK_BYTES):
+                for start in range(0, len(chunk), _ZSTD_PIECE_BYTES):
+                    piece = chunk[start : start + _ZSTD_PIECE_BYTES]
+                    while piece:
+                        frame = frame or decompressor.decompressobj()
+                        text = frame.decompress(piece)
+                        piece, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+                        if text:
+                            yield text
+        except genuine(zstandard.ZstdError) as error:
+            raise ShardCorruptError(self.path, f"zstd: {error}") from error
+        if frame is not None:
+            raise ShardCorruptError(self.path, "zstd: the file ends in the middle of a frame")

@@ -1,0 +1,518 @@
+"""Parquet files: open as a whole; and an index made from their footers, with each row group as a shard.
+
+Needs the extra ``parquet``.
+"""
+
+import os
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2s
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy.typing as npt
+
+from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.files.arrow import ArrowValues
+from fkat_data.files.mapping import mapped, mapped_span
+from fkat_data.files.opening import (
+    FileVersion,
+    changed,
+    local_path,
+    not_found,
+    open_uri,
+)
+from fkat_data.files.shard import (
+    Column,
+    DescribedFile,
+    FileInfo,
+    Origin,
+    PartReader,
+    ReadOptions,
+    ShardEntry,
+    StoredBytes,
+    checked_rows,
+    dicts_of,
+)
+from fkat_data.interruption import genuine
+from fkat_data.requirement import required
+
+# pyarrow ships no types: required() returns Any.
+_arrow = required("pyarrow", "parquet")
+_parquet = required("pyarrow.parquet", "parquet")
+
+_MAGIC = b"PAR1"
+_ENCRYPTED = b"PARE"
+#: The length of the footer and the magic bytes after it.
+_TAIL_BYTES = 8
+#: Read at once from the end of a file: nearly all footers are smaller.
+_FIRST_READ_BYTES = 64 << 10
+#: Ranges that are closer than this are fetched together.
+_LARGEST_GAP_BYTES = 32 << 10
+
+
+def describe(file: StoredBytes) -> dict[str, Any]:
+    """Return the columns and row groups of a file. Reads its footer alone; see ``FileFormat``.
+
+    Raises:
+        ShardCorruptError: The file is no Parquet file, is torn, or its footer contradicts itself.
+        ConfigurationError: The file is encrypted.
+    """
+    start, footer = _footer_of(file)
+    metadata = parsed_footer(file.name, footer)
+    try:
+        fields = [(field.name, field.type) for field in metadata.schema.to_arrow_schema()]
+    except genuine(_arrow.ArrowException) as error:
+        raise ShardCorruptError(file.name, f"its columns cannot be read: {error}") from error
+    num_leaves = [_num_leaves(kind) for _, kind in fields]
+    if sum(num_leaves) != metadata.num_columns:
+        raise ShardCorruptError.of_field(
+            file.name, "number of column chunks", f"{sum(num_leaves)}, as in the schema", metadata.num_columns
+        )
+    names = [name for name, _ in fields]
+    if len(set(names)) < len(names):
+        raise ShardCorruptError.of_field(file.name, "columns", "names without duplicates", names)
+    groups = [_group(file.name, metadata.row_group(group), num_leaves) for group in range(metadata.num_row_groups)]
+    for number, (num_rows, *edges) in enumerate(groups):
+        _check_group(file.name, number, num_rows, edges, start)
+    return {
+        "footer": [start, start + len(footer)],
+        "columns": [[name, str(kind), _size_bytes(kind)] for name, kind in fields],
+        "groups": groups,
+    }
+
+
+def entries_of(
+    files: Sequence[DescribedFile], columns: tuple[str, ...] | None, *, is_in_place: bool
+) -> list[ShardEntry]:
+    """Return a shard for each row group that has rows; see ``FileFormat``."""
+    entries: list[ShardEntry] = []
+    types: dict[str, str] = {}
+    chosen: tuple[Column, ...] = ()
+    for file in files:
+        description = file.description
+        present = {name: (index, kind, size) for index, (name, kind, size) in enumerate(description["columns"])}
+        _check_columns(file.name, {name: kind for name, (_, kind, _) in present.items()}, columns, types, files[0].name)
+        found = tuple(Column(name, present[name][1], present[name][2]) for name in types)
+        # Shards with equal columns share one object.
+        chosen = chosen if found == chosen else found
+        positions = [present[name][0] for name in types]
+        is_whole = len(positions) == len(present)
+        footer = file.info("footer", (tuple(description["footer"]),), is_in_place=is_in_place)
+        for group, (num_rows, *edges) in enumerate(description["groups"]):
+            if not num_rows:
+                continue
+            ranges = tuple(_joined(sorted((edges[2 * index], edges[2 * index + 1]) for index in positions)))
+            label = f"{group:05}" if is_whole else f"{group:05}.{_digest(ranges)}"
+            entries.append(
+                ShardEntry(
+                    "parquet",
+                    num_rows,
+                    chosen,
+                    file.info(label, ranges, is_in_place=is_in_place),
+                    raw_meta=None if is_in_place else footer,
+                    part=group,
+                )
+            )
+    return entries
+
+
+def parsed_footer(file: str, footer: bytes) -> Any:
+    """Return the metadata in a footer.
+
+    Raises:
+        ShardCorruptError: The footer is damaged.
+    """
+    # Offsets in the footer are those of the file, and pyarrow looks at no other byte here.
+    content = b"".join((_MAGIC, footer, len(footer).to_bytes(4, "little"), _MAGIC))
+    try:
+        return _parquet.read_metadata(_arrow.BufferReader(content))
+    except genuine(_arrow.ArrowException, OSError) as error:
+        if re.search("encrypt|decrypt", str(error), re.IGNORECASE):
+            raise _encrypted(file) from error
+        raise ShardCorruptError(file, f"the footer cannot be read: {error}") from error
+
+
+def _footer_of(file: StoredBytes) -> tuple[int, bytes]:
+    """Return where the footer of a file begins, and the footer."""
+    size_bytes = file.size_bytes
+    least_bytes = len(_MAGIC) + _TAIL_BYTES
+    if size_bytes < least_bytes:
+        raise ShardCorruptError(file.name, f"not a Parquet file: {size_bytes} bytes, fewer than {least_bytes}")
+    first = max(0, size_bytes - _FIRST_READ_BYTES)
+    tail = file.read(first, size_bytes)
+    if tail[-4:] == _ENCRYPTED:
+        raise _encrypted(file.name)
+    if tail[-4:] != _MAGIC:
+        raise ShardCorruptError(
+            file.name, f"not a Parquet file, or torn: it ends with {tail[-4:]!r} instead of {_MAGIC!r}"
+        )
+    footer_bytes = int.from_bytes(tail[-_TAIL_BYTES:-4], "little")
+    start = size_bytes - _TAIL_BYTES - footer_bytes
+    if start < len(_MAGIC):
+        expected = f"at most {size_bytes - least_bytes}, the size of the rest of the file"
+        raise ShardCorruptError.of_field(file.name, "size of the footer in bytes", expected, footer_bytes)
+    head = file.read(start, first) if start < first else b""
+    return start, (head + tail[max(0, start - first) :])[:footer_bytes]
+
+
+def _check_group(file: str, number: int, num_rows: int, edges: list[int], end: int) -> None:
+    """Check that the columns of a row group are within the bytes of the file before ``end``, the footer."""
+    if num_rows < 0:
+        raise ShardCorruptError.of_field(file, f"rows of row group {number}", "at least 0", num_rows)
+    for begin, stop in zip(edges[::2], edges[1::2], strict=True):
+        if num_rows and not len(_MAGIC) <= begin <= stop <= end:
+            expected = f"within the bytes {len(_MAGIC)} to {end} of the file"
+            raise ShardCorruptError.of_field(file, f"range of row group {number}", expected, (begin, stop))
+
+
+def _encrypted(file: str) -> ConfigurationError:
+    return ConfigurationError("remote", file, "a Parquet file without encryption, which fkat_data does not read")
+
+
+def _group(file: str, group: Any, num_leaves: list[int]) -> list[int]:
+    """Return the number of rows of a row group, then the first byte of each column and the byte after its last."""
+    edges: list[int] = [group.num_rows]
+    leaf = 0
+    for count in num_leaves:
+        spans: list[tuple[int, int]] = []
+        for index in range(leaf, leaf + count):
+            chunk = group.column(index)
+            if chunk.file_path:
+                raise ShardCorruptError(file, f"its columns are in another file, {chunk.file_path!r}")
+            start = chunk.data_page_offset
+            if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
+                start = chunk.dictionary_page_offset
+            spans.append((start, start + chunk.total_compressed_size))
+        edges += [min(start for start, _ in spans), max(stop for _, stop in spans)]
+        leaf += count
+    return edges
+
+
+def _check_columns(
+    file: str, present: Mapping[str, str], columns: tuple[str, ...] | None, types: dict[str, str], first: str
+) -> None:
+    """Check that a file has the columns of the first file, with the same types; ``types`` collects them."""
+    if not types:
+        unknown = [name for name in columns or () if name not in present]
+        if unknown:
+            raise ConfigurationError("columns", unknown[0], f"columns of {file}: {', '.join(present)}")
+        types.update({name: kind for name, kind in present.items() if columns is None or name in columns})
+    for name, kind in types.items():
+        if present.get(name) != kind:
+            found = f"is {present[name]}" if name in present else "is missing"
+            raise ShardCorruptError(
+                file,
+                f"column {name!r} {found}: expected {kind}, as in {first}",
+                f"column {name!r}",
+                kind,
+                present.get(name),
+            )
+    more = [] if columns else [name for name in present if name not in types]
+    if more:
+        raise ShardCorruptError(
+            file,
+            f"column {more[0]!r} is not in {first}; choose the columns that all files have with columns=[...]",
+            f"column {more[0]!r}",
+        )
+
+
+def _joined(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield ranges, with those that are close to each other as one."""
+    first, last = -1, -1
+    for start, stop in ranges:
+        if first >= 0 and start - last <= _LARGEST_GAP_BYTES:
+            last = max(last, stop)
+            continue
+        if first >= 0:
+            yield first, last
+        first, last = start, stop
+    if first >= 0:
+        yield first, last
+
+
+def _digest(ranges: tuple[tuple[int, int], ...]) -> str:
+    return blake2s(repr(ranges).encode(), digest_size=5).hexdigest()
+
+
+def _num_leaves(kind: Any) -> int:
+    """Return the number of column chunks that hold a column of a type."""
+    if isinstance(kind, _arrow.BaseExtensionType):
+        return _num_leaves(kind.storage_type)
+    if _arrow.types.is_dictionary(kind):
+        return 1
+    return sum(_num_leaves(kind.field(index).type) for index in range(kind.num_fields)) if kind.num_fields else 1
+
+
+def _size_bytes(kind: Any) -> int | None:
+    """Return the size of every value of a type; None if it varies."""
+    if _arrow.types.is_fixed_size_list(kind):
+        item_bytes = _size_bytes(kind.value_type)
+        return None if item_bytes is None else item_bytes * kind.list_size
+    if _arrow.types.is_primitive(kind) and kind.bit_width >= 8:
+        return kind.bit_width // 8
+    return None
+
+
+class ParquetReader(PartReader):
+    """An open row group. It is decoded when the first of its rows is read, and again if it was dropped since.
+
+    Args:
+        directory: Directory of the dataset, or of its cache.
+        entry: The shard.
+        options: How its rows are read.
+
+    Raises:
+        ShardNotFoundError: A file does not exist.
+        ShardCorruptError: A file's size or its footer contradicts the index.
+    """
+
+    def __init__(self, directory: Path, entry: ShardEntry, options: ReadOptions) -> None:
+        super().__init__(directory, entry, options)
+        origin, path, decoded = self._origin, self._path, self._decoded
+        self._group: int = entry.part
+        self._names = [column.name for column in entry.columns]
+        self._leaves: list[int] | None = None
+        self._key = (str(path), self._group, tuple(self._names))
+        if entry.raw_meta is None:
+            # Of the whole file, thousands of row groups would take all addresses that a process has.
+            start = min((start for start, _ in origin.ranges), default=0)
+            stop = max((stop for _, stop in origin.ranges), default=0)
+            content = mapped_span(path, FileInfo(origin.name, origin.size_bytes), start, stop, options.register)
+            spans = [(first, last, content[first - start : last - start]) for first, last in origin.ranges]
+            self._metadata = decoded.footer((str(path), origin.version), lambda: self._footer_in(path))
+        else:
+            spans = _spans_of(mapped(path, entry.raw_data, options.register), origin)
+            footer = entry.raw_meta
+            self._metadata = decoded.footer(
+                str(directory / footer.basename),
+                lambda: parsed_footer(self._name, bytes(mapped(directory / footer.basename, footer, options.register))),
+            )
+        self._check_version()
+        self._source: Any = _arrow.PythonFile(_Ranges(spans, origin.size_bytes), mode="r")
+        num_groups: int = self._metadata.num_row_groups
+        if self._group >= num_groups or self._metadata.row_group(self._group).num_rows != entry.samples:
+            raise self._written_again()
+
+    def samples(self, rows: Sequence[int] | npt.NDArray[Any]) -> list[dict[str, Any]]:
+        """Return samples; see ``ShardReader``."""
+        chosen = checked_rows(rows, self.num_samples)
+        columns = self._columns()
+        return dicts_of(
+            {name: self._listed(name, values, chosen, is_writable=self._writable) for name, values in columns.items()}
+        )
+
+    def column_arrays(self, rows: Sequence[int] | npt.NDArray[Any]) -> dict[str, npt.NDArray[Any] | list[Any]]:
+        """Return each column's values; see ``ShardReader``. Lists are those of ``samples``, with owned arrays."""
+        chosen = checked_rows(rows, self.num_samples)
+        return {
+            name: values.gathered(chosen) if values.can_gather else self._listed(name, values, chosen, is_writable=True)
+            for name, values in self._columns().items()
+        }
+
+    def close(self) -> None:
+        """Release the file and the decoded rows; see ``ShardReader``."""
+        self.num_samples = 0
+        self._decoded.drop(self._key)
+        self._source = None
+
+    def _listed(self, name: str, values: ArrowValues, rows: npt.NDArray[Any], *, is_writable: bool) -> list[Any]:
+        try:
+            return values.listed(rows, arrays=self._arrays, is_writable=is_writable)
+        except genuine(_arrow.ArrowException, ValueError, OverflowError) as error:
+            # Years that datetime does not have, among others.
+            raise ShardCorruptError(
+                self._name,
+                f"column {name!r} has a value that Python cannot hold ({error}); choose the other columns with "
+                "columns=[...]",
+                f"column {name!r}",
+            ) from error
+
+    def _columns(self) -> dict[str, ArrowValues]:
+        return self._decoded.group(self._key, self._decode)
+
+    def _decode(self) -> tuple[dict[str, ArrowValues], int]:
+        if self._source is None:
+            return {}, 0
+        # An access to what was cut off would end the process.
+        self._check_version()
+        try:
+            # Pages that have a checksum are compared with it; the others cost nothing.
+            with _parquet.ParquetFile(self._source, metadata=self._metadata, page_checksum_verification=True) as file:
+                if self._leaves is None:
+                    # Names are ambiguous: "a.b" is a column, and also the field "b" of a column "a".
+                    paths: list[list[str]] = file.reader.column_paths
+                    self._leaves = [index for index, path in enumerate(paths) if path[0] in self._names]
+                # One thread, because a worker shares the machine with the trainer.
+                table = file.reader.read_row_group(self._group, column_indices=self._leaves, use_threads=False)
+            # A process that writes into the file changes what is mapped.
+            self._check_version()
+            for name in self._names:
+                if len(table.column(name)) != self.num_samples:
+                    raise ShardCorruptError.of_field(
+                        self._name, f"rows of column {name!r}", str(self.num_samples), len(table.column(name))
+                    )
+            columns = {name: ArrowValues(table.column(name)) for name in self._names}
+        except genuine(_arrow.ArrowException, OSError, KeyError) as error:
+            raise ShardCorruptError(self._name, f"cannot be decoded: {error}") from error
+        return columns, sum(values.size_bytes for values in columns.values())
+
+    def _footer_in(self, path: Path) -> Any:
+        try:
+            return _parquet.read_metadata(str(path))
+        except genuine(_arrow.ArrowException, OSError) as error:
+            raise ShardCorruptError(self._name, f"the footer cannot be read: {error}") from error
+
+
+#: The first byte of a range of a file, the byte after its last one, and its bytes.
+_Span: TypeAlias = tuple[int, int, memoryview]
+
+
+def _spans_of(content: memoryview, origin: Origin) -> list[_Span]:
+    """Return the ranges of a part, whose bytes are stored one after another."""
+    spans: list[_Span] = []
+    offset = 0
+    for start, stop in origin.ranges:
+        spans.append((start, stop, content[offset : offset + stop - start]))
+        offset += stop - start
+    return spans
+
+
+class _Ranges:
+    """Some ranges of a file as that file, for pyarrow; reading any other byte is an error.
+
+    Args:
+        spans: The ranges.
+        size_bytes: The size of the file.
+    """
+
+    closed = False
+
+    def __init__(self, spans: Sequence[_Span], size_bytes: int) -> None:
+        self._spans = spans
+        self._size_bytes = size_bytes
+        self._position = 0
+
+    def read_buffer(self, num_bytes: int = -1) -> Any:
+        """Return the next bytes, without copying them."""
+        position = self._position
+        for start, stop, content in self._spans:
+            if start <= position and position + num_bytes <= stop:
+                self._position = position + num_bytes
+                return _arrow.py_buffer(content[position - start : position - start + num_bytes])
+        raise OSError(f"bytes {position:,} to {position + num_bytes:,} are not of this row group")
+
+    def read(self, num_bytes: int = -1) -> bytes:
+        """Return the next bytes."""
+        return self.read_buffer(num_bytes).to_pybytes()
+
+    def seek(self, position: int, origin: int = 0) -> int:
+        """Go to a position of the file."""
+        self._position = position + (0, self._position, self._size_bytes)[origin]
+        return self._position
+
+    def tell(self) -> int:
+        """Return the position in the file."""
+        return self._position
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing: the ranges stay mapped for the next decoding."""
+
+
+class WholeFile:
+    """An open Parquet file, and what its footer says.
+
+    Args:
+        path: A local path, or a URI that fsspec supports.
+        storage_options: Options for fsspec, for files that are not local.
+
+    Raises:
+        ShardNotFoundError: The file does not exist.
+        ShardCorruptError: It is not a Parquet file, or its footer contradicts itself.
+
+    Attributes:
+        path: Where it is.
+        parquet: pyarrow's file.
+        names: The names of its columns.
+        num_rows: The number of rows of each row group.
+    """
+
+    def __init__(self, path: str, storage_options: Mapping[str, Any]) -> None:
+        self.path = path
+        local = local_path(path)
+        self._version: FileVersion | None = None
+        try:
+            if local is None:
+                source = open_uri(path, storage_options)
+            else:
+                source = _arrow.memory_map(local)
+                self._version = FileVersion.of(source.fileno())
+            # Only files of some writers have checksums of their pages.
+            self.parquet: Any = _parquet.ParquetFile(source, page_checksum_verification=True)
+            self._source = source
+            self.names: list[str] = self.parquet.schema_arrow.names
+        except ShardNotFoundError:
+            raise
+        except genuine(FileNotFoundError) as error:
+            raise not_found(path) from error
+        except genuine(_arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            if not is_damage(error):
+                raise
+            raise ShardCorruptError(path, f"not a Parquet file: {error}") from error
+        metadata = self.parquet.metadata
+        self.num_rows: list[int] = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        if sum(self.num_rows) != metadata.num_rows or min(self.num_rows, default=0) < 0:
+            expected = f"{metadata.num_rows} together, as the footer says of the file"
+            raise ShardCorruptError.of_field(path, "rows of the row groups", expected, self.num_rows)
+
+    def digest(self) -> int:
+        """Return a number that differs where the footer does."""
+        end = self._source.seek(-_TAIL_BYTES, os.SEEK_END)
+        self._source.seek(end - int.from_bytes(self._source.read(_TAIL_BYTES)[:4], "little"))
+        return zlib.crc32(self._source.read(end - self._source.tell()))
+
+    def check(self) -> None:
+        """Check that a local file, which is mapped, was not written again in its place.
+
+        Raises:
+            ShardCorruptError: It was. Reading what was cut off would end the process.
+        """
+        if self._version is None:
+            return
+        try:
+            now = FileVersion.of(self._source.fileno())  # not of the path, where another file may be by now
+        except genuine(OSError):
+            return  # removed from a server, which knows it no more
+        if now.is_changed_from(self._version):
+            raise changed(self.path)
+
+    def check_decoded(self, group_index: int, num_rows: int) -> None:
+        """Check that a row group had as many rows as the footer says, and that the file is still the same.
+
+        Raises:
+            ShardCorruptError: It had not, or it is not.
+        """
+        self.check()
+        if num_rows != self.num_rows[group_index]:
+            expected = f"{self.num_rows[group_index]}, as the footer says"
+            raise ShardCorruptError.of_field(self.path, f"rows of row group {group_index}", expected, num_rows)
+
+
+def is_damage(error: Exception) -> bool:
+    """Return whether an error means damaged data, instead of a failure of the network or the disk."""
+    # For some damage, pyarrow raises a bare OSError without errno.
+    return isinstance(error, (_arrow.ArrowException, UnicodeDecodeError)) or (
+        type(error) is OSError and error.errno is None
+    )

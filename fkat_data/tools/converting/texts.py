@@ -1,0 +1,376 @@
+"""Read JSON lines, and separated values as spreadsheets write them."""
+
+import codecs
+import contextlib
+import csv
+import json
+import math
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from itertools import islice
+from typing import Any, cast
+
+from fkat_data.datasets import IterableJsonDataset
+from fkat_data.errors import ShardCorruptError
+from fkat_data.files.opening import TextFile
+
+
+class RowSource(ABC):
+    """The rows of a file, or of part of a folder. It can be pickled and read in another process.
+
+    Attributes:
+        name: The name to use in messages.
+    """
+
+    name: str
+
+    @abstractmethod
+    def columns(self, *, allows_nulls: bool = False) -> dict[str, str]:
+        """Return an encoding for each column, inferred from the file's schema or its first rows.
+
+        Args:
+            allows_nulls: Whether a column with a value that its encoding cannot store, such as null or an empty list of
+                numbers, is ``json``. Finding these takes a look at all rows.
+
+        Raises:
+            ShardCorruptError: The file is invalid.
+        """
+
+    @abstractmethod
+    def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """Yield the rows as samples for a writer of these columns.
+
+        Raises:
+            ShardCorruptError: The file is invalid. The message names the line or the row.
+            SampleError: A value does not fit its column's encoding. A note names the row.
+        """
+
+    def names(self) -> Iterable[str]:
+        """Return the columns of every row; none where each row, or the kind of source, has its own.
+
+        Raises:
+            ShardCorruptError: The file is invalid.
+        """
+        return ()
+
+    def __repr__(self) -> str:
+        return repr(self.name)
+
+
+_ROWS = 1_000
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
+class ColumnKinds:
+    """The kinds of values that a column has shown so far."""
+
+    def __init__(self) -> None:
+        self._types: set[Any] = set()
+        self._has_large_int = False
+
+    def add(self, value: Any) -> None:
+        """Take a value into account."""
+        self._types.add(type(value))
+        self._has_large_int |= type(value) is int and value not in _INT64
+
+    @property
+    def encoding(self) -> str:
+        """The narrowest encoding that stores all these values unchanged."""
+        if self._types == {int}:
+            return "str_int" if self._has_large_int else "int"
+        names: dict[Any, str] = {float: "float64", str: "str", bytes: "bytes"}
+        return names.get(next(iter(self._types)), "json") if len(self._types) == 1 else "json"
+
+
+def columns_of_rows(rows: Iterable[Mapping[str, Any]], *, is_thorough: bool = False) -> dict[str, str]:
+    """Return an encoding for each column, inferred from the first 1,000 rows, or from all.
+
+    A column that is missing or null in one of them is ``json``.
+
+    Args:
+        rows: The rows.
+        is_thorough: Whether to look at all rows.
+    """
+    columns: dict[str, ColumnKinds] = {}
+    for number, row in enumerate(rows if is_thorough else islice(rows, _ROWS)):
+        for name in row:
+            if name not in columns:
+                columns[name] = ColumnKinds()
+                if number:
+                    columns[name].add(None)
+        for name, kinds in columns.items():
+            kinds.add(row.get(name))
+    return {name: kinds.encoding for name, kinds in columns.items()}
+
+
+_LONGEST_FIELD = 1 << 30
+_LONGEST_LINE_BYTES = 1 << 62
+_LONGEST_REASON = 500
+
+
+class JsonLinesSource(RowSource):
+    """A file of JSON lines, plain, gzip or zstd. Blank lines are ignored.
+
+    Args:
+        path: The file.
+        given: Columns whose encoding the user has chosen: it decides what becomes of true, false and large numbers.
+            In other columns, a value that a number would change is an error.
+    """
+
+    def __init__(self, path: str, given: Collection[str] = ()) -> None:
+        self.name = path
+        self._given = frozenset(given)
+
+    def columns(self, *, allows_nulls: bool = False) -> dict[str, str]:
+        """Return encodings inferred from the first 1,000 rows, or from all if they may have nulls."""
+        with closing(self._objects()) as objects:
+            return columns_of_rows(objects, is_thorough=allows_nulls)
+
+    def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """Yield the objects. A missing key of a ``json`` column is null."""
+        absent = {name: None for name, encoding in columns.items() if encoding == "json"}
+        numbers = {
+            name: encoding
+            for name, encoding in columns.items()
+            if encoding in ("int", "float64") and name not in self._given
+        }
+        for number, row in enumerate(self._objects(), start=1):
+            for name, encoding in numbers.items():
+                if not is_kept(row.get(name), encoding):
+                    expected = f"{encoding}, as other rows suggest; columns={{{name!r}: 'json'}} keeps all values"
+                    place = f"row {number} (from 1), column {name!r}"
+                    raise ShardCorruptError.of_field(self.name, place, expected, row[name])
+            yield {**absent, **row}
+
+    def _objects(self) -> Generator[dict[str, Any]]:
+        dataset = IterableJsonDataset(self.name, max_line_bytes=_LONGEST_LINE_BYTES)
+        for row, place in dataset.placed_samples():
+            if not isinstance(row, dict):
+                raise ShardCorruptError.of_field(self.name, dataset.place_text(place), "a JSON object", row)
+            yield cast("dict[str, Any]", row)
+
+
+class SeparatedSource(RowSource):
+    """A file of comma- or tab-separated values, with quotes where needed and names in its first line.
+
+    Args:
+        path: The file, plain, gzip or zstd.
+        separator: The character between values.
+        given: Columns whose encoding the user has chosen: their texts become numbers as Python makes them, ``007`` is 7.
+            In other columns, a number that would not keep its text is an error.
+    """
+
+    def __init__(self, path: str, separator: str, given: Collection[str] = ()) -> None:
+        self.name = path
+        self._separator = separator
+        self._given = frozenset(given)
+        self._of_texts: frozenset[str] = frozenset()
+
+    def columns(self, *, allows_nulls: bool = False) -> dict[str, str]:
+        """Return ``int``, ``float64`` or ``str`` for each column, inferred from the first 1,000 rows.
+
+        Texts that a number would not keep, such as ``00123``, ``1_000`` and a whole number that ``float64`` would
+        round, are ``str``.
+
+        If they may have nulls, all rows count, and a column of numbers and empty texts is ``json``.
+        """
+        columns: dict[str, TextKinds] = {}
+        with closing(self._texts()) as rows:
+            for row in rows if allows_nulls else islice(rows, _ROWS):
+                for name, text in row.items():
+                    columns.setdefault(name, TextKinds(allows_nulls)).add(text)
+        found = {name: kinds.encoding for name, kinds in columns.items()}
+        self._of_texts = frozenset(name for name, encoding in found.items() if encoding == "str")
+        return found
+
+    def names(self) -> Iterable[str]:
+        """Return the names in the header."""
+        with self._errors():
+            return list(self._reader().fieldnames or ())
+
+    def rows(self, columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """Yield the rows, with each text parsed for its column's encoding.
+
+        In a ``json`` column that the user has not chosen, the texts of a column of texts stay texts.
+        """
+        parsers = {name: self._parser(name, encoding) for name, encoding in columns.items()}
+        for number, row in enumerate(self._texts(), start=1):
+            values: dict[str, Any] = {}
+            for name, parse in parsers.items():
+                if name not in row:
+                    if columns[name] == "json":
+                        values[name] = None
+                    continue  # the writer reports any other missing column
+                try:
+                    values[name] = parse(row[name])
+                except ValueError as error:
+                    place = f"row {number} (from 1, without the header), column {name!r}"
+                    expected = columns[name]
+                    if name not in self._given:
+                        expected += (
+                            f", as other rows suggest; columns={{{name!r}: 'str'}} keeps all texts of the column"
+                        )
+                    raise ShardCorruptError.of_field(self.name, place, expected, row[name]) from error
+            yield values
+
+    def _parser(self, name: str, encoding: str) -> Callable[[str], Any]:
+        if name in self._given:
+            return parser_of(encoding, int, float)
+        if encoding == "json" and name in self._of_texts:
+            return str
+        return parser_of(encoding, exact_int, exact_float)
+
+    def _texts(self) -> Generator[dict[str, str]]:
+        with self._errors():
+            reader = self._reader()
+            self._check_names(reader.fieldnames or ())
+            for number, row in enumerate(reader, start=1):
+                found = cast("dict[str | None, str | None]", row)
+                if None in found or None in found.values():
+                    place = f"row {number} (from 1, without the header)"
+                    reason = f"{place} has fewer or more values than the header: {found}"[:_LONGEST_REASON]
+                    raise ShardCorruptError(self.name, reason)
+                yield cast("dict[str, str]", found)
+
+    def _reader(self) -> "csv.DictReader[str]":
+        csv.field_size_limit(_LONGEST_FIELD)
+        return csv.DictReader(_lines_of(self.name), delimiter=self._separator, strict=True)
+
+    @contextmanager
+    def _errors(self) -> Generator[None]:
+        try:
+            yield
+        except csv.Error as error:
+            raise ShardCorruptError(self.name, str(error)) from error
+
+    def _check_names(self, names: Sequence[str]) -> None:
+        for name, count in Counter(names).items():
+            if count > 1:
+                raise ShardCorruptError(self.name, f"column {name!r} comes {count} times")
+
+
+_LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n)")
+
+
+def _lines_of(path: str) -> Iterator[str]:
+    """Yield the lines of a file of UTF-8, each with its end as it is.
+
+    Raises:
+        ShardNotFoundError: The file does not exist.
+        ShardCorruptError: Compressed bytes are invalid, or the text is not UTF-8.
+        ConfigurationError: The file is zstd, and zstandard is not installed.
+    """
+    rest = ""
+    try:
+        for piece in codecs.iterdecode(TextFile(path, {}).chunks(), "utf-8-sig"):
+            text = rest + piece
+            end = max(text.rfind("\n"), text.rfind("\r")) + 1
+            yield from _LINE.findall(text[:end])
+            rest = text[end:]
+    except UnicodeDecodeError as error:
+        raise ShardCorruptError(path, str(error)) from error
+    if rest:
+        yield rest
+
+
+#: A text that is no number, though Python parses it as one: a number would not keep its zeros, or its underscores.
+_NO_NUMBER = re.compile(r"\s*[+-]?0\d|.*_")
+
+
+class TextKinds:
+    """The narrowest encoding that stores the texts of a column as numbers, or as texts.
+
+    Args:
+        allows_nulls: Whether an empty text among numbers is null.
+    """
+
+    def __init__(self, allows_nulls: bool) -> None:
+        self._allows_nulls = allows_nulls
+        self._has_null = False
+        self._has_value = False
+        self._kinds: dict[Callable[[str], Any], ColumnKinds] = {exact_int: ColumnKinds(), exact_float: ColumnKinds()}
+
+    def add(self, text: str) -> None:
+        """Take a text into account."""
+        if self._allows_nulls and not text:
+            self._has_null = True
+            return
+        self._has_value = True
+        for parse in list(self._kinds):
+            try:
+                self._kinds[parse].add(parse(text))
+            except ValueError:
+                del self._kinds[parse]
+
+    @property
+    def encoding(self) -> str:
+        """The encoding."""
+        if not self._kinds or not self._has_value:
+            return "str"
+        return "json" if self._has_null else next(iter(self._kinds.values())).encoding
+
+
+def parser_of(encoding: str, as_int: Callable[[str], int], as_float: Callable[[str], float]) -> Callable[[str], Any]:
+    """Return what parses texts for an encoding.
+
+    Args:
+        encoding: The encoding.
+        as_int: Parses an int.
+        as_float: Parses a float.
+    """
+    if encoding in ("int", "str_int") or encoding.startswith(("int", "uint")):
+        return as_int
+    if encoding.startswith("float") or encoding == "str_float":
+        return as_float
+    if encoding == "json":
+        return partial(_json_value, parsers=(json.loads, as_int, as_float))
+    return str.encode if encoding == "bytes" else str
+
+
+def exact_int(text: str) -> int:
+    """Return the int that a text is.
+
+    Raises:
+        ValueError: It is none, or one that would not keep its text.
+    """
+    if _NO_NUMBER.match(text):
+        raise ValueError(text)
+    return int(text)
+
+
+def exact_float(text: str) -> float:
+    """Return the float that a text is, rounded if it has a fraction.
+
+    Raises:
+        ValueError: It is none, one that would not keep its text, a whole number that would be rounded, or too large.
+    """
+    number = float(text)
+    is_rounded = text.strip().lstrip("+-").isdecimal() and not is_kept(int(text), "float64")
+    is_too_large = math.isinf(number) and "inf" not in text.lower()
+    if is_rounded or is_too_large or _NO_NUMBER.match(text):
+        raise ValueError(text)
+    return number
+
+
+def is_kept(value: object, encoding: str) -> bool:
+    """Return whether an ``int`` or ``float64`` column keeps a value, if it takes it at all."""
+    if not isinstance(value, int):
+        return True
+    try:
+        return not isinstance(value, bool) and (encoding == "int" or int(float(value)) == value)
+    except OverflowError:
+        return False
+
+
+def _json_value(text: str, parsers: Sequence[Callable[[str], Any]]) -> Any:
+    """Return the value of a text of JSON; a number may be written as Python does, and nothing is null."""
+    if not text:
+        return None
+    for parse in parsers:
+        with contextlib.suppress(ValueError):
+            return parse(text)
+    raise ValueError(text)

@@ -1,0 +1,38 @@
+import os
+
+import pytest
+
+from fkat_data.files.stored import is_same_place
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_same"),
+    [
+        ("a", "a", True),
+        ("a", "b/../a", True),
+        ("a", "link", True),
+        ("a/new/er", "link/new/er", True),
+        ("a/new/er", "link/new/old", False),
+        ("a/new", "b/new", False),
+        ("a", "b", False),
+        ("a", "a/b", False),
+        ("a", "new", False),
+        ("loop", "a", False),
+        ("nowhere", "nowhere", True),
+    ],
+)
+def test_two_paths_are_one_place_whatever_their_spelling(tmp_path, monkeypatch, first, second, is_same):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    monkeypatch.chdir(tmp_path)
+    for one, other in ((tmp_path / first, tmp_path / second), (tmp_path / first, type(tmp_path)(second))):
+        assert is_same_place(one, other) is is_same
+        assert is_same_place(other, one) is is_same
+
+
+def test_hard_links_are_one_file(tmp_path):
+    (tmp_path / "a").write_text("x")
+    os.link(tmp_path / "a", tmp_path / "b")
+    assert is_same_place(tmp_path / "a", tmp_path / "b")
