@@ -34,6 +34,7 @@ class Setup:
         latency_s: Seconds from a request to its first byte.
         decompress_bytes_per_s: The speed at which a thread decompresses, in decompressed bytes. Default: that of zstd
             on one core of a server.
+        poll_s: How often a rank that waits for another rank's fetch looks whether it is done.
         num_threads: The number of shards that a rank fetches and decompresses at a time.
         predownload: The number of samples that a rank fetches ahead of those that it reads.
         batches_together: The number of batches that a rank reads at once, at most; it waits for the shards of all of
@@ -58,6 +59,7 @@ class Setup:
     store_bytes_per_s: float = math.inf
     latency_s: float = 0.0
     decompress_bytes_per_s: float = 500e6
+    poll_s: float = 0.05
     num_threads: int = 8
     predownload: int
     batches_together: int = 1
@@ -440,7 +442,7 @@ class _Node:
         self._run = run
         self._number = number
         self._ranks: list[_Rank] = []
-        self._making: dict[int, list[_Rank]] = {}
+        self._making: dict[int, list[tuple[_Rank, float]]] = {}
         self._fetched_in_epoch: set[int] = set()
         self._used_bytes = self._kept_bytes = 0
         self.totals: NodeTotals = NodeTotals()
@@ -502,7 +504,7 @@ class _Node:
         del rank.queue[shard]
         if not self._is_here(shard):
             rank.fetching.add(shard)
-            self._fetch(shard, rank)
+            self._fetch(shard, rank, is_ahead=True)
         return True
 
     def _is_here(self, shard: int) -> bool:
@@ -523,18 +525,18 @@ class _Node:
             if shard not in self.cache:
                 rank.queue.pop(shard, None)
                 if shard not in self._making:
-                    self._fetch(shard, None)
+                    self._fetch(shard, rank, is_ahead=False)
                 elif shard not in rank.fetching:
                     self.totals.num_shared += 1
-                self._making[shard].append(rank)
+                self._making[shard].append((rank, self._run.now_s))
                 return
             self.cache.move_to_end(shard)
             rank.opened.add(shard)
             rank.unread.pop()
         self._run.num_reading -= 1
 
-    def _fetch(self, shard: int, rank: _Rank | None) -> None:
-        """Fetch a shard, in a thread of a rank, or None: in the rank that waits for it."""
+    def _fetch(self, shard: int, owner: _Rank, *, is_ahead: bool) -> None:
+        """Fetch a shard, in a thread of a rank that reads ahead, or in the rank itself, which waits for it."""
         cost = self._costs[shard]
         self.totals.num_fetches += 1
         self.totals.num_fetched_again += shard in self._fetched_in_epoch
@@ -556,11 +558,15 @@ class _Node:
 
         def finish() -> None:
             self.keep(shard, cost.making_bytes)
-            for waiting in self._making.pop(shard):
-                self._read_on(waiting)
-            if rank is not None:
-                rank.fetching.remove(shard)
-                while self._fetch_ahead(rank):
+            for waiting, since_s in self._making.pop(shard):
+                if waiting is owner:
+                    self._read_on(waiting)
+                else:  # it looks half of the interval later, on average
+                    pause_s = min(self._setup.poll_s, self._run.now_s - since_s) / 2
+                    self._run.after(pause_s, partial(self._read_on, waiting))
+            if is_ahead:
+                owner.fetching.remove(shard)
+                while self._fetch_ahead(owner):
                     pass
 
         self._run.after(cost.num_requests * self._setup.latency_s, transfer)

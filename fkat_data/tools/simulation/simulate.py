@@ -124,10 +124,18 @@ def _setup_of(dataset: StreamingDataset, workers_per_rank: int, numbers: dict[st
     known: dict[str, Any] = {
         "predownload": dataset.num_ahead,
         "cache_limit_bytes": dataset.cache_limit,
-        "batches_together": 1 if workers_per_rank else batches_together(dataset, batch_size),
         "batches_per_chunk": batches_in_chunk(batch_size),
     }
-    return Setup(workers_per_rank=workers_per_rank, **known | numbers)
+    setup = Setup(workers_per_rank=workers_per_rank, **known | numbers)
+    if "batches_together" in numbers or workers_per_rank:
+        return setup
+    together = batches_together(dataset, batch_size)
+    if setup.cache_limit_bytes is not None:
+        # As ``OpenShards`` does: what is read together needs at most the last part of a rank's share in new shards.
+        bytes_per_sample = sum(entry.raw_bytes for entry in dataset.catalog.entries) / dataset.num_samples
+        new_bytes = setup.cache_limit_bytes // (16 * setup.ranks_per_node)
+        together = max(1, min(together, int(new_bytes / bytes_per_sample) // batch_size))
+    return replace(setup, batches_together=together)
 
 
 def _played(

@@ -17,6 +17,7 @@ SETUP = {
     "predownload": 0,
     "num_steps": 1,
     "num_threads": 2,
+    "poll_s": 0.0,
     "batches_per_chunk": 256,
 }
 
@@ -99,6 +100,10 @@ def test_a_shard_that_gives_way_while_it_is_read_is_fetched_again():
     assert small.nodes[0].num_fetched_again > 0
     large = play([epoch], costs(100, 100, 100, 100), setup(cache_limit_bytes=400), 1)
     assert large.nodes[0].num_fetched_again == 0
+
+
+def test_a_rank_sees_that_another_one_has_fetched_when_it_looks():
+    assert waits_s([needs([[0], [0]])], (100,), ranks_per_node=2, poll_s=0.5) == pytest.approx([1.25])
 
 
 def test_ranks_that_read_the_same_fetch_once_a_node():

@@ -61,6 +61,17 @@ def test_a_cache_that_is_too_small_fetches_again(simulated):
     assert simulated(**two_epochs).nodes[0].num_fetches == 60
 
 
+def test_a_small_cache_is_not_filled_by_what_is_read_together(folder):
+    dataset = StreamingDataset(local=folder, batch_size=10, shuffle=True, world=World(1, 2))
+    numbers = NUMBERS | {"ranks_per_node": 2, "step_s": 0.0}
+    # A sixteenth of a rank's share: 120 MB, which is no bound; then 3 MB, which 200 samples take.
+    large, small = (
+        simulate_dataset(dataset, **numbers, cache_limit_bytes=size) for size in (3_840_000_000, 96_000_000)
+    )
+    assert small.setup.batches_together == 20
+    assert large.setup.batches_together == simulate_dataset(dataset, **numbers).setup.batches_together > 20
+
+
 def test_nodes_of_few_canonical_nodes_fetch_the_same(simulated):
     together = simulated(2, 1, order={"num_canonical_nodes": 1})
     assert sum(node.num_shards for node in together.nodes) > 100
