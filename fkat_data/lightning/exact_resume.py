@@ -10,10 +10,8 @@ import torch
 from fkat_data.arguments import STATE_VERSION, saved_version
 from fkat_data.distributed import gather
 from fkat_data.errors import ConfigurationError
-from fkat_data.lightning.epoch_limits import EpochLimits
-from fkat_data.lightning.feed import EvaluationFeed, TrainFeed, fed
+from fkat_data.lightning.feed import EpochLimits, EvaluationFeed, FirstPlaces, TrainFeed, fed
 from fkat_data.lightning.feed_position import FeedPosition, FeedState, is_ours
-from fkat_data.lightning.first_places import FirstPlaces
 from fkat_data.lightning.framework import Flavoured, package_of
 
 if TYPE_CHECKING:

@@ -1,17 +1,80 @@
 """What stands in for Lightning's ``CombinedLoader``: the same loaders, at the places that are right."""
 
 import logging
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any, cast
 
-from fkat_data.lightning.epoch_limits import EpochLimits
-from fkat_data.lightning.feed_position import FeedPosition, FeedState, is_ours
-from fkat_data.lightning.first_places import FirstPlaces
-from fkat_data.lightning.rounds import Rounds
+from fkat_data.interruption import genuine
+from fkat_data.lightning.feed_position import FeedPosition, FeedState, Rounds, is_ours
 from fkat_data.types import ResumableLoader, Stateful
 
 _logger = logging.getLogger(__name__)
+
+
+class EpochLimits:
+    """Keeps a Trainer's limits those of the epoch under way.
+
+    Args:
+        trainer: The Trainer.
+        count: Returns the rounds of the iteration that has begun; raises TypeError where they are not known.
+    """
+
+    def __init__(self, trainer: Any, count: Callable[[], int]) -> None:
+        self._trainer = trainer
+        self._count = count
+
+    def of(self, loaders: list[Any], limits: list[Any]) -> list[Any]:
+        """Return the most microbatches to take of each loader in the epoch that begins.
+
+        Args:
+            loaders: The Trainer's.
+            limits: Those of an earlier epoch, which stay for loaders of others and where a length is not known.
+        """
+        return [self._limit(loader, limit) for loader, limit in zip(loaders, limits, strict=True)]
+
+    def begin(self) -> None:
+        """Tell the Trainer how long the epoch is that has begun, and where in it to validate."""
+        trainer = self._trainer
+        try:
+            num_rounds = self._count()
+        except genuine(TypeError):
+            return
+        trainer.fit_loop.max_batches = num_rounds
+        if isinstance(trainer.val_check_interval, float) and isinstance(getattr(trainer, "val_check_batch", None), int):
+            trainer.val_check_batch = max(1, int(num_rounds * trainer.val_check_interval))
+
+    def _limit(self, loader: Any, limit: Any) -> Any:
+        if not is_ours(loader) or math.isinf(limit):
+            return limit
+        try:
+            length = len(loader)  # type: ignore[arg-type]  # where it has none, that is a TypeError
+        except genuine(TypeError):
+            return limit
+        share = self._trainer.limit_train_batches
+        return min(length, share) if isinstance(share, int) else max(1, int(length * share))
+
+
+class FirstPlaces:
+    """The first places of loaders, in one call of a Trainer."""
+
+    def __init__(self) -> None:
+        # By identity; the loaders are kept so that no other gets the number of one of them.
+        self._places: dict[int, tuple[Any, Any]] = {}
+
+    def note(self, loaders: Iterable[Any]) -> None:
+        """Note where the loaders of this library stand that are new here."""
+        for loader in filter(is_ours, loaders):
+            if id(loader) not in self._places:
+                self._places[id(loader)] = loader, loader.local_state_dict()
+
+    def go_back(self, loaders: Iterable[Any] | None = None) -> None:
+        """Bring these loaders back to their first places; None: all of them."""
+        chosen = None if loaders is None else {id(loader) for loader in loaders}
+        for number, (loader, place) in self._places.items():
+            if place is not None and (chosen is None or number in chosen):
+                loader.load_state_dict(place)
 
 
 class TrainFeed:

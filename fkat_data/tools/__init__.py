@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fkat_data.tools.converting.convert import convert
     from fkat_data.tools.resume_check.verify import ResumeReport, verify_resume
-    from fkat_data.tools.simulation.resplit import simulate_resplit
-    from fkat_data.tools.simulation.simulate import simulate_dataset
+    from fkat_data.tools.simulation.simulate import simulate_dataset, simulate_resplit
 
 __all__ = [
     "ResumeReport",
@@ -32,7 +31,7 @@ _MODULES = {
     "ResumeReport": "resume_check.verify",
     "convert": "converting.convert",
     "simulate_dataset": "simulation.simulate",
-    "simulate_resplit": "simulation.resplit",
+    "simulate_resplit": "simulation.simulate",
     "verify_resume": "resume_check.verify",
 }
 

@@ -12,7 +12,7 @@ from loader_examples import epoch, make
 from fkat_data import LoaderStatistics
 from fkat_data.errors import ConfigurationError
 from fkat_data.export import METRICS, PrometheusFile, prometheus_text
-from fkat_data.export.prometheus_text import HISTOGRAMS
+from fkat_data.export.prometheus import HISTOGRAMS
 from fkat_data.observe import Durations
 from fkat_data.observe.durations import bucket_of
 

@@ -1,5 +1,6 @@
-"""The program's command line: ``verify-resume``, ``report`` and the commands of the other modules."""
+"""The program's command line: ``doctor``, ``verify-resume``, ``report`` and the commands of the other modules."""
 
+import json
 import signal
 import sys
 import time
@@ -11,6 +12,9 @@ from types import FrameType
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from fkat_data import __version__, arguments
 from fkat_data.errors import ConfigurationError
@@ -18,15 +22,23 @@ from fkat_data.location import machine_path
 from fkat_data.tools.cli.audit_commands import Config, Overrides, audit_app
 from fkat_data.tools.cli.composition import loader_maker
 from fkat_data.tools.cli.dataset_commands import dataset_app
-from fkat_data.tools.cli.doctor_command import doctor_app
 from fkat_data.tools.cli.presentation import exit_on, exit_on_failure, say, show_report, terminal, verification_progress
 from fkat_data.tools.cli.simulate_commands import simulate_app
+from fkat_data.tools.doctor.examine import examine
+from fkat_data.tools.doctor.findings import Finding, Level, worst_of
 from fkat_data.tools.report.page import page
 from fkat_data.tools.report.traced_run import read_run
 from fkat_data.tools.resume_check.verify import verify_resume
 
 _NOT_EXACT = 1
 _LEAST_GRACE_S = 2.0
+_EXIT_CODES = {Level.OK: 0, Level.ADVICE: 1, Level.WRONG: 2}
+_STYLES = {Level.OK: "green", Level.ADVICE: "yellow", Level.WRONG: "red"}
+_WORDS = {
+    Level.OK: "Everything is in order.",
+    Level.ADVICE: "A run works; see the advice.",
+    Level.WRONG: "A run fails or loses much; see what is wrong.",
+}
 
 app: typer.Typer = typer.Typer(
     name="fkat-data",
@@ -36,7 +48,6 @@ app: typer.Typer = typer.Typer(
     rich_markup_mode=None,
     context_settings={"max_content_width": 100},
 )
-app.add_typer(doctor_app)
 app.add_typer(dataset_app)
 app.add_typer(audit_app)
 app.add_typer(simulate_app)
@@ -71,6 +82,53 @@ def start(
     # As `python -m` does, because a configuration names the user's own modules.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
+
+
+@app.command("doctor")
+def doctor_command(
+    config: Annotated[str | None, typer.Argument(help="A YAML file in a Hydra configuration folder.")] = None,
+    overrides: Overrides = None,
+    key: Annotated[
+        str | None, typer.Option(help="The node of a loader or a dataset. [default: loader, or the whole file]")
+    ] = None,
+    cache: Annotated[list[str] | None, typer.Option(help="A directory for cached shards. Repeatable.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Examine this machine and what a configuration would do.
+
+    It also lists the installed packages. With a configuration, it makes the loader once, workers included, and reads no data.
+
+    Exit code 0: everything is in order. 1: a run works, and something could be better. 2: something is wrong.
+    """
+    console = terminal()
+    with exit_on_failure(console, "nothing was examined"):
+        make_loader = None
+        if config is not None:
+            make_loader = loader_maker(config, overrides or [], key)
+        elif key is not None:
+            raise ConfigurationError("--key", key, "a CONFIG beside it")
+        directories = [machine_path("--cache", path, "a directory of this machine") for path in cache or []]
+        found = examine(make_loader, map(Path, directories))
+    level = worst_of([finding for findings in found.values() for finding in findings])
+    if as_json:
+        parts = {part: [finding.as_dict() for finding in findings] for part, findings in found.items()}
+        say(console, json.dumps({"level": str(level), **parts}))
+    else:
+        for part, findings in found.items():
+            _show(console, part, findings)
+        say(console, _WORDS[level], _STYLES[level])
+    raise typer.Exit(_EXIT_CODES[level])
+
+
+def _show(console: Console, part: str, findings: list[Finding]) -> None:
+    table = Table(title=part, title_justify="left", box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        text = Text(finding.found).append(f"\n{finding.change}" if finding.change else "", "dim")
+        table.add_row(Text(finding.level, _STYLES[finding.level]), finding.subject, text)
+    console.print(table)
 
 
 @app.command("verify-resume")

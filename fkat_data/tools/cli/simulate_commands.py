@@ -4,22 +4,28 @@ import json
 import math
 import tempfile
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.index import INDEX_NAME
+from fkat_data.quantities import counted, readable_bytes, readable_duration
 from fkat_data.sizes import count_of, size_bytes_of
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.tools.cli.audit_commands import Config, Key, Nodes, Overrides, Ranks, streaming_dataset
 from fkat_data.tools.cli.composition import target_of
 from fkat_data.tools.cli.presentation import exit_on_failure, long_work, say, terminal
-from fkat_data.tools.cli.simulation_presentation import show_resplit, show_simulation
-from fkat_data.tools.simulation.resplit import Resplit, simulate_resplit
-from fkat_data.tools.simulation.simulate import simulate_dataset
+from fkat_data.tools.simulation.play import Simulation
+from fkat_data.tools.simulation.simulate import Resplit, simulate_dataset, simulate_resplit
+
+_NUM_PIECES = 8
+_BAR_WIDTH = 40
 
 simulate_app: typer.Typer = typer.Typer()
 
@@ -96,9 +102,70 @@ def simulate_command(
         split = {} if found is None else {"resplit": found.as_dict()}
         say(console, json.dumps(result.as_dict() | split, allow_nan=False))
         return
-    show_simulation(console, result)
-    if found is not None:
+    if found is None:
+        show_numbers(console, f"{result.num_steps:,} steps, simulated", result)
+        show_waits(console, result)
+    else:
         show_resplit(console, found)
+
+
+def show_numbers(console: Console, title: str, *runs: Simulation) -> None:
+    """Print the numbers of runs, side by side."""
+    heads = [""] if len(runs) == 1 else ["before", "after"]
+    table = Table("", *heads, show_header=len(runs) > 1, title=title)
+    for lines in zip(*map(_numbers, runs), strict=True):
+        table.add_row(lines[0][0], *(value for _, value in lines))
+    console.print(table)
+
+
+def show_waits(console: Console, result: Simulation) -> None:
+    """Draw how much of its time a run waits, over its steps."""
+    table = Table("steps", "waited", "share", "", title="waiting over time")
+    num_pieces = min(_NUM_PIECES, result.num_steps)
+    for first, stop in pairwise(result.num_steps * piece // num_pieces for piece in range(num_pieces + 1)):
+        waited_s = float(result.wait_s[first:stop].sum())
+        total_s = waited_s + (stop - first) * result.setup.step_s
+        share = waited_s / total_s if total_s else 0.0
+        bar = "█" * round(_BAR_WIDTH * share)
+        table.add_row(f"{first:,} to {stop:,}", readable_duration(waited_s), f"{share:.1%}", bar)
+    console.print(table)
+
+
+def show_resplit(console: Console, found: Resplit) -> None:
+    """Print an epoch that another number of nodes finishes: both parts side by side, and how often samples come."""
+    samples = found.samples
+    show_numbers(console, f"re-split at step {found.step:,}", found.before, found.after)
+    kept = sum(len(shards) for shards in found.before.cached[: found.after.setup.num_nodes])
+    say(console, f"samples delivered: {samples.num_before:,} before, {samples.num_after:,} after")
+    say(console, f"in the caches of nodes that stay: {counted(kept, 'shard')}")
+    if samples.num_missing:
+        say(console, f"{samples.num_missing:,} samples of the epoch's {samples.num_due:,} are not delivered.", "red")
+    else:
+        say(console, f"All {samples.num_due:,} samples of the epoch are delivered.", "green")
+    if samples.num_repeated:
+        say(console, f"{samples.num_repeated:,} are delivered again, so that all ranks read the same number.")
+
+
+def _numbers(result: Simulation) -> list[tuple[str, str]]:
+    nodes = result.nodes
+    return [
+        ("nodes", f"{len(nodes):,}"),
+        ("steps", f"{result.num_steps:,}"),
+        ("time spent waiting", f"{result.waited_share:.1%}"),
+        ("waiting, excluding first steps", f"{result.later_share:.1%}"),
+        ("total time", readable_duration(result.duration_s)),
+        ("waited", readable_duration(result.waited_s)),
+        ("time to the first batch", readable_duration(result.first_batch_s)),
+        ("steps that waited", f"{result.num_waits:,}"),
+        ("epochs started", f"{result.num_epochs:,}"),
+        ("fetched by one node, at most", readable_bytes(max(node.fetched_bytes for node in nodes))),
+        ("fetched by all nodes", readable_bytes(sum(node.fetched_bytes for node in nodes))),
+        ("shards used", f"{result.num_shards:,}"),
+        ("repeated fetches in an epoch", f"{sum(node.num_fetched_again for node in nodes):,}"),
+        ("evictions", f"{sum(node.num_evictions for node in nodes):,}"),
+        ("on one node's disk, at most", readable_bytes(max(node.most_bytes for node in nodes))),
+        ("used by one node, at most", readable_bytes(result.whole_bytes)),
+    ]
 
 
 def _resplit(

@@ -6,8 +6,7 @@ from html import escape
 from typing import NamedTuple
 
 from fkat_data.quantities import readable_duration
-from fkat_data.tools.report.series import Distribution, columns
-from fkat_data.tools.report.traced_run import Sample, Span, Track
+from fkat_data.tools.report.traced_run import Distribution, Sample, Span, Track, columns
 
 WIDTH = 960
 """Width of every plot in SVG units; a page may scale it."""

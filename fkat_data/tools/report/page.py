@@ -6,8 +6,7 @@ from html import escape
 from fkat_data.observe.durations import Durations
 from fkat_data.quantities import readable_bytes, readable_duration, readable_share
 from fkat_data.tools.report.charts import clock, histogram, lanes, stacked, stepped
-from fkat_data.tools.report.series import Distribution, distribution, durations_s, excerpt, shares
-from fkat_data.tools.report.traced_run import TracedRun
+from fkat_data.tools.report.traced_run import Distribution, TracedRun, distribution, durations_s, excerpt, shares
 
 _NUM_PIECES = 160
 _NUM_IN_EXCERPT = 24

@@ -21,7 +21,7 @@ from fkat_data.tools.resume_check.record import RecordedRun, RunRecorder, Settin
 
 
 class NondeterminismSource(StrEnum):
-    """What a dataset may draw from besides the generators that the loader seeds."""
+    """What a dataset may draw from besides the generators that the loader seeds. Each is an ``InexactCause``, too."""
 
     OWN_GENERATOR = "generators made without a seed (np.random.default_rng(), random.Random())"
     CLOCK = "the clock (time.time() and similar)"
@@ -158,12 +158,6 @@ _REMEDIES: Final[dict[InexactCause, str]] = {
     InexactCause.UNKNOWN: "allow more time, or use fewer microbatches",
 }
 
-_BY_SOURCE: Final[dict[NondeterminismSource, InexactCause]] = {
-    NondeterminismSource.OWN_GENERATOR: InexactCause.OWN_GENERATOR,
-    NondeterminismSource.CLOCK: InexactCause.CLOCK,
-    NondeterminismSource.SYSTEM_ENTROPY: InexactCause.SYSTEM_ENTROPY,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
@@ -273,7 +267,7 @@ def _cause_by_pinning(recorder: RunRecorder, unstable: RecordedRun, findings: li
         are_same = again.divergence is None
         findings.append(f"two runs with a pinned source, {source}: {'same' if are_same else 'different'}")
         if are_same:
-            return _BY_SOURCE[source]
+            return InexactCause[source.name]
     return None
 
 

@@ -1,79 +1,63 @@
-"""Simulate a run, from the configuration's order to the result."""
+"""Simulate a run, or an epoch that another number of nodes finishes, from a dataset's order and index."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.streaming.epoch.epochs import Epochs
 from fkat_data.streaming.epoch.rank_batches import batches_in_chunk
 from fkat_data.streaming.epoch.resume_point import ResumePoint
-from fkat_data.streaming.epoch.skips import SampleSkips
-from fkat_data.streaming.order.spanner import Spanner
+from fkat_data.streaming.epoch.world import World
 from fkat_data.streaming.stream_plan import batches_together
-from fkat_data.tools.simulation.needs import needs_of
-from fkat_data.tools.simulation.play import play
-from fkat_data.tools.simulation.result import Simulation, num_warm_up_steps, totals_of
-from fkat_data.tools.simulation.setup import Setup, ShardCosts
+from fkat_data.tools.simulation.needs import Needs
+from fkat_data.tools.simulation.play import Setup, ShardCosts, Simulation, play
 
 
-def simulate(
-    epochs: Epochs,
-    spanner: Spanner,
-    costs: Sequence[ShardCosts],
-    skips: SampleSkips,
-    setup: Setup,
-    *,
-    start: ResumePoint | None = None,
-    cached: Sequence[Collection[int]] = (),
-    count: Callable[[npt.NDArray[np.int64]], None] | None = None,
-) -> Simulation:
-    """Return what a run would wait for, fetch and cache. It reads no clock, no files and no network.
+@dataclass(frozen=True)
+class SampleCounts:
+    """How often an epoch with a re-split delivers its samples.
 
-    Args:
-        epochs: The configuration of the order, for the run's world size.
-        spanner: Where the shards begin.
-        costs: The costs of each shard.
-        skips: The samples and batches that are not delivered.
-        setup: The run.
-        start: Where the run starts; None: at the start of epoch 0.
-        cached: For each node from the first one on, the shards that it has when the run starts.
-        count: Called with the ids of the delivered samples, part by part.
-
-    Raises:
-        ConfigurationError: The epochs cannot be planned, are empty, or have another world size; or a shard does not
-            fit into the cache.
+    Attributes:
+        num_before: Samples delivered before the re-split.
+        num_after: Samples delivered after it.
+        num_due: Samples that the epoch has to deliver, those included that it repeats by weight.
+        num_missing: Samples that it delivers less often than due.
+        num_repeated: Deliveries beyond those due, such as those that fill up the last step.
     """
-    num_ranks = epochs.grid().num_ranks
-    world_size = num_ranks * (epochs.replication or 1)
-    if setup.num_ranks != world_size:
-        expected = f"nodes with {world_size} ranks in total, the world size of the dataset"
-        raise ConfigurationError("num_nodes", setup.num_nodes, expected)
-    largest = max(cost.making_bytes for cost in costs)
-    if setup.cache_limit_bytes is not None and setup.cache_limit_bytes < largest:
-        expected = f"at least {largest} bytes, the size of the largest shard"
-        raise ConfigurationError("cache_limit", setup.cache_limit_bytes, expected)
-    start = epochs.settled(start or ResumePoint())
-    first_plan = epochs.plan(start)
-    needs = needs_of(epochs, spanner, skips, setup, start=start, first_plan=first_plan, count=count)
-    if not sum(epoch.num_steps for epoch in needs):
-        raise ConfigurationError("batch_size", epochs.batch_size, "an epoch with at least one global batch")
-    played = play(needs, costs, setup, num_ranks, cached)
-    return Simulation(
-        setup=setup,
-        wait_s=played.wait_s,
-        epoch_starts=played.epoch_starts,
-        duration_s=played.duration_s,
-        num_warm_up_steps=num_warm_up_steps(played.wait_s, setup.step_s),
-        snapshots=played.snapshots,
-        nodes=totals_of(played),
-        cached=tuple(tuple(node.cache) for node in played.nodes),
-        num_shards=len(set[int]().union(*(node.fetched for node in played.nodes))),
-        whole_bytes=max(sum(costs[shard].kept_bytes for shard in node.fetched) for node in played.nodes),
-    )
+
+    num_before: int
+    num_after: int
+    num_due: int
+    num_missing: int
+    num_repeated: int
+
+
+@dataclass(frozen=True)
+class Resplit:
+    """An epoch that some nodes begin and others finish.
+
+    Attributes:
+        step: The step before which the number of nodes changes.
+        before: The run up to this step.
+        after: The rest of the epoch. Nodes that stay keep their caches, and others start with empty ones.
+        samples: How often the samples are delivered.
+    """
+
+    step: int
+    before: Simulation
+    after: Simulation
+    samples: SampleCounts
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the numbers as JSON values, without those of ``before``."""
+        return {"step": self.step, "after": self.after.as_dict(), "samples": asdict(self.samples)}
 
 
 def simulate_dataset(dataset: StreamingDataset, *, workers_per_rank: int = 0, **numbers: Any) -> Simulation:
@@ -87,43 +71,112 @@ def simulate_dataset(dataset: StreamingDataset, *, workers_per_rank: int = 0, **
 
     Raises:
         ConfigurationError: A number is invalid, the dataset has no ``batch_size``, or its ``world`` has a different
-            number of ranks.
+            number of ranks; an epoch is empty; or a shard does not fit into the cache.
     """
     if numbers.get("num_steps") is None and numbers.get("num_epochs") is None:
         numbers["num_epochs"] = 1
-    setup = setup_of(dataset, workers_per_rank, numbers)
-    return simulate(dataset.epochs, dataset.catalog.spanner, costs_in(dataset), dataset.skips, setup)
+    return _played(dataset, dataset.epochs, _setup_of(dataset, workers_per_rank, numbers), ResumePoint())
 
 
-def setup_of(dataset: StreamingDataset, workers_per_rank: int, numbers: Mapping[str, Any]) -> Setup:
-    """Return a run's setup from what a dataset knows and the caller's numbers.
+def simulate_resplit(
+    dataset: StreamingDataset, *, step: int, num_nodes_after: int, workers_per_rank: int = 0, **numbers: Any
+) -> Resplit:
+    """Return what an epoch would wait for and fetch if another number of nodes finished it.
 
     Args:
-        dataset: The dataset.
-        workers_per_rank: The number of workers of each rank.
-        numbers: Arguments of ``Setup``.
+        dataset: The dataset, with the ``world`` of the run's start.
+        step: The step of epoch 0 before which the number of nodes changes.
+        num_nodes_after: The number of nodes from then on.
+        workers_per_rank: The number of workers of each rank's ``StreamingDataLoader``.
+        **numbers: Arguments of ``Setup`` for the run's start, as for ``simulate_dataset``; without ``num_steps`` and
+            ``num_epochs``.
 
     Raises:
-        ConfigurationError: A number is invalid, or the dataset has no ``batch_size``.
+        ConfigurationError: A number is invalid, the epoch has no such step, the order does not allow this number of
+            nodes, or the dataset skips samples.
     """
+    arguments.integer("num_nodes_after", num_nodes_after, minimum=1)
+    if dataset.skips:
+        raise ConfigurationError("skip", dataset.skips.plain(), "none, to simulate a re-split")
+    epochs = dataset.epochs
+    start = epochs.settled(ResumePoint())
+    batching = epochs.batching(start)
+    arguments.integer("step", step, minimum=1, maximum=batching.num_even_batches - 1)
+    setup = _setup_of(dataset, workers_per_rank, {**numbers, "num_steps": step})
+    counts = np.zeros(dataset.catalog.spanner.size, np.uint16)
+
+    def count(ids: npt.NDArray[np.int64]) -> None:
+        np.add.at(counts, ids, np.uint16(1))
+
+    before = _played(dataset, epochs, setup, start, count=count)
+    num_before = int(counts.sum())
+    others = replace(epochs, fixed_world=World(num_nodes_after, setup.ranks_per_node))
+    point = replace(start, sample_in_epoch=batching.num_rank_samples(step) * epochs.grid().num_ranks)
+    rest = replace(setup, num_nodes=num_nodes_after, num_steps=None, num_epochs=1)
+    after = _played(dataset, others, rest, point, before.cached, count)
+    return Resplit(step, before, after, _sample_counts(dataset, counts, num_before))
+
+
+def _setup_of(dataset: StreamingDataset, workers_per_rank: int, numbers: dict[str, Any]) -> Setup:
     batch_size = dataset.batch_size
     if batch_size is None:
         raise ConfigurationError("batch_size", None, "a number of samples: the order depends on it")
     known: dict[str, Any] = {
         "predownload": dataset.num_ahead,
         "cache_limit_bytes": dataset.cache_limit,
-        "batches_together": 1 if workers_per_rank else batches_together(dataset, batch_size),
         "batches_per_chunk": batches_in_chunk(batch_size),
     }
-    return Setup(workers_per_rank=workers_per_rank, **known | dict(numbers))
+    setup = Setup(workers_per_rank=workers_per_rank, **known | numbers)
+    if "batches_together" in numbers or workers_per_rank:
+        return setup
+    together = batches_together(dataset, batch_size)
+    if setup.cache_limit_bytes is not None:
+        # As ``OpenShards`` does: what is read together needs at most the last part of a rank's share in new shards.
+        bytes_per_sample = sum(entry.raw_bytes for entry in dataset.catalog.entries) / dataset.num_samples
+        new_bytes = setup.cache_limit_bytes // (16 * setup.ranks_per_node)
+        together = max(1, min(together, int(new_bytes / bytes_per_sample) // batch_size))
+    return replace(setup, batches_together=together)
 
 
-def costs_in(dataset: StreamingDataset) -> list[ShardCosts]:
-    """Return the costs of a dataset's shards."""
-    catalog = dataset.catalog
+def _played(
+    dataset: StreamingDataset,
+    epochs: Epochs,
+    setup: Setup,
+    start: ResumePoint,
+    cached: Sequence[Iterable[int]] = (),
+    count: Callable[[npt.NDArray[np.int64]], None] | None = None,
+) -> Simulation:
+    catalog, num_ranks = dataset.catalog, epochs.grid().num_ranks
+    world_size = num_ranks * (epochs.replication or 1)
+    if setup.num_nodes * setup.ranks_per_node != world_size:
+        expected = f"nodes with {world_size} ranks in total, the world size of the dataset"
+        raise ConfigurationError("num_nodes", setup.num_nodes, expected)
     streams: list[int] = catalog.stream_per_shard.tolist()
     keeps_zip = [bool(dataset.streams[stream].keep_zip) for stream in streams]
-    return [
+    costs = [
         ShardCosts(entry.stored_bytes, entry.raw_bytes, entry.compression is not None, keep, len(entry.files))
         for entry, keep in zip(catalog.entries, keeps_zip, strict=True)
     ]
+    largest = max(cost.making_bytes for cost in costs)
+    if setup.cache_limit_bytes is not None and setup.cache_limit_bytes < largest:
+        expected = f"at least {largest} bytes, the size of the largest shard"
+        raise ConfigurationError("cache_limit", setup.cache_limit_bytes, expected)
+    needs = Needs(epochs, catalog.spanner, dataset.skips, setup.batches_together, setup.batches_per_chunk, count)
+    found = play(needs.by_epoch(start, setup.num_steps, setup.num_epochs), costs, setup, num_ranks, cached)
+    if not found.num_steps:
+        raise ConfigurationError("batch_size", epochs.batch_size, "an epoch with at least one global batch")
+    return found
+
+
+def _sample_counts(dataset: StreamingDataset, counts: npt.NDArray[np.uint16], num_before: int) -> SampleCounts:
+    phases = dataset.epochs.phases(0)
+    edges = [*dataset.catalog.sample_offset_per_stream.tolist(), dataset.catalog.num_samples]
+    num_missing = 0
+    for stream, (start, stop) in enumerate(pairwise(edges)):
+        # Each phase delivers every sample once before it repeats one.
+        fewest = sum(phase.choose[stream] // max(1, stop - start) for phase in phases)
+        num_missing += int(np.maximum(fewest - counts[start:stop].astype(np.int64), 0).sum())
+    num_delivered, num_due = int(counts.sum()), sum(phase.epoch_size for phase in phases)
+    num_missing = max(num_missing, num_due - num_delivered)
+    num_repeated = num_delivered + num_missing - num_due
+    return SampleCounts(num_before, num_delivered - num_before, num_due, num_missing, num_repeated)

@@ -4,8 +4,8 @@ import pytest
 
 from fkat_data import DataLoader, DataLoaderFactory, ShardedDataLoader
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
-from fkat_data.tools.doctor.configured import configured_findings, memory_finding, worker_finding
-from fkat_data.tools.doctor.finding import Level
+from fkat_data.tools.doctor.examine import configured_findings, memory_finding, worker_finding
+from fkat_data.tools.doctor.findings import Level
 
 
 def factory(shard):

@@ -4,7 +4,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from fkat_data.tools.doctor.examine import installed_findings, judge_version
-from fkat_data.tools.doctor.finding import Level, worst_of
+from fkat_data.tools.doctor.findings import Level, worst_of
 
 
 @pytest.mark.parametrize(

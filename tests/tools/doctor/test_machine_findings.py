@@ -2,9 +2,8 @@
 
 import pytest
 
-from fkat_data.tools.doctor.finding import Level, worst_of
+from fkat_data.tools.doctor.findings import Level, machine_findings, worst_of
 from fkat_data.tools.doctor.machine_facts import Accelerator, MachineFacts, read_machine
-from fkat_data.tools.doctor.machine_findings import machine_findings
 
 GOOD = MachineFacts(
     system="linux",

@@ -5,9 +5,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fkat_data.tools.doctor import storage
-from fkat_data.tools.doctor.finding import Level, worst_of
-from fkat_data.tools.doctor.storage import storage_findings
+from fkat_data.tools.doctor import examine as storage
+from fkat_data.tools.doctor.examine import storage_findings
+from fkat_data.tools.doctor.findings import Level, worst_of
 
 
 def test_a_directory_that_does_not_exist_yet_is_judged_by_the_one_above_it(tmp_path):

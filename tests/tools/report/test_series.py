@@ -2,8 +2,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fkat_data.tools.report.series import columns, distribution, durations_s, excerpt, shares
-from fkat_data.tools.report.traced_run import Sample, Span, TracedRun, Track
+from fkat_data.tools.report.traced_run import (
+    Sample,
+    Span,
+    TracedRun,
+    Track,
+    columns,
+    distribution,
+    durations_s,
+    excerpt,
+    shares,
+)
 
 
 def run_of(spans):

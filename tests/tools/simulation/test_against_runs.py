@@ -1,6 +1,5 @@
 """The simulation against runs of the real loader over a store on this machine, from a cold cache."""
 
-import itertools
 import math
 
 import pytest
@@ -8,11 +7,10 @@ from real_run import measured, write
 from throttled_store import ThrottledStore
 
 from fkat_data.streaming import StreamingDataset, World
-from fkat_data.streaming.cache import locks
-from fkat_data.streaming.reading import open_shards, read_ahead
-from fkat_data.tools.simulation import simulated_node, simulated_rank
-from fkat_data.tools.simulation.setup import Setup
-from fkat_data.tools.simulation.simulate import simulate_dataset
+from fkat_data.tools import simulate_dataset
+
+# Slow: on a machine with other jobs a clock proves nothing.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("processes")]
 
 #: What a run takes and what it waits may be off by so much, and by what a machine with other jobs makes of some seconds.
 TOLERANCE = 0.15
@@ -63,26 +61,11 @@ def check(name, tmp_path, factor):
     return store, found
 
 
-# Slow: on a machine with other jobs a clock proves nothing.
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a slow line", "two ranks"])
 def test_a_short_run_takes_as_long_as_its_simulation(name, tmp_path):
     check(name, tmp_path, 1)
 
 
-def test_the_model_has_the_numbers_of_what_it_models():
-    assert Setup.num_threads == open_shards._NUM_THREADS
-    assert Setup.most_open == open_shards._MOST_OPEN
-    assert simulated_rank._TOUCH_S == open_shards._TOUCH_S
-    assert simulated_node._DELEGATED_POLL_S == read_ahead._BUSY_S / 2
-    looks_s = list(itertools.accumulate(itertools.islice(locks.pauses(), 12), initial=3.0))
-    found_s = [3.0]
-    while len(found_s) < len(looks_s):
-        found_s.append(simulated_node.next_poll_s(3.0, found_s[-1] + 1e-6))
-    assert found_s == pytest.approx(looks_s)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_takes_as_long_as_its_simulation(name, tmp_path):
     check(name, tmp_path, 3)

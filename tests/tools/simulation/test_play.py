@@ -5,26 +5,50 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slow_model import SlowModel, costs, needs, setup
 
-from fkat_data.tools.simulation import simulated_node as node_module
-from fkat_data.tools.simulation.play import play
-from fkat_data.tools.simulation.setup import ShardCosts
+from fkat_data.errors import ConfigurationError
+from fkat_data.tools.simulation.needs import Part
+from fkat_data.tools.simulation.play import Setup, ShardCosts, fair_rates, play
+
+INF = math.inf
+SETUP = {
+    "step_s": 1.0,
+    "bandwidth_bytes_per_s": 100.0,
+    "predownload": 0,
+    "num_steps": 1,
+    "num_threads": 2,
+    "poll_s": 0.0,
+    "batches_per_chunk": 256,
+}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _looks_at_once():
-    """Let ranks look for one another's shards at once, as the slow model does and as one reckons by hand."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(node_module, "_DELEGATED_POLL_S", 0.0)
-        patch.setattr(node_module, "next_poll_s", lambda since_s, at_s: at_s)
-        yield
+def setup(**changes):
+    return Setup(**SETUP | changes)
+
+
+def costs(*sizes):
+    return [ShardCosts(size, size) for size in sizes]
+
+
+def part(shards, num_steps=1, num_samples=1):
+    """A part, from the shards of each rank."""
+    edges = np.cumsum([0, *map(len, shards)])
+    return Part(num_steps, num_samples, np.array([shard for each in shards for shard in sorted(each)]), edges)
+
+
+def needs(*parts, num_steps=1, num_samples=1):
+    """An epoch: for each part, the shards of each rank."""
+    return [part(shards, num_steps, num_samples) for shards in parts]
+
+
+def num_ranks_of(made):
+    return made.num_nodes * made.ranks_per_node
 
 
 def waits_s(epochs, sizes, **changes):
     made = setup(**changes)
     shards = sizes if isinstance(sizes[0], ShardCosts) else costs(*sizes)
-    return play(epochs, shards, made, made.num_ranks).wait_s.tolist()
+    return play(epochs, shards, made, num_ranks_of(made)).wait_s.tolist()
 
 
 @pytest.mark.parametrize(
@@ -59,15 +83,15 @@ def test_a_compressed_shard_is_decompressed_by_the_thread_that_fetched_it():
 
 
 def test_what_is_kept_serves_the_next_epoch_and_what_is_not_is_fetched_again():
-    epochs = [needs([[0]], [[1]], [[2]], epoch=epoch) for epoch in range(3)]
-    kept = play(epochs, costs(100, 100, 100), setup(num_threads=1, most_open=1), 1)
+    epochs = [needs([[0]], [[1]], [[2]]) for epoch in range(3)]
+    kept = play(epochs, costs(100, 100, 100), setup(num_threads=1), 1)
     assert kept.nodes[0].num_fetches == 3
-    made = setup(num_threads=1, most_open=1, cache_limit_bytes=200)
+    made = setup(num_threads=1, cache_limit_bytes=200)
     evicted = play(epochs, costs(100, 100, 100), made, 1)
     assert evicted.nodes[0].num_fetches == 9
     assert evicted.nodes[0].num_fetched_again == 0
-    assert evicted.nodes[0].cache.most_bytes == 200
-    assert evicted.nodes[0].cache.num_evictions == 7
+    assert evicted.nodes[0].most_bytes == 200
+    assert evicted.nodes[0].num_evictions == 7
 
 
 def test_a_shard_that_gives_way_while_it_is_read_is_fetched_again():
@@ -76,6 +100,10 @@ def test_a_shard_that_gives_way_while_it_is_read_is_fetched_again():
     assert small.nodes[0].num_fetched_again > 0
     large = play([epoch], costs(100, 100, 100, 100), setup(cache_limit_bytes=400), 1)
     assert large.nodes[0].num_fetched_again == 0
+
+
+def test_a_rank_sees_that_another_one_has_fetched_when_it_looks():
+    assert waits_s([needs([[0], [0]])], (100,), ranks_per_node=2, poll_s=0.5) == pytest.approx([1.25])
 
 
 def test_ranks_that_read_the_same_fetch_once_a_node():
@@ -95,24 +123,15 @@ def test_workers_ask_for_the_batches_that_they_make_ahead():
 
 
 def test_shards_are_fetched_while_workers_start():
-    epochs = [needs([[0]], [[1]], epoch=epoch) for epoch in range(2)]
+    epochs = [needs([[0]], [[1]]) for epoch in range(2)]
     found = waits_s(epochs, (100, 300), num_threads=1, workers_per_rank=1, worker_start_s=2.5)
     assert found == pytest.approx([2.5, 0.5, 2.5, 0.0])
     assert waits_s(epochs, (100, 300), worker_start_s=2.5) == waits_s(epochs, (100, 300))
 
 
 def test_epochs_are_read_ahead_one_by_one():
-    epochs = [needs([[0]]), needs([[1]], epoch=1)]
+    epochs = [needs([[0]]), needs([[1]])]
     assert waits_s(epochs, (100, 200), predownload=100) == pytest.approx([1.0, 2.0])
-
-
-def test_snapshots_show_the_state_of_the_nodes():
-    epoch = needs([[0]], [[1]], [[0]])
-    found = play([epoch], costs(100, 300), setup(num_threads=1), 1)
-    assert [snapshot.step for snapshot in found.snapshots] == [0, 1, 2, 3]
-    assert [snapshot.fetched_bytes for snapshot in found.snapshots] == [(100,), (400,), (400,), (400,)]
-    assert [snapshot.resident_shards for snapshot in found.snapshots] == [(1,), (2,), (2,), (2,)]
-    assert found.snapshots[-1].at_s == found.duration_s == pytest.approx(1 + 1 + 2 + 1 + 1)
 
 
 @st.composite
@@ -137,15 +156,6 @@ def runs(draw, max_nodes=2, max_ranks=2):
     return epoch, costs(*sizes), made
 
 
-@settings(max_examples=400, deadline=None)
-@given(runs())
-def test_runs_are_those_of_the_slow_model(run):
-    epoch, shards, made = run
-    found = play([epoch], shards, made, made.num_ranks)
-    slow = SlowModel(epoch, shards, made)
-    assert found.wait_s.tolist() == pytest.approx(slow.waits_s(), abs=1e-6)
-
-
 @settings(max_examples=150, deadline=None)
 @given(runs())
 def test_with_any_bandwidth_and_no_latency_nothing_waits(run):
@@ -157,15 +167,15 @@ def test_with_any_bandwidth_and_no_latency_nothing_waits(run):
         connection_bytes_per_s=math.inf,
         latency_s=0.0,
     )
-    assert play([epoch], shards, free, made.num_ranks).wait_s.sum() == 0
+    assert play([epoch], shards, free, num_ranks_of(made)).wait_s.sum() == 0
 
 
 @settings(max_examples=150, deadline=None)
 @given(runs())
 def test_no_run_is_faster_than_its_steps_and_its_lines(run):
     epoch, shards, made = run
-    found = play([epoch], shards, made, made.num_ranks)
-    assert found.duration_s >= epoch.num_steps * made.step_s - 1e-9
+    found = play([epoch], shards, made, num_ranks_of(made))
+    assert found.duration_s >= sum(part.num_steps for part in epoch) * made.step_s - 1e-9
     for node in found.nodes:
         assert found.duration_s >= node.fetched_bytes / made.bandwidth_bytes_per_s - 1e-6
     total = sum(node.fetched_bytes for node in found.nodes)
@@ -176,11 +186,10 @@ def test_no_run_is_faster_than_its_steps_and_its_lines(run):
 @given(runs())
 def test_a_cache_that_keeps_everything_fetches_each_shard_once_a_node(run):
     epoch, shards, made = run
-    found = play([epoch, replace(epoch, epoch=1)], shards, made, made.num_ranks)
+    found = play([epoch, epoch], shards, made, num_ranks_of(made))
     for number, node in enumerate(found.nodes):
         ranks = range(number * made.ranks_per_node, (number + 1) * made.ranks_per_node)
-        used = {int(shard) for part in epoch.parts for rank in ranks for shard in part.shards[rank]}
-        assert node.fetched == used
+        used = {int(shard) for part in epoch for rank in ranks for shard in part.of(rank)}
         assert node.num_fetches == len(used)
         assert node.fetched_bytes == pytest.approx(sum(shards[shard].fetched_bytes for shard in used))
 
@@ -200,24 +209,70 @@ def test_the_order_of_nodes_is_of_no_importance(run, random):
     epoch, shards, made = run
     order = list(range(made.num_nodes))
     random.shuffle(order)
-    parts = tuple(part._replace(shards=[part.shards[node] for node in order]) for part in epoch.parts)
-    found = play([epoch], shards, made, made.num_ranks)
-    other = play([replace(epoch, parts=parts)], shards, made, made.num_ranks)
+    parts = [part([each.of(node) for node in order], each.num_steps, each.num_samples) for each in epoch]
+    found = play([epoch], shards, made, num_ranks_of(made))
+    other = play([parts], shards, made, num_ranks_of(made))
     assert other.wait_s.tolist() == pytest.approx(found.wait_s.tolist())
-    assert [other.nodes[order.index(node)].fetched for node in range(made.num_nodes)] == [
-        node.fetched for node in found.nodes
+    assert [other.nodes[order.index(node)].num_shards for node in range(made.num_nodes)] == [
+        node.num_shards for node in found.nodes
     ]
 
 
 @settings(max_examples=200, deadline=None)
-@given(runs(), st.integers(400, 1200), st.integers(0, 2), st.integers(1, 4))
-def test_a_small_cache_ends_and_is_exceeded_by_what_is_in_work_alone(run, limit_bytes, num_workers, most_open):
+@given(runs(), st.integers(400, 1200), st.integers(0, 2))
+def test_a_small_cache_ends_and_is_exceeded_by_what_is_in_work_alone(run, limit_bytes, num_workers):
     epoch, shards, made = run
-    made = replace(made, cache_limit_bytes=limit_bytes, workers_per_rank=num_workers, most_open=most_open)
-    found = play([epoch, replace(epoch, epoch=1)], shards, made, made.num_ranks)
-    unlimited = play([epoch, replace(epoch, epoch=1)], shards, replace(made, cache_limit_bytes=None), made.num_ranks)
+    made = replace(made, cache_limit_bytes=limit_bytes, workers_per_rank=num_workers)
+    found = play([epoch, epoch], shards, made, num_ranks_of(made))
+    unlimited = play([epoch, epoch], shards, replace(made, cache_limit_bytes=None), num_ranks_of(made))
     for node, free in zip(found.nodes, unlimited.nodes, strict=True):
-        assert node.fetched == free.fetched
+        assert node.num_shards == free.num_shards
         assert node.num_fetches >= free.num_fetches
         in_work = (made.num_threads + max(1, num_workers)) * made.ranks_per_node * 400
-        assert node.cache.most_bytes <= limit_bytes + in_work
+        assert node.most_bytes <= limit_bytes + in_work
+
+
+@pytest.mark.parametrize(
+    ("num_moving", "limits", "expected"),
+    [
+        ([2, 1, 0], (100, INF, INF), [50, 100, 0]),
+        ([2, 1], (100, 30, INF), [30, 30]),
+        ([2, 1], (100, INF, 120), [40, 40]),
+        ([4, 1], (40, INF, 60), [10, 20]),
+        ([4, 1, 1], (40, 10, 1000), [10, 10, 10]),
+        ([3], (INF, INF, INF), [INF]),
+        ([3, 1], (INF, INF, 80), [20, 20]),
+        ([], (1, 1, 1), []),
+    ],
+)
+def test_the_line_is_shared_as_evenly_as_its_limits_let_it(num_moving, limits, expected):
+    assert fair_rates(num_moving, *limits) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "argument"),
+    [
+        ({"num_nodes": 0}, "num_nodes"),
+        ({"ranks_per_node": 1.5}, "ranks_per_node"),
+        ({"workers_per_rank": -1}, "workers_per_rank"),
+        ({"predownload": -1}, "predownload"),
+        ({"cache_limit_bytes": 0}, "cache_limit_bytes"),
+        ({"step_s": -0.1}, "step_s"),
+        ({"step_s": INF}, "step_s"),
+        ({"step_s": "1"}, "step_s"),
+        ({"latency_s": math.nan}, "latency_s"),
+        ({"bandwidth_bytes_per_s": 0}, "bandwidth_bytes_per_s"),
+        ({"store_bytes_per_s": math.nan}, "store_bytes_per_s"),
+        ({"connection_bytes_per_s": True}, "connection_bytes_per_s"),
+        ({"num_steps": None}, "duration"),
+        ({"num_epochs": 1}, "duration"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_simulated_is_refused_by_name(changes, argument):
+    with pytest.raises(ConfigurationError, match=argument):
+        setup(**changes)
+
+
+def test_what_can_be_simulated_is_taken():
+    setup(num_nodes=3, ranks_per_node=2, workers_per_rank=0, predownload=0, latency_s=0, step_s=0)

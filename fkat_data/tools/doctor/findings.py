@@ -1,11 +1,47 @@
-"""Judge what was read of a machine."""
+"""What an examination says about one thing, and about what was read of a machine."""
 
 from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any, NamedTuple
 
 from fkat_data.quantities import readable_bytes, readable_duration
-from fkat_data.tools.doctor.finding import Finding, Level
 from fkat_data.tools.doctor.machine_facts import MachineFacts
 from fkat_data.transport.memory_limit import default_limit_bytes
+
+
+class Level(StrEnum):
+    """How good it is."""
+
+    OK = "ok"
+    ADVICE = "advice"
+    WRONG = "wrong"
+
+
+class Finding(NamedTuple):
+    """One line of an examination.
+
+    Attributes:
+        subject: What was examined.
+        level: ``OK``; ``ADVICE``: it works, and could be better; ``WRONG``: a run fails or loses much.
+        found: What was found.
+        change: What to change; empty where nothing should be.
+    """
+
+    subject: str
+    level: Level
+    found: str
+    change: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, which JSON can hold."""
+        return {name: str(value) for name, value in self._asdict().items()}
+
+
+def worst_of(findings: list[Finding]) -> Level:
+    """Return the worst level of the findings."""
+    levels = list(Level)
+    return max((finding.level for finding in findings), key=levels.index, default=Level.OK)
+
 
 _FEW_FILES = 1024
 _FEWEST_FILES = 256
