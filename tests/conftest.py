@@ -33,6 +33,7 @@ for _number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 _SETTLE_S = 5.0
+_OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 _NOBODY = 65534
 
 
@@ -91,13 +92,15 @@ def forbidden():
 
 
 @pytest.fixture(autouse=True)
-def own_environment():
-    """Give the next test the environment that this one found: a framework's `LOCAL_RANK` would make it a rank."""
-    before = os.environ.copy()
+def nobodys_rank():
+    """Have frameworks that make this process a rank, for good, do so for one test only."""
+    before = {name: os.environ.get(name) for name in _OF_RANKS}
     yield
-    if os.environ.copy() != before:
-        os.environ.clear()
-        os.environ.update(before)
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @pytest.fixture
