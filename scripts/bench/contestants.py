@@ -13,8 +13,6 @@ import measure
 import workloads
 from torch.utils.data import DataLoader
 
-__all__ = ["CONTESTANTS", "OURS", "PEERS", "PREFETCHED"]
-
 # The same for every contestant with such a setting.
 PREFETCHED = 8
 
