@@ -146,6 +146,7 @@ def test_every_room_stands_on_a_floor():
     assert rooms == set(FLOORS), rooms ^ set(FLOORS)
 
 
+@pytest.mark.long
 def test_imports_go_down():
     offenders = [
         f"{path}: {own} (floor {FLOORS[own]}) imports {other} (floor {FLOORS[other]})"
