@@ -25,7 +25,7 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 import leavings  # noqa: E402 - found by the path above
 from kept_template import KeptTemplate  # noqa: E402 - found by the path above
 from prepared import PreparedInterpreter  # noqa: E402 - found by the path above
-from selection import EXAMPLES, LANES, LaneSelection  # noqa: E402 - found by the path above
+from selection import EXAMPLES, LANES, LaneSelection, starts  # noqa: E402 - found by the path above
 
 # Whoever starts the tests in the background may have them ignore these, and every program that they start as well.
 for _number in (signal.SIGINT, signal.SIGHUP):
@@ -136,16 +136,17 @@ def own_template(monkeypatch):
 
 
 @pytest.fixture
-def nothing_left_behind():
+def nothing_left_behind(request):
     """Fail the test if a descriptor outlives it, or what `processes` looks at."""
     before = leavings.descriptors()
     yield
-    _end_own_templates()
+    if starts(request.node):
+        _end_own_templates()
     _wait_until_none(lambda: leavings.descriptors() - before)
 
 
 def _end_own_templates():
-    gc.collect()
+    gc.collect(1)
     if "fkat_data.worker.template_process" in sys.modules:
         KeptTemplate.end_others()
 

@@ -30,23 +30,26 @@ def test_what_is_dropped_is_released_before_and_after_it_is_there():
     class Thing:
         pass
 
-    begun, may_end = threading.Event(), threading.Event()
+    begun, may_end, made = threading.Event(), threading.Event(), weakref.WeakSet()
 
     def make():
         begun.set()
         assert may_end.wait(WAIT_S)
-        return Thing()
+        thing = Thing()
+        made.add(thing)
+        return thing
 
     late = BackgroundCall(make)
     assert begun.wait(WAIT_S)
     late.drop()
     may_end.set()
     late.wait()
-    assert late._results == []
-    early = BackgroundCall(Thing)
+    assert not made
+    early = BackgroundCall(make)
     early.wait()
+    assert len(made) == 1
     early.drop()
-    assert early._results == []
+    assert not made
 
 
 def test_a_call_after_another_begins_when_that_one_is_over_and_not_at_all_if_it_is_dropped():

@@ -14,8 +14,6 @@ import torch
 from items import BATCH_SIZE, ShardLoaders, Source
 from torch.utils.data import DataLoader, default_collate
 
-__all__ = ["BATCHERS", "BATCHER_PEERS", "imported"]
-
 #: Batches ahead of the caller, for those that have no default of their own.
 _AHEAD = 4
 

@@ -4,8 +4,6 @@ from typing import Any
 
 from measure import Result, Settings, Table, in_turn, medians
 
-__all__ = ["run"]
-
 _FILES = (100, 10_000, 100_000)
 _SHARDS = 5_000
 #: By name: the limit of an epoch, as a share of its shards; None: no limit.

@@ -16,8 +16,6 @@ from measure import counts
 from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from fkat_data.streaming.cache import Cache, CacheBudget
 
-__all__ = ["trial"]
-
 _FILE_BYTES = 100
 _BATCH_SIZE = 8
 _HELD_LIMIT_BYTES = 1_050_000

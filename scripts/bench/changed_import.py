@@ -22,8 +22,6 @@ from items import BATCH_SIZE, Source, cropped, make_jpegs, make_tokens
 from measure import Result, Settings, Table, medians
 from process_tree import ProcessTree
 
-__all__ = ["KINDS", "run", "trial"]
-
 KINDS = ("windows", "normalized", "stream", "normalized stream")
 _MODULES = {"ours": "fkat_data", "torch": "torch.utils.data"}
 _COUNTS = {"windows": 64_000, "normalized": 2_000, "stream": 128_000, "normalized stream": 2_000}

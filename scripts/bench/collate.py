@@ -15,8 +15,6 @@ from contestants import PREFETCHED
 from measure import Result, Settings, Table, Usage, medians
 from torch.utils.data import DataLoader, Dataset
 
-__all__ = ["Factory", "run", "trial"]
-
 _SHAPES = {"images": (3, 224, 224), "tokens": (2048,), "tiny": (8,)}
 _BATCH = {"images": 32, "tokens": 8, "tiny": 8}
 _COUNTS = {"images": (600, 100), "tokens": (20_000, 1_000), "tiny": (30_000, 2_000)}

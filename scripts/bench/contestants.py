@@ -13,8 +13,6 @@ import measure
 import workloads
 from torch.utils.data import DataLoader
 
-__all__ = ["CONTESTANTS", "OURS", "PEERS", "PREFETCHED"]
-
 # The same for every contestant with such a setting.
 PREFETCHED = 8
 
@@ -36,19 +34,7 @@ def _ours_around_torch(workload: str) -> AbstractContextManager[Iterable[Any]]:
 
 
 @contextmanager
-def _torch(workload: str) -> Generator[Iterable[Any]]:
-    yield DataLoader(
-        workloads.Stream(workload),
-        batch_size=None,
-        num_workers=1,
-        prefetch_factor=PREFETCHED,
-        multiprocessing_context="spawn",
-    )
-
-
-@contextmanager
-def _torchdata(workload: str) -> Generator[Iterable[Any]]:
-    loader_type = importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader
+def _torch(workload: str, loader_type: Any = DataLoader) -> Generator[Iterable[Any]]:
     yield loader_type(
         workloads.Stream(workload),
         batch_size=None,
@@ -56,6 +42,10 @@ def _torchdata(workload: str) -> Generator[Iterable[Any]]:
         prefetch_factor=PREFETCHED,
         multiprocessing_context="spawn",
     )
+
+
+def _torchdata(workload: str) -> AbstractContextManager[Iterable[Any]]:
+    return _torch(workload, importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader)
 
 
 @contextmanager

@@ -18,8 +18,6 @@ import measure
 from contestants import CONTESTANTS
 from measure import Result, Settings, Table, Usage, medians
 
-__all__ = ["run", "trial"]
-
 _COUNTS = {"tokens": (20_000, 2_000), "images": (300, 100)}
 _TRACED = {"tokens": 1_000, "images": 100}
 _ATTACH_S = 10.0

@@ -19,8 +19,6 @@ from measure import Result, Settings, Table, medians
 
 from fkat_data.datasets import ParquetDataset
 
-__all__ = ["run", "trial"]
-
 _TARGET = 20
 _ROWS, _ROWS_A_MICROBATCH, _TOKENS = 4096, 32, 512
 

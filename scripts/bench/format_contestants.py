@@ -15,8 +15,6 @@ import numpy as np
 from stand_ins import stand_in
 from streaming_contestants import BATCH_SIZE, WORKLOADS, sample
 
-__all__ = ["CONTESTANTS", "PEERS", "Reader", "numbers_of", "opened", "prepared"]
-
 #: What each contestant reads.
 CONTESTANTS = {
     "ours, MDS": "mds",

@@ -17,8 +17,6 @@ from format_contestants import CONTESTANTS, PEERS, numbers_of, opened, prepared
 from measure import Result, Settings, Table, in_turn, medians
 from streaming_contestants import BATCH_SIZE, WORKLOADS
 
-__all__ = ["run", "trial"]
-
 _COUNT = 20_000
 _FIRST_BATCHES = 20
 _STOPPED_AT = 0.9

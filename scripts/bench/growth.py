@@ -12,8 +12,6 @@ import measure
 from contestants import CONTESTANTS
 from measure import Result, Settings, Table
 
-__all__ = ["run", "trial"]
-
 _MARKS = (1_000, 5_500, 10_000)
 _WORKLOADS = ("tokens", "varying")
 _FILL_S = 1.0

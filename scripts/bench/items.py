@@ -20,8 +20,6 @@ import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
-__all__ = ["BATCH_SIZE", "CONTEXT", "SHARD_SIZE", "ShardLoaders", "Source", "cropped", "make_jpegs", "make_tokens"]
-
 BATCH_SIZE = 32
 #: Tokens in a window.
 CONTEXT = 2048

@@ -16,8 +16,6 @@ from items import BATCH_SIZE, Source, make_jpegs
 from measure import Result, Settings, Table, medians
 from process_tree import ProcessTree
 
-__all__ = ["run", "trial"]
-
 _COUNT = 2000
 _WAIT_S = 0.005
 

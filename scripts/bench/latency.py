@@ -14,8 +14,6 @@ import measure
 from contestants import CONTESTANTS
 from measure import Result, Settings, Table, medians
 
-__all__ = ["run", "trial"]
-
 _CALLS = 500
 _WARM_UP = 50
 _PAUSE_S = 0.004

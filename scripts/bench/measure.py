@@ -18,20 +18,6 @@ from typing import Any, NamedTuple
 
 import psutil
 
-__all__ = [
-    "Result",
-    "Settings",
-    "Table",
-    "Usage",
-    "busy_processes",
-    "counts",
-    "in_turn",
-    "medians",
-    "memory",
-    "used_between",
-    "workers",
-]
-
 _FOLDER = Path(__file__).resolve().parent
 _TIMEOUT_S = 120
 _GRACE_S = 8.0

@@ -4,8 +4,6 @@ from typing import Any
 
 from measure import Result, Settings, Table, in_turn, medians
 
-__all__ = ["run"]
-
 _COUNT = 10**7
 _RANKS = (1, 8)
 _PEER = "mosaicml-streaming"

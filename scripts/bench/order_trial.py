@@ -18,8 +18,6 @@ import numpy as np
 import psutil
 from stand_ins import stand_in
 
-__all__ = ["trial"]
-
 _SHARD_SIZE = 4096
 _BATCH_SIZE = 32
 _SEED = 9176

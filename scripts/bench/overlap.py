@@ -11,8 +11,6 @@ import measure
 from contestants import CONTESTANTS
 from measure import Result, Settings, Table, medians
 
-__all__ = ["run", "trial"]
-
 _STEPS = 600
 _STEP_S = 0.005
 _TARGET_PERCENT = 1.0

@@ -6,8 +6,6 @@ import time
 from pathlib import Path
 from typing import Self
 
-__all__ = ["ProcessTree"]
-
 _INTERVAL_S = 0.2
 # Looking costs CPU. Rest this many times as long, so that it takes at most 3 % of a core.
 _REST = 30

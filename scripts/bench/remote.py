@@ -5,8 +5,6 @@ from typing import Any
 
 from measure import Result, Settings, Table, in_turn, medians
 
-__all__ = ["run"]
-
 _COUNT = 40_000
 _PEER = "mosaicml-streaming"
 #: Bytes a second for all connections together, and seconds before each response.

@@ -15,8 +15,6 @@ from typing import Any
 from stand_ins import stand_in
 from streaming_contestants import BATCH_SIZE, WORKLOADS, sample
 
-__all__ = ["trial"]
-
 _SHARD_BYTES = 4 << 20
 
 

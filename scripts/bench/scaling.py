@@ -21,8 +21,6 @@ from items import BATCH_SIZE, SHARD_SIZE, Source, make_jpegs
 from measure import Result, Settings, Table, medians
 from process_tree import ProcessTree
 
-__all__ = ["KINDS", "run", "trial"]
-
 KINDS = ("waiting", "tar", "mds", "slow")
 WORKERS = (1, 2, 4, 8, 16)
 _TITLES = {

@@ -19,8 +19,6 @@ from measure import Result, Settings, Table, Usage, medians
 from torch.utils.data import DataLoader
 from workloads import ShardDataLoader, ShardSamples
 
-__all__ = ["run", "trial"]
-
 #: Microbatches a shard: ours, torch.
 _SIZES = {"tiny": (5_000, 400), "tokens": (4_000, 300), "images": (80, 20)}
 _NUM_SHARDS = 4

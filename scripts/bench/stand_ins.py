@@ -9,8 +9,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, ClassVar
 
-__all__ = ["stand_in"]
-
 #: By the library that imports them.
 _UNNEEDED = {
     "streaming": {"boto3", "botocore", "pandas", "snappy", "torchvision", "transformers", "zstd"},

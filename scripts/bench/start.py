@@ -22,8 +22,6 @@ import workloads
 from measure import Result, Settings, Table, Usage, medians
 from torch.utils.data import DataLoader
 
-__all__ = ["run", "trial"]
-
 _AHEAD = 2
 _MANY = 8
 _SMALLEST_SCALE = 0.1

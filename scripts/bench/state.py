@@ -15,8 +15,6 @@ from measure import Result, Settings, Table, medians
 
 from fkat_data import DistributedDataParallelShardSampler, ShardedDataLoader
 
-__all__ = ["run", "trial"]
-
 _CALLS = 2000
 _TARGET_US = 50
 _CASES = {

@@ -7,8 +7,6 @@ from typing import Any
 from measure import Result, Settings, Table, in_turn, medians
 from streaming_contestants import OURS_PARQUET
 
-__all__ = ["run"]
-
 _COUNT = 40_000
 _PEERS = ("mosaicml-streaming", "litdata")
 _WORKERS = {0: "in the trainer's process", 1: "through one worker"}

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 from stand_ins import stand_in
 
-__all__ = ["OURS_PARQUET", "WORKLOADS", "opened", "prepared", "sample"]
-
 BATCH_SIZE = 32
 OURS_PARQUET = "ours, Parquet"
 #: What contestants read that do not read MDS shards.

@@ -7,8 +7,6 @@ from typing import Any
 
 from streaming_contestants import opened, prepared
 
-__all__ = ["trial"]
-
 _FIRST_BATCHES = 20
 
 

@@ -15,8 +15,6 @@ import torch
 from measure import Result, Settings, Table, Usage, medians
 from torch.utils.data import DataLoader, Dataset
 
-__all__ = ["JPEGs", "Waiting", "run", "trial"]
-
 _WAIT_S = 0.01
 _NUM_FILES = 200
 _CROP = 224

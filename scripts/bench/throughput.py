@@ -15,8 +15,6 @@ import workloads
 from contestants import CONTESTANTS, OURS, PEERS
 from measure import Result, Settings, Table, Usage, medians
 
-__all__ = ["peers", "run", "trial"]
-
 # The number of microbatches: for ours, which takes a second or more, then for the other contestants.
 _COUNTS = {
     "tiny": (60_000, 2_000),

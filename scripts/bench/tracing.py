@@ -14,8 +14,6 @@ import measure
 import workloads
 from measure import Result, Settings, Table, Usage, medians
 
-__all__ = ["run", "trial"]
-
 _STEPS = {"tiny": 40_000, "tokens": 20_000, "images": 400}
 _STEPS_OF_WORK = 500
 _STEP_S = 0.005

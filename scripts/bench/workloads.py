@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-__all__ = ["WORKLOADS", "DataLoaderInside", "Factory", "ShardDataLoader", "ShardSamples", "Stream", "num_bytes"]
-
 _IMAGES = (32, 3, 224, 224)
 
 

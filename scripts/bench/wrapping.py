@@ -20,8 +20,6 @@ from measure import Result, Settings, Table, medians
 
 from fkat_data.datasets import BufferSortedDataset, DistributedShardedDataset
 
-__all__ = ["run", "trial"]
-
 _SORTED = {"count": 200_000, "buffer_size": 4096, "pack_size": 32}
 _SHARDS = {"num_shards": 12, "rows": 8_000, "width": 512}
 _PAUSED = {"num_shards": 6, "rows": 200, "width": 65_536, "compute_s": 0.002}

@@ -4,8 +4,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["backwards", "tokens_of_line"]
-
 
 def tokens_of_line(line: dict[str, Any]) -> dict[str, Any]:
     """Return the tokens of a JSON line, a list of bytes, as a tensor."""

@@ -5,8 +5,6 @@ import signal
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
-__all__ = ["KINDS", "Case", "Life", "Strike", "draw"]
-
 KINDS = ("map", "iterable", "list", "generator", "nested")
 _LARGEST_MICROBATCH_BYTES = 300 << 10
 

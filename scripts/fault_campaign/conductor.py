@@ -17,8 +17,6 @@ from fault_campaign.outcome import Hit, Outcome
 from fault_campaign.processes import MARK, marked, send, stacks, wait_until_gone
 from fault_campaign.trainer_end import complaint_about_end
 
-__all__ = ["play"]
-
 _POLL_S = 0.003
 _HANG_S = 60.0
 _GONE_WITHIN_S = 5.0

@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-__all__ = ["files_left", "shared_memory_of"]
-
 #: Files of the workers of a nested torch DataLoader, which killed ones cannot remove. torch makes torchinductor's when
 #: it logs that its handler of such a death has interrupted one of its imports.
 _TORCHS = re.compile(r"pymp-|torch_|listener-|torchinductor_")

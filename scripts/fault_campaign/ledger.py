@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Audit", "Ledger", "audit", "entries"]
-
 
 class Ledger:
     """A file with one line for each microbatch; a kill of its writer damages at most the last line.

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from fault_campaign.ledger import Audit
 
-__all__ = ["Hit", "Outcome", "report", "text_of"]
-
 _DETECTED_WITHIN_S = 1.0
 
 

@@ -9,8 +9,6 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["MARK", "Process", "marked", "send", "stacks", "wait_until_gone"]
-
 MARK = "FKAT_DATA_CAMPAIGN_CASE"
 
 

@@ -11,8 +11,6 @@ import pyarrow.parquet as pq
 
 from fkat_data.streaming import StreamingDataset
 
-__all__ = ["NUM_SAMPLES", "STREAM_KINDS", "cache_complaints", "number_of", "opened", "write_streams"]
-
 STREAM_KINDS = ("parquet", "tar")
 NUM_SAMPLES = 9
 

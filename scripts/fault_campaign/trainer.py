@@ -20,8 +20,6 @@ from fault_campaign.ledger import Ledger
 from fault_campaign.workload import Factory, digest, loader_of
 from fkat_data import WorkerDiedError
 
-__all__ = ["AGAIN"]
-
 AGAIN = 3
 
 

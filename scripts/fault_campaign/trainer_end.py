@@ -7,8 +7,6 @@ from typing import Any
 from fault_campaign.outcome import Hit
 from fault_campaign.trainer import AGAIN
 
-__all__ = ["complaint_about_end"]
-
 # How Python ends after Ctrl-C: by the signal, with its exit code, or, early in the start, with a plain error.
 _AFTER_INTERRUPT = (-signal.SIGINT, 128 + signal.SIGINT, 1)
 

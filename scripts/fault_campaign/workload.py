@@ -18,8 +18,6 @@ from fkat_data import ShardedDataLoader, ShuffledShardSampler
 from fkat_data.streaming import StreamingDataset
 from fkat_data.types import Shard
 
-__all__ = ["Factory", "digest", "expected", "loader_of"]
-
 
 class _Samples(Dataset[torch.Tensor]):
     """A shard's samples by index."""

@@ -13,8 +13,6 @@ from fkat_data import ShardedDataLoader
 from fkat_data.device import page_lock
 from fkat_data.device.choice import mover_for
 
-__all__ = ["run"]
-
 _NUM_COPIES = 300
 _GIBIBYTE = 1 << 30
 _TARGET_RATIO = 0.9

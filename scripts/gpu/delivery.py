@@ -9,8 +9,6 @@ import torch
 from feeds import FEEDS, opened
 from workloads import num_bytes
 
-__all__ = ["run"]
-
 _SECONDS = 2.5
 _WARM_UP_S = 1.5
 _GIBIBYTE = 1 << 30

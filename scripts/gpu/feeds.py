@@ -13,8 +13,6 @@ import torch
 import workloads
 from torch.utils.data import DataLoader
 
-__all__ = ["FEEDS", "opened"]
-
 _PREFETCHED = 8
 Feed = Callable[[str, int], AbstractContextManager[Iterator[Any]]]
 

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["described"]
-
 
 def described() -> dict[str, Any]:
     """Return the date, the device, its software's versions and the size of shared memory."""

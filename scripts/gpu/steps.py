@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from feeds import FEEDS, opened
 
-__all__ = ["run"]
-
 _STEP_S = 0.006
 _NUM_STEPS = 300
 _NUM_WARM_UP = 60

@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-__all__ = ["WORKLOADS", "Shards", "Stream", "num_bytes"]
-
 _MEBIBYTE = 1 << 20
 
 

@@ -17,8 +17,6 @@ from fault_campaign.processes import MARK, marked, send, wait_until_gone
 
 from robustness.faults import FAULTS
 
-__all__ = []
-
 _POLL_S = 0.01
 _GONE_WITHIN_S = 10.0
 #: In units of the patience: no life is longer, whatever it does.

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple, Protocol
 
 from robustness.source import BATCH_SIZE, NUM_SAMPLES
 
-__all__ = ["FAULTS", "Fault", "Run"]
-
 #: The batch after which a fault strikes.
 _STRIKE = 5
 _NUM_INTERRUPTS = 5

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BATCH_SIZE", "NUM_SAMPLES", "NUM_SHARDS", "NUM_WORKERS", "Source"]
-
 NUM_SAMPLES = 160
 BATCH_SIZE = 4
 #: For contestants that read shards, each of which has the same number of samples.

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 
 from robustness.verdict import Verdict
 
-__all__ = ["table", "text_of"]
-
 _SHOUTED = ("lost", "repeated", "wrong data", "hangs", "crashes")
 
 

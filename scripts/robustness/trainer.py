@@ -26,8 +26,6 @@ from robustness.contestants import CONTESTANTS
 from robustness.faults import FAULTS
 from robustness.source import Source
 
-__all__ = []
-
 
 class _NoStateError(Exception):
     pass

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 
-__all__ = ["Life", "Verdict", "judge"]
-
 #: What a cell can say, best first.
 KINDS = (
     "exact",

@@ -123,6 +123,7 @@ def test_an_empty_file_that_says_it_is_compressed_is_an_error(tmp_path, name, re
         read(str(tmp_path / name))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("read", JSON)
 def test_no_line_of_a_damaged_text_is_lost_in_silence_but_those_after_a_cut_between_lines(tmp_path, read):
     found = outcomes(tmp_path, LINES, read, flipped)

@@ -442,7 +442,9 @@ STREAMS = pytest.mark.parametrize(
 
 
 @STREAMS
-@pytest.mark.parametrize("options", [{}, {"batch_size": 2, "snapshot_every_n_steps": 0}])
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, marks=pytest.mark.long), {"batch_size": 2, "snapshot_every_n_steps": 0}]
+)
 def test_a_copy_of_an_iterable_dataset_has_the_whole_epoch_at_each_place_of_it(make, options):
     options = {"batch_size": None, "seed": 1, **options}
     expected = epochs(DataLoader(make(), **options), 3)

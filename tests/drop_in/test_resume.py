@@ -337,7 +337,7 @@ def check_epochs_after_one_that_is_left(make, num_left, counts):
 
 
 @pytest.mark.parametrize("dataset", [Counting, Remembering, Restarting])
-@pytest.mark.parametrize("every", [0, 1, 3])
+@pytest.mark.parametrize("every", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)])
 def test_an_epoch_that_is_left_after_a_resume_is_followed_by_whole_ones(dataset, every):
     def make():
         return DataLoader(dataset(11), 2, seed=1, snapshot_every_n_steps=every)

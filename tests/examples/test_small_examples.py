@@ -28,6 +28,7 @@ def run(tmp_path, monkeypatch):
     torch.set_num_threads(num_threads)
 
 
+@pytest.mark.long
 def test_sorting_lines_by_length_saves_padding(run):
     loss, padding = run("text", *IN_PROCESS)
     assert 0 < loss < 0.9

@@ -42,19 +42,19 @@ class Program:
                 cwd=path.parent,
             )
         self.pid = self.process.pid
-        self._unread = b""
+        self.unread = b""
         self._below = {}
 
     def line(self, timeout_s=60.0):
         """Return its next line, or fail with what it said on standard error."""
         deadline_s = time.monotonic() + timeout_s
-        while b"\n" not in self._unread:
+        while b"\n" not in self.unread:
             left_s = deadline_s - time.monotonic()
             ready = left_s > 0 and select.select([self.process.stdout], [], [], left_s)[0]
             more = os.read(self.process.stdout.fileno(), 65536) if ready else b""
-            assert more, f"it said no more after {self._unread!r}; {self.stderr}"
-            self._unread += more
-        line, _, self._unread = self._unread.partition(b"\n")
+            assert more, f"it said no more after {self.unread!r}; {self.stderr}"
+            self.unread += more
+        line, _, self.unread = self.unread.partition(b"\n")
         return line.decode()
 
     def expect(self, text, timeout_s=60.0):

@@ -129,7 +129,7 @@ print("over", flush=True)
     program.signal_group(signal.SIGINT)
     assert program.wait(5) == -signal.SIGINT
     assert program.stderr.rstrip().endswith("KeyboardInterrupt")
-    assert b"over" not in program._unread
+    assert b"over" not in program.unread
 
 
 def test_o07_ctrl_c_while_computing_is_not_put_off(start):

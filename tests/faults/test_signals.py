@@ -242,7 +242,7 @@ def test_a_trainer_that_does_not_catch_ctrl_c_shows_one_traceback_of_its_own_and
     print(f"ended after {time.monotonic() - began_s:.3f} s")
     assert program.stderr.count("Traceback") == 1
     assert program.stderr.rstrip().endswith("KeyboardInterrupt")
-    assert "over" not in program._unread.decode(), "a stop looked like an end"
+    assert "over" not in program.unread.decode(), "a stop looked like an end"
     program.check_all_gone()
 
 

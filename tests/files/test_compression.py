@@ -94,6 +94,7 @@ def test_bytes_that_make_no_sense_are_refused(family, tmp_path):
         decompressed(tmp_path, family, b"\xfenonsense" * 9, 1000)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_bomb_takes_no_more_memory_than_the_index_says(family, tmp_path):
     bomb = BOMBS[family](b"\0" * (64 << 20))

@@ -10,7 +10,7 @@ from hypothesis import settings
 from kept_template import KeptTemplate
 from promises import CLAIMS, FILES_ALONE, PROMISES
 
-__all__ = ["EXAMPLES", "LANES", "STARTS", "LaneSelection"]
+__all__ = ["EXAMPLES", "LANES", "STARTS", "LaneSelection", "starts"]
 
 #: Fixtures that permit a test to start something.
 STARTS = frozenset({"processes", "shared_processes"})

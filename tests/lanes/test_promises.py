@@ -1,6 +1,5 @@
 """No promise is without a test that the default lane runs."""
 
-import ast
 import re
 from pathlib import Path
 
@@ -36,8 +35,8 @@ def test_the_tests_exist():
     for promise, names in (PROMISES | CLAIMS).items():
         for name in names:
             path, _, function = name.partition("::")
-            tree = ast.parse((REPOSITORY / "tests" / path).read_text())
-            if function.partition("[")[0] not in {node.name for node in ast.walk(tree) if hasattr(node, "name")}:
+            text = (REPOSITORY / "tests" / path).read_text()
+            if not re.search(rf"^ *(async )?(def|class) {function.partition('[')[0]}\b", text, re.MULTILINE):
                 missing.append(f"{promise}: {name}")
     assert not missing, "\n".join(missing)
 

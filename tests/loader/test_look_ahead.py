@@ -104,6 +104,7 @@ def test_a_window_shrinks_again_when_what_it_was_for_is_over():
     assert run.windows[-1] == 4
 
 
+@pytest.mark.long
 def test_a_rare_slow_microbatch_is_paid_for_a_few_times_only():
     making, using = times([1.0] * 2999 + [40.0], 200_000), times([1.1], 200_000)
     run = simulated(making, using, LookAhead())

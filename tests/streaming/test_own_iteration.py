@@ -15,6 +15,7 @@ def options(tmp_path_factory):
     return {"local": path, "batch_size": 4, "shuffle": True, "shuffle_algo": "block", "num_canonical_nodes": 2}
 
 
+@pytest.mark.long
 def test_a_state_is_exact_at_every_position_and_in_other_worlds(options):
     plain = StreamingDataLoader(StreamingDataset(**options | {"batch_size": 12}))
     states = [plain.state_dict(), *(plain.state_dict() for _ in plain)]

@@ -396,6 +396,7 @@ def test_a_value_that_python_cannot_hold_is_an_error_that_names_file_and_column(
         assert LocalDataset(tmp_path / str(number), columns=["number"])[1] == {"number": 2}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_checksums", [False, True])
 def test_a_flipped_bit_of_a_page_loses_no_row_in_silence(tmp_path, has_checksums):
     path = tmp_path / "a.parquet"

@@ -319,6 +319,7 @@ def test_microbatches_of_the_same_form_one_after_the_other_are_told_apart(rows):
                     assert (back[first] is back[second]) == (value[first] is value[second])
 
 
+@pytest.mark.long
 def test_forms_that_never_come_again_are_forgotten():
     same = [torch.full((1,), float(index)) for index in range(499)]
     for length in range(1, 200):

@@ -11,8 +11,6 @@ A file has:
 
 from typing import NamedTuple
 
-__all__ = ["CONTESTANTS", "Contestant"]
-
 
 class Contestant(NamedTuple):
     """Where a contestant's code is.

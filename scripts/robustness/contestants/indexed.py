@@ -6,8 +6,6 @@ from torch.utils.data import Dataset
 
 from robustness.source import NUM_SAMPLES, NUM_SHARDS, Source
 
-__all__ = ["Indexed", "ShardOf"]
-
 SAMPLES_PER_SHARD = NUM_SAMPLES // NUM_SHARDS
 
 

@@ -172,6 +172,7 @@ class Mirrored:
 SMALL_GRIDS = [Grid(*numbers) for numbers in itertools.product((1, 3), (1, 2, 3), (1, 4))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("shuffle_algo", "batching_method"),
     [

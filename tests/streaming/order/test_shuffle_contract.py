@@ -14,6 +14,7 @@ class TestBlock(ShuffleContract):
         return BlockShuffle(unit_sizes, num_canonical_nodes, seed, epoch, block_size)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", REFERENCE_SHUFFLES, scope="class")
 class TestReferences(ShuffleContract):
     @pytest.fixture(autouse=True)
