@@ -1,16 +1,92 @@
-"""Ranks and collectives of torch.distributed, with defaults for a single process."""
+"""Ranks and collectives of torch.distributed, with defaults for a single process; the job's store, and who is missing."""
 
-from collections.abc import Sequence
+import logging
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from fkat_data.errors import RankMismatchError
-from fkat_data.interruption import genuine
+from fkat_data.interruption import genuine, suppress
+from fkat_data.machine import call_in_forks
 from fkat_data.modes import without_modes
-from fkat_data.roll_call import roll_call
+
+_log = logging.getLogger(__name__)
+
+_COUNT = "fkat_data/calls/{}"
+_CLAIM = "fkat_data/reported/{}"
+_MOST_NAMED = 8
+
+
+@contextmanager
+def roll_call(call: str, hint: str, warning_s: float) -> Generator[None]:
+    """Log one line if the call inside takes long because other ranks have not made it; every rank of the job uses this.
+
+    One rank logs for all: rank 0 if it waits.
+
+    Args:
+        call: What the ranks call, for the log.
+        hint: What the user can do, for the log.
+        warning_s: Seconds before the line.
+    """
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    if num_ranks == 1:
+        yield
+        return
+    store = job_store()
+    number = _counted(store, rank, 1)
+
+    def warn() -> None:
+        with suppress(RuntimeError):
+            missing = [] if number is None else _missing(store, number, rank, num_ranks)
+            if missing:
+                text = "rank %d has waited %.0f s in %s for %s: %s"
+                _log.warning(text, rank, warning_s, call, named_ranks(missing), hint)
+
+    timer = threading.Timer(warning_s, warn)
+    timer.daemon = True
+    try:
+        timer.start()
+        yield
+    except BaseException:
+        _counted(store, rank, -1)
+        raise
+    finally:
+        timer.cancel()
+
+
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks as a text, such as ``"ranks 1, 3"``; a long list is cut."""
+    text = ", ".join(map(str, ranks[:_MOST_NAMED]))
+    if len(ranks) == 1:
+        return f"rank {text}"
+    return f"ranks {text}{f' and {len(ranks) - _MOST_NAMED} more' if len(ranks) > _MOST_NAMED else ''}"
+
+
+def _counted(store: Any, rank: int, amount: int) -> int | None:
+    """Add to a rank's calls; None if the store cannot be reached, which must not end a call that does without it."""
+    with suppress(RuntimeError):
+        return None if store is None else store.add(_COUNT.format(rank), amount)
+    return None
+
+
+def _missing(store: Any, number: int, rank: int, num_ranks: int) -> list[int]:
+    """Return the ranks that have not made a call; none if another rank reports them."""
+    # The calling thread may be waiting in an operation of the store, which serves one at a time.
+    with suppress(RuntimeError, AttributeError):
+        store = store.clone()
+
+    def is_here(other: int) -> bool:
+        return store.add(_COUNT.format(other), 0) >= number
+
+    if rank and (is_here(0) or store.add(_CLAIM.format(number), 1) > 1):
+        return []
+    return [other for other in range(num_ranks) if not is_here(other)]
+
 
 _STATE_TIMEOUT_S = 600.0
 _EXCHANGE_TIMEOUT_S = 600.0
@@ -111,3 +187,78 @@ class Exchange:
         self._work.wait()
         self._work = None
         return [numbers.tolist() for numbers in self._gathered]
+
+
+_KEY = "fkat_data/first/{}"
+
+#: The store of the process that this one was forked from. Its connection belongs to that process.
+_inherited: list[Any] = []
+
+
+class RankValue(NamedTuple):
+    """A value, and the rank that knew it first.
+
+    Attributes:
+        rank: The rank.
+        value: The value.
+    """
+
+    rank: int
+    value: str
+
+
+def job_store() -> Any:
+    """Return the store of the default process group; None without a group, and in a process forked from a rank."""
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    # torch has no public name for it.
+    store = dist.distributed_c10d._get_default_store()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    return None if any(store is other for other in _inherited) else store
+
+
+def first_value(key: str, value: str) -> RankValue | None:
+    """Return the value that the job's ranks share under a key: the first one that any rank passes. No rank waits.
+
+    Args:
+        key: What the value is.
+        value: What this rank knows; it becomes the shared value if no rank was earlier.
+
+    Returns:
+        The shared value; None where ranks cannot talk: torch.distributed is not initialised, or its store is lost.
+    """
+    store = _own_connection()
+    with suppress(RuntimeError):
+        if store is not None:
+            return _read(store.compare_set(_KEY.format(key), "", f"{dist.get_rank()} {value}"))
+    return None
+
+
+def known_value(key: str) -> RankValue | None:
+    """Return the value that the job's ranks share under a key; None if there is none yet, or ranks cannot talk."""
+    store = _own_connection()
+    with suppress(RuntimeError):
+        if store is not None and store.check([_KEY.format(key)]):
+            return _read(store.get(_KEY.format(key)))
+    return None
+
+
+def _own_connection() -> Any:
+    """Return a connection of the caller's own: a store serves one thread at a time, and one may be waiting in it."""
+    store = job_store()
+    with suppress(RuntimeError, AttributeError):
+        return store.clone()
+    return store
+
+
+def _read(found: bytes) -> RankValue:
+    rank, _, value = found.decode().partition(" ")
+    return RankValue(int(rank), value)
+
+
+def _remember_inherited() -> None:
+    store = job_store()
+    if store is not None:
+        _inherited.append(store)
+
+
+call_in_forks(_remember_inherited)

@@ -29,9 +29,8 @@ import signal
 from collections.abc import Iterable
 from typing import Any
 
-from fkat_data.error_text import made_from_text
 from fkat_data.interruption import genuine
-from fkat_data.shard_name import shard_name
+from fkat_data.wording import made_from_text, shard_name
 
 _LONGEST_VALUE = 200
 # Of SIGKILL, a name that Windows lacks: the system's killer sends it.

@@ -6,11 +6,11 @@ delivered nothing, and the next one begins at the same position.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from fkat_data.errors import StaleIteratorError
 from fkat_data.interruption import is_interruption
-from fkat_data.position import START, Position
+from fkat_data.plan.place import START, Position
 from fkat_data.tracebacks import fold
 from fkat_data.types import Microbatch
 
@@ -161,3 +161,27 @@ class EpochIterator(Iterator[Microbatch]):
             fold(error)
             raise
         return self._cursor.hand_over(microbatch)
+
+
+class Closing:
+    """A loader that ``with`` blocks and trainers close."""
+
+    def close(self) -> None:
+        """End what runs for the loader; any number of calls."""
+        raise NotImplementedError
+
+    def teardown(self, *args: Any) -> None:
+        """Close the loader; the name that some trainers call."""
+        del args
+        self.close()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Close the loader; the name that some trainers call."""
+        del exception
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

@@ -1,13 +1,15 @@
 """What one call tells on Linux, and another one elsewhere: the CPUs, a process's start, the machine's start.
 
-Four files hold what else differs between systems: ``fkat_data.record_locks``, ``fkat_data.transport.anonymous``,
+Four files hold what else differs between systems: ``fkat_data.transport.record_locks``, ``fkat_data.transport.anonymous``,
 ``fkat_data.transport.socket_calls`` and ``fkat_data.worker.child``.
 """
 
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine, suppress
@@ -89,3 +91,22 @@ def variables_at_start() -> dict[str, str]:
         return {}
     parts = (variable.partition("=") for variable in text.split("\0") if variable)
     return {name: value for name, _, value in parts}
+
+
+def required(module: str, extra: str) -> Any:
+    """Import and return an optional module.
+
+    Args:
+        module: Full name of the module.
+        extra: Extra of this package that installs the module.
+
+    Raises:
+        ConfigurationError: The module is not installed.
+    """
+    try:
+        return import_module(module)
+    except genuine(ModuleNotFoundError) as error:
+        if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
+            raise  # the module is installed, but one of its own dependencies is not
+        name = module.partition(".")[0]
+        raise ConfigurationError(name, "<not installed>", f"pip install 'fkat_data[{extra}]'") from error

@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch.utils.data
 
 from fkat_data.errors import FkatDataError
-from fkat_data.notes import notes_of
+from fkat_data.wording import notes_of
 
 _Error = TypeVar("_Error", BaseException, traceback.TracebackException)
 

@@ -29,7 +29,6 @@ from fkat_data.datasets import (
     TarDataset,
     TokenBudgetBatchSampler,
 )
-from fkat_data.description import LINE_CHARACTERS, Described, html_table, place_of
 from fkat_data.mixing import DictBatchSampler, DictDataLoader, Weighted
 from fkat_data.observe import LoaderStatistics
 from fkat_data.samplers import (
@@ -41,6 +40,7 @@ from fkat_data.samplers import (
 )
 from fkat_data.samplers.sequence import IteratedShardSampler
 from fkat_data.streaming import LocalDataset, MDSWriter, Stream, StreamingDataLoader, StreamingDataset
+from fkat_data.wording import LINE_CHARACTERS, Described, html_table, place_of
 
 SECRETS = ("hunter2", "signature")
 OPTIONS = {"secret": "hunter2", "key": "signature"}

@@ -24,7 +24,7 @@ found = {"gathered": gather({"rank": rank})}
 log = logging.Handler()
 log.lines = []
 log.emit = lambda record: log.lines.append(record.getMessage())
-logging.getLogger("fkat_data.roll_call").addHandler(log)
+logging.getLogger("fkat_data.distributed").addHandler(log)
 for late in (1, 0):
     if rank == late:
         time.sleep(1.5)

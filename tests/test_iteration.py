@@ -1,7 +1,7 @@
 import pytest
 
 from fkat_data.iteration import Cursor
-from fkat_data.position import START, Position
+from fkat_data.plan.place import START, Position
 
 
 def start(cursor):

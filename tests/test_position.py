@@ -1,4 +1,4 @@
-from fkat_data.position import START, Position
+from fkat_data.plan.place import START, Position
 
 
 def test_a_run_begins_before_everything():

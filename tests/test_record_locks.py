@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fkat_data import record_locks
+from fkat_data.transport import record_locks
 
 
 @pytest.fixture

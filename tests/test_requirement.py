@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.requirement import required
+from fkat_data.machine import required
 
 
 def test_a_module_that_is_there_is_returned():

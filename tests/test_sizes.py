@@ -8,8 +8,8 @@ sys.path.insert(0, str(Path(__file__).parent / "streaming" / "order"))
 
 from order_vectors import VECTORS
 
+from fkat_data.arguments import count_of, size_bytes_of
 from fkat_data.errors import ConfigurationError
-from fkat_data.sizes import count_of, size_bytes_of
 
 
 def compare(function, text, expected):

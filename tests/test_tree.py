@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fkat_data.tree import map_tensors
+from fkat_data.device.host import map_tensors
 
 
 class Pair(NamedTuple):

@@ -14,7 +14,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from fkat_data.errors import ConfigurationError, FkatDataError
 from fkat_data.interruption import genuine
-from fkat_data.notes import add_note
+from fkat_data.wording import add_note
 
 _HYDRA_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
 

@@ -13,10 +13,10 @@ from fkat_data.arguments import integer, saved_integer
 from fkat_data.datasets.dataset_state import base_state, checked_state, is_foreign, load_base_state
 from fkat_data.datasets.drawn_order import DrawnOrder
 from fkat_data.datasets.item_index import counted_from_start, is_map_style, items_at
-from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.interruption import genuine
 from fkat_data.permutation import drawn_seed, draws, permutation
+from fkat_data.wording import Described
 
 _Item_co = TypeVar("_Item_co", covariant=True)
 _STATE_VERSION = 1

@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from fkat_data.background import AnyExecutor, results_of
 from fkat_data.datasets.lengths import as_lengths
-from fkat_data.executor import AnyExecutor, results_of
 
 _Item = TypeVar("_Item")
 

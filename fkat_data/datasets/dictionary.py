@@ -8,8 +8,8 @@ from torch.utils.data import Dataset
 
 from fkat_data import arguments
 from fkat_data.datasets.item_index import is_map_style, items_at
-from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError
+from fkat_data.wording import Described
 
 
 class DictDataset(Described, Dataset[dict[str, Any]]):

@@ -17,11 +17,11 @@ from fkat_data.arguments import boolean, function, integer, saved_integer
 from fkat_data.background import BackgroundCall, in_parallel
 from fkat_data.datasets.dataset_state import checked_state
 from fkat_data.datasets.item_index import counted_from_start, items_at
-from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.interruption import genuine
 from fkat_data.machine import call_in_forks
 from fkat_data.permutation import permutation
+from fkat_data.wording import Described
 
 _Item_co = TypeVar("_Item_co", covariant=True)
 _STATE_VERSION = 1

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from fkat_data.counted_file import CountedFile
 from fkat_data.datasets.item_index import counted_from_start, counted_from_starts, in_parts
-from fkat_data.description import Described, place_of
+from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.opening import locations_of
+from fkat_data.wording import Described, place_of
 
 
 class DatasetOfFiles(Described):

@@ -6,11 +6,11 @@ from typing import Any, Self
 from torch.utils.data import Dataset, IterableDataset
 
 from fkat_data import arguments
-from fkat_data.counted_file import CountedFile, counted_files_of
 from fkat_data.datasets.item_index import is_map_style, items_at
-from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError
-from fkat_data.sample_place import note_place, note_places, place_of_sample, says_places
+from fkat_data.files.counted_file import CountedFile, counted_files_of
+from fkat_data.sample_errors import note_place, note_places, place_of_sample, says_places
+from fkat_data.wording import Described
 
 
 class _Mapped(Described):

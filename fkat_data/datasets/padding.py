@@ -9,8 +9,8 @@ import torch
 import torch.utils.data
 
 from fkat_data.arguments import choice, integer
-from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError
+from fkat_data.wording import Described
 
 
 class PaddingSide1D(StrEnum):

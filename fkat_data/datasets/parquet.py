@@ -11,11 +11,11 @@ import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
 from fkat_data import arguments
-from fkat_data.counted_file import CountedFile
 from fkat_data.datasets.indexed_files import DatasetOfFiles, IndexedFiles, counted
 from fkat_data.datasets.item_index import counted_from_starts, in_parts
 from fkat_data.errors import ConfigurationError, ShardCorruptError
 from fkat_data.files.arrow import ArrowColumn, rows_of
+from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.kept import LastUsed
 from fkat_data.files.opening import (
     changed,
@@ -25,8 +25,8 @@ from fkat_data.files.opening import (
 )
 from fkat_data.files.parquet import WholeFile, is_damage
 from fkat_data.interruption import genuine
+from fkat_data.machine import required
 from fkat_data.observe.stages import reading
-from fkat_data.requirement import required
 
 # pyarrow ships no types: required() returns Any.
 _arrow = required("pyarrow", "parquet")

@@ -7,8 +7,8 @@ from torch.utils.data import Sampler
 
 from fkat_data.arguments import integer, saved_integer
 from fkat_data.datasets.dataset_state import checked_state, is_foreign
-from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
+from fkat_data.wording import Described
 
 _STATE_VERSION = 1
 #: The position in llm-pytorch: of its sampler, and of its checkpoints.

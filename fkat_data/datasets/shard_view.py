@@ -9,9 +9,9 @@ from torch.utils.data import Dataset
 from fkat_data.arguments import boolean, choice, integer
 from fkat_data.datasets.dataset_state import base_state, checked_state, is_foreign, load_base_state
 from fkat_data.datasets.item_index import counted_from_start, is_map_style, items_at
-from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
+from fkat_data.wording import Described
 
 _Item_co = TypeVar("_Item_co", covariant=True)
 _STATE_VERSION = 1

@@ -8,9 +8,9 @@ from typing import Any, cast
 import numpy as np
 
 from fkat_data import arguments
-from fkat_data.counted_file import CountedFile
 from fkat_data.datasets.indexed_files import IndexedFiles, counted
 from fkat_data.errors import ConfigurationError
+from fkat_data.files.counted_file import CountedFile
 from fkat_data.files.kept import LastUsed
 from fkat_data.files.opening import FileVersion, RangedFile, changed, names_of, shown_path
 from fkat_data.files.tar import DECODERS, KEY, UNSAFE, URL, DecoderName, TarIndex, checked_decode, decoder_names

@@ -15,9 +15,9 @@ from fkat_data.datasets.dealing import Layout, PlannedBatch, rounds
 from fkat_data.datasets.dealt_order import old_order_error
 from fkat_data.datasets.lengths import as_lengths
 from fkat_data.datasets.windows import Windows
-from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 from fkat_data.permutation import permutation
+from fkat_data.wording import Described
 
 # 1: until the plan of an epoch was the same for any number of ranks. Its orders of one rank are those of today.
 _STATE_VERSION = 2

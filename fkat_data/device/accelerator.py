@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from fkat_data.device.engine import CopyEngine, Ticket
+from fkat_data.device.host import map_tensors
 from fkat_data.dropped import after_end
 from fkat_data.interruption import suppress
 from fkat_data.modes import has_modes, without_modes
 from fkat_data.observe.sink import EventSink
-from fkat_data.tree import map_tensors
 
 # Where copies are the slowest part, the host has to wait for one, or they would pile up without end.
 _MOST_IN_FLIGHT = 4

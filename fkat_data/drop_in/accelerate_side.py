@@ -53,7 +53,7 @@ class DrivenLoop:
             state: Returns the loader's place.
             num_in_last_round: Samples that ``gather_for_metrics`` keeps of the last round; 0: all.
         """
-        follow = import_module("fkat_data.accelerated")
+        follow = import_module("fkat_data.huggingface.accelerated")
         move = follow.mover_to(self._device, non_blocking=self._non_blocking)
         return follow.accelerated(self._followed(follow, begin, state), move, num_in_last_round)
 
@@ -148,7 +148,7 @@ class AccelerateSide(ABC):
             raise ConfigurationError(
                 "dispatch_batches", True, "None or False: each rank makes its own share of the microbatches"
             )
-        num_ranks, rank = import_module("fkat_data.accelerated").data_ranks(accelerator)
+        num_ranks, rank = import_module("fkat_data.huggingface.accelerated").data_ranks(accelerator)
         if num_ranks > 1:
             self.deal_out(
                 num_ranks, rank, even_batches=accelerator.even_batches, split_batches=accelerator.split_batches

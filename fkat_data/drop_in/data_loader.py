@@ -12,9 +12,7 @@ from torch.utils import data as torch_data
 
 from fkat_data import arguments
 from fkat_data.arguments import STATE_VERSION
-from fkat_data.closing import Closing
 from fkat_data.datasets.dealt_order import DealtBatches, DealtItems
-from fkat_data.description import Described
 from fkat_data.device.choice import device_of
 from fkat_data.distributed import gather
 from fkat_data.drop_in.changes import change_of
@@ -36,10 +34,12 @@ from fkat_data.drop_in.strands_of_ranks import StrandRanks, counts_all_ranks
 from fkat_data.drop_in.stream_side import check_known, stream_of
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
+from fkat_data.iteration import Closing
 from fkat_data.loader.engine import Engine
 from fkat_data.observe.statistics import DataLoaderStatistics, LoaderStatistics
 from fkat_data.transport.definitions import digest_of_shipment
 from fkat_data.types import BatchStream, Microbatch_co, Profiler
+from fkat_data.wording import Described
 from fkat_data.worker.settings import START_METHODS, StartMethod
 
 _logger = logging.getLogger(__name__)

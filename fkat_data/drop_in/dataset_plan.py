@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fkat_data.drop_in.saved_state import state_at_epoch
-from fkat_data.plan.place import Place
+from fkat_data.plan.place import START, Place, Position
 from fkat_data.plan.shard_plan import ShardPlan
-from fkat_data.position import START, Position
 
 
 class DatasetPlan(ShardPlan):

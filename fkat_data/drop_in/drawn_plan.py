@@ -29,7 +29,7 @@ from fkat_data.drop_in.own_generators import OwnGenerators
 from fkat_data.drop_in.rank_share import RankShare
 from fkat_data.drop_in.sample_order import SampleOrder
 from fkat_data.errors import StateMismatchError
-from fkat_data.plan.elastic import Piece
+from fkat_data.plan.place import Piece
 from fkat_data.seeding import ShardStreams
 from fkat_data.types import Stateful
 from fkat_data.worker.index_batches import NumberedBatches

@@ -8,7 +8,6 @@ from typing import Any
 from torch.utils.data import Subset
 
 from fkat_data import arguments
-from fkat_data.dataset_files import check_files, files_field
 from fkat_data.datasets.dealt_order import (
     DealtBatches,
     DealtItems,
@@ -32,6 +31,7 @@ from fkat_data.drop_in.strands_of_ranks import StrandRanks, own_strands
 from fkat_data.dropped import WeakTable
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.types import BatchStream
+from fkat_data.worker.produce import check_files, files_field
 
 _logger = logging.getLogger(__name__)
 

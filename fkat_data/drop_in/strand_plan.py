@@ -15,12 +15,10 @@ from fkat_data.drop_in.saved_state import state_at_epoch
 from fkat_data.drop_in.strand import Snapshot, Strand
 from fkat_data.errors import StateMismatchError
 from fkat_data.interruption import genuine
-from fkat_data.plan.elastic import Piece
-from fkat_data.plan.place import Place
+from fkat_data.plan.place import Piece, Place, Position
 from fkat_data.plan.task import Task
-from fkat_data.position import Position
-from fkat_data.quantities import counted
 from fkat_data.types import Stateful
+from fkat_data.wording import counted
 
 _logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from fkat_data.interruption import suppress
-from fkat_data.requirement import required
+from fkat_data.machine import required
 
 #: Converting one string at a time costs as much as converting this many in a whole column.
 _COST_OF_ONE = 4

@@ -23,8 +23,8 @@ from fkat_data.files.encoding import (
     ScalarEncoding,
 )
 from fkat_data.interruption import genuine
+from fkat_data.machine import required
 from fkat_data.registry import Registry
-from fkat_data.requirement import required
 
 _SIZE = struct.Struct("<3I")
 _COMMON_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM")

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
-from fkat_data.counted_file import VERSIONS
-from fkat_data.description import place_of
 from fkat_data.dropped import Descriptor
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.files.counted_file import VERSIONS
 from fkat_data.files.kept import LastUsed
 from fkat_data.interruption import genuine
 from fkat_data.location import path_of, resolved
+from fkat_data.machine import required
 from fkat_data.observe.stages import reading
-from fkat_data.requirement import required
+from fkat_data.wording import place_of
 
 
 def names_of(argument: str, value: object) -> list[str]:

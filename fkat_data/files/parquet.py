@@ -36,7 +36,7 @@ from fkat_data.files.shard import (
     dicts_of,
 )
 from fkat_data.interruption import genuine
-from fkat_data.requirement import required
+from fkat_data.machine import required
 
 # pyarrow ships no types: required() returns Any.
 _arrow = required("pyarrow", "parquet")

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.shard import FileInfo
 from fkat_data.interruption import genuine, suppress
-from fkat_data.requirement import required
+from fkat_data.machine import required
 
 
 def file_size(path: Path) -> int:

@@ -29,7 +29,7 @@ from fkat_data.files.shard import (
 )
 from fkat_data.files.tar_headers import TarMember, members_of
 from fkat_data.interruption import genuine
-from fkat_data.requirement import required
+from fkat_data.machine import required
 
 DecoderName: TypeAlias = Literal["bytes", "image", "integer", "json", "npy", "pickle", "text", "torch"]
 

@@ -8,10 +8,10 @@ from weakref import ref
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from fkat_data.accelerated import accelerated, data_ranks, mover_to, rest_or_next, with_end
 from fkat_data.arguments import STATE_VERSION, saved_version
 from fkat_data.distributed import gather
 from fkat_data.errors import FkatDataError, StateMismatchError
+from fkat_data.huggingface.accelerated import accelerated, data_ranks, mover_to, rest_or_next, with_end
 from fkat_data.types import ResumableLoader
 
 _logger = logging.getLogger(__name__)

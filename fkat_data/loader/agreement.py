@@ -12,14 +12,13 @@ from hashlib import blake2b
 from typing import Any, cast
 
 from fkat_data import arguments
-from fkat_data.distributed import Exchange, group_ranks, is_initialized, rank_and_world_size
+from fkat_data.distributed import Exchange, group_ranks, is_initialized, named_ranks, rank_and_world_size
 from fkat_data.errors import ConfigurationError, RankMismatchError
 from fkat_data.interruption import genuine
 from fkat_data.loader.identity import Identity
 from fkat_data.plan.elastic_plan import ElasticShardPlan
+from fkat_data.plan.place import Position
 from fkat_data.plan.shard_plan import ShardPlan
-from fkat_data.position import Position
-from fkat_data.roll_call import named_ranks
 
 _U32 = struct.Struct("<I")
 _MASK = 2**63 - 1

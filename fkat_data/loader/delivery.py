@@ -16,10 +16,9 @@ from fkat_data.device.placement import Placement
 from fkat_data.interruption import genuine
 from fkat_data.iteration import Cursor
 from fkat_data.loader.agreement import RankAgreement
-from fkat_data.loader.arrival import Arrival, Raised, ShardEnd
-from fkat_data.loader.prefetch import Prefetcher
+from fkat_data.loader.prefetch import Arrival, Prefetcher, Raised, ShardEnd
 from fkat_data.observe.sink import EventSink
-from fkat_data.position import Position
+from fkat_data.plan.place import Position
 from fkat_data.types import Microbatch
 
 _Taken: TypeAlias = tuple[Arrival | ShardEnd | Raised, Mover, Any]

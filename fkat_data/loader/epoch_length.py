@@ -14,7 +14,7 @@ from fkat_data.loader.recovery import NOT_THE_SHARDS, Recovery
 from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.worker_pool import WorkerPool, WorkerPoolSettings
 from fkat_data.observe.sink import EventSink
-from fkat_data.plan.elastic import Piece
+from fkat_data.plan.place import Piece
 from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.plan.task import Task
 from fkat_data.types import Shard

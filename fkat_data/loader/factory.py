@@ -7,11 +7,11 @@ from typing import Any, Generic, cast
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from fkat_data import arguments
-from fkat_data.counted_file import counted_files_of, counts_of
-from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError
+from fkat_data.files.counted_file import counted_files_of, counts_of
 from fkat_data.interruption import genuine
 from fkat_data.types import Microbatch_co, Shard
+from fkat_data.wording import Described
 
 
 class DataLoaderFactory(Described, Generic[Microbatch_co]):

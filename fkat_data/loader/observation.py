@@ -12,8 +12,8 @@ from fkat_data.observe.events import CYCLE_S, MAIN_THREAD, EventRecorder
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.observe.timeline import Timeline
-from fkat_data.quantities import counted, readable_bytes
 from fkat_data.types import Microbatch
+from fkat_data.wording import counted, readable_bytes
 
 logger: logging.Logger = logging.getLogger(__name__)
 

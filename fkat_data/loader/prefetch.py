@@ -10,21 +10,18 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 from fkat_data.errors import StaleIteratorError, WorkerDiedError, WorkerError, WorkerStalledError
 from fkat_data.interruption import genuine
-from fkat_data.loader.arrival import Arrival, Raised, ShardEnd
 from fkat_data.loader.look_ahead import LookAhead
-from fkat_data.loader.recovery import Recovery, Remedy, Restarts, ShardSkips
+from fkat_data.loader.recovery import Recovery, Remedy, Restarts, ShardSkips, WaitClock
 from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.shortages import Shortages
-from fkat_data.loader.wait_clock import WaitClock
 from fkat_data.loader.worker_group import WorkerGroup
-from fkat_data.plan.elastic import Piece
+from fkat_data.plan.place import START, Piece, Position
 from fkat_data.plan.shard_plan import ShardPlan
 from fkat_data.plan.task import ShardTerms, Task
-from fkat_data.position import START, Position
 from fkat_data.types import Shard
 from fkat_data.worker.messages import (
     NO_LIMIT,
@@ -40,6 +37,43 @@ from fkat_data.worker.messages import (
     Worker,
     WorkerGone,
 )
+
+
+class Arrival(NamedTuple):
+    """The next microbatch.
+
+    Attributes:
+        microbatch: What the user's DataLoader yielded.
+        after: The position after it.
+        size_bytes: Bytes of its tensors and arrays that were copied.
+        digest: Of its content; 0 if the loader needs none.
+    """
+
+    microbatch: Any
+    after: Position
+    size_bytes: int
+    digest: int
+
+
+class ShardEnd(NamedTuple):
+    """The current shard had nothing (more) to give.
+
+    Attributes:
+        after: The position after it.
+    """
+
+    after: Position
+
+
+class Raised(NamedTuple):
+    """An error where the next microbatch would be; it stays there.
+
+    Attributes:
+        error: The user's, or the loader's.
+    """
+
+    error: BaseException
+
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -7,11 +7,9 @@ from typing import Any, Generic
 import torch
 
 from fkat_data import arguments
-from fkat_data.closing import Closing
-from fkat_data.description import Described
 from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.errors import ConfigurationError, StateMismatchError
-from fkat_data.iteration import EpochIterator
+from fkat_data.iteration import Closing, EpochIterator
 from fkat_data.loader.agreement import rank_agreement
 from fkat_data.loader.engine import Engine, EngineSettings
 from fkat_data.loader.epoch_length import EpochLength, source_of_lengths
@@ -28,6 +26,7 @@ from fkat_data.plan.place import Place
 from fkat_data.plan.state import merge, read_rank, saved_place
 from fkat_data.tracebacks import Folding
 from fkat_data.types import Microbatch_co, Profiler, Shard
+from fkat_data.wording import Described
 from fkat_data.worker.settings import START_METHODS, StartMethod
 
 

@@ -7,11 +7,11 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler
 
 from fkat_data import arguments
-from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 from fkat_data.mixing.draw_schedule import OnExhausted, Schedule
 from fkat_data.mixing.strategies import SamplerStrategy
+from fkat_data.wording import Described
 
 _STATE_VERSION = 1
 

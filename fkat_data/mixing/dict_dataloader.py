@@ -6,17 +6,16 @@ from dataclasses import replace
 from typing import Any, cast
 
 from fkat_data.arguments import STATE_VERSION, saved_version
-from fkat_data.closing import Closing
-from fkat_data.description import Described
 from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.interruption import genuine, is_interruption
-from fkat_data.iteration import EpochIterator, Iterations
+from fkat_data.iteration import Closing, EpochIterator, Iterations
 from fkat_data.mixing.draw_schedule import OnExhausted, Schedule
 from fkat_data.mixing.mixed_source import MixedSource
 from fkat_data.mixing.strategies import SamplerStrategy
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.types import Microbatch, Stateful
+from fkat_data.wording import Described
 
 _log = logging.getLogger(__name__)
 

@@ -6,10 +6,17 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Self
 
-from fkat_data.description import LINE_CHARACTERS, html_table, one_line
 from fkat_data.observe.durations import Durations
 from fkat_data.observe.verdict import OF_DATASETS, Verdict, judge
-from fkat_data.quantities import counted, readable_bytes, readable_duration, readable_share
+from fkat_data.wording import (
+    LINE_CHARACTERS,
+    counted,
+    html_table,
+    one_line,
+    readable_bytes,
+    readable_duration,
+    readable_share,
+)
 
 if TYPE_CHECKING:
     from fkat_data.observe.statistics import LoaderStatistics

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
-from fkat_data.quantities import readable_duration, readable_share
+from fkat_data.wording import readable_duration, readable_share
 
 if TYPE_CHECKING:
     from fkat_data.observe.statistics import LoaderStatistics

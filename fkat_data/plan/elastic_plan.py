@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fkat_data.errors import ConfigurationError, StateMismatchError
-from fkat_data.plan.elastic import Layer, Piece, deal, first_step
-from fkat_data.plan.place import Place
+from fkat_data.plan.place import Layer, Piece, Place, deal, first_step
 from fkat_data.plan.shard_plan import PureShardPlan, ShardPlan, shard_plan
 from fkat_data.samplers.base import ShardSampler, shard_identity
 from fkat_data.types import ResplittableSampler, Shard

@@ -1,9 +1,154 @@
 """One rank's place in its plan: where it goes on, and all that finding this place again takes."""
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple, TypeAlias
 
-from fkat_data.plan.elastic import Layer
-from fkat_data.position import Position
+
+class Position(NamedTuple):
+    """Position of the first microbatch that the caller has not received.
+
+    Attributes:
+        epoch: Number of epochs delivered in full.
+        shard: Number of this rank's shards of this epoch delivered in full.
+        microbatch: Number of microbatches delivered from the shard at index ``shard``.
+        step: Number of microbatches delivered in this epoch, over all its shards.
+        ended: Where tasks take turns: those that have ended, and the microbatches of each. There, ``shard`` is 0, and
+            ``microbatch`` the step.
+    """
+
+    epoch: int
+    shard: int
+    microbatch: int
+    step: int
+    ended: tuple[tuple[int, int], ...] = ()
+
+    def after_shard(self) -> "Position":
+        """Return the position after the end of the current shard, where others follow in the epoch."""
+        return Position(self.epoch, self.shard + 1, 0, self.step)
+
+    def after_task(self, index: int, num_microbatches: int) -> "Position":
+        """Return the position after the end of a task of ``num_microbatches``, where tasks take turns."""
+        return self._replace(ended=(*self.ended, (index, num_microbatches)))
+
+    def after_epoch(self) -> "Position":
+        """Return the start of the next epoch.
+
+        This is also the position after the end of an epoch's last shard: a saved position always has something left in
+        its epoch.
+        """
+        return Position(self.epoch + 1, 0, 0, 0)
+
+
+START = Position(0, 0, 0, 0)
+
+
+Layer: TypeAlias = tuple[Position, ...]
+"""Position of each data-parallel rank at a re-split, in the rank's pieces before the re-split."""
+
+
+class Piece(NamedTuple):
+    """A shard of an epoch, or the rest of one.
+
+    Attributes:
+        dp_rank: Data-parallel rank that had the shard when the epoch began; the piece uses its random streams.
+        shard_index: Index of the shard in that rank's order.
+        first_microbatch: Number of the shard's microbatches that were delivered before.
+    """
+
+    dp_rank: int
+    shard_index: int
+    first_microbatch: int
+
+
+class Deal(NamedTuple):
+    """The pieces of an epoch, by rank.
+
+    Attributes:
+        dp_size: Number of data-parallel ranks when the epoch began.
+        pieces: Pieces of each current rank, in order of rank.
+    """
+
+    dp_size: int
+    pieces: list[list[Piece]]
+
+
+def deal(epoch: int, layers: Sequence[Layer], dp_size: int, num_shards: Callable[[int, int], int]) -> Deal | None:
+    """Return each rank's pieces of an epoch, or None if the epoch had not begun at any layer.
+
+    Args:
+        epoch: The epoch.
+        layers: All re-splits so far, in order.
+        dp_size: Current number of data-parallel ranks.
+        num_shards: Called with a number of ranks and a rank; returns the rank's number of shards in the epoch.
+    """
+    sizes = [*map(len, layers), dp_size][1:]
+    pieces: list[list[Piece]] | None = None
+    begun_size = 0
+    for layer, next_size in zip(layers, sizes, strict=True):
+        if pieces is None:
+            if not _is_past(layer, epoch):
+                continue
+            begun_size = len(layer)
+            pieces = [
+                [Piece(rank, index, 0) for index in range(num_shards(begun_size, rank))] for rank in range(begun_size)
+            ]
+        left = [left_over(own, position, epoch) for own, position in zip(pieces, layer, strict=True)]
+        pieces = resplit(left, next_size)
+    return None if pieces is None else Deal(begun_size, pieces)
+
+
+def left_over(pieces: Sequence[Piece], position: Position, epoch: int) -> list[Piece]:
+    """Return the part of a rank's pieces of an epoch that was not delivered at a position."""
+    if position.epoch != epoch:
+        return list(pieces) if position.epoch < epoch else []
+    left = list(pieces[position.shard :])
+    if left:
+        left[0] = left[0]._replace(first_microbatch=left[0].first_microbatch + position.microbatch)
+    return left
+
+
+def resplit(left: Sequence[Sequence[Piece]], dp_size: int) -> list[list[Piece]]:
+    """Deal the remaining pieces of each rank to another number of ranks.
+
+    Pieces are ordered by their index in a rank's list, then by rank, so that pieces in progress come first. They go
+    to the ranks in turn. Two re-splits with nothing delivered in between give the same pieces as the second one alone.
+    """
+    order = [piece for row in zip_longest(*left) for piece in row if piece is not None]
+    return [order[rank::dp_size] for rank in range(dp_size)]
+
+
+def with_layer(layers: Sequence[Layer], layer: Layer) -> tuple[tuple[Layer, ...], int]:
+    """Append a layer. Return the layers that still matter, and the epoch in which the next ranks begin.
+
+    A layer is dropped if none of its ranks had begun that epoch or a later one.
+
+    Args:
+        layers: All re-splits so far.
+        layer: Current positions of the ranks; a rank that has finished an epoch is at the start of the next one.
+    """
+    epoch = min(position.epoch for position in layer)
+    return without_idle((*layers, layer), epoch), epoch
+
+
+def without_idle(layers: Sequence[Layer], epoch: int) -> tuple[Layer, ...]:
+    """Return the layers that matter to an epoch or a later one: those at which it had begun."""
+    return tuple(layer for layer in layers if _is_past(layer, epoch))
+
+
+def first_step(epoch: int, layers: Sequence[Layer]) -> int:
+    """Return the ``step`` at which every rank begins an epoch: 0, except in the epoch of the last re-split.
+
+    There, it is the largest step of the previous ranks, so that the count of microbatches continues.
+    """
+    if not layers or min(position.epoch for position in layers[-1]) != epoch:
+        return 0
+    return max(position.step for position in layers[-1] if position.epoch == epoch)
+
+
+def _is_past(layer: Layer, epoch: int) -> bool:
+    """Return whether any rank was past the start of an epoch."""
+    return any(position[:3] > (epoch, 0, 0) for position in layer)
 
 
 class Place(NamedTuple):

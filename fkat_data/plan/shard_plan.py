@@ -8,10 +8,8 @@ from operator import length_hint
 from typing import Any, cast
 
 from fkat_data.errors import ConfigurationError
-from fkat_data.plan.elastic import Piece
-from fkat_data.plan.place import Place
+from fkat_data.plan.place import Piece, Place, Position
 from fkat_data.plan.task import Task
-from fkat_data.position import Position
 from fkat_data.samplers.base import ShardSampler, check_shard, check_shards, has_own_iteration, shard_identity
 from fkat_data.samplers.sequence import as_shard_sampler
 from fkat_data.types import Shard, Stateful

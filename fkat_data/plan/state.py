@@ -40,9 +40,7 @@ import torch
 from fkat_data.arguments import STATE_VERSION, saved_version
 from fkat_data.errors import StateMismatchError
 from fkat_data.modes import without_modes
-from fkat_data.plan.elastic import Layer, without_idle
-from fkat_data.plan.place import Place
-from fkat_data.position import Position
+from fkat_data.plan.place import Layer, Place, Position, without_idle
 
 
 def saved_place(place: Place) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from fkat_data.plan.elastic import Piece
+from fkat_data.plan.place import Piece
 from fkat_data.types import Shard
 
 

@@ -7,9 +7,9 @@ from itertools import islice
 from typing import Any, Self, cast
 
 from fkat_data.arguments import integer, saved_numbers
-from fkat_data.description import Described
 from fkat_data.errors import ConfigurationError, StaleIteratorError, StateMismatchError
 from fkat_data.types import Shard
+from fkat_data.wording import Described
 
 _STATE_VERSION = 1
 _MAX_SHARDS = 10_000_000

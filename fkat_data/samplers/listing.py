@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from fkat_data.arguments import boolean, integer
-from fkat_data.description import place_of
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 from fkat_data.location import LOST_AND_FOUND, pass_over_unreadable
-from fkat_data.notes import add_note
 from fkat_data.samplers.sequence import SequenceShardSampler, merge_uris
+from fkat_data.wording import add_note, place_of
 
 
 class FsShardSampler(SequenceShardSampler):

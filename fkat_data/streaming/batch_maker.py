@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch.utils import data
 
-from fkat_data.misfit import collated
+from fkat_data.sample_errors import collated
 from fkat_data.streaming.epoch.rank_batches import PickedSamples
 from fkat_data.streaming.reading.open_shards import own_array
 from fkat_data.streaming.stream_plan import StreamPart, batches_together, is_plain

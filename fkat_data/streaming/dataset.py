@@ -12,12 +12,11 @@ import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
 from fkat_data import arguments
-from fkat_data.description import Described
+from fkat_data.arguments import count_of, size_bytes_of
 from fkat_data.drop_in.strand import Strand
 from fkat_data.errors import ConfigurationError, StaleIteratorError
 from fkat_data.files.formats import DECODED_LIMIT_BYTES
 from fkat_data.files.tar import DecoderName
-from fkat_data.sizes import count_of, size_bytes_of
 from fkat_data.streaming.audit import Coverage, SampleRecord, coverage_of, records_of
 from fkat_data.streaming.batch_maker import PartBatches
 from fkat_data.streaming.epoch.epochs import Epochs
@@ -45,6 +44,7 @@ from fkat_data.streaming.reading.open_shards import OpenShards
 from fkat_data.streaming.reading.stream import Stream, check_ranks, check_saved, given_streams, saved_commits
 from fkat_data.streaming.sample_access import SampleAccess
 from fkat_data.streaming.stream_plan import StreamEpochs, StreamPart, StreamPlan
+from fkat_data.wording import Described
 
 _logger = logging.getLogger(__name__)
 

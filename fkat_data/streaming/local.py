@@ -7,13 +7,13 @@ from typing import Any, Literal
 from torch.utils.data import Dataset
 
 from fkat_data import arguments
-from fkat_data.description import Described, place_of
 from fkat_data.files.tar import DecoderName
 from fkat_data.location import resolved
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.open_shards import OpenShards
 from fkat_data.streaming.reading.stream import Stream
 from fkat_data.streaming.sample_access import SampleAccess
+from fkat_data.wording import Described, place_of
 
 
 class LocalDataset(Described, SampleAccess, Dataset[Any]):

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from fkat_data.drop_in.strand import Snapshot, Strand
 from fkat_data.drop_in.strand_plan import left_in_turns
 from fkat_data.errors import StaleIteratorError
-from fkat_data.plan.elastic import Piece
-from fkat_data.plan.place import Place
+from fkat_data.plan.place import Piece, Place, Position
 from fkat_data.plan.task import Task
-from fkat_data.position import Position
 from fkat_data.streaming.batch_maker import collate_of_samples
 from fkat_data.streaming.epoch.rank_batches import RankBatches
 from fkat_data.streaming.epoch.resume_point import ResumePoint

@@ -13,9 +13,7 @@ from torch.utils import data
 
 from fkat_data.drop_in.dataset_plan import DatasetPlan
 from fkat_data.drop_in.drawn_plan import DrawnBatches
-from fkat_data.plan.elastic import Piece
-from fkat_data.plan.place import Place
-from fkat_data.position import Position
+from fkat_data.plan.place import Piece, Place, Position
 from fkat_data.streaming.epoch.rank_batches import BatchGroup, PickedSamples, RankBatches, ids_of, in_groups
 from fkat_data.streaming.epoch.resume_point import ResumePoint
 

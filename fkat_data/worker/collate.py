@@ -16,7 +16,7 @@ import torch
 from torch.utils import data as torch_data
 
 from fkat_data.interruption import genuine
-from fkat_data.misfit import collated
+from fkat_data.sample_errors import collated
 from fkat_data.transport.codec import ALIGNMENT
 
 if TYPE_CHECKING:  # Windows has no segments

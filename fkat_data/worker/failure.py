@@ -6,9 +6,9 @@ from typing import Any
 
 from fkat_data.errors import WorkerError
 from fkat_data.interruption import genuine
-from fkat_data.notes import add_note, notes_of
 from fkat_data.tracebacks import OF_WORKER, folded_text
 from fkat_data.transport.codec import dumps, loads
+from fkat_data.wording import add_note, notes_of
 
 _LONGEST_TEXT = 100_000
 

@@ -15,7 +15,7 @@ from torch.utils.data import dataloader as torch_dataloader
 
 from fkat_data.errors import WorkerError
 from fkat_data.interruption import genuine
-from fkat_data.sample_place import note_places
+from fkat_data.sample_errors import note_places
 from fkat_data.worker.items import ItemThreads, items_in_turn
 
 _SINGLE: Any = getattr(torch_dataloader, "_SingleProcessDataLoaderIter", None)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Generator
 
 from fkat_data.interruption import genuine, suppress
-from fkat_data.worker.birth import BIRTH, DEATH, IS_DEAD
+from fkat_data.worker.inheritance import BIRTH, DEATH, IS_DEAD
 from fkat_data.worker.latch import Latch
 from fkat_data.worker.template_process import TemplateProcess
 

@@ -17,10 +17,10 @@ from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, StageTimes, new_page
 from fkat_data.plan.task import ShardTerms, Task
 from fkat_data.seeding import preserved_generators
-from fkat_data.shard_name import shard_name
 from fkat_data.tracebacks import fold
 from fkat_data.transport.codec import copied
 from fkat_data.transport.digest import digest_of
+from fkat_data.wording import shard_name
 from fkat_data.worker.collate import FreshCollate
 from fkat_data.worker.index_batches import is_plain
 from fkat_data.worker.messages import End, Failure, Item, Marked, Message, Together, remember_terms

@@ -6,9 +6,9 @@ import struct
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
-from fkat_data.error_text import made_from_text
 from fkat_data.observe.stages import NUM_SLOTS, StageTimes
 from fkat_data.plan.task import ShardTerms, Task
+from fkat_data.wording import made_from_text
 
 
 class Kind(IntEnum):

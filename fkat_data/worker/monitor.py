@@ -1,7 +1,8 @@
 """The trainer's monitor of one worker process: it forwards the worker's stderr, and reaps the process at its end.
 
 A thread, because both must happen while the trainer computes: a worker would wait at a full pipe, a dead one would
-stay a zombie, and its own children would live on.
+stay a zombie, and its own children would live on. No fork of the trainer keeps its end of a lifeline: the worker would
+live for as long as the fork.
 """
 
 import _thread
@@ -10,8 +11,10 @@ import io
 import os
 import select
 import sys
+import threading
 from collections import deque
 
+from fkat_data.dropped import Descriptor, WeakTable
 from fkat_data.worker.child import Child
 from fkat_data.worker.latch import Latch
 
@@ -103,3 +106,31 @@ class WorkerMonitor:
         while self._last_bytes - len(self._last[0]) > _LAST_BYTES:
             self._last_bytes -= len(self._last.popleft())
         return bool(chunk)
+
+
+# Held during a fork: otherwise the fork of another thread could take over an end that is not listed here yet.
+_guard = threading.RLock()
+_ends: "WeakTable[int, io.FileIO]" = WeakTable()
+
+
+def new_lifeline() -> tuple[int, io.FileIO]:
+    """Return the two ends of a new lifeline: the descriptor for the worker, and the trainer's end.
+
+    Raises:
+        OSError: No descriptor is left.
+    """
+    with _guard:
+        descriptor, number = os.pipe()
+        # An object: it closes once, however often an interrupted call is repeated, and when nothing holds it.
+        end = Descriptor(number)
+        _ends[id(end)] = end
+    return descriptor, end
+
+
+def _close_in_child() -> None:
+    for end in _ends.values():
+        end.close()
+    _guard.release()
+
+
+os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_close_in_child)

@@ -14,8 +14,8 @@ from collections.abc import Generator
 from enum import Enum
 from typing import NamedTuple, Self
 
-from fkat_data.record_locks import holder_pid
 from fkat_data.transport.anonymous import anonymous_file
+from fkat_data.transport.record_locks import holder_pid
 from fkat_data.transport.segment import Segment
 from fkat_data.worker.messages import NUM_TASKS
 

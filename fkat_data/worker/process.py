@@ -18,14 +18,12 @@ from typing import TypeAlias
 import psutil
 
 from fkat_data.interruption import genuine, suppress
-from fkat_data.worker.birth import WorkerDescriptors, WorkerRequest
 from fkat_data.worker.child import Child, SpawnedChild, has_stdout, popen_interpreter
 from fkat_data.worker.forked_child import ForkedChild
-from fkat_data.worker.inheritance import Surroundings
-from fkat_data.worker.monitor import WorkerMonitor
+from fkat_data.worker.inheritance import Surroundings, WorkerDescriptors, WorkerRequest
+from fkat_data.worker.monitor import WorkerMonitor, new_lifeline
 from fkat_data.worker.ship import Shipment
 from fkat_data.worker.template_process import TemplateProcess
-from fkat_data.worker.trainers_end import new_lifeline
 
 STACK_SIGNAL: int = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGWINCH
 """Makes a worker write its Python stacks; datasets do not use this signal, nor does a process without a terminal."""

@@ -13,7 +13,6 @@ from typing import Any
 
 from fkat_data.errors import WorkerError
 from fkat_data.interruption import genuine, suppress
-from fkat_data.notes import add_note
 from fkat_data.observe.events import MAIN_THREAD
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import PRODUCED, StageTimes, stage_times
@@ -23,6 +22,7 @@ from fkat_data.transport.anonymous import anonymous_file
 from fkat_data.transport.channel import Channel, ChannelClosed, Frame
 from fkat_data.transport.codec import decode
 from fkat_data.transport.segment import Lease, Segment, SegmentLeases
+from fkat_data.wording import add_note
 from fkat_data.worker.failure import reportable, unpack_failure
 from fkat_data.worker.messages import (
     ALLOWANCE,

@@ -27,7 +27,8 @@ from typing import NoReturn
 import numpy as np
 import torch
 
-from fkat_data.worker.birth import (
+from fkat_data.worker.child import Waitable, popen_interpreter
+from fkat_data.worker.inheritance import (
     BIRTH,
     DEATH,
     IS_BORN,
@@ -37,7 +38,6 @@ from fkat_data.worker.birth import (
     WorkerDescriptors,
     WorkerRequest,
 )
-from fkat_data.worker.child import Waitable, popen_interpreter
 from fkat_data.worker.lifeline import bind
 
 _REQUEST_BYTES = 1 << 18

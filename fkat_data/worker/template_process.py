@@ -16,11 +16,9 @@ from collections.abc import Sequence
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine, suppress
-from fkat_data.worker.birth import RETIRED
 from fkat_data.worker.child import SpawnedChild, Waitable, popen_interpreter
-from fkat_data.worker.inheritance import Heritage, heritage, import_paths
-from fkat_data.worker.monitor import WorkerMonitor
-from fkat_data.worker.trainers_end import new_lifeline
+from fkat_data.worker.inheritance import RETIRED, Heritage, heritage, import_paths
+from fkat_data.worker.monitor import WorkerMonitor, new_lifeline
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -132,8 +130,8 @@ class TemplateProcess:
         """Ask for a worker, without waiting for it.
 
         Args:
-            message: The pickled ``fkat_data.worker.birth.WorkerRequest``.
-            descriptors: The worker's, ``fkat_data.worker.birth.WorkerDescriptors``; they stay the caller's.
+            message: The pickled ``fkat_data.worker.inheritance.WorkerRequest``.
+            descriptors: The worker's, ``fkat_data.worker.inheritance.WorkerDescriptors``; they stay the caller's.
 
         Raises:
             OSError: The template is gone, or has too many requests to read.

@@ -8,7 +8,7 @@ import pytest
 from passed_lines import has_happened, passes, place_of, watch
 
 import fkat_data
-from fkat_data.sizes import size_bytes_of
+from fkat_data.arguments import size_bytes_of
 
 ROOT = Path(fkat_data.__file__).parent
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from accelerate.state import GradientState
 
-from fkat_data.accelerated import accelerated, mover_to, rest_or_next, with_end
+from fkat_data.huggingface.accelerated import accelerated, mover_to, rest_or_next, with_end
 
 
 def test_each_item_comes_with_whether_it_is_the_last():

@@ -27,7 +27,7 @@ from huggingface_examples import (
     write_streams,
 )
 
-import fkat_data.accelerated
+import fkat_data.huggingface.accelerated
 from fkat_data import ConfigurationError, DataLoader, StateMismatchError
 from fkat_data.huggingface import prepare
 
@@ -396,7 +396,9 @@ def test_a_missing_accelerate_is_one_clear_line(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "accelerate"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [Nowhere(), *sys.meta_path])
-    specification = importlib.util.spec_from_file_location("without_accelerate", fkat_data.accelerated.__file__)
+    specification = importlib.util.spec_from_file_location(
+        "without_accelerate", fkat_data.huggingface.accelerated.__file__
+    )
     with pytest.raises(ImportError) as caught:
         specification.loader.exec_module(importlib.util.module_from_spec(specification))
     assert str(caught.value) == "fkat_data.huggingface needs accelerate: pip install 'accelerate>=1.15'"

@@ -8,9 +8,9 @@ from fkat_data.loader.recovery import Recovery, Remedy, Restarts, ShardSkips
 from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.worker_group import WorkerGroup
 from fkat_data.observe.sink import EventSink
+from fkat_data.plan.place import START
 from fkat_data.plan.shard_plan import shard_plan
 from fkat_data.plan.task import Task
-from fkat_data.position import START
 from fkat_data.worker.messages import WorkerGone
 from fkat_data.worker.picks import Picks
 

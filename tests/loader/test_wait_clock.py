@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from fkat_data.errors import WorkerStalledError
-from fkat_data.loader.wait_clock import WaitClock, activity_of
+from fkat_data.loader.recovery import WaitClock, activity_of
 from fkat_data.observe.progress import Activity, WaitDisplay
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.stages import StageClock, new_page

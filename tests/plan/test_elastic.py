@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fkat_data.plan.elastic import Piece, deal, first_step, resplit, with_layer, without_idle
-from fkat_data.position import Position
+from fkat_data.plan.place import Piece, Position, deal, first_step, resplit, with_layer, without_idle
 
 NUM_EPOCHS = 3
 START = Position(0, 0, 0, 0)

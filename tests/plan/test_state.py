@@ -13,10 +13,8 @@ from torch.distributed import checkpoint
 from fkat_data import ShardedDataLoader
 from fkat_data.arguments import STATE_VERSION
 from fkat_data.errors import StateMismatchError
-from fkat_data.plan.elastic import without_idle
-from fkat_data.plan.place import Place
+from fkat_data.plan.place import Place, Position, without_idle
 from fkat_data.plan.state import merge, read, read_rank, saved_place, verify
-from fkat_data.position import Position
 
 counts = st.integers(0, 2**31 - 2)
 positions = st.builds(Position, counts, counts, counts, counts, ended=st.just(()))

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from fkat_data.worker.trainers_end import new_lifeline
+from fkat_data.worker.monitor import new_lifeline
 
 
 def writing_ends():

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from fkat_data.dropped import after_end
 from fkat_data.interruption import genuine
-from fkat_data.record_locks import lock_byte
 from fkat_data.streaming.cache.locks import LockFile
+from fkat_data.transport.record_locks import lock_byte
 
 _MOST = (1 << 62) - 1
 _BUSY = (errno.EAGAIN, errno.EACCES)

@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
 from fkat_data import arguments
-from fkat_data.description import Described, place_of
-from fkat_data.distributed import rank_and_world_size
+from fkat_data.distributed import first_value, rank_and_world_size
 from fkat_data.errors import ConfigurationError, RankMismatchError, StateMismatchError
 from fkat_data.files.formats import LISTED_SUFFIXES, listed_format
 from fkat_data.files.stored import is_same_place
 from fkat_data.files.tar import DecoderName, checked_decode
 from fkat_data.interruption import genuine
-from fkat_data.job_store import first_value
 from fkat_data.location import path_of, resolved
 from fkat_data.streaming.order.weights import StreamWeight
 from fkat_data.streaming.store.open_store import open_store
+from fkat_data.wording import Described, place_of
 
 #: For messages: why a directory is no dataset.
 NO_DATASET = (

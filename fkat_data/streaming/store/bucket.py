@@ -8,7 +8,7 @@ import fsspec
 
 from fkat_data.background import in_loop
 from fkat_data.interruption import genuine
-from fkat_data.requirement import required
+from fkat_data.machine import required
 from fkat_data.streaming.store.client import ChangedError, ListedFile
 from fkat_data.streaming.store.pace import LONGEST_SILENCE_S
 from fkat_data.streaming.store.ranges import content_range, range_header

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple, Protocol
 
-from fkat_data.error_text import made_from_text
+from fkat_data.wording import made_from_text
 
 
 class ListedFile(NamedTuple):

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import quote, urljoin, urlsplit, urlunsplit
 
 from fkat_data.background import in_loop, in_thread
+from fkat_data.distributed import RankValue, first_value, known_value
 from fkat_data.interruption import genuine, suppress
-from fkat_data.job_store import RankValue, first_value, known_value
-from fkat_data.requirement import required
+from fkat_data.machine import required
 from fkat_data.streaming.store.client import Body, ChangedError, ListedFile, StatusError, TransferError
 from fkat_data.streaming.store.hub_location import HubLocation
 from fkat_data.streaming.store.ranges import range_header

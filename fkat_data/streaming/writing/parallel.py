@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from fkat_data.background import AnyExecutor, results_of
 from fkat_data.errors import ConfigurationError, SampleError
-from fkat_data.executor import AnyExecutor, results_of
 from fkat_data.files.index import INDEX_NAME
 from fkat_data.registry import Registrations
 from fkat_data.streaming.writing.destination import cleared_for_parts

@@ -11,12 +11,12 @@ from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 from fkat_data import arguments
-from fkat_data.description import Described, place_of
+from fkat_data.arguments import size_bytes_of
 from fkat_data.errors import ConfigurationError, SampleError
 from fkat_data.files.stored import HASHES, checked_compression, compress, extension_of, hash_of
-from fkat_data.requirement import required
-from fkat_data.sizes import size_bytes_of
+from fkat_data.machine import required
 from fkat_data.streaming.writing.destination import Destination
+from fkat_data.wording import Described, place_of
 
 DEFAULT_SIZE_LIMIT = 1 << 26
 

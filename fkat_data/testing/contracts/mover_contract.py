@@ -5,9 +5,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fkat_data.device.host import Mover
+from fkat_data.device.host import Mover, map_tensors
 from fkat_data.testing.contracts.expectation import expect, expect_same
-from fkat_data.tree import map_tensors
 
 
 class _Pair(NamedTuple):

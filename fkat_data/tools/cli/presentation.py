@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fkat_data.notes import notes_of
 from fkat_data.observe.progress import Activity, WaitDisplay
 from fkat_data.tools.resume_check.verify import ProgressCallback, ResumeReport
+from fkat_data.wording import notes_of
 
 _NOT_DONE = 2
 _BROKEN_PIPE = 141

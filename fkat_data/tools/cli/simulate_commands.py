@@ -13,16 +13,16 @@ from rich.console import Console
 from rich.table import Table
 
 from fkat_data import arguments
+from fkat_data.arguments import count_of, size_bytes_of
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.index import INDEX_NAME
-from fkat_data.quantities import counted, readable_bytes, readable_duration
-from fkat_data.sizes import count_of, size_bytes_of
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.tools.cli.audit_commands import Config, Key, Nodes, Overrides, Ranks, streaming_dataset
 from fkat_data.tools.cli.composition import target_of
 from fkat_data.tools.cli.presentation import exit_on_failure, long_work, say, terminal
 from fkat_data.tools.simulation.play import Simulation
 from fkat_data.tools.simulation.simulate import Resplit, simulate_dataset, simulate_resplit
+from fkat_data.wording import counted, readable_bytes, readable_duration
 
 _NUM_PIECES = 8
 _BAR_WIDTH = 40

@@ -14,12 +14,12 @@ from uuid import UUID
 
 import numpy as np
 
-from fkat_data.error_text import made_from_text
 from fkat_data.errors import SampleError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.arrow import ArrowValues
 from fkat_data.files.parquet import is_damage
-from fkat_data.requirement import required
+from fkat_data.machine import required
 from fkat_data.tools.converting.texts import RowSource
+from fkat_data.wording import made_from_text
 
 # pyarrow ships no types: required() returns Any.
 _arrow = required("pyarrow", "parquet")

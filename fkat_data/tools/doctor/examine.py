@@ -14,12 +14,12 @@ from packaging.specifiers import SpecifierSet
 
 from fkat_data.loader.sharded import ShardedDataLoader
 from fkat_data.location import path_of
-from fkat_data.quantities import readable_bytes
 from fkat_data.streaming.cache.system import file_system_of, is_node_local
 from fkat_data.streaming.dataset import StreamingDataset
 from fkat_data.tools.doctor.findings import Finding, Level, machine_findings
 from fkat_data.tools.doctor.machine_facts import read_machine
 from fkat_data.transport.memory_limit import available_bytes, default_limit_bytes
+from fkat_data.wording import readable_bytes
 
 
 def examine(make_loader: Callable[[], Any] | None = None, directories: Iterable[Path] = ()) -> dict[str, list[Finding]]:

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from fkat_data.quantities import readable_bytes, readable_duration
 from fkat_data.tools.doctor.machine_facts import MachineFacts
 from fkat_data.transport.memory_limit import default_limit_bytes
+from fkat_data.wording import readable_bytes, readable_duration
 
 
 class Level(StrEnum):

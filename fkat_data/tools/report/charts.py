@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from fkat_data.quantities import readable_duration
 from fkat_data.tools.report.traced_run import Distribution, Sample, Span, Track, columns
+from fkat_data.wording import readable_duration
 
 WIDTH = 960
 """Width of every plot in SVG units; a page may scale it."""

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from fkat_data.observe.durations import Durations
-from fkat_data.quantities import readable_bytes, readable_duration, readable_share
 from fkat_data.tools.report.charts import clock, histogram, lanes, stacked, stepped
 from fkat_data.tools.report.traced_run import Distribution, TracedRun, distribution, durations_s, excerpt, shares
+from fkat_data.wording import readable_bytes, readable_duration, readable_share
 
 _NUM_PIECES = 160
 _NUM_IN_EXCERPT = 24

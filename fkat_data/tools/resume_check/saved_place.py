@@ -16,7 +16,7 @@ from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import genuine
 from fkat_data.plan.place import Place
 from fkat_data.plan.state import read
-from fkat_data.quantities import counted
+from fkat_data.wording import counted
 
 _ANY = "any number of ranks"
 
