@@ -1,9 +1,9 @@
-"""Which epoch comes next, and which of its batches are this rank's."""
+"""Which epoch comes next, with which seed, and which of its batches are this rank's."""
 
 import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import Subset
 
@@ -16,7 +16,6 @@ from fkat_data.datasets.dealt_order import (
     is_part,
     old_order_error,
 )
-from fkat_data.datasets.seeded_order import SeededOrder, seeded_order_below
 from fkat_data.distributed import gather, rank_and_world_size
 from fkat_data.drop_in.accelerate_side import AccelerateSide
 from fkat_data.drop_in.distributed_order import distributed_sampler_of
@@ -32,6 +31,44 @@ from fkat_data.dropped import WeakTable
 from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.types import BatchStream
 from fkat_data.worker.produce import check_files, files_field
+
+_MOST_VIEWS = 16  # a dataset may name itself
+
+
+@runtime_checkable
+class SeededOrder(Protocol):
+    """A dataset whose order follows from a seed and an epoch, both of which are in its state."""
+
+    @property
+    def is_seed_drawn(self) -> bool:
+        """Whether the dataset drew the seed: another process draws another one."""
+        ...
+
+    def follow_epoch(self, epoch: int) -> None:
+        """Switch to the order of a loader's epoch, unless the caller has said an epoch by ``set_epoch``."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return seed and epoch, and what the order depends on besides."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Switch to the order of a state.
+
+        Raises:
+            StateMismatchError: The state belongs to another dataset, or the caller gave this one another seed.
+        """
+        ...
+
+
+def seeded_order_below(dataset: object) -> SeededOrder | None:
+    """Return the dataset that decides on the order, below views such as ``Subset`` and ``MapDataset``; None: none does."""
+    for _ in range(_MOST_VIEWS):
+        if isinstance(dataset, SeededOrder):
+            return dataset
+        dataset = getattr(dataset, "dataset", None)
+    return None
+
 
 _logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from fkat_data.distributed import rank_and_world_size
 from fkat_data.drop_in.dataset_plan import DatasetPlan
 from fkat_data.drop_in.worker_side import EpochFactory
 from fkat_data.iteration import EpochIterator, HandOver, Iterations
+from fkat_data.loader.agreement import identity_of
 from fkat_data.loader.engine import Engine, EngineSettings
-from fkat_data.loader.identity import identity_of
 from fkat_data.loader.recovery import Recovery
 from fkat_data.loader.worker_pool import WorkerPoolSettings
 from fkat_data.observe.statistics import DataLoaderStatistics

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 from fkat_data.drop_in.dataset_plan import DatasetPlan
 from fkat_data.drop_in.datasets_library import is_of_datasets
 from fkat_data.drop_in.saved_state import state_at_epoch
-from fkat_data.drop_in.strand import Snapshot, Strand
+from fkat_data.drop_in.strand_product import Snapshot, Strand
 from fkat_data.errors import StateMismatchError
 from fkat_data.interruption import genuine
 from fkat_data.plan.place import Piece, Place, Position

@@ -1,22 +1,58 @@
-"""A strand's microbatches, from the nearest place where its dataset can go on: the worker's side of ``strand``."""
+"""A strand, and its microbatches from the nearest place where its dataset can go on: the worker's side of ``strand``."""
 
 import logging
 import pickle
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
 from fkat_data.drop_in.datasets_library import has_whole_state, is_of_datasets
-from fkat_data.drop_in.strand import Snapshot, Strand
 from fkat_data.interruption import genuine, suppress
 from fkat_data.types import Stateful
 from fkat_data.worker.batches import NearestProduct
 from fkat_data.worker.fetch import direct_iteration
 from fkat_data.worker.messages import Epilogue, Marked
+
+
+class Snapshot(NamedTuple):
+    """An iterable dataset's own state at a place of its strand.
+
+    Attributes:
+        step: Microbatches of the epoch before it.
+        state: The pickled state: a dictionary with those of the dataset and of its iterator; None: it has none.
+    """
+
+    step: int
+    state: bytes
+
+
+class Strand(NamedTuple):
+    """One epoch of a strand, as a worker gets it.
+
+    Attributes:
+        epoch: The epoch.
+        number: The strand's, from 0.
+        num_strands: Strands of the loader; 0: the only one belongs to no worker, as with ``num_workers=0``.
+        snapshot: Where the dataset can go on; None: at its beginning.
+    """
+
+    epoch: int
+    number: int
+    num_strands: int
+    snapshot: Snapshot | None
+
+    @property
+    def in_words(self) -> str:
+        """What messages call it."""
+        return f"strand {self.number + 1} of {self.num_strands}" if self.num_strands > 1 else "the dataset"
+
+    def __repr__(self) -> str:
+        return f"<{self.in_words}>"
+
 
 _logger = logging.getLogger(__name__)
 

@@ -9,11 +9,10 @@ from torch.utils import data as torch_data
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from fkat_data.drop_in.own_generators import OwnGenerators
-from fkat_data.drop_in.strand import Strand
-from fkat_data.drop_in.strand_product import DatasetMemory, StrandProduct
+from fkat_data.drop_in.strand_product import DatasetMemory, Strand, StrandProduct
 from fkat_data.types import BatchStream
-from fkat_data.worker.current import current_worker
 from fkat_data.worker.index_batches import NumberedBatches
+from fkat_data.worker.settings import current_worker
 
 _WORKER: Any = getattr(getattr(torch_data, "_utils", None), "worker", None)
 

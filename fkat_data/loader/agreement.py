@@ -1,4 +1,4 @@
-"""Find ranks that disagree, before they train on data that do not belong together.
+"""Which rank a loader is, and which ranks disagree, before they train on data that do not belong together.
 
 All ranks compare what decides on the plan. The ranks of one replica group, which must get the same microbatches,
 compare their whole position and what was delivered. The first comparison of an iteration waits for the other ranks;
@@ -9,16 +9,58 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from fkat_data import arguments
+from fkat_data.arguments import integer
 from fkat_data.distributed import Exchange, group_ranks, is_initialized, named_ranks, rank_and_world_size
 from fkat_data.errors import ConfigurationError, RankMismatchError
 from fkat_data.interruption import genuine
-from fkat_data.loader.identity import Identity
 from fkat_data.plan.elastic_plan import ElasticShardPlan
 from fkat_data.plan.place import Position
 from fkat_data.plan.shard_plan import ShardPlan
+from fkat_data.types import ResplittableSampler
+
+
+class Identity(NamedTuple):
+    """What a loader's random draws depend on.
+
+    Attributes:
+        seed: The loader's seed.
+        dp_rank: The loader's data-parallel rank.
+        batching: How samples are grouped, which decides on what is in a microbatch; None: unknown.
+    """
+
+    seed: int
+    dp_rank: int
+    batching: str | None = None
+
+
+def identity_of(seed: int, dp_rank: int | None, sampler: object) -> Identity:
+    """Return a loader's identity from its arguments.
+
+    Raises:
+        ConfigurationError: An argument is no number, no rank of this job, or differs from its sampler's rank.
+    """
+    seed = integer("seed", seed)
+    of_sampler = _rank_of(sampler)
+    if dp_rank is None:
+        return Identity(seed, of_sampler or 0)
+    # There may be fewer data-parallel ranks than ranks, but not more.
+    _, world_size = rank_and_world_size()
+    dp_rank = integer("dp_rank", dp_rank, minimum=0, maximum=world_size - 1 if world_size > 1 else None)
+    if of_sampler is not None and dp_rank != of_sampler:
+        raise ConfigurationError("dp_rank", dp_rank, f"{of_sampler}, as its shard_sampler has, or none")
+    return Identity(seed, dp_rank)
+
+
+def _rank_of(sampler: Any) -> int | None:
+    """Return the data-parallel rank whose shards a sampler gives; None if it does not say."""
+    if not isinstance(sampler, ResplittableSampler) or sampler.dp_size is None:
+        return None
+    dp_rank = getattr(sampler, "dp_rank", None)
+    return None if dp_rank is None else integer("shard_sampler.dp_rank", dp_rank, minimum=0)
+
 
 _U32 = struct.Struct("<I")
 _MASK = 2**63 - 1

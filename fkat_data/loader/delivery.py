@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from fkat_data.device.host import Mover
-from fkat_data.device.placement import Placement
+from fkat_data.device.host import Mover, Placement
 from fkat_data.interruption import genuine
 from fkat_data.iteration import Cursor
 from fkat_data.loader.agreement import RankAgreement

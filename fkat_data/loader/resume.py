@@ -6,7 +6,7 @@ from typing import Any
 
 from fkat_data.distributed import rank_and_world_size
 from fkat_data.errors import StateMismatchError
-from fkat_data.loader.identity import Identity
+from fkat_data.loader.agreement import Identity
 from fkat_data.plan.elastic_plan import ElasticShardPlan
 from fkat_data.plan.place import Place, Position, with_layer
 from fkat_data.plan.shard_plan import ShardPlan

@@ -10,11 +10,10 @@ from fkat_data.streaming.epoch.world import World
 from fkat_data.streaming.local import LocalDataset
 from fkat_data.streaming.open_epoch import open_epoch
 from fkat_data.streaming.reading.stream import Stream
-from fkat_data.streaming.writing.jsonl_writer import JSONWriter
+from fkat_data.streaming.writing.lines import CSVWriter, JSONWriter, TSVWriter, XSVWriter
 from fkat_data.streaming.writing.mds_writer import MDSWriter
 from fkat_data.streaming.writing.merge import merge_index
 from fkat_data.streaming.writing.parallel import write_parallel
-from fkat_data.streaming.writing.xsv_writer import CSVWriter, TSVWriter, XSVWriter
 
 __all__ = [
     "CSVWriter",

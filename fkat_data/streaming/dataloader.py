@@ -14,7 +14,7 @@ from fkat_data.streaming.epoch.rank_batches import RankBatches, ids_of, in_group
 from fkat_data.streaming.own_iteration import IteratedBatches, IteratedPlan
 from fkat_data.streaming.reading.stream import check_merged
 from fkat_data.streaming.stream_plan import StreamEpochs, batches_together, wanted_batches
-from fkat_data.worker.current import current_worker
+from fkat_data.worker.settings import current_worker
 
 _OF_NUMBERED = {"_numbered", "_numbered_batches", "_next_numbered"}
 

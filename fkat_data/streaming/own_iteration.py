@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from fkat_data.drop_in.strand import Snapshot, Strand
 from fkat_data.drop_in.strand_plan import left_in_turns
+from fkat_data.drop_in.strand_product import Snapshot, Strand
 from fkat_data.errors import StaleIteratorError
 from fkat_data.plan.place import Piece, Place, Position
 from fkat_data.plan.task import Task

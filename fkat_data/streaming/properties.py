@@ -7,7 +7,7 @@ from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.shard import ShardEntry
 from fkat_data.streaming.epoch.epochs import Epochs
-from fkat_data.streaming.order.spanner import Spanner
+from fkat_data.streaming.order.spans import Spanner
 from fkat_data.streaming.reading.catalog import Catalog
 from fkat_data.streaming.reading.stream import Stream
 

@@ -13,7 +13,7 @@ from collections.abc import Generator
 
 from fkat_data.interruption import genuine, suppress
 from fkat_data.worker.inheritance import BIRTH, DEATH, IS_DEAD
-from fkat_data.worker.latch import Latch
+from fkat_data.worker.monitor import Latch
 from fkat_data.worker.template_process import TemplateProcess
 
 _LONGEST_BIRTH_S = 5.0

@@ -20,12 +20,11 @@ from fkat_data.registry import Registrations
 from fkat_data.transport.channel import Channel
 from fkat_data.transport.segment import Segment
 from fkat_data.types import Shard
-from fkat_data.worker.current import enter_worker
 from fkat_data.worker.items import ItemThreads
 from fkat_data.worker.messages import PAGE_BYTES
 from fkat_data.worker.produce import Producer
 from fkat_data.worker.serve import Server
-from fkat_data.worker.settings import WorkerSettings
+from fkat_data.worker.settings import WorkerSettings, enter_worker
 
 _pids: list[int] = []
 

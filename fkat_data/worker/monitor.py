@@ -16,7 +16,30 @@ from collections import deque
 
 from fkat_data.dropped import Descriptor, WeakTable
 from fkat_data.worker.child import Child
-from fkat_data.worker.latch import Latch
+
+
+class Latch:
+    """Is closed once, and stays closed."""
+
+    def __init__(self) -> None:
+        self.is_closed: bool = False
+        """Whether ``close`` was called."""
+        self._open = threading.Lock()
+        self._open.acquire()
+
+    def close(self) -> None:
+        """Let every thread that waits go on, now or later. Any number of calls, from one thread."""
+        if not self.is_closed:
+            self.is_closed = True
+            self._open.release()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the latch is closed, at most ``timeout_s``; return whether it is."""
+        # What is raised between the two calls leaves the lock taken: the flag says what it would say.
+        if not self.is_closed and self._open.acquire(timeout=max(0.0, timeout_s)):
+            self._open.release()
+        return self.is_closed
+
 
 _CHUNK_BYTES = 1 << 16
 _LAST_BYTES = 1 << 14

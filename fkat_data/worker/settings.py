@@ -1,4 +1,4 @@
-"""What a worker needs to start."""
+"""What a worker needs to start, and which worker this process is."""
 
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -40,3 +40,20 @@ class WorkerSettings(NamedTuple):
     is_traced: bool
     num_threads: int = 1
     group: tuple[int, int] | None = None
+
+
+_entered: list[int] = []
+
+
+def enter_worker(worker_index: int) -> None:
+    """Record that this process is a worker.
+
+    Args:
+        worker_index: The worker's number among its loader's.
+    """
+    _entered[:] = [worker_index]
+
+
+def current_worker() -> int | None:
+    """Return the number of this worker among its loader's; None in a process that is none."""
+    return _entered[0] if _entered else None

@@ -2,6 +2,6 @@
 
 from fkat_data.streaming.order.block import BlockShuffle
 from fkat_data.streaming.order.shuffle import ReferenceShuffle
-from fkat_data.streaming.order.spanner import Spanner
+from fkat_data.streaming.order.spans import Spanner
 
 __all__ = ["BlockShuffle", "ReferenceShuffle", "Spanner"]

@@ -12,7 +12,7 @@ from fkat_data.files.formats import check_safe
 from fkat_data.files.shard import ShardEntry
 from fkat_data.files.tar import with_decoders
 from fkat_data.streaming.cache.cache_budget import CacheBudget
-from fkat_data.streaming.order.spanner import Spanner
+from fkat_data.streaming.order.spans import Spanner
 from fkat_data.streaming.reading.shard_source import ShardSource, check_apart, entries_of, sources_of
 from fkat_data.streaming.reading.stream import ReadCommit, Stream
 

@@ -20,10 +20,9 @@ from fkat_data.files.stored import file_size
 from fkat_data.interruption import genuine, suppress
 from fkat_data.location import user_cache_file
 from fkat_data.streaming.reading.stream import FilePattern
-from fkat_data.streaming.store.client import ListedFile
+from fkat_data.streaming.store.client import ListedFile, moment_of
 from fkat_data.streaming.store.directory_client import version_of
 from fkat_data.streaming.store.store import Store
-from fkat_data.streaming.store.timed import moment_of
 
 _LARGEST_INDEX_BYTES = 256 << 20
 #: The shortest interval between two checks that the dataset is still the same.

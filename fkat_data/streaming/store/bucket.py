@@ -9,10 +9,8 @@ import fsspec
 from fkat_data.background import in_loop
 from fkat_data.interruption import genuine
 from fkat_data.machine import required
-from fkat_data.streaming.store.client import ChangedError, ListedFile
+from fkat_data.streaming.store.client import ChangedError, ListedFile, content_range, joined_version, range_header
 from fkat_data.streaming.store.pace import LONGEST_SILENCE_S
-from fkat_data.streaming.store.ranges import content_range, range_header
-from fkat_data.streaming.store.timed import joined_version
 
 _MOST_READ_BYTES = 1 << 20
 _RANGE_FAILED = (412, 416)

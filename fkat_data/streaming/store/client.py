@@ -1,7 +1,11 @@
-"""The interface of a store's client: one request at a time, with a time limit, tried once."""
+"""The interface of a store's client: one request at a time, of a range, with a time limit, tried once."""
 
+import re
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import NamedTuple, Protocol
 
+from fkat_data.interruption import genuine
 from fkat_data.wording import made_from_text
 
 
@@ -126,3 +130,54 @@ class Client(Protocol):
     def close(self) -> None:
         """Close connections; returns at once."""
         ...
+
+
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
+
+
+def range_header(start: int, stop: int | None) -> dict[str, str]:
+    """Return the header that asks for the bytes from ``start`` to ``stop``; none if those are all bytes."""
+    if stop is not None:
+        return {"Range": f"bytes={start}-{stop - 1}"}
+    return {"Range": f"bytes={start}-"} if start else {}
+
+
+def content_range(header: str) -> tuple[int, int | None]:
+    """Return the index of the first byte, and the size of the whole object; None if the header lacks it.
+
+    Args:
+        header: The value of Content-Range.
+
+    Raises:
+        ContentError: The header is malformed.
+    """
+    found = _CONTENT_RANGE.fullmatch(header.strip())
+    if found is None or int(found[1]) > int(found[2]):
+        raise ContentError(f"Content-Range is {header[:100]!r}: expected first-last/size")
+    return int(found[1]), None if found[3] == "*" else int(found[3])
+
+
+def joined_version(version: str, written: object) -> str:
+    """Return one text of both, to the second, which is the same for every form of the time.
+
+    Args:
+        version: The store's name for the content.
+        written: The time as a ``datetime``, in HTTP's form, or in the store's own; None: the store reports none.
+    """
+    if isinstance(written, str):
+        try:
+            written = parsedate_to_datetime(written)
+        except genuine(ValueError):
+            written = written.replace(" ", "_")
+    if isinstance(written, datetime):
+        moment = written if written.tzinfo else written.replace(tzinfo=UTC)
+        return f"{version} {moment.astimezone(UTC).isoformat(timespec='seconds')}"
+    return version if written is None else f"{version} {written}"
+
+
+def moment_of(version: str) -> str:
+    """Return the time in a version that includes the time of writing; the version itself if the store reports no time.
+
+    Hosts of one store, and mounts of one directory, may name the same content differently; its time stays.
+    """
+    return version.rpartition(" ")[2]

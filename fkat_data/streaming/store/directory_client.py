@@ -10,8 +10,7 @@ from fkat_data.background import in_thread
 from fkat_data.files.stored import file_size
 from fkat_data.interruption import genuine
 from fkat_data.location import LOST_AND_FOUND, pass_over_unreadable
-from fkat_data.streaming.store.client import ListedFile
-from fkat_data.streaming.store.timed import joined_version
+from fkat_data.streaming.store.client import ListedFile, joined_version
 
 _PIECE_BYTES = 1 << 20
 

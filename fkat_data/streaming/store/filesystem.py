@@ -7,8 +7,7 @@ from typing import Any, cast
 import fsspec.core
 
 from fkat_data.background import in_thread
-from fkat_data.streaming.store.client import ChangedError, ContentError, ListedFile
-from fkat_data.streaming.store.timed import joined_version
+from fkat_data.streaming.store.client import ChangedError, ContentError, ListedFile, joined_version
 
 _Opener = Callable[..., tuple[Any, str]]
 _PIECE_BYTES = 4 << 20

@@ -17,10 +17,16 @@ from fkat_data.background import in_loop, in_thread
 from fkat_data.distributed import RankValue, first_value, known_value
 from fkat_data.interruption import genuine, suppress
 from fkat_data.machine import required
-from fkat_data.streaming.store.client import Body, ChangedError, ListedFile, StatusError, TransferError
+from fkat_data.streaming.store.client import (
+    Body,
+    ChangedError,
+    ListedFile,
+    StatusError,
+    TransferError,
+    joined_version,
+    range_header,
+)
 from fkat_data.streaming.store.hub_location import HubLocation
-from fkat_data.streaming.store.ranges import range_header
-from fkat_data.streaming.store.timed import joined_version
 from fkat_data.streaming.store.web_session import WebBody, WebSession
 
 _logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Open the store of a URL."""
+"""Open the store of a URL, with options as they are given."""
 
 import importlib
 import os
@@ -11,11 +11,29 @@ from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
 from fkat_data.location import path_of, resolved
 from fkat_data.registry import Registry
+from fkat_data.streaming.store.attempts import Redaction
 from fkat_data.streaming.store.client import Client
 from fkat_data.streaming.store.directory_client import DirectoryClient
-from fkat_data.streaming.store.options import given_options
-from fkat_data.streaming.store.redaction import Redaction
 from fkat_data.streaming.store.store import Store
+
+
+def given_options(storage_options: Any) -> dict[str, Any]:
+    """Return ``storage_options`` as a dict, empty for None.
+
+    Raises:
+        ConfigurationError: They are no mapping with names as keys. The message shows no value.
+    """
+    if storage_options is None:
+        return {}
+    if isinstance(storage_options, Mapping):
+        options = cast("Mapping[object, Any]", cast("object", storage_options))
+        texts = {key: value for key, value in options.items() if isinstance(key, str)}
+        if len(texts) == len(options):
+            return texts
+    # Its values may be secrets.
+    shown = f"<{type(cast('object', storage_options)).__name__}>"
+    raise ConfigurationError("storage_options", shown, "a dict of options of an fsspec file system, or None")
+
 
 _registered: Registry[Callable[[str, dict[str, Any]], Client]] = Registry("store", lambda scheme: scheme == "file")
 

@@ -10,12 +10,10 @@ from typing import Any, BinaryIO
 from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
 from fkat_data.files.shard import FileInfo, Origin
 from fkat_data.interruption import genuine
-from fkat_data.streaming.store.attempts import FinalError, with_attempts
+from fkat_data.streaming.store.attempts import FinalError, Redaction, with_attempts
 from fkat_data.streaming.store.client import Body, ChangedError, Client, ContentError, ListedFile, TransferError
 from fkat_data.streaming.store.pace import Pace
-from fkat_data.streaming.store.redaction import Redaction
-from fkat_data.streaming.store.target import append, flush
-from fkat_data.streaming.store.transfer import Transfer
+from fkat_data.streaming.store.transfer import Transfer, append, flush
 
 
 class RangeTransfer:

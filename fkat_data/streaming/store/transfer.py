@@ -7,7 +7,33 @@ from fkat_data.interruption import genuine
 from fkat_data.streaming.store.attempts import FinalError
 from fkat_data.streaming.store.client import Body, ChangedError, Client, ContentError, TransferError
 from fkat_data.streaming.store.pace import Pace
-from fkat_data.streaming.store.target import append, flush
+
+
+def append(target: BinaryIO, chunk: bytes) -> None:
+    """Write bytes at the position of a file.
+
+    Raises:
+        FinalError: The file cannot be written.
+    """
+    try:
+        view = memoryview(chunk)
+        while view:
+            view = view[target.write(view) :]
+    except genuine(OSError) as error:
+        raise FinalError(error) from error
+
+
+def flush(target: BinaryIO) -> None:
+    """Write what a file has buffered.
+
+    Raises:
+        FinalError: The file cannot be written.
+    """
+    try:
+        target.flush()
+    except genuine(OSError) as error:
+        raise FinalError(error) from error
+
 
 _HEAD_BYTES = 64
 _MARKUP = (b"<?xml", b"<!doctype", b"<html", b"<error")

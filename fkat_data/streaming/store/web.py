@@ -5,9 +5,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from fkat_data.background import in_loop
-from fkat_data.streaming.store.client import ChangedError, ListedFile, TransferError
-from fkat_data.streaming.store.ranges import range_header
-from fkat_data.streaming.store.timed import joined_version
+from fkat_data.streaming.store.client import ChangedError, ListedFile, TransferError, joined_version, range_header
 from fkat_data.streaming.store.web_session import WebBody, WebSession, content_version, status_error
 
 _NO_SUCH_METHOD = (405, 501)

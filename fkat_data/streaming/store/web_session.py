@@ -9,9 +9,8 @@ import fsspec
 from fkat_data.background import in_loop
 from fkat_data.interruption import genuine
 from fkat_data.machine import required
-from fkat_data.streaming.store.client import StatusError, TransferError
+from fkat_data.streaming.store.client import StatusError, TransferError, content_range
 from fkat_data.streaming.store.pace import LONGEST_SILENCE_S
-from fkat_data.streaming.store.ranges import content_range
 
 #: The most bytes that are lost when a connection breaks.
 _BUFFER_BYTES = 128 << 10

@@ -6,20 +6,44 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import blake2s
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.files.index import INDEX_NAME
 from fkat_data.interruption import suppress
+from fkat_data.location import is_url, resolved
 from fkat_data.streaming.cache.locks import LockFile
 from fkat_data.streaming.writing.local_directory import LocalDirectory
 from fkat_data.streaming.writing.remote_directory import RemoteDirectory
 from fkat_data.streaming.writing.replacement import parts_in, place_of, remove_dataset, remove_parts
-from fkat_data.streaming.writing.sides import local_and_remote
+
+_EXPECTED = "a local path, a URL, or (local path, URL or path)"
+
+
+def local_and_remote(argument: str, value: Any) -> tuple[str | None, str | None]:
+    """Split a writer's ``out`` into (local path or None, remote path or URL or None). Paths are absolute.
+
+    Args:
+        argument: Name of the argument, for messages.
+        value: A local path, a URL, or (local path, URL or path).
+
+    Raises:
+        ConfigurationError: ``value`` has another form.
+    """
+    if not isinstance(value, (tuple, list)):
+        location = resolved(argument, value, _EXPECTED)
+        return (None, location) if is_url(location) else (location, None)
+    sides = cast("Sequence[Any]", value)
+    if len(sides) == 2 and all(sides):
+        local, remote = (resolved(argument, side, _EXPECTED) for side in sides)
+        if not is_url(local):
+            return local, remote
+    raise ConfigurationError(argument, cast("object", value), _EXPECTED)
+
 
 #: The file in a directory that is being written; readers and ``merge_index`` ignore it.
 LOCK_NAME = ".fkat_data.writing"

@@ -1,6 +1,7 @@
 """Merging: one index for all datasets below a directory."""
 
 import json
+import re
 import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -11,9 +12,15 @@ from fkat_data import arguments
 from fkat_data.errors import ConfigurationError, ShardNotFoundError
 from fkat_data.files.index import INDEX_NAME, parse_index
 from fkat_data.location import is_url
-from fkat_data.streaming.writing.natural_order import natural_key
+from fkat_data.streaming.writing.destination import local_and_remote
 from fkat_data.streaming.writing.remote_directory import RemoteDirectory
-from fkat_data.streaming.writing.sides import local_and_remote
+
+
+def natural_key(name: str) -> list[tuple[int, int, str]]:
+    """Return a sort key that compares numbers in names as numbers: ``2`` before ``10``."""
+    parts = re.split(r"(\d+)", name)
+    return [(0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts if part]
+
 
 IndexLocation: TypeAlias = str | Path | tuple[str, str]
 """A local directory, a URL, or (local directory, URL or directory)."""

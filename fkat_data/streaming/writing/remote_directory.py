@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 from fkat_data.errors import ConfigurationError
 from fkat_data.interruption import suppress
 from fkat_data.location import path_of
-from fkat_data.streaming.store.options import given_options
-from fkat_data.streaming.store.redaction import Redaction
+from fkat_data.streaming.store.attempts import Redaction
+from fkat_data.streaming.store.open_store import given_options
 
 _REMOVALS_AT_ONCE = 8
 #: Schemes of servers that take no files; fsspec notices it at the first upload.
@@ -45,18 +45,18 @@ class RemoteDirectory:
         self.shown: str = self._redaction.url(url).removesuffix("?***").rstrip("/")
         # Import fsspec here, because workers that only read should start quickly.
         core = import_module("fsspec.core")
-        from fkat_data.streaming.store import schemes  # noqa: PLC0415 - it imports fsspec
+        from fkat_data.streaming.store import remote  # noqa: PLC0415 - it imports fsspec
 
         path = path_of(url)
         scheme = "file" if path is not None else urlsplit(url).scheme.lower()
         if "::" not in url:
-            schemes.check_scheme(argument, scheme, self.shown)
+            remote.check_scheme(argument, scheme, self.shown)
         if scheme in _READ_ONLY:
             raise ConfigurationError(argument, self.shown, f"a place that can be written to, unlike {scheme}://")
         if scheme in ("s3", "s3a"):
-            options = schemes.with_endpoint(options)
+            options = remote.with_endpoint(options)
         self.path = path
-        self._has_bucket = scheme in schemes.BUCKET_SCHEMES
+        self._has_bucket = scheme in remote.BUCKET_SCHEMES
         try:
             self._files, root = core.url_to_fs(url if path is None else str(path), **({} if path else options))
         except (ValueError, ImportError) as error:

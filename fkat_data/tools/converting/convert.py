@@ -17,8 +17,7 @@ from fkat_data.location import machine_path
 from fkat_data.samplers.listing import files_below
 from fkat_data.streaming.writing.lines import WriterSettings
 from fkat_data.streaming.writing.mds_writer import MDSWriter
-from fkat_data.streaming.writing.merge import IndexLocation
-from fkat_data.streaming.writing.natural_order import natural_key
+from fkat_data.streaming.writing.merge import IndexLocation, natural_key
 from fkat_data.streaming.writing.parallel import write_parallel
 from fkat_data.tools.converting.texts import JsonLinesSource, RowSource, SeparatedSource
 

@@ -10,7 +10,7 @@ from fkat_data.streaming.epoch.epochs import Epochs
 from fkat_data.streaming.epoch.resume_point import ResumePoint
 from fkat_data.streaming.epoch.skips import SampleSkips
 from fkat_data.streaming.order.plan import Plan
-from fkat_data.streaming.order.spanner import Spanner
+from fkat_data.streaming.order.spans import Spanner
 
 _Integers = npt.NDArray[np.int64]
 

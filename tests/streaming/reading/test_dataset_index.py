@@ -9,8 +9,8 @@ from streaming_examples import write
 
 from fkat_data.errors import ShardCorruptError
 from fkat_data.streaming.reading.dataset_index import DatasetIndex
+from fkat_data.streaming.store.attempts import Redaction
 from fkat_data.streaming.store.directory_client import DirectoryClient
-from fkat_data.streaming.store.redaction import Redaction
 from fkat_data.streaming.store.store import Store
 
 

@@ -4,9 +4,8 @@ import pytest
 
 from fkat_data.errors import ConfigurationError, DownloadError, ShardNotFoundError
 from fkat_data.streaming.store import attempts
-from fkat_data.streaming.store.attempts import FinalError, with_attempts
+from fkat_data.streaming.store.attempts import FinalError, Redaction, with_attempts
 from fkat_data.streaming.store.client import StatusError, TransferError
-from fkat_data.streaming.store.redaction import Redaction
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from fkat_data.streaming.store.timed import joined_version, moment_of
+from fkat_data.streaming.store.client import joined_version, moment_of
 
 MOMENT = datetime(2026, 3, 1, 12, 30, 5, 999, tzinfo=UTC)
 

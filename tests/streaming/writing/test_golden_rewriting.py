@@ -6,17 +6,16 @@ import shutil
 import pytest
 from golden_shards import CASES, SHARDS, expected_of, unpacked, value_of
 
-import fkat_data.streaming.writing.jsonl_writer
+import fkat_data.streaming.writing.lines
 import fkat_data.streaming.writing.mds_writer
-import fkat_data.streaming.writing.xsv_writer
 from fkat_data.streaming.writing.merge import merge_index
 
 WRITERS = {
     name: getattr(module, name)
     for module in (
-        fkat_data.streaming.writing.jsonl_writer,
+        fkat_data.streaming.writing.lines,
         fkat_data.streaming.writing.mds_writer,
-        fkat_data.streaming.writing.xsv_writer,
+        fkat_data.streaming.writing.lines,
     )
     for name in ("MDSWriter", "JSONWriter", "XSVWriter", "CSVWriter", "TSVWriter")
     if hasattr(module, name)

@@ -8,7 +8,7 @@ from fkat_data.streaming.epoch.resume_point import ResumePoint
 from fkat_data.streaming.epoch.skips import SampleSkips
 from fkat_data.streaming.epoch.world import World
 from fkat_data.streaming.order.epoch_order import OrderSettings
-from fkat_data.streaming.order.spanner import Spanner
+from fkat_data.streaming.order.spans import Spanner
 from fkat_data.streaming.order.weights import StreamWeight
 from fkat_data.tools.simulation.needs import Needs
 
