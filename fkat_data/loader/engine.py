@@ -17,10 +17,10 @@ from fkat_data.interruption import is_interruption
 from fkat_data.iteration import Cursor, EpochIterator, Iterations
 from fkat_data.loader.agreement import RankAgreement
 from fkat_data.loader.delivery import Delivery, DeliveryProgress
-from fkat_data.loader.epoch_length import ShardLengths
 from fkat_data.loader.observation import Observation
 from fkat_data.loader.prefetch import Prefetcher
 from fkat_data.loader.recovery import Recovery
+from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.worker_pool import WorkerPool, WorkerPoolSettings
 from fkat_data.observe.sink import EventSink
 from fkat_data.observe.statistics import LoaderStatistics

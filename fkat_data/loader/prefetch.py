@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, cast
 
 from fkat_data.errors import StaleIteratorError, WorkerDiedError, WorkerError, WorkerStalledError
 from fkat_data.interruption import genuine
-from fkat_data.loader.epoch_length import ShardLengths
 from fkat_data.loader.look_ahead import LookAhead
 from fkat_data.loader.recovery import Recovery, Remedy, Restarts, ShardSkips, WaitClock
+from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.shortages import Shortages
 from fkat_data.loader.worker_group import WorkerGroup
 from fkat_data.plan.place import START, Piece, Position

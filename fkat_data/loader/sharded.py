@@ -12,10 +12,11 @@ from fkat_data.errors import ConfigurationError, StateMismatchError
 from fkat_data.iteration import Closing, EpochIterator
 from fkat_data.loader.agreement import identity_of, rank_agreement
 from fkat_data.loader.engine import Engine, EngineSettings
-from fkat_data.loader.epoch_length import EpochLength, ShardLengths, source_of_lengths
+from fkat_data.loader.epoch_length import EpochLength, source_of_lengths
 from fkat_data.loader.factory import DataLoaderFactory
 from fkat_data.loader.recovery import ON_SHARD_ERROR, OnShardError, Recovery
 from fkat_data.loader.resume import resume, with_fingerprint
+from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.worker_pool import WorkerPoolSettings
 from fkat_data.observe.statistics import LoaderStatistics
 from fkat_data.observe.timeline import open_timeline

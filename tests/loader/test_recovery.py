@@ -3,9 +3,9 @@ import logging
 import pytest
 
 from fkat_data.errors import ConfigurationError, MemoryLimitError, ReplayMismatchError, WorkerDiedError
-from fkat_data.loader.epoch_length import ShardLengths
 from fkat_data.loader.prefetch import Prefetcher
 from fkat_data.loader.recovery import Recovery, Remedy, Restarts, ShardSkips
+from fkat_data.loader.shard_lengths import ShardLengths
 from fkat_data.loader.worker_group import WorkerGroup
 from fkat_data.observe.sink import EventSink
 from fkat_data.plan.place import START

@@ -1,0 +1,128 @@
+"""Starts the worker processes of one loader, and keeps what they share."""
+
+import fcntl
+import os
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from fkat_data.observe.sink import EventSink
+from fkat_data.observe.timeline import Timeline
+from fkat_data.transport.anonymous import anonymous_file
+from fkat_data.transport.segment import Lease
+from fkat_data.worker.picks import Picks
+from fkat_data.worker.settings import WorkerSettings
+from fkat_data.worker.ship import Shipment
+from fkat_data.worker.spawn import ProcessWorker
+from fkat_data.worker.template_process import TemplateProcess, find_template, uses_template
+
+
+class WorkerStarter:
+    """Starts worker processes, which all get the same settings until ``release``.
+
+    Args:
+        sink: Gets the trainer's waits for the workers.
+        timeline: Where their events go; None: they send none.
+        start_method: How they are started; None: as this system allows.
+        group_size: Workers of a group.
+        is_zero_copy: Whether microbatches are views of shared memory.
+
+    Raises:
+        ConfigurationError: This system does not allow the start method.
+    """
+
+    def __init__(
+        self,
+        sink: EventSink,
+        timeline: Timeline | None,
+        start_method: str | None,
+        group_size: int,
+        *,
+        is_zero_copy: bool,
+    ) -> None:
+        self._sink = sink
+        self._timeline = timeline
+        self._group_size = group_size
+        self._is_zero_copy = is_zero_copy
+        # Where workers write their stacks on request; the trainer asks one at a time.
+        self._stacks: int | None = None
+        self._shipment: Shipment | None = None
+        self._uses_template = uses_template(start_method)
+        self._tables: dict[int, tuple[Picks, int]] = {}
+        self._ended_leases: deque[Lease] = deque()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the settings were shipped."""
+        return self._shipment is not None
+
+    def ship(self, settings: WorkerSettings, users: Mapping[str, Any], instead: str) -> None:
+        """Pickle what the workers start with.
+
+        Args:
+            settings: The settings.
+            users: The user's objects in them, by the names of their arguments.
+            instead: The argument of the user's, with its value, with which there are no worker processes.
+
+        Raises:
+            ConfigurationError: An object of the user's cannot be sent to a worker.
+        """
+        self._shipment = Shipment(settings, users, instead)
+
+    def template(self) -> TemplateProcess | None:
+        """Return the process that forks workers now; None where they are spawned."""
+        return find_template() if self._uses_template else None
+
+    def start(self, index: int, limit_bytes: int, template: TemplateProcess | None) -> ProcessWorker:
+        """Start the worker with a number, without waiting for it.
+
+        Args:
+            index: Its number.
+            limit_bytes: Shared memory that it may take.
+            template: What ``template`` returned.
+
+        Raises:
+            OSError: No process could be started.
+        """
+        if self._shipment is None:
+            raise RuntimeError("the settings were not shipped")
+        if self._stacks is None:
+            self._stacks = anonymous_file()
+            fcntl.fcntl(self._stacks, fcntl.F_SETFL, os.O_APPEND)
+        worker = ProcessWorker(
+            self._shipment,
+            self._stacks,
+            index,
+            limit_bytes,
+            self._sink,
+            self._timeline,
+            template,
+            self._ended_leases,
+            is_zero_copy=self._is_zero_copy,
+        )
+        if self._group_size > 1:
+            group_index, place = divmod(index, self._group_size)
+            self.picks(group_index)
+            worker.join_group(self._tables[group_index][1], self._group_size, place)
+        return worker
+
+    def picks(self, group_index: int) -> Picks:
+        """Return a group's table, which it keeps until ``close_tables``."""
+        if group_index not in self._tables:
+            self._tables[group_index] = Picks.create(self._group_size)
+        return self._tables[group_index][0]
+
+    def close_tables(self) -> None:
+        """Close the tables of all groups, whose workers have ended."""
+        while self._tables:
+            os.close(self._tables.popitem()[1][1])
+
+    def release(self) -> None:
+        """Close what the workers shared. Any number of calls."""
+        stacks, self._stacks = self._stacks, None
+        if stacks is not None:
+            os.close(stacks)
+        shipment, self._shipment = self._shipment, None
+        if shipment is not None:
+            shipment.close()
+        self.close_tables()
