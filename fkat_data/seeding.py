@@ -102,12 +102,12 @@ class preserved_generators:  # noqa: N801 - a context, as those of contextlib
 
     def __init__(self) -> None:
         self._states: tuple[Any, ...] | None = None
-        self._numpy = _KeptNumpy()
 
     def __enter__(self) -> None:
+        kept = _KeptNumpy()
         torch_state = torch.default_generator.get_state()
-        self._states = random.getstate(), torch_state, torch.get_num_threads(), _here.place
-        self._numpy.keep()
+        self._states = random.getstate(), kept, torch_state, torch.get_num_threads(), _here.place
+        kept.forget_normal()
         torch.set_num_threads(1)
 
     def __exit__(self, *exception: object) -> None:
@@ -117,11 +117,11 @@ class preserved_generators:  # noqa: N801 - a context, as those of contextlib
         """Restore what the block has begun with, if that was not done."""
         if self._states is None:
             return
-        python_state, torch_state, num_threads, place = self._states
+        python_state, kept, torch_state, num_threads, place = self._states
         _here.place = place
         torch.set_num_threads(num_threads)
         torch.default_generator.set_state(torch_state)
-        self._numpy.restore()
+        kept.restore()
         random.setstate(python_state)
         self._states = None
 
@@ -141,7 +141,8 @@ class _KeptNumpy:
         # The normal, and whether it was of a pair.
         self._drawn: list[Any] = []
 
-    def keep(self) -> None:
+    def forget_normal(self) -> None:
+        """Keep the normal that was not given yet, if there is one: seeding would drop it."""
         if self._words is not None:
             # One call draws and keeps it: an interruption comes before both, or after both.
             self._drawn.extend(map(np.random.standard_normal, (None,)))

@@ -28,6 +28,23 @@ def generate_slowly():
         yield torch.full((1000,), index)
 
 
+class SlowAtFirst(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        time.sleep(0.1 if index == 0 else 0)
+        return torch.tensor(index)
+
+
+def test_a_slow_microbatch_in_process_counts_when_it_is_made_and_not_with_the_next():
+    with make(["a"], lambda shard: torch.utils.data.DataLoader(SlowAtFirst()), multiprocessing=False) as loader:
+        next(iter(loader))
+        making = loader.statistics().making
+    assert making.num == 1
+    assert making.p50_s > 0.09
+
+
 @both_modes
 def test_each_second_of_a_worker_counts_in_one_stage(multiprocessing):
     with make(["a"], slow, multiprocessing=multiprocessing) as loader:

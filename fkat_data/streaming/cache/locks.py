@@ -13,7 +13,7 @@ from fkat_data.dropped import WeakTable
 from fkat_data.interruption import genuine, suppress
 
 _SHORTEST_PAUSE_S = 0.001
-_LONGEST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 0.05
 
 # Held during a fork: otherwise a child could inherit an open file that is not listed here yet, and its lock.
 _guard = threading.RLock()
@@ -107,7 +107,7 @@ def pauses() -> Iterator[float]:
     pause_s = _SHORTEST_PAUSE_S
     while True:
         yield pause_s
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 def _release_in_child() -> None:

@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from fkat_data import arguments
 from fkat_data.errors import ConfigurationError
+from fkat_data.streaming.cache.locks import LONGEST_PAUSE_S
+from fkat_data.streaming.reading.open_shards import NUM_THREADS
 from fkat_data.streaming.reading.read_ahead import ReadAhead
 from fkat_data.tools.simulation.needs import Part
 
@@ -59,8 +61,8 @@ class Setup:
     store_bytes_per_s: float = math.inf
     latency_s: float = 0.0
     decompress_bytes_per_s: float = 500e6
-    poll_s: float = 0.05
-    num_threads: int = 8
+    poll_s: float = LONGEST_PAUSE_S
+    num_threads: int = NUM_THREADS
     predownload: int
     batches_together: int = 1
     batches_per_chunk: int

@@ -15,6 +15,7 @@ from fkat_data.streaming.epoch.epochs import Epochs
 from fkat_data.streaming.epoch.rank_batches import batches_in_chunk
 from fkat_data.streaming.epoch.resume_point import ResumePoint
 from fkat_data.streaming.epoch.world import World
+from fkat_data.streaming.reading.open_shards import PART_TOGETHER
 from fkat_data.streaming.stream_plan import batches_together
 from fkat_data.tools.simulation.needs import Needs
 from fkat_data.tools.simulation.play import Setup, ShardCosts, Simulation, play
@@ -133,7 +134,7 @@ def _setup_of(dataset: StreamingDataset, workers_per_rank: int, numbers: dict[st
     if setup.cache_limit_bytes is not None:
         # As ``OpenShards`` does: what is read together needs at most the last part of a rank's share in new shards.
         bytes_per_sample = sum(entry.raw_bytes for entry in dataset.catalog.entries) / dataset.num_samples
-        new_bytes = setup.cache_limit_bytes // (16 * setup.ranks_per_node)
+        new_bytes = setup.cache_limit_bytes // (PART_TOGETHER * setup.ranks_per_node)
         together = max(1, min(together, int(new_bytes / bytes_per_sample) // batch_size))
     return replace(setup, batches_together=together)
 
