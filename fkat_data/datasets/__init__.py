@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fkat_data.datasets.shard_view import ShardedDataset, ShardIndexingMode
     from fkat_data.datasets.tar import TarDataset
     from fkat_data.datasets.token_budget import TokenBudgetBatchSampler
+    from fkat_data.datasets.token_files import TokenDocuments, TokenWindows
 
 __all__ = [
     "BufferSortedDataset",
@@ -43,6 +44,8 @@ __all__ = [
     "ShardedDataset",
     "TarDataset",
     "TokenBudgetBatchSampler",
+    "TokenDocuments",
+    "TokenWindows",
     "collate_packed",
     "count_parallel",
     "pad_stack_1d",
@@ -70,6 +73,8 @@ _MODULES = {
     "ShardedDataset": "shard_view",
     "TarDataset": "tar",
     "TokenBudgetBatchSampler": "token_budget",
+    "TokenDocuments": "token_files",
+    "TokenWindows": "token_files",
     "collate_packed": "packed",
     "count_parallel": "counting",
     "pad_stack_1d": "padding",

@@ -21,14 +21,17 @@ class DatasetOfFiles(Described):
     Args:
         paths: Local paths, or URIs that fsspec supports.
         storage_options: Options for fsspec, for files that are not local.
+        argument: What the caller's argument with the paths is called.
 
     Raises:
         ConfigurationError: ``paths`` is empty, or repeats a file.
     """
 
-    def __init__(self, paths: str | Sequence[str], storage_options: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, paths: str | Sequence[str], storage_options: Mapping[str, Any] | None, *, argument: str = "paths"
+    ) -> None:
         super().__init__()
-        self.paths: list[str] = locations_of("paths", paths)
+        self.paths: list[str] = locations_of(argument, paths)
         self.storage_options: dict[str, Any] = dict(storage_options or {})
 
     def _repr_facts(self) -> Iterator[tuple[str, object]]:

@@ -1,3 +1,4 @@
+import numpy as np
 import torch
 from stage import ShardedDataLoader
 from torch.utils.data import DataLoader
@@ -31,8 +32,11 @@ def augmented(image, angle):
 
 
 lines = Lines()
+np.arange(3 * 4096 + 1, dtype=np.uint16).tofile("train.bin")
 # after
 assert len(list(DataLoader(dataset, batch_size=32, collate_fn=PaddingCollate(0)))) == 2
 images = Images()
 images.store, images.names = Store(), ["a"]
 assert -10 <= images[0][1] <= 10
+assert torch.equal(inputs[:, 1:], labels[:, :-1])
+assert labels.shape == (3, 4096)

@@ -1,0 +1,274 @@
+"""Read files of tokens as other programs write them: windows of one length, or documents."""
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fkat_data import arguments
+from fkat_data.datasets.indexed_files import IndexedFiles
+from fkat_data.datasets.item_index import counted_from_start
+from fkat_data.errors import ConfigurationError, ShardCorruptError
+from fkat_data.files.kept import LastUsed
+from fkat_data.files.opening import RangedFile, changed, shown_path
+from fkat_data.files.tokens import Documents, TokenFile, token_file
+
+_MAX_OPEN_FILES = 32
+# What a digest of a file reads: all of a small file, and so many blocks that are spread over a larger one.
+_NUM_BLOCKS, _BLOCK_BYTES = 64, 16 << 10
+
+
+class _TokenFiles(IndexedFiles):
+    """One or more files of tokens, and how their tokens are read."""
+
+    def __init__(
+        self,
+        uris: str | Sequence[str],
+        dtype: object,
+        vocab_size: int | None,
+        storage_options: Mapping[str, Any] | None,
+    ) -> None:
+        super().__init__(uris, storage_options, argument="uris")
+        self.vocab_size: int | None = None
+        if vocab_size is not None:
+            self.vocab_size = arguments.integer("vocab_size", vocab_size, minimum=1)
+        self.files: list[TokenFile] = [token_file(path, dtype, self.storage_options) for path in self.paths]
+        self._open: LastUsed[RangedFile] = LastUsed(_MAX_OPEN_FILES)
+        self._indices: LastUsed[Documents] = LastUsed(_MAX_OPEN_FILES)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all files."""
+        return sum(file.num_tokens for file in self.files)
+
+    def file_digests(self) -> list[int]:
+        """Return a number for each file that differs where its tokens do; of a large file, where 1 MiB of them do.
+
+        A copy on another machine has the same number.
+        """
+        return [self._digest(number) for number in range(len(self.files))]
+
+    def _digest(self, number: int) -> int:
+        file, size = self._file(number), self._file(number).size_bytes
+        if size <= _NUM_BLOCKS * _BLOCK_BYTES:
+            starts, length = [0], size
+        else:
+            starts, length = np.linspace(0, size - _BLOCK_BYTES, _NUM_BLOCKS, dtype=np.int64).tolist(), _BLOCK_BYTES
+        digest = zlib.crc32(f"{self.files[number].dtype} {size}".encode())
+        for start in cast("list[int]", starts):
+            digest = zlib.crc32(file.read(start, start + length), digest)
+        return digest
+
+    def _file(self, number: int) -> RangedFile:
+        return self._open.get(number, partial(RangedFile, self.paths[number], self.storage_options))
+
+    def _documents(self, number: int) -> Documents:
+        return self._indices.get(number, partial(self.files[number].documents, self.storage_options))
+
+    def _tokens(self, number: int, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Return tokens of a file.
+
+        Raises:
+            ShardCorruptError: The file has changed since the dataset was made, or a token is none.
+            OSError: The file cannot be read.
+        """
+        file, found = self._file(number), self.files[number]
+        content = file.read(*found.bytes_of(start, stop))
+        if file.version().is_changed_from(found.version):
+            raise changed(self.paths[number])
+        stored: npt.NDArray[Any] = np.frombuffer(content, found.dtype)
+        tokens = stored.astype(np.int64)
+        if stored.dtype.kind == "f" and not np.array_equal(tokens, stored):
+            raise self._wrong(number, start, int(np.flatnonzero(tokens != stored)[0]), stored, "a whole number")
+        if self.vocab_size is not None and len(tokens):
+            outside = (tokens < 0) | (tokens >= self.vocab_size)
+            if outside.any():
+                expected = f"from 0 to {self.vocab_size - 1}, for vocab_size={self.vocab_size}"
+                raise self._wrong(number, start, int(np.flatnonzero(outside)[0]), stored, expected)
+        return tokens
+
+    def _wrong(self, number: int, start: int, index: int, stored: npt.NDArray[Any], expected: str) -> ShardCorruptError:
+        field = f"token {start + index}"
+        return ShardCorruptError.of_field(shown_path(self.paths[number]), field, expected, stored[index].item())
+
+
+class TokenWindows(_TokenFiles):
+    """Windows of ``window_size`` tokens of one or more files, as a map-style dataset.
+
+    Item *i* is window *i* of the files' tokens, documents joined as they are stored: an int64 tensor of shape
+    (window_size,). Windows do not cross files; what is left at the end of a file, too few tokens for a window, is not
+    read. With ``stride=window_size - 1`` each window begins with the last token of the one before, so that
+    ``window[:-1]`` are inputs and ``window[1:]`` labels, and each token is a label once.
+
+    What is in a file says what it is: ``.bin`` with ``.idx`` beside it (Megatron-LM), ``.bin`` with the header of
+    llm.c, ``.npy``, and ``.ds`` with ``.ds.index`` (datatrove). A ``.bin`` without any, as nanoGPT writes it, needs
+    ``dtype``. The constructor reads headers and sizes alone; tokens are read when they are asked for. At most 32 files
+    are open at a time.
+
+    Args:
+        uris: One or more files, in this order: local paths, or URIs that fsspec supports.
+        window_size: Tokens of a window, at least 1.
+        stride: Tokens from the beginning of a window to that of the next; None: ``window_size``.
+        dtype: The type of the tokens in files that do not say it, such as ``"uint16"``.
+        boundaries: Whether an item is a dict, as a ``PackedDataset`` gives them: ``tokens``; ``document_ids``, int32,
+            from 0 in each window; ``position_ids``, int64, a token's place in the part of its document that is in the
+            window; ``cu_seqlens``, int32, where these parts begin, and the window's end. ``collate_packed`` makes
+            microbatches of them.
+        end_of_document: The token that ends a document, where no index says it, or instead of the index.
+        vocab_size: Tokens that are not below it are an error; None: any is read.
+        storage_options: Options for fsspec, for files that are not local.
+
+    Raises:
+        ConfigurationError: An argument is invalid, a file needs ``dtype`` or has another, or has no documents where
+            ``boundaries`` asks for them.
+        ShardNotFoundError: A file does not exist.
+        ShardCorruptError: A header or an index contradicts itself, or does not fit its file.
+    """
+
+    def __init__(
+        self,
+        uris: str | Sequence[str],
+        window_size: int,
+        *,
+        stride: int | None = None,
+        dtype: object = None,
+        boundaries: bool = False,
+        end_of_document: int | None = None,
+        vocab_size: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.window_size: int = arguments.integer("window_size", window_size, minimum=1)
+        self.stride: int = self.window_size if stride is None else arguments.integer("stride", stride, minimum=1)
+        self._has_boundaries = arguments.boolean("boundaries", boundaries)
+        self._end_of_document: int | None = None
+        if end_of_document is not None:
+            self._end_of_document = arguments.integer("end_of_document", end_of_document, minimum=0)
+            if not boundaries:
+                raise ConfigurationError("end_of_document", end_of_document, "boundaries=True with it, or None")
+        super().__init__(uris, dtype, vocab_size, storage_options)
+        if boundaries and end_of_document is None:
+            _check_indexed(self.files, "end_of_document=, the token that ends a document")
+        counts = [max(0, (file.num_tokens - self.window_size) // self.stride + 1) for file in self.files]
+        self._ends = np.cumsum(counts, dtype=np.int64)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the windows at ``indices``, in that order.
+
+        Args:
+            indices: Indices of windows; negative ones count from the end.
+
+        Raises:
+            IndexError: An index is out of range.
+            ShardCorruptError: A file or its index has changed, a document is outside its file, or a token is invalid.
+        """
+        return self._by_file(indices, self._windows)
+
+    def _windows(self, number: int, rows: list[int]) -> Iterator[Any]:
+        for row in rows:
+            start = row * self.stride
+            tokens = self._tokens(number, start, start + self.window_size)
+            yield self._with_boundaries(number, start, tokens) if self._has_boundaries else torch.from_numpy(tokens)
+
+    def _with_boundaries(self, number: int, start: int, tokens: npt.NDArray[np.int64]) -> dict[str, torch.Tensor]:
+        if self._end_of_document is None:
+            begun = [each - start for each in self._documents(number).starts_within(start, start + len(tokens))]
+        else:
+            begun = (np.flatnonzero(tokens[:-1] == self._end_of_document) + 1).tolist()
+        edges = np.array([0, *begun, len(tokens)])
+        sizes = np.diff(edges)
+        return {
+            "tokens": torch.from_numpy(tokens),
+            "document_ids": torch.from_numpy(np.arange(len(sizes), dtype=np.int32).repeat(sizes)),
+            "position_ids": torch.from_numpy(np.arange(len(tokens)) - edges[:-1].repeat(sizes)),
+            "cu_seqlens": torch.from_numpy(edges.astype(np.int32)),
+        }
+
+    def _place(self, part: int, row: int) -> str:
+        return f"window {row}, from token {row * self.stride}, of {shown_path(self.paths[part])}"
+
+
+class TokenDocuments(_TokenFiles):
+    """The documents of one or more files of tokens, as a map-style dataset.
+
+    Item *i* is document *i*: an int64 tensor of as many tokens as it has. The files are those of ``TokenWindows`` that
+    have an index beside them: Megatron-LM's ``.bin`` and datatrove's ``.ds``. The constructor reads headers and sizes
+    alone, and maps the index when a document is asked for.
+
+    Args:
+        uris: One or more files, in this order: local paths, or URIs that fsspec supports.
+        dtype: The type of the tokens; None: what the index says.
+        vocab_size: Tokens that are not below it are an error; None: any is read.
+        storage_options: Options for fsspec, for files that are not local.
+
+    Raises:
+        ConfigurationError: An argument is invalid, or a file has no index.
+        ShardNotFoundError: A file does not exist.
+        ShardCorruptError: An index contradicts itself, or does not fit its file.
+    """
+
+    def __init__(
+        self,
+        uris: str | Sequence[str],
+        *,
+        dtype: object = None,
+        vocab_size: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(uris, dtype, vocab_size, storage_options)
+        _check_indexed(self.files, "TokenWindows(..., end_of_document=) for files without one")
+        self._ends = np.cumsum([file.num_documents for file in self.files], dtype=np.int64)
+
+    @property
+    def lengths(self) -> npt.NDArray[Any]:
+        """Tokens of each document, shape (len(self),), integers: of one file whose index has them, that mapped array.
+
+        Raises:
+            ShardCorruptError: An index is damaged.
+        """
+        parts = [self._documents(number).lengths() for number in range(len(self.files))]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def sort_key(self, index: int) -> int:
+        """Return the tokens of a document, for datasets that order by length."""
+        document = counted_from_start(index, len(self))
+        number = int(np.searchsorted(self._ends, document, side="right"))
+        start, stop = self._span(number, document - int(self._ends[number - 1] if number else 0))
+        return stop - start
+
+    def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
+        """Return the documents at ``indices``, in that order.
+
+        Args:
+            indices: Indices of documents; negative ones count from the end.
+
+        Raises:
+            IndexError: An index is out of range.
+            ShardCorruptError: A file or its index has changed, a document is outside its file, or a token is invalid.
+        """
+        return self._by_file(indices, self._texts)
+
+    def _texts(self, number: int, rows: list[int]) -> Iterator[torch.Tensor]:
+        for row in rows:
+            yield torch.from_numpy(self._tokens(number, *self._span(number, row)))
+
+    def _span(self, number: int, row: int) -> tuple[int, int]:
+        documents = self._documents(number)
+        start, stop = documents.start_of(row), documents.start_of(row + 1)
+        if stop < start:
+            index = str(self.files[number].index)
+            raise ShardCorruptError.of_field(index, f"start of document {row + 1}", f"at least {start}", stop)
+        return start, stop
+
+    def _place(self, part: int, row: int) -> str:
+        return f"document {row} of {shown_path(self.paths[part])}"
+
+
+def _check_indexed(files: Sequence[TokenFile], otherwise: str) -> None:
+    for file in files:
+        if file.index is None:
+            expected = f"files whose index says where documents are (.bin with .idx, .ds with .ds.index); {otherwise}"
+            raise ConfigurationError("uris", file.path, expected)

@@ -1,0 +1,347 @@
+"""Files of tokens as other programs write them: how they are recognised, where their tokens and documents are.
+
+What is in a file says what it is: a NumPy header, the header of llm.c, or an index beside it, ``.idx`` of Megatron-LM or
+``.ds.index`` of datatrove. A file without any is bare tokens, of a type that the caller knows. Nothing is read of a file
+but its first bytes and its size, and of an index its header and its end; the index itself is mapped.
+
+Sources: ``megatron/core/datasets/indexed_dataset.py`` of Megatron-LM, ``dev/data/data_common.py`` of llm.c,
+``pipeline/tokens/tokenizer.py`` of datatrove, and numpy's ``NEP 1``.
+"""
+
+import struct
+from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
+from io import BytesIO
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib import format as npy
+
+from fkat_data.errors import ConfigurationError, ShardCorruptError, ShardNotFoundError
+from fkat_data.files.opening import FileVersion, RangedFile, local_path, shown_path
+from fkat_data.interruption import genuine
+
+_MEGATRON = b"MMIDIDX\x00\x00"
+_MEGATRON_HEADER = struct.Struct("<9sQBQQ")
+#: By the codes of version 1 of Megatron's index.
+_MEGATRON_DTYPES = {
+    code: np.dtype(name) for code, name in enumerate(("u1", "i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2"), start=1)
+}
+_LLM_C_HEADER_BYTES = 1024
+#: By magic number and version of llm.c's header.
+_LLM_C_DTYPES = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
+_LLM_C_EVALUATION = 20240522
+_NPY = b"\x93NUMPY"
+_LONGEST_NPY_HEADER_BYTES = 1 << 16
+
+
+class Documents(ABC):
+    """Where the documents of a file are, in tokens. Arrays are views of the mapped index."""
+
+    num: int
+    """How many there are."""
+
+    @abstractmethod
+    def start_of(self, document: int) -> int:
+        """Return the first token of a document; of the one behind the last: the number of tokens."""
+
+    @abstractmethod
+    def lengths(self) -> npt.NDArray[Any]:
+        """Return the tokens of each document, shape (num,): the index's own array where it has one."""
+
+    def starts_within(self, start: int, stop: int) -> list[int]:
+        """Return where documents begin after the token ``start`` and before ``stop``, in order; empty ones do not count."""
+        first = bisect_right(range(self.num), start, key=self.start_of)
+        last = bisect_left(range(self.num), stop, lo=first, key=self.start_of)
+        return sorted({self.start_of(document) for document in range(first, last)})
+
+
+class TokenFile(NamedTuple):
+    """What was found of a file when it was opened: plain values, which travel to a worker.
+
+    Attributes:
+        path: The file.
+        dtype: The type of its tokens.
+        first_byte: Where they begin.
+        num_tokens: How many there are.
+        version: What the file was.
+        index: The file with its documents; None: nothing says where they are.
+        num_documents: How many there are; 0 without an index.
+    """
+
+    path: str
+    dtype: str
+    first_byte: int
+    num_tokens: int
+    version: FileVersion
+    index: str | None = None
+    num_documents: int = 0
+
+    def bytes_of(self, start: int, stop: int) -> tuple[int, int]:
+        """Return where tokens lie in the file, from ``start`` to ``stop``."""
+        size = np.dtype(self.dtype).itemsize
+        return self.first_byte + start * size, self.first_byte + stop * size
+
+    def documents(self, storage_options: Mapping[str, Any]) -> Documents:
+        """Open the index.
+
+        Args:
+            storage_options: Options for fsspec, for a file that is not local.
+
+        Raises:
+            ShardCorruptError: The index is no longer what it was.
+            OSError: It cannot be read.
+        """
+        assert self.index is not None  # noqa: S101 - the caller has asked
+        content = _content(self.index, storage_options)
+        kind = _MegatronIndex if content[: len(_MEGATRON)].tobytes() == _MEGATRON else _DatatroveIndex
+        found = kind(self, content)
+        if found.num != self.num_documents:
+            raise ShardCorruptError.of_field(self.index, "number of documents", str(self.num_documents), found.num)
+        return found
+
+
+def token_file(path: str, dtype: object, storage_options: Mapping[str, Any]) -> TokenFile:
+    """Return what a file of tokens is.
+
+    Args:
+        path: A local path, or a URI that fsspec supports.
+        dtype: The type of its tokens, for a file that does not say it; None: it must.
+        storage_options: Options for fsspec, for a file that is not local.
+
+    Raises:
+        ConfigurationError: The file is bare and ``dtype`` is missing, or it has another type, or it holds no tokens.
+        ShardNotFoundError: The file does not exist.
+        ShardCorruptError: A header or an index contradicts itself, or does not fit the file.
+        OSError: The file cannot be read.
+    """
+    file = RangedFile(path, storage_options)
+    given = None if dtype is None else _dtype_of(dtype)
+    head = file.read(0, min(file.size_bytes, _LLM_C_HEADER_BYTES))
+    found = (
+        _of_numpy(path, file, head)
+        or _of_megatron(path, file, head, storage_options)
+        or _of_datatrove(path, file, storage_options)
+        or _of_llm_c(path, file, head)
+        or _bare(path, file, given)
+    )
+    if given is not None and np.dtype(found.dtype) != given:
+        raise ConfigurationError("dtype", str(given), f"{found.dtype}, which {shown_path(path)} says, or None")
+    return found
+
+
+def _dtype_of(dtype: object) -> "np.dtype[Any]":
+    try:
+        found: np.dtype[Any] = np.dtype(dtype)  # type: ignore[call-overload]  # checked here
+    except genuine(TypeError, ValueError):
+        found = np.dtype(object)
+    if found.kind not in "iu":
+        raise ConfigurationError("dtype", dtype, "a type of integers, such as 'uint16', or None")
+    return found
+
+
+def _whole(path: str, what: str, num_bytes: int, size: int) -> int:
+    """Return how many items of one size some bytes are."""
+    if num_bytes % size:
+        raise ShardCorruptError.of_field(path, what, f"a multiple of {size} bytes", num_bytes)
+    return num_bytes // size
+
+
+def _bare(path: str, file: RangedFile, dtype: "np.dtype[Any] | None") -> TokenFile:
+    if dtype is None:
+        raise ConfigurationError(
+            "dtype",
+            None,
+            f"the type of the tokens in {shown_path(path)}, such as 'uint16' for those of nanoGPT: the file has no header, "
+            "and no index beside it",
+        )
+    num_tokens = _whole(path, "size", file.size_bytes, dtype.itemsize)
+    return TokenFile(path, dtype.str, 0, num_tokens, file.version())
+
+
+def _of_numpy(path: str, file: RangedFile, head: bytes) -> TokenFile | None:
+    if not head.startswith(_NPY):
+        return None
+    stream = BytesIO(file.read(0, min(file.size_bytes, _LONGEST_NPY_HEADER_BYTES)))
+    try:
+        version = npy.read_magic(stream)
+        reads = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+        shape, _, dtype = reads[version](stream)
+    except genuine(ValueError, KeyError) as error:
+        raise ShardCorruptError(path, f"its NumPy header cannot be read: {error}") from error
+    if len(shape) != 1 or dtype.kind not in "iu":
+        raise ConfigurationError("uris", path, f"arrays of integers with one dimension, not {dtype} of shape {shape}")
+    first = stream.tell()
+    expected = first + shape[0] * dtype.itemsize
+    if file.size_bytes != expected:
+        raise ShardCorruptError.of_field(path, "size", f"{expected} bytes for {shape[0]} tokens", file.size_bytes)
+    return TokenFile(path, dtype.str, first, shape[0], file.version())
+
+
+def _of_llm_c(path: str, file: RangedFile, head: bytes) -> TokenFile | None:
+    if len(head) < _LLM_C_HEADER_BYTES:
+        return None
+    magic, version, num_tokens = struct.unpack_from("<3i", head)
+    if magic == _LLM_C_EVALUATION:
+        raise ConfigurationError("uris", path, "files of tokens, not the questions of an evaluation of llm.c")
+    if magic not in {known for known, _ in _LLM_C_DTYPES}:
+        return None
+    dtype = _LLM_C_DTYPES.get((magic, version))
+    if dtype is None:
+        expected = ", ".join(f"{version} of {known}" for known, version in _LLM_C_DTYPES)
+        raise ShardCorruptError.of_field(path, f"version of llm.c's header {magic}", expected, version)
+    expected_bytes = _LLM_C_HEADER_BYTES + num_tokens * dtype.itemsize
+    if file.size_bytes != expected_bytes:
+        raise ShardCorruptError.of_field(
+            path, "size", f"{expected_bytes} bytes for {num_tokens} tokens", file.size_bytes
+        )
+    return TokenFile(path, dtype.str, _LLM_C_HEADER_BYTES, num_tokens, file.version())
+
+
+def _beside(path: str, storage_options: Mapping[str, Any]) -> RangedFile | None:
+    try:
+        return RangedFile(path, storage_options)
+    except ShardNotFoundError:
+        return None
+
+
+def _of_megatron(path: str, file: RangedFile, head: bytes, storage_options: Mapping[str, Any]) -> TokenFile | None:
+    if head.startswith(_MEGATRON):
+        raise ConfigurationError("uris", path, f"the tokens beside this index: {path.removesuffix('.idx')}.bin")
+    index_path = f"{path.removesuffix('.bin')}.idx"
+    index = _beside(index_path, storage_options) if path.endswith(".bin") else None
+    if index is None:
+        return None
+    dtype, num_sequences, num_ends = _megatron_header(index_path, index)
+    size = _MEGATRON_HEADER.size
+    end = 0
+    if num_sequences:
+        (length,) = struct.unpack("<i", index.read(size + 4 * (num_sequences - 1), size + 4 * num_sequences))
+        (pointer,) = struct.unpack("<q", index.read(size + 12 * num_sequences - 8, size + 12 * num_sequences))
+        end = pointer + length * dtype.itemsize
+    if end != file.size_bytes:
+        raise ShardCorruptError.of_field(path, "size", f"{end} bytes, where {index_path} ends", file.size_bytes)
+    num_tokens = _whole(path, "size", file.size_bytes, dtype.itemsize)
+    return TokenFile(path, dtype.str, 0, num_tokens, file.version(), index_path, num_ends - 1)
+
+
+def _megatron_header(index_path: str, index: RangedFile) -> "tuple[np.dtype[Any], int, int]":
+    """Return the type of the tokens, and how many sequences and ends of documents an index has."""
+    size = _MEGATRON_HEADER.size
+    if index.size_bytes < size:
+        raise ShardCorruptError.of_field(index_path, "size", f"at least {size} bytes for the header", index.size_bytes)
+    magic, version, code, num_sequences, num_ends = _MEGATRON_HEADER.unpack(index.read(0, size))
+    if magic != _MEGATRON:
+        raise ShardCorruptError.of_field(index_path, "first bytes", repr(_MEGATRON), magic)
+    if version != 1:
+        raise ShardCorruptError.of_field(index_path, "version", "1", version)
+    if code not in _MEGATRON_DTYPES:
+        raise ShardCorruptError.of_field(index_path, "code of the type", f"one of {[*_MEGATRON_DTYPES]}", code)
+    expected = size + 12 * num_sequences + 8 * num_ends
+    # Mode bytes follow in an index of several kinds of data.
+    if index.size_bytes not in (expected, expected + num_sequences):
+        what = f"{expected} bytes for {num_sequences} sequences and {num_ends} ends of documents"
+        raise ShardCorruptError.of_field(index_path, "size", what, index.size_bytes)
+    if num_ends < 1:
+        raise ShardCorruptError.of_field(index_path, "number of ends of documents", "at least 1", num_ends)
+    return _MEGATRON_DTYPES[code], num_sequences, num_ends
+
+
+def _of_datatrove(path: str, file: RangedFile, storage_options: Mapping[str, Any]) -> TokenFile | None:
+    index_path = f"{path}.index"
+    index = _beside(index_path, storage_options) if path.endswith(".ds") else None
+    if index is None:
+        return None
+    num_documents = _whole(index_path, "size", index.size_bytes, 8)
+    num_tokens = 0
+    if num_documents:
+        (num_tokens,) = struct.unpack("<Q", index.read(index.size_bytes - 8, index.size_bytes))
+    sizes = {num_tokens * size: size for size in (2, 4)} if num_tokens else {0: 2}
+    if file.size_bytes not in sizes:
+        what = f"2 or 4 bytes for each of the {num_tokens} tokens, where {index_path} ends"
+        raise ShardCorruptError.of_field(path, "size", what, file.size_bytes)
+    dtype = f"<u{sizes[file.size_bytes]}"
+    return TokenFile(path, dtype, 0, num_tokens, file.version(), index_path, num_documents)
+
+
+def _content(path: str, storage_options: Mapping[str, Any]) -> npt.NDArray[np.uint8]:
+    """Return the bytes of an index: mapped if it is a local file."""
+    local = local_path(path)
+    if local is not None:
+        return np.memmap(local, np.uint8, "r") if FileVersion.of(local).size_bytes else np.empty(0, np.uint8)
+    file = RangedFile(path, storage_options)
+    return np.frombuffer(file.read(0, file.size_bytes), np.uint8)
+
+
+class _MegatronIndex(Documents):
+    """Sequences with their lengths and places, and which sequences begin a document."""
+
+    def __init__(self, file: TokenFile, content: npt.NDArray[np.uint8]) -> None:
+        _, _, _, num_sequences, num_ends = _MEGATRON_HEADER.unpack(content[: _MEGATRON_HEADER.size].tobytes())
+        self.num = num_ends - 1
+        self._file = file
+        self._item_bytes = np.dtype(file.dtype).itemsize
+        edges = np.cumsum([_MEGATRON_HEADER.size, 4 * num_sequences, 8 * num_sequences, 8 * num_ends]).tolist()
+        lengths, pointers, ends = (content[first:last] for first, last in pairwise(edges))
+        self._lengths: npt.NDArray[np.int32] = lengths.view("<i4")
+        self._pointers: npt.NDArray[np.int64] = pointers.view("<i8")
+        self._first_sequences: npt.NDArray[np.int64] = ends.view("<i8")
+
+    def start_of(self, document: int) -> int:
+        sequence = int(self._first_sequences[document])
+        if sequence == len(self._pointers):
+            return self._file.num_tokens
+        if not 0 <= sequence < len(self._pointers):
+            what = f"from 0 to {len(self._pointers)}"
+            raise ShardCorruptError.of_field(str(self._file.index), f"sequence of document {document}", what, sequence)
+        start, rest = divmod(int(self._pointers[sequence]), self._item_bytes)
+        if rest or not 0 <= start <= self._file.num_tokens:
+            what = f"a token's place in the {self._file.num_tokens} tokens of {self._file.path}"
+            pointer = int(self._pointers[sequence])
+            raise ShardCorruptError.of_field(str(self._file.index), f"pointer of sequence {sequence}", what, pointer)
+        return start
+
+    def lengths(self) -> npt.NDArray[Any]:
+        num_sequences = len(self._pointers)
+        if self.num == num_sequences and np.array_equal(self._first_sequences, np.arange(num_sequences + 1)):
+            return self._lengths
+        firsts = self._first_sequences
+        if not num_sequences:
+            return np.zeros(self.num, np.int64)
+        if firsts.min() < 0 or firsts.max() > num_sequences:
+            what = f"from 0 to {num_sequences}"
+            found = (int(firsts.min()), int(firsts.max()))
+            raise ShardCorruptError.of_field(str(self._file.index), "sequences of documents", what, found)
+        starts = np.append(self._pointers // self._item_bytes, self._file.num_tokens)
+        return _checked_lengths(self._file, np.diff(starts[firsts]))
+
+
+class _DatatroveIndex(Documents):
+    """The ends of documents."""
+
+    def __init__(self, file: TokenFile, content: npt.NDArray[np.uint8]) -> None:
+        self._file = file
+        self._ends: npt.NDArray[np.uint64] = content.view("<u8")
+        self.num = len(self._ends)
+
+    def start_of(self, document: int) -> int:
+        start = int(self._ends[document - 1]) if document else 0
+        if start > self._file.num_tokens:
+            what = f"at most the {self._file.num_tokens} tokens of {self._file.path}"
+            raise ShardCorruptError.of_field(str(self._file.index), f"end of document {document - 1}", what, start)
+        return start
+
+    def lengths(self) -> npt.NDArray[Any]:
+        return _checked_lengths(self._file, np.diff(self._ends.astype(np.int64), prepend=0))
+
+
+def _checked_lengths(file: TokenFile, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    if len(lengths) and lengths.min() < 0:
+        document = int(lengths.argmin())
+        raise ShardCorruptError.of_field(
+            str(file.index), f"length of document {document}", "at least 0", int(lengths[document])
+        )
+    return lengths

@@ -1,0 +1,319 @@
+"""Files of tokens as other programs write them: what windows and documents hold, and what is refused."""
+
+import pickle
+import struct
+from itertools import pairwise
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fkat_data import ConfigurationError, DataLoader, ShardCorruptError, ShardNotFoundError, StateMismatchError
+from fkat_data.datasets import PackedDataset, TokenDocuments, TokenWindows, collate_packed
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "tokens"
+MEGATRON_CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7, "uint16": 8}
+
+
+def bare(path, tokens, lengths):
+    tokens.tofile(path.with_suffix(".bin"))
+    return path.with_suffix(".bin")
+
+
+def numpys(path, tokens, lengths):
+    np.save(path.with_suffix(".npy"), tokens)
+    return path.with_suffix(".npy")
+
+
+def llm_c(path, tokens, lengths):
+    magic, version, dtype = (20240520, 1, "<u2") if tokens.max(initial=0) < 1 << 16 else (20240801, 7, "<u4")
+    header = np.zeros(256, "<i4")
+    header[:3] = magic, version, len(tokens)
+    path.with_suffix(".bin").write_bytes(header.tobytes() + tokens.astype(dtype).tobytes())
+    return path.with_suffix(".bin")
+
+
+def datatrove(path, tokens, lengths):
+    tokens.astype("<u4").tofile(path.with_suffix(".ds"))
+    np.cumsum(lengths).astype("<u8").tofile(f"{path.with_suffix('.ds')}.index")
+    return path.with_suffix(".ds")
+
+
+def megatron(path, tokens, lengths, sequences=None, dtype="uint16"):
+    """Write documents of several sequences each, where ``sequences`` says how many."""
+    tokens = tokens.astype(dtype)
+    sequences = [1] * len(lengths) if sequences is None else sequences
+    parts = []
+    for length, count in zip(lengths, sequences, strict=True):
+        parts += np.diff(np.linspace(0, length, count + 1).astype(int)).tolist()
+    pointers = np.cumsum([0, *parts])[: len(parts)] * tokens.itemsize
+    header = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, MEGATRON_CODES[dtype], len(parts), len(lengths) + 1)
+    arrays = np.array(parts, "<i4"), pointers.astype("<i8"), np.cumsum([0, *sequences]).astype("<i8")
+    path.with_suffix(".idx").write_bytes(header + b"".join(array.tobytes() for array in arrays))
+    tokens.tofile(path.with_suffix(".bin"))
+    return path.with_suffix(".bin")
+
+
+INDEXED = [datatrove, megatron]
+ALL = [bare, numpys, llm_c, *INDEXED]
+
+
+def written(write, path, lengths=(7, 1, 20, 0, 12), **options):
+    tokens = np.arange(sum(lengths), dtype=np.uint16) * 3
+    return str(write(path, tokens, list(lengths), **options)), tokens.astype(np.int64)
+
+
+def dtype_for(write):
+    return "uint16" if write is bare else None
+
+
+@pytest.mark.parametrize("write", ALL)
+def test_windows_are_the_tokens_of_a_file_cut_up(write, tmp_path):
+    path, tokens = written(write, tmp_path / "a")
+    windows = TokenWindows(path, 9, dtype=dtype_for(write))
+    assert len(windows) == 4
+    assert all(window.dtype == torch.int64 for window in windows)
+    assert torch.cat(list(windows)).tolist() == tokens[:36].tolist()
+    assert windows[-1].tolist() == tokens[27:36].tolist()
+    assert windows.num_tokens == 40
+    again = pickle.loads(pickle.dumps(windows))
+    assert torch.equal(again[2], windows[2])
+
+
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=4),
+    window_size=st.integers(1, 12),
+    stride=st.integers(1, 15),
+)
+def test_windows_step_by_their_stride_and_stay_in_their_file(tmp_path_factory, sizes, window_size, stride):
+    folder = tmp_path_factory.mktemp("tokens")
+    paths, expected = [], []
+    for number, size in enumerate(sizes):
+        tokens = np.arange(size, dtype=np.uint16) + 100 * number
+        paths.append(str(bare(folder / str(number), tokens, [])))
+        starts = range(0, size - window_size + 1, stride)
+        expected += [tokens[start : start + window_size].tolist() for start in starts]
+    windows = TokenWindows(paths, window_size, stride=stride, dtype="uint16")
+    assert len(windows) == len(expected)
+    assert [window.tolist() for window in windows.__getitems__(range(len(windows)))] == expected
+
+
+@given(data=st.data(), lengths=st.lists(st.integers(0, 9), min_size=1, max_size=20), write=st.sampled_from(INDEXED))
+def test_documents_and_their_boundaries_are_those_that_were_written(tmp_path_factory, data, lengths, write):
+    path = tmp_path_factory.mktemp("tokens") / "a"
+    options = {}
+    if write is megatron:
+        counts = st.lists(st.integers(1, 3), min_size=len(lengths), max_size=len(lengths))
+        options["sequences"] = data.draw(counts, label="sequences")
+    path, tokens = written(write, path, lengths, **options)
+    documents = TokenDocuments(path)
+    edges = np.cumsum([0, *lengths])
+    assert documents.lengths.tolist() == lengths
+    assert [documents.sort_key(index) for index in range(len(lengths))] == lengths
+    assert [each.tolist() for each in documents] == [tokens[a:b].tolist() for a, b in pairwise(edges)]
+    if not len(tokens):
+        return
+    size = data.draw(st.integers(1, len(tokens)), label="window_size")
+    stride = data.draw(st.integers(1, size), label="stride")
+    for index, item in enumerate(TokenWindows(path, size, stride=stride, boundaries=True)):
+        own = slice(index * stride, index * stride + size)
+        document_of = np.repeat(np.arange(len(lengths)), lengths)[own]
+        begins = np.flatnonzero(np.diff(document_of, prepend=-1))
+        assert item["tokens"].tolist() == tokens[own].tolist()
+        assert item["cu_seqlens"].tolist() == [*begins, size]
+        assert item["document_ids"].tolist() == (np.unique(document_of, return_inverse=True)[1]).tolist()
+        assert item["position_ids"].tolist() == [n - max(b for b in begins if b <= n) for n in range(size)]
+
+
+def test_boundaries_may_come_from_the_token_that_ends_a_document(tmp_path):
+    tokens = np.array([5, 5, 0, 6, 0, 0, 7, 7], np.uint16)
+    path = str(bare(tmp_path / "a", tokens, []))
+    (item,) = TokenWindows(path, 8, dtype="uint16", boundaries=True, end_of_document=0)
+    assert item["cu_seqlens"].tolist() == [0, 3, 5, 6, 8]
+    assert item["cu_seqlens"].dtype == item["document_ids"].dtype == torch.int32
+    assert item["document_ids"].tolist() == [0, 0, 0, 1, 1, 2, 3, 3]
+    assert item["position_ids"].tolist() == [0, 1, 2, 0, 1, 0, 0, 1]
+    batch = collate_packed([item, item])
+    assert batch["cu_seqlens"].tolist() == [0, 3, 5, 6, 8, 11, 13, 14, 16]
+    assert batch["max_seqlen"] == 3
+
+
+@pytest.mark.parametrize("dtype", MEGATRON_CODES)
+def test_every_type_of_a_megatron_index_is_read(dtype, tmp_path):
+    tokens = np.array([1, 2, 100, 3])
+    path = str(megatron(tmp_path / "a", tokens, [3, 1], dtype=dtype))
+    assert TokenWindows(path, 4)[0].tolist() == [1, 2, 100, 3]
+    assert TokenDocuments(path)[1].tolist() == [3]
+
+
+def test_a_pair_written_by_megatron_is_read_as_megatron_reads_it():
+    path = str(GOLDEN / "megatron.bin")
+    documents = TokenDocuments(path)
+    expected = np.load(GOLDEN / "megatron_documents.npz")
+    assert [each.tolist() for each in documents] == [expected[str(n)].tolist() for n in range(len(expected))]
+    assert isinstance(documents.lengths, np.memmap)
+    windows = TokenWindows(path, 64)
+    joined = np.concatenate([expected[str(n)] for n in range(len(expected))])
+    assert torch.cat(list(windows)).tolist() == joined[: 64 * len(windows)].tolist()
+
+
+def test_the_second_layout_of_llm_c_has_larger_tokens(tmp_path):
+    tokens = np.array([70_000, 1, 2])
+    assert TokenWindows(str(llm_c(tmp_path / "a", tokens, [])), 3)[0].tolist() == [70_000, 1, 2]
+
+
+def test_files_may_be_in_any_store(tmp_path):
+    for write in (*INDEXED, numpys):
+        path, tokens = written(write, tmp_path / write.__name__)
+        for file in tmp_path.glob(f"{write.__name__}.*"):
+            with fsspec.open(f"memory://tokens/{file.name}", "wb") as copy:
+                copy.write(file.read_bytes())
+        remote = f"memory://tokens/{Path(path).name}"
+        assert TokenWindows(remote, 40)[0].tolist() == tokens.tolist()
+        if write in INDEXED:
+            assert TokenDocuments(remote).lengths.tolist() == [7, 1, 20, 0, 12]
+
+
+def test_documents_can_be_packed_without_naming_their_lengths_again(tmp_path):
+    path, tokens = written(megatron, tmp_path / "a", (7, 1, 20, 12))
+    documents = TokenDocuments(path)
+    packed = PackedDataset(documents, 20, lengths=documents.lengths, shuffle=False)
+    found = torch.cat([item["tokens"][item["document_ids"] >= 0] for item in packed])
+    assert sorted(found.tolist()) == tokens.tolist()
+
+
+def damaged(path, suffix, change):
+    file = Path(path).with_suffix(suffix) if not suffix.startswith("+") else Path(path + suffix[1:])
+    file.write_bytes(change(file.read_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("write", "suffix", "change", "expected"),
+    [
+        (megatron, ".bin", lambda old: old[:-2], "size is 78: expected 80 bytes"),
+        (megatron, ".bin", lambda old: old + b"ab", "size is 82: expected 80 bytes"),
+        (megatron, ".idx", lambda old: old[:20], "size is 20: expected at least 34"),
+        (megatron, ".idx", lambda old: old[:-3], "expected 142 bytes for 5 sequences"),
+        (megatron, ".idx", lambda old: b"X" + old[1:], "first bytes"),
+        (megatron, ".idx", lambda old: old[:9] + b"\2" + old[10:], "version is 2: expected 1"),
+        (megatron, ".idx", lambda old: old[:17] + b"\11" + old[18:], "code of the type is 9"),
+        (llm_c, ".bin", lambda old: old[:-2], "size is 1102: expected 1104"),
+        (llm_c, ".bin", lambda old: old[:4] + b"\5" + old[5:], "version of llm.c's header 20240520 is 5"),
+        (numpys, ".npy", lambda old: old[:-2], "expected 208 bytes for 40 tokens"),
+        (numpys, ".npy", lambda old: old[:20], "NumPy header"),
+        (datatrove, ".ds", lambda old: old[:-4], "2 or 4 bytes for each of the 40 tokens"),
+        (datatrove, "+.index", lambda old: old[:-1], "size is 39: expected a multiple of 8"),
+    ],
+)
+def test_a_file_that_contradicts_its_header_or_index_is_refused_by_name(write, suffix, change, expected, tmp_path):
+    path, _ = written(write, tmp_path / "a")
+    damaged(path, suffix, change)
+    with pytest.raises(ShardCorruptError, match=expected) as found:
+        TokenWindows(path, 4)
+    assert str(tmp_path / "a") in str(found.value)
+
+
+def test_a_document_outside_its_file_is_an_error_where_it_is_read(tmp_path):
+    path, _ = written(megatron, tmp_path / "a")
+    damaged(path, ".idx", lambda old: old[: 34 + 5 * 4 + 8] + struct.pack("<q", 1000) + old[34 + 5 * 4 + 16 :])
+    documents = TokenDocuments(path)
+    with pytest.raises(ShardCorruptError, match=r"a\.idx.*pointer of sequence 1 is 1000"):
+        documents[1]
+    path, _ = written(datatrove, tmp_path / "b")
+    damaged(path, "+.index", lambda old: struct.pack("<Q", 39) + old[8:])
+    documents = TokenDocuments(path)
+    with pytest.raises(ShardCorruptError, match=r"start of document 2 is 8: expected at least 39"):
+        documents[1]
+    with pytest.raises(ShardCorruptError, match="length of document 1"):
+        _ = documents.lengths
+
+
+def test_wrong_arguments_name_what_they_should_be(tmp_path):
+    path, _ = written(bare, tmp_path / "a")
+    with pytest.raises(ConfigurationError, match=r"dtype = None: expected the type of the tokens in .*a\.bin"):
+        TokenWindows(path, 4)
+    with pytest.raises(ConfigurationError, match="dtype = 'float32'"):
+        TokenWindows(path, 4, dtype="float32")
+    with pytest.raises(ShardCorruptError, match="a multiple of 8 bytes"):
+        Path(path).write_bytes(b"abc")
+        TokenWindows(path, 4, dtype="int64")
+    for options in ({"window_size": 0}, {"window_size": 4, "stride": 0}, {"window_size": 4, "vocab_size": 0}):
+        with pytest.raises(ConfigurationError, match=[*options][-1]):
+            TokenWindows(path, dtype="uint8", **options)
+    with pytest.raises(ConfigurationError, match="end_of_document"):
+        TokenWindows(path, 4, dtype="uint8", end_of_document=1)
+    with pytest.raises(ConfigurationError, match=r"a\.bin.*whose index says where documents are"):
+        TokenWindows(path, 4, dtype="uint8", boundaries=True)
+    with pytest.raises(ConfigurationError, match="whose index says where documents are"):
+        TokenDocuments(path, dtype="uint8")
+    with pytest.raises(ShardNotFoundError, match=r"none\.bin"):
+        TokenWindows(str(tmp_path / "none.bin"), 4)
+    with pytest.raises(ConfigurationError, match="uris"):
+        TokenWindows([], 4)
+    path, _ = written(numpys, tmp_path / "b")
+    with pytest.raises(ConfigurationError, match=r"dtype = 'int64': expected <u2, which .*b\.npy says"):
+        TokenWindows(path, 4, dtype="int64")
+    np.save(path, np.zeros((2, 2), int))
+    with pytest.raises(ConfigurationError, match="one dimension"):
+        TokenWindows(path, 4)
+    path, _ = written(megatron, tmp_path / "c")
+    with pytest.raises(ConfigurationError, match=r"the tokens beside this index: .*c\.bin"):
+        TokenWindows(path.replace(".bin", ".idx"), 4)
+    header = np.zeros(256, "<i4")
+    header[0] = 20240522
+    (tmp_path / "d.bin").write_bytes(header.tobytes())
+    with pytest.raises(ConfigurationError, match="questions of an evaluation"):
+        TokenWindows(str(tmp_path / "d.bin"), 4)
+
+
+def test_a_token_outside_the_vocabulary_is_named_where_it_is_read(tmp_path):
+    path, _ = written(numpys, tmp_path / "a")
+    windows = TokenWindows(path, 10, vocab_size=100)
+    assert windows[2].max() == 87
+    with pytest.raises(ShardCorruptError, match=r"a\.npy.*token 34 is 102: expected from 0 to 99"):
+        windows[3]
+    tokens = np.array([1.0, 2.5])
+    path = str(megatron(tmp_path / "b", tokens, [2], dtype="float32"))
+    with pytest.raises(ShardCorruptError, match=r"token 1 is 2\.5: expected a whole number"):
+        TokenWindows(path, 2)[0]
+
+
+def test_a_file_that_is_written_again_is_an_error_at_once_and_at_a_resume(tmp_path):
+    path, tokens = written(numpys, tmp_path / "a")
+    windows = TokenWindows(path, 4)
+    loader = DataLoader(windows, batch_size=2, seed=1)
+    next(iter(loader))
+    state = loader.state_dict()
+    np.save(path, (tokens + 1).astype(np.uint16))
+    with pytest.raises(ShardCorruptError, match=r"a\.npy.*has changed"):
+        windows[0]
+    again = DataLoader(TokenWindows(path, 4), batch_size=2, seed=1)
+    with pytest.raises(StateMismatchError, match=r"a\.npy"):
+        again.load_state_dict(state)
+
+
+def test_a_resumed_epoch_of_windows_goes_on_where_it_was(tmp_path):
+    path, _ = written(datatrove, tmp_path / "a", (50, 50, 3))
+    whole = [batch.tolist() for batch in DataLoader(TokenWindows(path, 5), batch_size=3, shuffle=True, seed=4)]
+    loader = DataLoader(TokenWindows(path, 5), batch_size=3, shuffle=True, seed=4)
+    batches = iter(loader)
+    begun = [next(batches).tolist() for _ in range(3)]
+    resumed = DataLoader(TokenWindows(path, 5), batch_size=3, shuffle=True, seed=4)
+    resumed.load_state_dict(loader.state_dict())
+    assert begun + [batch.tolist() for batch in resumed] == whole
+
+
+def test_a_large_file_is_not_read_before_it_is_needed(tmp_path):
+    path = tmp_path / "a.bin"
+    with path.open("wb") as file:
+        file.truncate(2 * 10**10)  # a file with a hole takes no room
+        file.seek(2 * 10**10 - 20)
+        file.write(np.arange(10, dtype=np.uint16).tobytes())
+    windows = TokenWindows(str(path), 10, dtype="uint16")
+    assert len(windows) == 10**9
+    assert windows[-1].tolist() == [*range(10)]
+    assert len(windows.file_digests()) == 1
