@@ -1,0 +1,84 @@
+"""A newcomer's walk: what docs/architecture.md says of a microbatch's way through each face is what the code does."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fkat_data
+from fkat_data import DataLoader, DataLoaderFactory, ShardedDataLoader
+from fkat_data.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
+
+ROOT = Path(fkat_data.__file__).parent
+TEXT = (ROOT.parent / "docs" / "architecture.md").read_text()
+SECTION = TEXT[TEXT.index("## Through each face") :]
+TABLE = [
+    [cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\|.+\|$", SECTION, re.MULTILINE)
+]
+
+
+class Iterated(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from range(8)
+
+
+def streaming(folder):
+    with MDSWriter(out=str(folder), columns={"x": "int"}) as writer:
+        for number in range(8):
+            writer.write({"x": number})
+    return StreamingDataLoader(StreamingDataset(local=str(folder), batch_size=4), batch_size=4)
+
+
+FACES = {
+    "`ShardedDataLoader`": lambda folder: ShardedDataLoader(
+        0, ["shard"], DataLoaderFactory(lambda shard: range(8), batch_size=4), multiprocessing=False
+    ),
+    "`DataLoader`, indices": lambda folder: DataLoader(range(8), batch_size=4),
+    "`DataLoader`, iterable": lambda folder: DataLoader(Iterated(), batch_size=4),
+    "`StreamingDataLoader`": streaming,
+}
+
+
+def walked(function):
+    """Return the names of the package's functions that a call runs, in order."""
+    found = []
+
+    def record(frame, event, argument):
+        if event == "call" and Path(frame.f_code.co_filename).is_relative_to(ROOT):
+            found.append(frame.f_code.co_qualname)
+
+    sys.setprofile(record)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def test_the_table_has_all_faces():
+    assert TABLE[0][1:] == [*FACES]
+    assert len(TABLE) > 10
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_microbatch_goes_through_the_stations_in_their_order(face, tmp_path):
+    made = []
+
+    def first():
+        made.append(FACES[face](tmp_path / "data"))
+        next(iter(made[0]))
+
+    calls = iter(walked(first))
+    column = [row[TABLE[0].index(face)] for row in TABLE[2:]]
+    for station in (name for cell in column for name in re.findall(r"`([\w.]+)`", cell) if name != "__iter__"):
+        assert station in calls, station  # goes on behind the station before
+    made[0].close()
+
+
+def test_the_stations_of_worker_processes_are_functions_of_the_package():
+    said = re.search(r"With worker processes, (.+)", TEXT)[1]
+    source = "\n".join(path.read_text() for path in ROOT.rglob("*.py"))
+    for name in re.findall(r"`([\w.]+)`", said):
+        assert re.search(rf"(def|class) {name.rpartition('.')[2]}\b", source), name
