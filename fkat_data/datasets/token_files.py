@@ -259,7 +259,7 @@ class TokenDocuments(_TokenFiles):
         documents = self._documents(number)
         start, stop = documents.start_of(row), documents.start_of(row + 1)
         if stop < start:
-            index = str(self.files[number].index)
+            index = str(self.files[number].index_path)
             raise ShardCorruptError.of_field(index, f"start of document {row + 1}", f"at least {start}", stop)
         return start, stop
 
@@ -269,6 +269,6 @@ class TokenDocuments(_TokenFiles):
 
 def _check_indexed(files: Sequence[TokenFile], otherwise: str) -> None:
     for file in files:
-        if file.index is None:
+        if file.index_path is None:
             expected = f"files whose index says where documents are (.bin with .idx, .ds with .ds.index); {otherwise}"
             raise ConfigurationError("uris", file.path, expected)

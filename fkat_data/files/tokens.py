@@ -68,7 +68,7 @@ class TokenFile(NamedTuple):
         first_byte: Where they begin.
         num_tokens: How many there are.
         version: What the file was.
-        index: The file with its documents; None: nothing says where they are.
+        index_path: The file with its documents; None: nothing says where they are.
         num_documents: How many there are; 0 without an index.
     """
 
@@ -77,7 +77,7 @@ class TokenFile(NamedTuple):
     first_byte: int
     num_tokens: int
     version: FileVersion
-    index: str | None = None
+    index_path: str | None = None
     num_documents: int = 0
 
     def bytes_of(self, start: int, stop: int) -> tuple[int, int]:
@@ -95,12 +95,12 @@ class TokenFile(NamedTuple):
             ShardCorruptError: The index is no longer what it was.
             OSError: It cannot be read.
         """
-        assert self.index is not None  # noqa: S101 - the caller has asked
-        content = _content(self.index, storage_options)
+        assert self.index_path is not None  # noqa: S101 - the caller has asked
+        content = _content(self.index_path, storage_options)
         kind = _MegatronIndex if content[: len(_MEGATRON)].tobytes() == _MEGATRON else _DatatroveIndex
         found = kind(self, content)
         if found.num != self.num_documents:
-            raise ShardCorruptError.of_field(self.index, "number of documents", str(self.num_documents), found.num)
+            raise ShardCorruptError.of_field(self.index_path, "number of documents", str(self.num_documents), found.num)
         return found
 
 
@@ -296,12 +296,16 @@ class _MegatronIndex(Documents):
             return self._file.num_tokens
         if not 0 <= sequence < len(self._pointers):
             what = f"from 0 to {len(self._pointers)}"
-            raise ShardCorruptError.of_field(str(self._file.index), f"sequence of document {document}", what, sequence)
+            raise ShardCorruptError.of_field(
+                str(self._file.index_path), f"sequence of document {document}", what, sequence
+            )
         start, rest = divmod(int(self._pointers[sequence]), self._item_bytes)
         if rest or not 0 <= start <= self._file.num_tokens:
             what = f"a token's place in the {self._file.num_tokens} tokens of {self._file.path}"
             pointer = int(self._pointers[sequence])
-            raise ShardCorruptError.of_field(str(self._file.index), f"pointer of sequence {sequence}", what, pointer)
+            raise ShardCorruptError.of_field(
+                str(self._file.index_path), f"pointer of sequence {sequence}", what, pointer
+            )
         return start
 
     def lengths(self) -> npt.NDArray[Any]:
@@ -314,7 +318,7 @@ class _MegatronIndex(Documents):
         if firsts.min() < 0 or firsts.max() > num_sequences:
             what = f"from 0 to {num_sequences}"
             found = (int(firsts.min()), int(firsts.max()))
-            raise ShardCorruptError.of_field(str(self._file.index), "sequences of documents", what, found)
+            raise ShardCorruptError.of_field(str(self._file.index_path), "sequences of documents", what, found)
         starts = np.append(self._pointers // self._item_bytes, self._file.num_tokens)
         return _checked_lengths(self._file, np.diff(starts[firsts]))
 
@@ -331,7 +335,7 @@ class _DatatroveIndex(Documents):
         start = int(self._ends[document - 1]) if document else 0
         if start > self._file.num_tokens:
             what = f"at most the {self._file.num_tokens} tokens of {self._file.path}"
-            raise ShardCorruptError.of_field(str(self._file.index), f"end of document {document - 1}", what, start)
+            raise ShardCorruptError.of_field(str(self._file.index_path), f"end of document {document - 1}", what, start)
         return start
 
     def lengths(self) -> npt.NDArray[Any]:
@@ -342,6 +346,6 @@ def _checked_lengths(file: TokenFile, lengths: npt.NDArray[np.int64]) -> npt.NDA
     if len(lengths) and lengths.min() < 0:
         document = int(lengths.argmin())
         raise ShardCorruptError.of_field(
-            str(file.index), f"length of document {document}", "at least 0", int(lengths[document])
+            str(file.index_path), f"length of document {document}", "at least 0", int(lengths[document])
         )
     return lengths

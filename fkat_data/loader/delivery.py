@@ -90,7 +90,7 @@ class Delivery:
         self._agreement = agreement
         self._sink = sink
         self._watch = watch
-        # Two at most: one that the caller is about to get, and one that moves behind it.
+        # One that the caller is about to get, and one that moves behind it; or a run, which does not move.
         self._moving: deque[_Taken] = deque()
         # By identity: the parts go on after this position. None: a call changes them, or was interrupted.
         self._whole_at: Position | None = _NOWHERE
@@ -134,6 +134,8 @@ class Delivery:
     def load_to(self, mover: Mover) -> None:
         """Move by another mover from the next microbatch on that is not moving yet."""
         self._placement.use(mover)
+        if self._whole_at is not None and any(not taken_with.copies for _, taken_with, _ in self._moving):
+            self._whole_at = _NOWHERE  # those of a run stand still: they are taken again
 
     def extend(self, num_shards: int) -> None:
         """Put more shards in work."""
@@ -244,9 +246,11 @@ class Delivery:
         mover = self._placement.mover
         if not isinstance(arrival, Arrival):
             return arrival, mover, None
-        if not mover.copies and not is_profiled:
-            return arrival, mover, arrival.microbatch
-        return self._moved(arrival)
+        if mover.copies or is_profiled:
+            return self._moved(arrival)
+        if self._prefetcher.has_run:
+            self._moving.extend([(each, mover, each.microbatch) for each in self._prefetcher.take_run()])
+        return arrival, mover, arrival.microbatch
 
     def _moved(self, arrival: Arrival) -> _Taken:
         """Begin to move a microbatch."""

@@ -123,7 +123,8 @@ class Engine(Generic[Microbatch_co]):
         # Where a load is going to: an interrupted call has left it to the next one.
         self._loading: Place | None = None
         # For a loader that is dropped without close(). Not at exit: a process that ends takes its workers with it.
-        after_end(self, self.pool.kill)
+        if settings.workers.is_multiprocessing or settings.workers.num_threads > 1:
+            after_end(self, self.pool.kill)
         self.pool.start()
 
     @property

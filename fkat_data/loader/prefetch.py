@@ -181,6 +181,8 @@ class Prefetcher:
             self._window = LookAhead(max(group.size for group in groups))
             self._num_microbatch_prefetches = self._window.size
         self._ticket = 0
+        self.has_run: bool = False
+        """Whether ``take_run`` may have something to return."""
         self._place: Position = START
         self._next_shard: int = 0
         self._num_extra = 0
@@ -317,6 +319,30 @@ class Prefetcher:
             found = message.num_microbatches if isinstance(message, End) else work.delivered
             return ShardEnd(self._end(work, found, is_whole=is_whole))
         return None if self._sampler_error is None else Raised(self._sampler_error)
+
+    def take_run(self) -> list[Arrival]:
+        """Return those that have come together with the one that ``take`` has returned, but for the last of their task.
+
+        Nothing is to be decided between them: the caller gets each for less than a call of ``take``.
+        """
+        self.has_run = False
+        if not self._work:
+            return []
+        work = self._work[0]
+        epoch, shard, number, step, ended = self._place
+        run: list[Arrival] = []
+        for item in work.arrived:
+            if not isinstance(item, Item) or item.is_last:
+                break
+            number, step = number + 1, step + 1
+            after = tuple.__new__(Position, (epoch, shard, number, step, ended))
+            run.append(tuple.__new__(Arrival, (item.microbatch, after, item.size_bytes, item.digest)))
+        if run:
+            for _ in run:
+                work.last_digest = cast("Item", work.arrived.popleft()).digest
+            work.delivered += len(run)
+            self._place = run[-1].after
+        return run
 
     def _is_settled(self, work: Work, item: Item, *, block: bool) -> bool:
         """Return whether it is known what ends with the next microbatch of a task that takes turns."""
@@ -494,6 +520,7 @@ class Prefetcher:
                 if message is not None and not isinstance(message, Raised):
                     if self._shortages.newest is not None:
                         self._shortages.forget()
+                    self.has_run = isinstance(message, Together)
                     return work.keep(message)
                 return message
             self._lose(work, num_expected, lost)

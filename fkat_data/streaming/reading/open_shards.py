@@ -493,7 +493,11 @@ def _batch(columns: dict[str, Any], positions: _Integers) -> dict[str, Any]:
             batch[name] = torch.from_numpy(values.take(positions, axis=0))
         else:
             picked = [values[position] for position in positions.tolist()]
-            if any(issubclass(kind, np.ndarray) for kind in {*map(type, picked)}):
+            kinds = {*map(type, picked)}
+            if kinds == {str}:  # torch's collate, which is asked for each batch, returns the list itself
+                batch[name] = picked
+                continue
+            if any(issubclass(kind, np.ndarray) for kind in kinds):
                 picked = [*map(own_array, picked)]
             batch[name] = _whole(picked, name)
     return batch
