@@ -266,12 +266,15 @@ def sleeping(shard):
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("factory", [hanging, sleeping])
-def test_a_silent_worker_is_reported_with_its_stack_and_at_last_ended(factory, caplog):
+def test_a_silent_worker_is_reported_with_its_stack_and_at_last_ended(factory, caplog, tmp_path):
+    def begun(shard):
+        (tmp_path / "begun").touch()
+        return factory(shard)
+
     options = {"multiprocessing": True, "stall_warning_s": 0.25, "stall_timeout_s": 1.0}
-    with make(["b"], factory, **options) as loader:
+    with make(["b"], begun, **options) as loader:
         loader.load_batch()
-        while not loader._engine.pool.workers[0].has_begun(0):  # its start is slower than that
-            loader._engine.pool.workers[0].receive(timeout_s=0)
+        while not (tmp_path / "begun").exists():  # its start is slower than that
             time.sleep(0.01)
         with (
             caplog.at_level(logging.WARNING),
