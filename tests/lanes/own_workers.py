@@ -5,7 +5,7 @@ import os
 import psutil
 from leavings import SHARED, processes
 
-__all__ = ["template_pids", "worker_pids"]
+__all__ = ["own_template_pids", "template_pids", "worker_pids"]
 
 
 def template_pids():
@@ -18,6 +18,11 @@ def template_pids():
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             continue
     return found
+
+
+def own_template_pids():
+    """Return the ids of the template processes that a test has started, without the one that all tests share."""
+    return template_pids() - {number for _, number in SHARED}
 
 
 def worker_pids():

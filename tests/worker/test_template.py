@@ -12,8 +12,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from leavings import SHARED
-from own_workers import template_pids, worker_pids
+from own_workers import own_template_pids, worker_pids
 
 from fkat_data import ShardedDataLoader, WorkerDiedError
 from fkat_data.worker import template_process
@@ -46,11 +45,6 @@ class Facts:
 
 def load(shard):
     return (torch.full((3,), index) for index in range(20))
-
-
-def own_template_pids():
-    """The templates of this test: not the one that all tests share."""
-    return template_pids() - {number for _, number in SHARED}
 
 
 def own_template_pid():
