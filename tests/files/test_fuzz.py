@@ -166,6 +166,7 @@ def check_hashed(number, root):
         assert isinstance(shard, ShardError) or shown(shard) == shown(original)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", range(4))
 def test_damage_under_a_hash_gives_the_very_data_or_an_error(part, tmp_path):
     for number in range(50 * part, 50 * (part + 1)):
