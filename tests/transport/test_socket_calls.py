@@ -12,7 +12,7 @@ from fkat_data.transport.channel import Channel
 
 
 @pytest.fixture
-def _without_flags(monkeypatch):
+def without_flags(monkeypatch):
     """As on macOS: no flag of a call keeps it from waiting, or a descriptor from programs."""
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(socket, "MSG_DONTWAIT", 0)
@@ -22,7 +22,7 @@ def _without_flags(monkeypatch):
 
 
 @pytest.fixture
-def ends(_without_flags):
+def ends(without_flags):
     trainer, worker = map(Channel, socket.socketpair())
     yield trainer, worker
     trainer.close()
@@ -79,7 +79,7 @@ class Full(socket.socket):
         raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
 
 
-@pytest.mark.usefixtures("_without_flags")
+@pytest.mark.usefixtures("without_flags")
 def test_a_process_with_too_many_open_files_is_named():
     ours, theirs = socket.socketpair()
     trainer = Channel(Full(fileno=ours.detach()))
