@@ -175,7 +175,7 @@ def test_where_locking_is_refused_microbatches_are_staged(caplog, monkeypatch):
         def cudaHostRegister(self, address, size_bytes, flags):  # noqa: N802
             return 2
 
-    monkeypatch.setattr(page_lock, "_told", [])
+    monkeypatch.setattr(page_lock, "_warned", [])
     with caplog.at_level(logging.WARNING):
         assert num_wrong(AcceleratorMover(LateEngine(Refusing()))) == 0
     assert len([record for record in caplog.records if "page-lock" in record.getMessage()]) == 1
