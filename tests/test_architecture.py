@@ -139,6 +139,7 @@ def test_imports_go_down():
     assert not offenders, "\n".join(offenders)
 
 
+@pytest.mark.long
 def test_strangers_do_not_know_one_another():
     offenders = [
         f"{path}: {own} imports {other}"

@@ -11,11 +11,6 @@ from fkat_data.background import BackgroundCall, in_loop, in_thread
 WAIT_S = 30
 
 
-def test_the_outcome_is_fetched_later():
-    call = BackgroundCall(lambda: threading.current_thread() is threading.main_thread())
-    assert call.result() is False
-
-
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit(3)])
 def test_an_error_is_raised_where_the_outcome_is_fetched(error):
     def fail():

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from IPython.core.formatters import HTMLFormatter
 
 import fkat_data
 from fkat_data.datasets import (
@@ -38,7 +39,6 @@ from fkat_data.samplers import (
     ShardSampler,
     ShuffledShardSampler,
 )
-from fkat_data.samplers.sequence import IteratedShardSampler
 from fkat_data.streaming import LocalDataset, MDSWriter, Stream, StreamingDataLoader, StreamingDataset
 from fkat_data.wording import LINE_CHARACTERS, Described, html_table, place_of
 
@@ -127,7 +127,6 @@ MAKERS = {
     "ShuffledShardSampler": lambda data: ShuffledShardSampler(FsShardSampler(data), seed=10**60),
     "DistributedDataParallelShardSampler": lambda data: DistributedDataParallelShardSampler(["a", "b"], 2, 1),
     "OwnLoop": lambda data: OwnLoop(),
-    "IteratedShardSampler": lambda data: IteratedShardSampler("sampler", OwnLoop()),
     "DataLoaderFactory": lambda data: fkat_data.DataLoaderFactory(
         partial(ParquetDataset, storage_options=OPTIONS), torch.utils.data.SequentialSampler, batch_size=2
     ),
@@ -180,7 +179,7 @@ def check(shown, name):
     assert line.startswith(f"{name}("), line
     assert len(line) <= LINE_CHARACTERS, line
     assert "\n" not in line
-    html = shown._repr_html_()
+    html = HTMLFormatter()(shown)
     assert texts_of(html)[0] == name
     for secret in SECRETS:
         assert secret not in line + str(shown) + html

@@ -2,11 +2,11 @@
 
 import ast
 import functools
+import inspect
 import os
 import queue
 import re
 import signal
-import sys
 import threading
 import warnings
 from pathlib import Path
@@ -99,7 +99,7 @@ def test_a_helper_that_is_given_a_frame_is_no_handler():
         raise OSError("the log is full")
 
     with suppress(OSError):
-        log(1000, sys._getframe())
+        log(1000, inspect.currentframe())
 
 
 @pytest.mark.parametrize("style", range(6))

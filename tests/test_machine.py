@@ -9,7 +9,7 @@ from fkat_data.errors import ConfigurationError
 
 
 @pytest.fixture(params=["as it is", "as on macOS"])
-def _either_way(request, monkeypatch):
+def either_way(request, monkeypatch):
     """What Linux is asked, and what another system is."""
     if request.param == "as on macOS":
         monkeypatch.setattr(sys, "platform", "darwin")
@@ -17,7 +17,7 @@ def _either_way(request, monkeypatch):
         monkeypatch.delattr(os, "sched_getaffinity", raising=False)
 
 
-pytestmark = pytest.mark.usefixtures("_either_way")
+pytestmark = pytest.mark.usefixtures("either_way")
 
 
 def test_the_cpus_are_counted():

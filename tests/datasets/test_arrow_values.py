@@ -18,6 +18,7 @@ TIME = np.datetime64(NANOSECONDS, "ns")
 SPAN = np.timedelta64(3_600_000_000_001, "ns")
 STAMP, SPANS = pa.timestamp("ns"), pa.duration("ns")
 BERLIN = pa.timestamp("ns", tz="Europe/Berlin")
+LONG = "more letters than a view holds"
 DAY = dt.datetime(2023, 11, 14, 22, 13, 20)  # noqa: DTZ001 - a column without a zone has such values
 
 
@@ -48,7 +49,16 @@ CASES = {
         ),
         [{"at": TIME, "parts": [{"took": SPAN}]}, None, {"at": None, "parts": None}],
     ),
-    "view of strings": (pa.array(["a", None], pa.string_view()), ["a", None]),
+    "view of strings": (pa.array(["a", None, LONG], pa.string_view()), ["a", None, LONG]),
+    "views in a struct": (
+        pa.array([{"a": "x"}, {"a": None}], pa.struct({"a": pa.string_view()})),
+        [{"a": "x"}, {"a": None}],
+    ),
+    "views in a list": (pa.array([["a"], [], None], pa.list_(pa.binary_view())), [[b"a"], [], None]),
+    "fixed bytes": (pa.array([b"ab", None], pa.binary(2)), [b"ab", None]),
+    "lists of lists": (pa.array([[[1], []], [], None]), [[[1], []], [], None]),
+    "long text": (pa.array(["a" * 2000, "", "\N{SNOWMAN}"], pa.large_string()), ["a" * 2000, "", "\N{SNOWMAN}"]),
+    "nothing": (pa.nulls(2), [None, None]),
     "uuid": (pa.array([b"0" * 16, None], pa.uuid()), [uuid.UUID(bytes=b"0" * 16), None]),
     "bool8": (pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, 0], pa.int8())), [True, False]),
 }

@@ -6,12 +6,10 @@ import pickle
 import shutil
 import subprocess
 import sys
-import tarfile
 import time
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from written_files import FORMATS, NUM_SAMPLES, write_lines, write_rows
 
 from fkat_data import DataLoader
 from fkat_data.datasets import (
@@ -20,36 +18,14 @@ from fkat_data.datasets import (
     JsonDataset,
     MapDataset,
     ParquetDataset,
-    TarDataset,
 )
 from fkat_data.errors import ShardCorruptError, StateMismatchError
-
-NUM_SAMPLES = 12
-
-
-def write_lines(path, word):
-    path.write_text("".join(json.dumps({"n": n, "word": word}) + "\n" for n in range(NUM_SAMPLES)), "utf-8")
-
-
-def write_rows(path, word):
-    pq.write_table(pa.table({"n": range(NUM_SAMPLES), "word": [word] * NUM_SAMPLES}), path, row_group_size=4)
-
-
-def write_members(path, word):
-    with tarfile.open(path, "w") as archive:
-        for number in range(NUM_SAMPLES):
-            member = path.parent / f"{number:02}.txt"
-            member.write_text(word, "utf-8")
-            archive.add(member, member.name)
 
 
 def later(path):
     """Let a file look as if it was written a second later: clocks of file systems are coarse."""
     found = path.stat()
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns + 1_000_000_000))
-
-
-FORMATS = [(JsonDataset, write_lines), (ParquetDataset, write_rows), (TarDataset, write_members)]
 
 
 @pytest.mark.parametrize(("kind", "write"), FORMATS)
@@ -91,16 +67,6 @@ def test_who_has_a_file_open_reads_it_on_after_another_one_replaced_it(tmp_path,
     other.replace(path)
     assert all("old" in str(sample) for sample in dataset.__getitems__(range(NUM_SAMPLES)))
     assert word in str(kind(str(path))[0])
-
-
-def test_rows_in_order_go_on_after_another_file_replaced_theirs(tmp_path):
-    path = tmp_path / "file.parquet"
-    write_rows(path, "old")
-    rows = iter(IterableParquetDataset(str(path), rows_at_once=2))
-    first = next(rows)
-    write_rows(tmp_path / "other", "new, and of another length" * 30)
-    (tmp_path / "other").replace(path)
-    assert [row["word"] for row in (first, *rows)] == ["old"] * NUM_SAMPLES
 
 
 @pytest.mark.parametrize(("kind", "write"), FORMATS)

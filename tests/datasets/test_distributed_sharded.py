@@ -115,18 +115,6 @@ def test_shard_indices_are_ranges_in_the_epochs_order():
     assert DistributedShardedDataset(list, params([4, 1]), rank=0, world_size=4).shard_indices["shard 1"] == (4, 4)
 
 
-def test_shards_and_samples_have_another_order_each_epoch():
-    dataset = DistributedShardedDataset(list, params([9] * 9), rank=0, world_size=1, shuffle=True)
-    orders = []
-    for epoch in (0, 1, 0):
-        dataset.set_epoch(epoch)
-        orders.append((tuple(dataset.shard_keys), tuple(dataset)))
-    assert orders[0] == orders[2]
-    assert orders[0][0] != orders[1][0]
-    of_one = [[sample for sample in order if sample[0] == "shard 4"] for _, order in orders]
-    assert of_one[0] != of_one[1]
-
-
 class Shards:
     """Makes shards whose lives it counts."""
 
@@ -210,15 +198,6 @@ def test_the_next_shard_is_loaded_while_this_one_is_visited_and_never_beyond_the
     assert not loaded["shard 2"].is_set()  # the other rank's
 
 
-def test_a_jump_starts_no_prefetch():
-    maker = Shards([2] * 9)
-    dataset = opened_by(maker)
-    for index in (0, 8, 4, 12):
-        assert dataset[index] == (f"shard {index // 2}", 0)
-    assert set(maker.opened) <= {f"shard {place}" for place in (0, 1, 2, 4, 6)}
-    assert "shard 5" not in maker.opened
-
-
 def test_an_error_in_the_background_arrives_at_the_shard_it_concerns_and_can_be_tried_again():
     failures = ["shard 1"]
     failed = threading.Event()
@@ -289,13 +268,6 @@ def test_a_shard_that_has_changed_its_length_is_named(prefetch):
     for _ in range(2):
         with pytest.raises(ShardCorruptError, match="it has 5 samples, but had 4 when it was counted"):
             dataset[3]
-
-
-def test_a_shard_without_a_length_is_named():
-    with pytest.raises(ConfigurationError, match=r"^dataset_type = .*for shard 'b'"):
-        DistributedShardedDataset(
-            lambda items: items, {"a": (([1],), {}), "b": ((iter([1]),), {})}, rank=0, world_size=1
-        )
 
 
 @pytest.mark.usefixtures("processes")
@@ -398,12 +370,6 @@ def test_arguments_that_cannot_work_are_named(argument, options):
     given = {"dataset_type": list, "shard_params": {"a": (([1, 2],), {})}, "rank": 0, "world_size": 1}
     with pytest.raises(ConfigurationError, match=f"^{argument} = "):
         DistributedShardedDataset(**given | options)
-
-
-def test_an_index_of_a_narrow_type_is_read_as_any_other():
-    second = ranks([200], 2)[1]
-    assert second[90] == second[np.int8(90)] == second[np.uint8(90)] == ("shard 0", 190)
-    assert second.__getitems__(np.array([90, -1], np.int8)) == [("shard 0", 190), ("shard 0", 199)]
 
 
 def test_a_key_that_is_no_text_has_a_place_in_the_state():

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler
 
 from fkat_data.datasets import Fragment, PackedDataset, collate_packed
-from fkat_data.datasets.dealt_order import DealtOrder
 from fkat_data.errors import ConfigurationError, StateMismatchError
 
 # See test_buffer_sorted.py: this file may not change.
@@ -114,24 +113,6 @@ def test_any_order_of_visits_and_any_copy_sees_the_same():
         assert second.fragments(index) == in_order[index]
     copied = pickle.loads(pickle.dumps(second))
     assert [copied.fragments(index - len(copied)) for index in range(len(copied))] == in_order
-    assert len(second._plans) <= 4
-
-
-def test_epochs_differ_and_can_be_had_again():
-    dataset = PackedDataset(Documents([3] * 40), 6, 20, seed=1)
-    orders = []
-    for epoch in (0, 1, 0):
-        dataset.set_epoch(epoch)
-        orders.append([dataset.fragments(index) for index in range(len(dataset))])
-    assert orders[0] == orders[2] != orders[1]
-
-
-def test_where_nothing_is_shuffled_documents_stay_in_order():
-    dataset = PackedDataset(Documents([3, 3, 3, 3]), 6, shuffle=False)
-    assert [[fragment.document for fragment in dataset.fragments(index)] for index in range(2)] in (
-        [[0, 1], [2, 3]],
-        [[0, 3], [1, 2]],
-    )
 
 
 def test_documents_that_are_too_long_are_split_or_skipped_where_asked():
@@ -226,16 +207,8 @@ def test_ranks_take_the_sequences_of_one_plan_in_turn_and_halve_only_the_last(le
     for rank, dataset in enumerate(datasets):
         made = plan.for_rank(len(datasets), rank)
         assert (made.dp_size, made.dp_rank) == (len(datasets), rank)
-        assert isinstance(made, DealtOrder)
         assert [made.fragments(index) for index in range(len(made))] == dealt[rank :: len(datasets)]
         assert made.state_dict() == dataset.state_dict() == plan.state_dict()
-
-
-def test_an_epoch_of_single_documents_has_nothing_to_halve():
-    dataset = PackedDataset(Documents([8] * 40), 8, 10, seed=1, world_size=3)
-    assert len(dataset) == 13
-    with pytest.raises(IndexError):
-        dataset.fragments(13)
 
 
 def test_torchs_own_loader_gives_each_rank_its_part_with_a_sampler_or_without():

@@ -45,12 +45,6 @@ def test_stopping_anywhere_and_going_on_in_this_or_another_sampler_changes_nothi
     assert following(resumed, 9) == whole[done : done + 9]
 
 
-def test_after_the_last_index_the_state_is_the_next_epochs_start():
-    sampler = ResumableSequentialSampler("abc")
-    states = [sampler.state_dict()["index"] for _ in sampler]
-    assert states == [1, 2, 0]
-
-
 def test_the_length_is_that_of_the_loop_under_way_or_of_the_next_one():
     sampler = ResumableSequentialSampler(range(10), start_index=1)
     assert next(iter(sampler)) == 1
@@ -66,25 +60,6 @@ def test_the_length_is_that_of_the_loop_under_way_or_of_the_next_one():
     assert len(DataLoader(range(10), batch_size=2, sampler=resumed)) == 5
 
 
-def test_an_older_loop_that_ends_does_not_end_the_newest_one():
-    sampler = ResumableSequentialSampler(range(3))
-    older = iter(sampler)
-    assert list(older) == [0, 1, 2]
-    newest = iter(sampler)
-    next(newest)
-    assert list(older) == []
-    assert len(sampler) == 3
-    newest = iter(sampler)
-    assert list(older) == []
-    assert len(sampler) == 2
-
-
-def test_it_drives_a_dataloader():
-    loader = DataLoader("abcdefg", batch_size=2, sampler=ResumableSequentialSampler("abcdefg", 3))
-    assert list(loader) == [["d", "e"], ["f", "g"]]
-    assert list(loader) == [["a", "b"], ["c", "d"], ["e", "f"], ["g"]]
-
-
 def test_only_the_newest_iterator_lives():
     sampler = ResumableSequentialSampler(range(5))
     first = iter(sampler)
@@ -92,10 +67,6 @@ def test_only_the_newest_iterator_lives():
     assert next(iter(sampler)) == 1
     with pytest.raises(StaleIteratorError):
         next(first)
-
-
-def test_an_empty_source_yields_nothing():
-    assert [list(ResumableSequentialSampler([])) for _ in range(2)] == [[], []]
 
 
 @pytest.mark.parametrize(

@@ -72,14 +72,6 @@ def test_indices_are_those_of_a_list(count, total, mode, is_padded, data):
             view[index]
 
 
-def test_a_dataset_that_grows_is_asked_for_its_length_each_time():
-    base = Keyed(range(4))
-    view = ShardedDataset(base, 2, 1, "sequential", False)
-    assert list(view) == [1, 3]
-    base.keys += [0, 0]
-    assert list(view) == [1, 3, 5]
-
-
 @pytest.mark.parametrize("mode", list(ShardIndexingMode))
 def test_the_state_passes_through_and_is_plain(mode):
     base, other = CountedKeyed(range(9), 4), CountedKeyed(range(9))

@@ -1,6 +1,6 @@
 """What keeps copies right, taken out piece by piece: engines and a mover with which bytes must be found wrong."""
 
-from fkat_data.device.accelerator import AcceleratorMover
+from fkat_data.device import AcceleratorMover
 
 
 class WithoutEvent:

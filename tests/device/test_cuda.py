@@ -5,7 +5,6 @@ the others could.
 """
 
 import gc
-import importlib.util
 import logging
 import random
 
@@ -14,11 +13,8 @@ import torch
 from device_examples import deliver_by
 from loader_examples import make
 from missing_safeguards import movers
-from torch.nn.utils.rnn import pack_sequence
 
-from fkat_data.device import page_lock
-from fkat_data.device.accelerator import AcceleratorMover
-from fkat_data.device.engine import StreamEngine
+from fkat_data.device import AcceleratorMover, StreamEngine, page_lock
 from fkat_data.device.page_lock import PageLocks
 
 pytestmark = [
@@ -62,6 +58,10 @@ class LateEngine(StreamEngine):
         super().__init__(cuda(), torch.cuda, PageLocks(cuda(), runtime))
         self._random = random.Random(0)
         self._num_issued = 0
+
+    @property
+    def side_stream(self):
+        return self._stream
 
     def issuing(self):
         context = super().issuing()
@@ -115,12 +115,14 @@ def test_the_host_waits_for_nothing():
     def small(shard):
         yield from (torch.full((16_384,), index) for index in range(1000))
 
-    with make(["a"], small, multiprocessing=True, device="cuda", **OPTIONS) as loader:
+    engine = LateEngine()
+    with make(["a"], small, multiprocessing=True, **OPTIONS) as loader:
+        deliver_by(loader, AcceleratorMover(engine))
         microbatches = iter(loader)
         for _ in range(50):  # memory of the device and of page locks is got
             next(microbatches)
         torch.cuda.synchronize()
-        streams = [torch.cuda.current_stream(), loader._engine._delivery._placement.mover._engine._stream]
+        streams = [torch.cuda.current_stream(), engine.side_stream]
         markers = []
         for stream in streams:
             with torch.cuda.stream(stream):
@@ -135,6 +137,7 @@ def test_the_host_waits_for_nothing():
         finally:
             torch.cuda.set_sync_debug_mode("default")
         torch.cuda.synchronize()
+        loader.set_device(None)
 
 
 class Counting:
@@ -160,12 +163,10 @@ def test_segments_are_page_locked_once_and_unlocked_at_the_end():
         deliver_by(loader, AcceleratorMover(LateEngine(runtime)))
         for _ in zip(range(500), loader, strict=False):
             pass
-        assert set(page_lock._locked.values()) == {True}
-        assert 0 < len(page_lock._locked) <= runtime.num_locked <= 30
+        assert 0 < runtime.num_locked <= 30
         loader.set_device(None)
     torch.cuda.synchronize()
     gc.collect()
-    assert page_lock._locked == {}
     assert runtime.num_unlocked == runtime.num_locked
 
 
@@ -174,7 +175,7 @@ def test_where_locking_is_refused_microbatches_are_staged(caplog, monkeypatch):
         def cudaHostRegister(self, address, size_bytes, flags):  # noqa: N802
             return 2
 
-    monkeypatch.setattr(page_lock, "_told", [])
+    monkeypatch.setattr(page_lock, "_warned", [])
     with caplog.at_level(logging.WARNING):
         assert num_wrong(AcceleratorMover(LateEngine(Refusing()))) == 0
     assert len([record for record in caplog.records if "page-lock" in record.getMessage()]) == 1
@@ -217,89 +218,3 @@ def test_a_graph_in_the_trainer_reads_what_was_delivered():
         for index, result in sums:
             assert torch.equal(result, 2 * content(index, cuda()))
         loader.set_device(None)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_objects_that_move_themselves_and_containers_move():
-    def objects(shard):
-        tensor = torch.arange(100_000)
-        yield {
-            "nested": [{"x": tensor}, (tensor[:3], "text")],
-            "packed": pack_sequence([torch.ones(40_000), torch.ones(2)]),
-            "jagged": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
-            "sparse": torch.eye(3).to_sparse(),
-            "empty": torch.empty(0, 3),
-            "twice": [tensor, tensor],
-        }
-
-    with make(["a"], objects, multiprocessing=True, device="cuda") as loader:
-        (microbatch,) = list(loader)
-    assert microbatch["nested"][0]["x"].is_cuda
-    assert microbatch["nested"][1][1] == "text"
-    assert bool((microbatch["nested"][0]["x"] == torch.arange(100_000, device="cuda")).all())
-    assert microbatch["packed"].data.is_cuda
-    assert bool((microbatch["packed"].data == 1).all())
-    assert [part.tolist() for part in microbatch["jagged"].unbind()] == [[1.0, 1.0], [1.0, 1.0, 1.0]]
-    assert microbatch["jagged"].is_cuda
-    assert bool((microbatch["sparse"].to_dense() == torch.eye(3, device="cuda")).all())
-    assert microbatch["empty"].shape == (0, 3)
-    assert microbatch["twice"][0] is microbatch["twice"][1]
-
-
-@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
-def test_a_tokenizers_encoding_moves():
-    def encodings(shard):
-        from transformers import BatchEncoding
-
-        yield BatchEncoding({"input_ids": torch.arange(50_000), "attention_mask": torch.ones(50_000)})
-
-    with make(["a"], encodings, multiprocessing=True, device="cuda") as loader:
-        (microbatch,) = list(loader)
-    assert bool((microbatch["input_ids"] == torch.arange(50_000, device="cuda")).all())
-    assert microbatch["attention_mask"].is_cuda
-
-
-def test_the_device_may_change_between_microbatches():
-    with make(["a"], factory, multiprocessing=True, device="cuda") as loader:
-        kinds = []
-        for index, microbatch in enumerate(loader):
-            assert torch.equal(microbatch["x"].cpu(), content(index))
-            kinds.append(microbatch["x"].device.type)
-            if index in (20, 60):
-                loader.set_device(None if index == 20 else "cuda")
-            if index == 99:
-                break
-    assert kinds[:20] == ["cuda"] * 20
-    assert kinds[25:60] == ["cpu"] * 35
-    assert kinds[65:] == ["cuda"] * 35
-
-
-def test_two_loaders_on_one_device_do_not_disturb_each_other():
-    with (
-        make(["a"], factory, multiprocessing=True, device="cuda", **OPTIONS) as one,
-        make(["b"], factory, multiprocessing=True, device="cuda", **OPTIONS) as other,
-    ):
-        for index, microbatches in zip(range(300), zip(one, other, strict=True), strict=False):
-            for microbatch in microbatches:
-                assert torch.equal(microbatch["x"], content(index, cuda()))
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_each_device_of_a_process_has_its_own_loader():
-    loaders = [make(["a"], factory, multiprocessing=True, device=f"cuda:{index}") for index in range(2)]
-    try:
-        for index, microbatches in zip(range(100), zip(*loaders, strict=True), strict=False):
-            for number, microbatch in enumerate(microbatches):
-                assert microbatch["x"].device == torch.device("cuda", number)
-                assert torch.equal(microbatch["x"].cpu(), content(index))
-    finally:
-        for loader in loaders:
-            loader.close()
-
-
-def test_replay_delivers_from_the_device():
-    with make(["a"], factory, multiprocessing=True, device="cuda", replay=True) as loader:
-        microbatches = iter(loader)
-        first = next(microbatches)["x"]
-        assert first.is_cuda
-        assert next(microbatches)["x"].data_ptr() == first.data_ptr()

@@ -5,7 +5,7 @@ import torch
 from device_examples import LateEngine, LateTicket, deliver_by
 from loader_examples import make
 
-from fkat_data.device.accelerator import AcceleratorMover
+from fkat_data.device import AcceleratorMover
 
 NUM_MICROBATCHES = 150
 LAG = 3
@@ -63,21 +63,6 @@ def test_this_test_can_fail():
     assert wrong_microbatches(Forgetful()) > 0
 
 
-@pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
-def test_the_device_may_change_between_two_microbatches(multiprocessing):
-    engine = LateEngine()
-    with make(["a"], factory, multiprocessing=multiprocessing) as loader:
-        kept = []
-        for index, microbatch in enumerate(loader):
-            kept.append(microbatch)
-            if index == 50:
-                deliver_by(loader, AcceleratorMover(engine))
-            if index == 100:
-                loader.set_device(None)
-        engine.run_until(len(engine.issued_copies) - 2)
-        assert [int(microbatch["x"].unique()) for microbatch in kept] == list(range(NUM_MICROBATCHES))
-
-
 @pytest.mark.usefixtures("processes")
 def test_copies_that_are_late_are_waited_for_before_memory_runs_out():
     """They hold as much as the limit allows, and nobody else lets them go."""
@@ -100,8 +85,7 @@ def test_the_host_waits_when_more_copies_would_not_be_faster():
     mover = AcceleratorMover(engine)
     for index in range(10):
         mover.finish(mover.begin(torch.tensor([index])))
-        assert len(mover._sources) <= 4
+        assert engine.num_done >= index - 3
     assert engine.num_done == 6
     mover.wait()
     assert engine.num_done == 10
-    assert not mover._sources

@@ -4,11 +4,7 @@ import pytest
 import torch
 from device_examples import LateEngine
 
-from fkat_data.device.accelerator import AcceleratorMover
-from fkat_data.device.choice import mover_for
-from fkat_data.device.host import HostMover
-from fkat_data.errors import ConfigurationError
-from fkat_data.extensions import register_mover
+from fkat_data.device import AcceleratorMover, HostMover, mover_for
 from fkat_data.testing.contracts import MoverContract
 
 
@@ -39,23 +35,25 @@ class TestCuda(MoverContract):
         return mover_for("cuda")
 
 
+REGISTERED = """
+import torch
+from fkat_data import ConfigurationError
+from fkat_data.device import HostMover, mover_for
+from fkat_data.extensions import register_mover
+
 class Elsewhere(HostMover):
     def __init__(self, device):
         self.device = device
 
-
-def test_a_registered_mover_serves_its_type_of_device(monkeypatch):
-    from fkat_data import registry
-
-    monkeypatch.setitem(registry._entries, "mover", registry._entries["mover"])
+register_mover("hpu", Elsewhere)
+print(mover_for("hpu:1").device)
+for name in ("nowhere", "cuda"):
     try:
-        register_mover("hpu", Elsewhere)
-        assert mover_for("hpu:1").device == torch.device("hpu:1")
-    finally:
-        registry._entries["mover"].clear()
-
-
-@pytest.mark.parametrize(("name", "expected"), [("nowhere", "torch knows"), ("cuda", "this package")])
-def test_a_type_that_is_none_or_ours_is_refused(name, expected):
-    with pytest.raises(ConfigurationError, match=expected):
         register_mover(name, Elsewhere)
+    except ConfigurationError as error:
+        print("torch knows" in str(error), "this package" in str(error))
+"""
+
+
+def test_a_registered_mover_serves_its_type_of_device(run_script):
+    assert run_script(REGISTERED).stdout == "hpu:1\nTrue False\nFalse True\n"

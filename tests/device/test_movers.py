@@ -1,7 +1,8 @@
 import gc
 import time
-from collections import UserDict
-from dataclasses import dataclass
+from collections import OrderedDict, UserDict
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
@@ -9,10 +10,7 @@ import torch
 from device_examples import LateEngine
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from fkat_data.device.accelerator import AcceleratorMover
-from fkat_data.device.choice import mover_for
-from fkat_data.device.engine import DirectEngine, StreamEngine, engine_for
-from fkat_data.device.host import HostMover
+from fkat_data.device import AcceleratorMover, HostMover, engine_for, mover_for
 from fkat_data.errors import ConfigurationError
 
 MICROBATCH = {"tensor": torch.arange(3), "text": "a", "nested": [(torch.ones(2),)]}
@@ -27,6 +25,12 @@ class Pair(NamedTuple):
 class Record:
     x: Any
     name: str = "r"
+
+
+@dataclass(frozen=True)
+class Frozen:
+    x: Any
+    size: int = field(init=False, default=7)
 
 
 class Encoding(UserDict):
@@ -62,8 +66,11 @@ def test_a_device_without_streams_gets_its_tensors_at_once():
         (Encoding(ids=torch.ones(2), mask=torch.ones(1)), lambda moved: list(moved.values())),
         (pack_sequence([torch.ones(3), torch.ones(2)]), lambda moved: [moved.data]),
         ({"deep": [[(Record([torch.ones(2)]),)]]}, lambda moved: moved["deep"][0][0][0].x),
+        (Frozen(torch.ones(2)), lambda moved: [moved.x] if moved.size == 7 else []),
+        (OrderedDict(b=torch.ones(2), a="text"), lambda moved: [moved["b"]]),
+        (MappingProxyType({"a": torch.ones(2)}), lambda moved: [moved["a"]]),
+        (torch.sort(torch.ones(2)), lambda moved: [moved.values]),
     ],
-    ids=["tensor", "list", "named tuple", "dataclass", "moves itself", "packed sequence", "nested"],
 )
 def test_tensors_move_wherever_they_are_and_the_source_stays(microbatch, tensors):
     mover = AcceleratorMover(engine_for(torch.device("meta")))
@@ -123,12 +130,13 @@ def test_where_one_tensor_finds_no_room_the_others_are_kept_until_they_were_read
     engine = Full()
     mover = AcceleratorMover(engine)
     microbatch = [torch.ones(2), torch.ones(3)]
+    num_holders = len(gc.get_referrers(microbatch))
     with pytest.raises(torch.OutOfMemoryError):
         mover.begin(microbatch)
-    assert [source.kept[0] for source in mover._sources.values()] == [microbatch]
+    gc.collect()
+    assert len(gc.get_referrers(microbatch)) > num_holders
     engine.run_until(0)
     assert mover.copied_s == 0.25
-    assert not mover._sources
 
 
 @pytest.mark.long
@@ -158,12 +166,6 @@ def test_every_tensor_is_handed_over():
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), None])
 def test_the_host_is_no_device_to_move_to(device):
     assert isinstance(mover_for(device), HostMover)
-
-
-def test_what_copies_is_chosen_by_the_device():
-    assert isinstance(engine_for(torch.device("meta")), DirectEngine)
-    assert isinstance(mover_for("meta"), AcceleratorMover)
-    assert StreamEngine.__doc__
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:7", "nowhere", 3.5, "cuda:x"])

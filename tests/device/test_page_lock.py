@@ -39,24 +39,6 @@ def factory(shard):
 
 
 @pytest.mark.usefixtures("processes")
-def test_each_segment_is_locked_once_and_unlocked_before_it_goes():
-    runtime = Runtime()
-    locks = PageLocks(torch.device("cpu"), runtime)
-    with make(["a"], factory, multiprocessing=True) as loader:
-        for microbatch in loader:
-            assert all(locks.hold(tensor) for tensor in microbatch)
-        num_segments = loader.statistics().num_segments
-    del microbatch
-    gc.collect()
-    mapping_at(0)  # the next call of any loader
-    locked = [call[1] for call in runtime.calls if call[0] == "lock"]
-    unlocked = [call[1] for call in runtime.calls if call[0] == "unlock"]
-    assert 1 <= len(locked) <= num_segments < 100
-    assert sorted(locked) == sorted(unlocked)
-    assert page_lock._locked == {}
-
-
-@pytest.mark.usefixtures("processes")
 def test_a_refusal_is_logged_once_and_remembered(caplog):
     runtime = Runtime(code=2)
     locks = PageLocks(torch.device("cpu"), runtime)
@@ -69,12 +51,6 @@ def test_a_refusal_is_logged_once_and_remembered(caplog):
     assert 1 <= len(runtime.calls) <= num_segments
     assert {call[0] for call in runtime.calls} == {"lock"}
     assert len([record for record in caplog.records if "page-lock" in record.getMessage()]) == 1
-
-
-def test_memory_of_the_callers_own_is_not_locked():
-    runtime = Runtime()
-    assert not PageLocks(torch.device("cpu"), runtime).hold(torch.ones(100_000))
-    assert runtime.calls == []
 
 
 def test_a_mapping_is_found_by_any_address_in_it():

@@ -463,21 +463,6 @@ def test_a_copy_of_an_iterable_dataset_has_the_whole_epoch_at_each_place_of_it(m
 
 
 @STREAMS
-@pytest.mark.parametrize("persistent_workers", [None, True])
-def test_a_copy_of_a_loader_with_workers_has_the_whole_epoch(make, persistent_workers, processes):
-    options = {"batch_size": None, "seed": 1, "num_workers": 2, "persistent_workers": persistent_workers}
-    with DataLoader(make(), **options) as loader:
-        expected = epochs(loader, 3)
-    with DataLoader(make(), **options) as loader:
-        for epoch in range(2):
-            rest = iter(loader)
-            delivered = [digest(next(rest)) for _ in range(3)]
-            with pickled(loader) as copied:
-                assert epochs(copied, 3 - epoch) == expected[epoch:]
-            assert delivered + digests(rest) == expected[epoch]
-
-
-@STREAMS
 def test_a_copy_of_a_resumed_loader_has_the_whole_epoch_and_takes_nothing_of_the_rest(make):
     options = {"batch_size": None, "seed": 1}
     expected = epochs(DataLoader(make(), **options), 3)
@@ -535,25 +520,6 @@ def test_an_iterator_is_one_of_torchs_that_refuses_to_be_copied(dataset):
             copied_by(iterator)
     assert iterator
     assert len(list(iterator)) == 3
-
-
-def test_an_iterator_has_the_length_of_torchs():
-    for sampler in (None, [3, 1, 2]):
-        assert len(iter(DataLoader(range(9), 2, sampler=sampler))) == len(
-            iter(TorchDataLoader(range(9), 2, sampler=sampler))
-        )
-    with pytest.raises(TypeError):
-        len(iter(DataLoader(Counting(6), 2)))
-
-
-def test_an_iterator_that_a_subclass_makes_is_what_a_loop_iterates():
-    class Doubled(DataLoader):
-        def _get_iterator(self):
-            return ([2 * number for number in batch] for batch in super()._get_iterator())
-
-    loader = Doubled(range(4), 2, collate_fn=list)
-    assert [list(loader), list(loader)] == [[[0, 2], [4, 6]]] * 2
-    assert loader.epoch == 2
 
 
 def test_a_loader_knows_what_it_has_done():

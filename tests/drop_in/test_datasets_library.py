@@ -8,7 +8,6 @@ import pytest
 from torch.utils.data import IterableDataset as TorchIterableDataset
 
 from fkat_data import DataLoader, StateMismatchError
-from fkat_data.drop_in.datasets_library import has_whole_state, order_of
 
 COUNT = 20
 _MODULE = "datasets.iterable_dataset"
@@ -158,10 +157,3 @@ def test_another_order_of_the_dataset_is_refused():
     resumed.load_state_dict(state)
     with pytest.raises(StateMismatchError, match=r"dataset_order.shuffle.*shuffle\(\) of the dataset the seed"):
         iter(resumed)
-
-
-def test_other_datasets_have_whole_states_and_no_order_to_compare():
-    assert has_whole_state([1])
-    assert order_of([1]) is None
-    assert has_whole_state(IterableDataset())
-    assert not has_whole_state(IterableDataset(1, is_shuffled=True))

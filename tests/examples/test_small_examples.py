@@ -35,6 +35,7 @@ def test_sorting_lines_by_length_saves_padding(run):
     assert padding < 0.15 < run("text", "buffer_size=16", *IN_PROCESS)[1]
 
 
+@pytest.mark.long
 def test_notes_are_told_apart(run):
     assert run("audio", *IN_PROCESS) > 0.8
 

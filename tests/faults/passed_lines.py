@@ -7,6 +7,7 @@ for faults and nothing that arms them, and the process of anybody else cannot be
 
 import errno
 import functools
+import inspect
 import os
 import signal
 import sys
@@ -69,7 +70,7 @@ def watch(folder, armed=()):
         return trace
 
     # The functions that are under way.
-    frame = sys._getframe(1)
+    frame = inspect.currentframe().f_back
     while frame is not None:
         if frame.f_code.co_filename.startswith(_PACKAGE):
             frame.f_trace = trace

@@ -220,7 +220,7 @@ def test_without_restarts_a_fault_is_an_error_in_its_place_and_a_resume_is_exact
 
 
 #: It goes on in the middle of a message, which no error of the kernel's interrupts: those that it may give are waited out.
-WITHIN_A_MESSAGE = "Channel._send_rest()"
+WITHIN_A_MESSAGE = "._send_rest()"
 
 
 @pytest.mark.slow

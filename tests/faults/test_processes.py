@@ -12,6 +12,7 @@ import leavings
 import psutil
 import pytest
 import torch
+from own_workers import worker_pids
 from torch.utils.data import DataLoader, Dataset
 
 from fkat_data import ConfigurationError, ShardedDataLoader, StaleIteratorError
@@ -60,33 +61,11 @@ def test_segments_lent_before_forks_come_back_after_them():
             os.waitpid(pid, 0)
 
 
-@pytest.mark.usefixtures("processes")
-def test_what_a_forked_child_inherited_never_changes_under_it():
-    ours, theirs = os.pipe()
-    go, gone = os.pipe()
-    with ShardedDataLoader(0, ["a"], full, memory_limit_bytes=1 << 20) as loader:
-        iterator = iter(loader)
-        kept = [next(iterator) for _ in range(3)]
-        pid = os.fork()
-        if pid == 0:
-            os.read(go, 1)  # until the parent has let go, and had many more
-            same = all(bool((microbatch == index).all()) for index, microbatch in enumerate(kept))
-            os.write(theirs, b"same" if same else b"changed")
-            os._exit(0)
-        kept.clear()
-        assert [int(microbatch[0]) for microbatch in iterator] == list(range(3, 40))
-        os.write(gone, b"!")
-        os.waitpid(pid, 0)
-        found = os.read(ours, 10)
-        for descriptor in (ours, theirs, go, gone):
-            os.close(descriptor)
-        assert found == b"same"
-
-
 FORKS = """
 import gc, multiprocessing, os, signal, sys, time, threading
 import torch
 from torch.utils.data import DataLoader, Dataset
+from own_workers import worker_pids
 from fkat_data import ShardedDataLoader
 
 class Validation(Dataset):
@@ -101,7 +80,7 @@ def load(shard):
 loader = ShardedDataLoader(0, ["a", "b"], load, num_shard_prefetches=1)
 
 def pids():  # once a microbatch has come: a process that is not born after 5 s has its template's number
-    return [worker.pid for worker in loader._engine.pool.workers]
+    return worker_pids()
 """
 
 
@@ -241,16 +220,6 @@ def test_loaders_in_several_threads_and_several_in_one_are_each_right():
         assert received[thread] == [(1000 * thread + index, 1000 * thread + 100 + index) for index in range(10)]
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_loader_outlives_the_thread_that_made_it():
-    made = []
-    thread = threading.Thread(target=lambda: made.append(ShardedDataLoader(0, ["100"], numbered)))
-    thread.start()
-    thread.join()
-    with made.pop() as loader:
-        assert [int(microbatch[0]) for microbatch in loader] == list(range(100, 110))
-
-
 def waiting(loader, take, caught):
     """A thread that waits for what never comes, and tells how that ended."""
 
@@ -332,7 +301,7 @@ def test_closing_workers_that_all_hang_takes_no_longer_than_one():
     loader = ShardedDataLoader(0, ["a", "b", "c"], hanging, num_shard_prefetches=3)
     iterator = iter(loader)
     next(iterator)
-    workers = [psutil.Process(worker.pid) for worker in loader._engine.pool.workers]
+    workers = [psutil.Process(pid) for pid in worker_pids()]
     next(iterator)
     # Each has made its second microbatch and hangs.
     for worker in workers:
@@ -361,23 +330,6 @@ def test_closing_again_and_again_in_every_state_is_no_error():
             closer.join(CLOSED_S)
             assert not closer.is_alive()
         loader.on_exception(ValueError())
-
-
-@pytest.mark.usefixtures("processes")
-def test_closing_in_finally_lets_the_exception_through():
-    loader = ShardedDataLoader(0, ["0"], numbered)
-    with pytest.raises(ZeroDivisionError):  # noqa: PT012 - it is the finally that is under test
-        try:
-            for _ in loader:
-                _ = 1 // 0
-        finally:
-            loader.close()
-            loader.teardown()
-
-
-class BrokenDevice:
-    def __str__(self):
-        return "broken"
 
 
 @pytest.mark.parametrize(
@@ -445,33 +397,3 @@ print("end", flush=True)
     program.check_silent_end()
     print(f"ended after {time.monotonic() - began_s:.3f} s")
     assert time.monotonic() - began_s < 4 * CLOSED_S  # 2 s are promised, with torch's own end and other load it is more
-
-
-def test_an_uncaught_exception_ends_the_trainer_quickly_with_its_own_traceback_alone(start):
-    program = start(AT_EXIT + 'print("begin", flush=True)\ntrain(loader)\n')
-    program.expect("begin")
-    program.below()
-    assert program.wait(30) == 1
-    assert program.stderr.count("Traceback") == 1
-    assert "ZeroDivisionError" in program.stderr.splitlines()[-1]
-    program.check_all_gone()
-
-
-@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
-def test_the_start_method_may_be_set_after_import_and_is_left_alone(start, method):
-    program = start(
-        f"""
-import multiprocessing
-import torch
-from fkat_data import ShardedDataLoader
-
-assert multiprocessing.get_start_method(allow_none=True) is None
-multiprocessing.set_start_method({method!r})
-with ShardedDataLoader(0, ["a"], lambda shard: [torch.zeros(3000)]) as loader:
-    assert len(list(loader)) == 1
-assert multiprocessing.get_start_method() == {method!r}
-print("end", flush=True)
-"""
-    )
-    program.expect("end")
-    program.check_silent_end()

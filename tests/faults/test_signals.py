@@ -3,7 +3,6 @@
 import os
 import pty
 import signal
-import time
 
 import psutil
 import pytest
@@ -202,48 +201,6 @@ def test_ctrl_c_at_a_terminal_is_a_keyboard_interrupt_of_the_trainer_alone(start
     finally:
         os.close(ours)
         os.close(theirs)
-
-
-UNCAUGHT = """
-import time
-import torch
-from torch.utils.data import DataLoader
-from fkat_data import ShardedDataLoader
-
-class Hung(torch.utils.data.Dataset):
-    def __len__(self):
-        return 4
-    def __getitem__(self, index):
-        if index == 2:
-            time.sleep(600)
-        return torch.zeros(3000)
-
-def load(shard):
-    return DataLoader(Hung(), batch_size=None)
-
-def main():
-    loader = ShardedDataLoader(0, ["a", "b"], load, num_shard_prefetches=1)
-    for number, microbatch in enumerate(loader):
-        print(number, flush=True)
-    print("over", flush=True)
-
-main()
-"""
-
-
-def test_a_trainer_that_does_not_catch_ctrl_c_shows_one_traceback_of_its_own_and_ends(start):
-    program = start(UNCAUGHT)
-    program.expect("0")
-    program.expect("1")
-    program.wait_until_asleep()
-    began_s = time.monotonic()
-    program.signal_group(signal.SIGINT)
-    assert program.wait(2.5) == -signal.SIGINT
-    print(f"ended after {time.monotonic() - began_s:.3f} s")
-    assert program.stderr.count("Traceback") == 1
-    assert program.stderr.rstrip().endswith("KeyboardInterrupt")
-    assert "over" not in program.unread.decode(), "a stop looked like an end"
-    program.check_all_gone()
 
 
 def test_a_signal_to_the_workers_themselves_does_not_stop_them(start, tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from loader_examples import plain
+from own_workers import worker_pids
 from test_kill_sweep import due, loader_of
 
 pytestmark = [
@@ -97,12 +98,11 @@ def check_worker(call, action, occurrence, tmp_path):
     """Return whether the fault happened."""
     log = tmp_path / f"{call}-{occurrence}"
     with loader_of(is_skipping=False, multiprocessing=True, max_worker_restarts=9) as loader:
-        worker = loader._engine.pool.workers[0]
         deadline_s = time.monotonic() + 60
-        while worker.times().stage != "idle":
+        while not loader.statistics().idle_s:  # it has started, and waits for a task
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
-        with injected(worker.pid, call, action, occurrence, log) as has_happened:
+        with injected(worker_pids()[0], call, action, occurrence, log) as has_happened:
             got, errors = deliver_past_errors(loader)
             happened = has_happened()
         restarts = loader.statistics().worker_restarts

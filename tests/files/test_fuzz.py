@@ -15,9 +15,7 @@ from golden_shards import SHARDS
 from PIL import Image
 
 from fkat_data.errors import ConfigurationError, ShardError
-from fkat_data.files.formats import open_shard
-from fkat_data.files.index import read_index
-from fkat_data.files.stored import decompress_file, validate_file
+from fkat_data.files import decompress_file, open_shard, read_index, validate_file
 
 NUM_CASES = 500
 NUM_CASES_SLOW = 100_000
@@ -168,6 +166,7 @@ def check_hashed(number, root):
         assert isinstance(shard, ShardError) or shown(shard) == shown(original)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", range(4))
 def test_damage_under_a_hash_gives_the_very_data_or_an_error(part, tmp_path):
     for number in range(50 * part, 50 * (part + 1)):

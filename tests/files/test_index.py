@@ -8,8 +8,7 @@ import pytest
 from golden_shards import SHARDS
 
 from fkat_data.errors import ShardCorruptError, ShardNotFoundError
-from fkat_data.files.index import parse_index, read_index
-from fkat_data.files.shard import Column, FileInfo
+from fkat_data.files import Column, FileInfo, parse_index, read_index
 
 
 def index_of(case):

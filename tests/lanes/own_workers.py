@@ -1,25 +1,39 @@
-"""The worker processes of a test's loaders, as the system shows them: tests need nothing of a loader to find one."""
+"""The worker processes of a program's loaders, as the system shows them: tests need nothing of a loader to find one."""
+
+import os
 
 import psutil
 from leavings import SHARED, processes
 
-__all__ = ["worker_pids"]
+__all__ = ["own_template_pids", "template_pids", "worker_pids"]
+
+
+def template_pids():
+    """Return the ids of the template processes of this process: its own, and those that tests share."""
+    found = {number for _, number in SHARED}
+    for child in psutil.Process().children():
+        try:
+            if "fkat_data.worker.template" in " ".join(child.cmdline()):
+                found.add(child.pid)
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+    return found
+
+
+def own_template_pids():
+    """Return the ids of the template processes that a test has started, without the one that all tests share."""
+    return template_pids() - {number for _, number in SHARED}
 
 
 def worker_pids():
-    """Return the ids of the living workers of this process's loaders, oldest first, without processes of their own.
-
-    In a test, whose template process is one that tests share.
-    """
-    numbers = {number for _, number in processes()}
-    shared = {number for _, number in SHARED}
-    found = []
-    for number in numbers:
+    """Return the ids of the living workers of this process's loaders, oldest first, without processes of their own."""
+    templates, found = template_pids(), []
+    for _, number in processes():
         try:
             process = psutil.Process(number)
-            if process.ppid() in numbers - shared or process.status() == psutil.STATUS_ZOMBIE:
-                continue
-            found.append((process.create_time(), number))
+            is_worker = number not in templates and process.ppid() in {os.getpid(), *templates}
+            if is_worker and process.status() != psutil.STATUS_ZOMBIE:
+                found.append((process.create_time(), number))
         except psutil.NoSuchProcess:
             continue
     return [number for _, number in sorted(found)]

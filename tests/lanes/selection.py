@@ -155,7 +155,7 @@ def _hide_name_of_test():
 def _reduce_examples(item, share):
     """Have Hypothesis test a property with fewer examples; it keeps a test's settings where its own plugin finds them."""
     holder, name = item.obj, "_hypothesis_internal_use_settings"
-    if hasattr(item.obj, "_hypothesis_state_machine_class"):
+    if getattr(item.obj, "_hypothesis_state_machine_class", None) is not None:
         holder, name = item.cls, "settings"
     given = getattr(holder, name, None)
     if share < 1 and isinstance(given, settings) and not hasattr(holder, "has_fewer_examples"):

@@ -117,9 +117,9 @@ for batch in batches:
     assert batch["pair"].kind is Kind.ROUND and batch["pair"].scale is scaled and scaled() == 2
     assert isinstance(batch["concrete"], Abstract)
 for cls, attributes in before:
-    now = dict(vars(cls))
-    assert {name: value for name, value in now.items() if not name.startswith("_abc")} == {
-        name: value for name, value in attributes.items() if not name.startswith("_abc")
+    now, of_abc = dict(vars(cls)), "_abc"
+    assert {name: value for name, value in now.items() if not name.startswith(of_abc)} == {
+        name: value for name, value in attributes.items() if not name.startswith(of_abc)
     }, cls
 assert BUILT == built == ["Batch"], BUILT
 assert list(Meta.known) == ["Known"]
@@ -243,43 +243,9 @@ def test_functions_with_a_cache_travel_without_what_is_in_it(run_script, by):
     )
 
 
-UNSHIPPABLE = """
-import sys, threading, types
-from fkat_data import ConfigurationError, ShardedDataLoader
-
-class Missing:
-    def __reduce__(self):
-        return "MISSING"
-
-MISSING = Missing()
-made = types.ModuleType("made")
-exec("def function(shard): return [1]", made.__dict__)
-sys.modules["made"] = made
-
-class Factory:
-    def __init__(self, part):
-        self.part = part
-    def __call__(self, shard):
-        return [0]
-
-for part in (MISSING, made.function, threading.Lock()):
-    try:
-        ShardedDataLoader(0, ["a"], Factory({"key": [part]}))
-    except ConfigurationError as error:
-        print(str(error).split(", expected")[0][:40], "pickled as a name" in str(error))
-"""
-
-
-def test_what_cannot_be_sent_is_named_by_the_constructor(run_script):
-    lines = run_script(UNSHIPPABLE).stdout.splitlines()
-    assert len(lines) == 3
-    for line, is_name in zip(lines, (True, True, False), strict=True):
-        assert line.startswith("dataloader_factory.part['key'][0] = "), line
-        assert line.endswith(str(is_name)), line
-
-
 MEMORY = """
 import gc, os, psutil, torch
+from own_workers import worker_pids
 from fkat_data import ShardedDataLoader
 
 def factory(shard):
@@ -291,7 +257,7 @@ loader = ShardedDataLoader(0, ["a"], factory, memory_limit_bytes=32 << 20)
 iterator = iter(loader)
 next(iterator)
 process = psutil.Process()
-worker = psutil.Process(loader._engine.pool.workers[0].pid)
+worker = psutil.Process(worker_pids()[0])
 before = process.memory_info().rss, worker.memory_info().rss
 assert sum(len(function()) for function in iterator) == 299 << 20
 grown = process.memory_info().rss - before[0], worker.memory_info().rss - before[1]

@@ -4,7 +4,6 @@ import functools
 import json
 import logging
 import os
-import pickle
 import signal
 import tarfile
 import time
@@ -41,9 +40,7 @@ from fkat_data.datasets import (
     TarDataset,
     TokenBudgetBatchSampler,
 )
-from fkat_data.mixing import DictDataLoader, RoundRobin
 from fkat_data.samplers import SequenceShardSampler
-from fkat_data.streaming import LocalDataset, MDSWriter
 
 SIZES = (0, 1, 7, 12, 3, 5)
 #: For torch refuses to draw from an empty dataset.
@@ -94,13 +91,6 @@ class EveryOther:
 
     def __iter__(self):
         return iter(self.batches)
-
-
-class Failing(Rows):
-    def __getitem__(self, index):
-        if self.count == 6 and index == 3:
-            raise ValueError("a broken row")
-        return super().__getitem__(index)
 
 
 class Lengths(Rows):
@@ -346,20 +336,6 @@ def test_where_it_is_not_known_the_message_says_what_to_pass():
         len(make(["2"], lambda shard: [[1]]))
 
 
-def test_shards_are_not_opened_again_where_none_has_a_length():
-    opened = []
-
-    def open_stream(shard):
-        opened.append(shard)
-        return Stream(shard)
-
-    loader = make([str(size) for size in range(1, 100)], DataLoaderFactory(open_stream))
-    for _ in range(3):
-        with pytest.raises(TypeError):
-            len(loader)
-    assert opened == ["1"]
-
-
 def test_each_shard_is_opened_once_to_be_counted():
     opened = []
 
@@ -401,15 +377,6 @@ def test_a_shard_that_cannot_be_opened_raises_or_counts_as_empty(caplog):
     assert len(loader) == 4
     assert "'gone' cannot be opened and counts as empty" in caplog.text
     assert len([None for _ in loader]) == 4
-
-
-def test_a_file_that_cannot_be_counted_raises_what_opening_it_raises(tmp_path):
-    write_lines(tmp_path / "a.jsonl", 3)
-    shards = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
-    with pytest.raises(ShardNotFoundError, match="no such file"):
-        len(make(shards, DataLoaderFactory(JsonDataset)))
-    loader = make(shards, DataLoaderFactory(JsonDataset), on_shard_error="skip")
-    assert len(loader) == len([None for _ in loader]) == 3
 
 
 # --- what is kept ------------------------------------------------------------------------------------------------
@@ -489,21 +456,6 @@ def test_a_file_of_a_store_is_counted_again_when_its_version_changes(tmp_path, c
             assert json.loads(kept_file(cache).read_text())["counts"]["json lines a.jsonl"][1] == size
 
 
-def test_shards_of_mds_are_opened(tmp_path):
-    for size in (3, 8):
-        with MDSWriter(out=str(tmp_path / str(size)), columns={"a": "int"}) as out:
-            for number in range(size):
-                out.write({"a": number})
-    factory = DataLoaderFactory(lambda shard: LocalDataset(local=shard), RandomSampler, batch_size=3)
-    assert check(make([str(tmp_path / "3"), str(tmp_path / "8")], factory)) == [4, 4, 4]
-
-
-def test_a_mixture_of_loaders_has_a_length():
-    loaders = {name: make(["5", "6"], DataLoaderFactory(Rows)) for name in "ab"}
-    mixture = DictDataLoader(loaders, RoundRobin(list("ab")), key=None)
-    assert len(mixture) == 22 == len([None for _ in mixture])
-
-
 def test_a_subclass_of_a_dataset_is_opened():
     class Half(JsonDataset):
         def __len__(self):
@@ -514,12 +466,6 @@ def test_a_subclass_of_a_dataset_is_opened():
 
     for generator in (Half, functools.partial(Half, max_line_bytes=9), Twice.over(IterableJsonDataset, identity)):
         assert DataLoaderFactory(generator).lengths_without_opening(["a", "b"]) == [None, None]
-
-
-def test_a_generator_over_mapped_datasets_is_sent_to_workers():
-    generator = pickle.loads(pickle.dumps(MapDataset.over(Rows, identity)))
-    assert len(generator("5")) == 5
-    assert DataLoaderFactory(generator).lengths_without_opening(["5"]) == [None]
 
 
 # --- callers that read the length once ---------------------------------------------------------------------------
@@ -609,12 +555,3 @@ def test_a_wrong_size_is_named_at_the_shards_end_and_corrected(order, caplog):
         for _ in loader:
             pass
         assert len(caplog.messages) == 2
-
-
-def test_a_shard_that_fails_and_is_skipped_contradicts_no_size(caplog):
-    factory = DataLoaderFactory(Failing, batch_size=2, shard_sizes={"4": 4, "6": 6})
-    with make(["4", "6"], factory, on_shard_error="skip") as loader:
-        assert len(loader) == 5
-        assert sum(1 for _ in loader) == 2 + 1
-        assert len(loader) == 5
-    assert not [line for line in caplog.messages if "says" in line]

@@ -1,12 +1,9 @@
 """Failures: each arrives as itself, in its place in the order, and none of them ends in a hang."""
 
 import contextlib
-import dataclasses
-import errno
 import functools
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -14,7 +11,6 @@ import types
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -25,126 +21,14 @@ from torch.utils.data import DataLoader
 from fkat_data import (
     ConfigurationError,
     MemoryLimitError,
-    ShardNotFoundError,
     WorkerDiedError,
-    WorkerError,
 )
-from fkat_data.transport import channel
 
 both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
 
 
-class TwoArgumentsError(Exception):
-    """Cannot be rebuilt from its ``args``."""
-
-    def __init__(self, first, second):
-        super().__init__(f"{first} and {second}")
-        self.first = first
-
-
-class UnpicklableError(Exception):
-    def __init__(self, text):
-        super().__init__(text)
-        self.lock = threading.Lock()
-
-
-class UnprintableError(Exception):
-    def __str__(self):
-        raise RuntimeError("no words")
-
-
-@dataclasses.dataclass(frozen=True)
-class FrozenError(Exception):
-    text: str
-
-
-def kinds():
-    """Exceptions that users raise: how to raise it, what must arrive, what its text or notes must say."""
-    return {
-        "plain": (lambda: ValueError("bad sample"), ValueError, "bad sample"),
-        "key": (lambda: KeyError("absent"), KeyError, "absent"),
-        "two arguments": (lambda: TwoArgumentsError("one", "two"), (TwoArgumentsError, WorkerError), "one and two"),
-        "unpicklable": (lambda: UnpicklableError("has a lock"), (UnpicklableError, WorkerError), "has a lock"),
-        "unprintable": (UnprintableError, (UnprintableError, WorkerError), "UnprintableError"),
-        "huge": (lambda: ValueError("x" * 5_000_000), (ValueError, WorkerError), "xxx"),
-        "group": (lambda: ExceptionGroup("several", [ValueError("a"), TypeError("b")]), ExceptionGroup, "several"),
-        "ours": (lambda: ShardNotFoundError("shard-7", "it is gone"), ShardNotFoundError, "it is gone"),
-        "stop": (StopIteration, (WorkerError, RuntimeError), "StopIteration"),
-        "exit": (lambda: SystemExit(0), WorkerError, "SystemExit"),
-        "interrupt": (KeyboardInterrupt, WorkerError, "KeyboardInterrupt"),
-        "end of file": (EOFError, EOFError, "EOFError"),
-        "broken pipe": (lambda: BrokenPipeError("the dataset's own"), BrokenPipeError, "dataset's own"),
-    }
-
-
-def raising_dataset(kind, index, count=6):
-    """A map-style dataset that raises at an index; made here, so that it is shipped by value."""
-    make_error = kinds()[kind][0]
-
-    class Raising(torch.utils.data.Dataset):
-        def __len__(self):
-            return count
-
-        def __getitem__(self, place):
-            if place == index:
-                raise make_error()
-            return torch.tensor(place)
-
-    return Raising()
-
-
-def raising_stream(kind, index):
-    make_error = kinds()[kind][0]
-
-    def stream():
-        for place in range(6):
-            if place == index:
-                raise make_error()
-            yield torch.tensor(place)
-
-    return stream()
-
-
 def told(error):
     return "\n".join([repr(type(error)), repr(error.args), *getattr(error, "__notes__", [])])
-
-
-def check_arrival(loader, kind, before):
-    """Take what comes before the failure, then the failure, twice; return it."""
-    _, expected, text = kinds()[kind]
-    iterator = iter(loader)
-    assert [int(next(iterator)) for _ in before] == before
-    state = loader.state_dict()
-    with pytest.raises(expected) as first:
-        next(iterator)
-    assert not isinstance(first.value, StopIteration)
-    assert text in told(first.value)
-    assert "'bad'" in told(first.value)
-    assert f"microbatch {len(before) - 2}" in told(first.value)
-    with pytest.raises(expected):
-        next(iterator)
-    assert loader.state_dict()["all_rank_microbatches"] == state["all_rank_microbatches"]
-    return first.value
-
-
-# In process, what ends the process is the caller's own: see below.
-@pytest.mark.parametrize("kind", sorted(set(kinds()) - {"exit", "interrupt"}))
-@pytest.mark.parametrize("product", ["map", "stream"])
-def test_an_exception_in_process_arrives_in_its_place_and_names_its_shard(kind, product):
-    def factory(shard):
-        if shard == "good":
-            return [torch.tensor(7), torch.tensor(8)]
-        return DataLoader(raising_dataset(kind, 3), batch_size=None) if product == "map" else raising_stream(kind, 3)
-
-    check_arrival(make(["good", "bad", "good"], factory, num_shard_prefetches=1), kind, [7, 8, 0, 1, 2])
-
-
-def test_an_exception_that_takes_no_notes_arrives_as_itself():
-    def factory(shard):
-        raise FrozenError("no notes")
-
-    with pytest.raises(FrozenError):
-        next(iter(make(["a"], factory)))
 
 
 def test_a_shard_that_cannot_be_opened_is_named_after_everything_before_it():
@@ -160,23 +44,6 @@ def test_a_shard_that_cannot_be_opened_is_named_after_everything_before_it():
             next(iterator)
     assert "while opening shard 'absent'" in told(caught.value)
     assert caught.value.filename == "/nonexistent/absent"
-
-
-def test_an_exception_in_collate_arrives():
-    def factory(shard):
-        def collate(samples):
-            if samples[0] == 4:
-                raise ValueError("cannot collate")
-            return samples
-
-        return DataLoader(list(range(8)), batch_size=2, collate_fn=collate)
-
-    with make(["a"], factory) as loader:
-        iterator = iter(loader)
-        assert [next(iterator), next(iterator)] == [[0, 1], [2, 3]]
-        with pytest.raises(ValueError, match="cannot collate") as caught:
-            next(iterator)
-    assert "microbatch 2 of shard 'a'" in told(caught.value)
 
 
 def test_a_product_that_is_not_iterable_is_refused_by_name():
@@ -236,62 +103,7 @@ def test_an_unpicklable_microbatch_is_an_error_of_its_place(multiprocessing):
         assert "microbatch 1 of shard 'a'" in told(caught.value)
 
 
-def test_ctrl_c_in_process_is_a_keyboard_interrupt_and_the_loader_goes_on_after_it():
-    interrupted = []
-
-    def factory(shard):
-        for index in range(4):
-            if index == 2 and not interrupted:
-                interrupted.append(True)
-                signal.raise_signal(signal.SIGINT)
-            yield index
-
-    loader = make(["a"], factory)
-    iterator = iter(loader)
-    got = [next(iterator)]  # one is held back, until it is known whether another follows
-    with pytest.raises(KeyboardInterrupt):
-        next(iterator)
-    assert [*got, *iterator] == [0, 1, 2, 3]
-
-
-@pytest.mark.usefixtures("processes")
-def test_ctrl_c_while_a_sample_hangs_is_a_keyboard_interrupt_at_once_and_the_loader_goes_on_after_it():
-    def factory(shard):
-        yield 0
-        yield 1
-        time.sleep(1.5)
-        yield 2
-
-    with make(["a"], factory, multiprocessing=True) as loader:
-        iterator = iter(loader)
-        assert next(iterator) == 0
-        timer = threading.Timer(0.3, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
-        timer.start()
-        began = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
-            next(iterator)
-        assert time.monotonic() - began < 1.0
-        timer.join()
-        assert [0, *iterator] == [0, 1, 2]
-
-
 # --- MemoryError -------------------------------------------------------------------------------------------------
-
-
-@both_modes
-def test_a_memory_error_of_the_dataset_is_raised_again_and_skips_nothing(multiprocessing):
-    def factory(shard):
-        if shard == "large":
-            raise MemoryError("the dataset wants too much")
-        return [torch.tensor(1), torch.tensor(2)]
-
-    with make(["a", "large", "b"], factory, multiprocessing=multiprocessing, num_shard_prefetches=1) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        next(iterator)
-        for _ in range(2):
-            with pytest.raises(MemoryError):
-                next(iterator)
 
 
 @pytest.mark.usefixtures("processes")
@@ -494,17 +306,6 @@ def test_a_dead_worker_is_noticed_though_a_child_of_its_own_holds_the_pipe_open(
         children[0].kill()
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_loader_whose_worker_died_works_again_after_close():
-    with make(["list-a-3"], multiprocessing=True) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        os.kill(worker_pids()[0], signal.SIGKILL)
-        time.sleep(0.2)
-        loader.close()
-        assert len(epoch(loader)) == 3
-
-
 # --- what cannot be sent -----------------------------------------------------------------------------------------
 
 
@@ -566,18 +367,6 @@ def test_a_profiler_that_cannot_be_sent_is_named():
 
     with pytest.raises(ConfigurationError, match="profiler"):
         make(["a"], multiprocessing=True, profiler=Profiler(lock=threading.Lock()))
-
-
-def test_a_factory_with_an_empty_cell_beside_a_lock_is_still_refused():
-    lock = threading.Lock()
-
-    def factory(shard):
-        return [absent, lock]
-
-    if not lock:
-        absent = 1
-    with pytest.raises(ConfigurationError, match="dataloader_factory"):
-        make(["a"], factory, multiprocessing=True)
 
 
 @pytest.mark.usefixtures("processes")
@@ -649,38 +438,3 @@ def test_a_failed_move_loses_no_microbatch(multiprocessing):
         assert Fragile.failed
         # Where the move was tried ahead of the call that wants it, it is tried again then.
         assert [index for index in got if index != "failed"] == [0, 1, 2, 3]
-
-
-@pytest.mark.usefixtures("processes")
-def test_numpy_arrays_are_views_that_stay_valid():
-    def factory(shard):
-        return [np.full(10_000, index) for index in range(5)]
-
-    with make(["a"], factory, multiprocessing=True) as loader:
-        kept = list(loader)
-    assert [int(array.sum()) for array in kept] == [index * 10_000 for index in range(5)]
-
-
-def tearing(shard):
-    """Let the socket of the worker that this is take three bytes of its next message, and nothing after them."""
-    taken = []
-
-    def send(sock, data, flags=0):
-        if taken:
-            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
-        taken.append(data)
-        return super(socket.socket, sock).send(data[:3], flags)
-
-    socket.socket.sendmsg = lambda sock, buffers, ancillary, flags=0: send(sock, buffers[0], flags)
-    socket.socket.send = send
-    channel._LONGEST_FULL_S = 0.05
-    return [np.zeros(100_000), np.ones(100_000)]
-
-
-@pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("start_method", ["template", "spawn"])
-def test_a_worker_that_sends_a_part_of_a_message_dies_and_its_last_words_say_why(start_method):
-    with make(["a"], tearing, multiprocessing=True, start_method=start_method) as loader:
-        with pytest.raises(WorkerDiedError, match=r"3 of a message's \d+ bytes.*No buffer space available") as caught:
-            next(iter(loader))
-        assert "TornFrameError" in caught.value.last_words

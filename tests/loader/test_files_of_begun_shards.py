@@ -2,12 +2,10 @@
 
 import json
 import os
-import tarfile
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from torch.utils.data import DataLoader
+from written_files import FORMATS, NUM_SAMPLES, write_lines
 
 from fkat_data import (
     DataLoaderFactory,
@@ -15,25 +13,7 @@ from fkat_data import (
     ShardedDataLoader,
     StateMismatchError,
 )
-from fkat_data.datasets import JsonDataset, MapDataset, ParquetDataset, TarDataset
-
-NUM_SAMPLES = 12
-
-
-def write_lines(path, word):
-    path.write_text("".join(json.dumps({"n": n, "word": word}) + "\n" for n in range(NUM_SAMPLES)), "utf-8")
-
-
-def write_rows(path, word):
-    pq.write_table(pa.table({"n": range(NUM_SAMPLES), "word": [word] * NUM_SAMPLES}), path, row_group_size=4)
-
-
-def write_members(path, word):
-    with tarfile.open(path, "w") as archive:
-        for number in range(NUM_SAMPLES):
-            member = path.parent / f"{number:02}.txt"
-            member.write_text(word, "utf-8")
-            archive.add(member, member.name)
+from fkat_data.datasets import JsonDataset, MapDataset
 
 
 class Texts:
@@ -61,7 +41,6 @@ class OneByOne:
         return (self.dataset[index] for index in range(len(self.dataset)))
 
 
-FORMATS = [(JsonDataset, write_lines), (ParquetDataset, write_rows), (TarDataset, write_members)]
 FACTORIES = [lambda kind: DataLoaderFactory(Texts(kind), batch_size=2), PlainFunction]
 
 

@@ -7,6 +7,7 @@ import pytest
 PROGRAM = """
 import os, signal, sys
 import torch
+from own_workers import worker_pids
 from fkat_data import ShardedDataLoader
 
 labels = [f"label {index}" for index in range(50)]
@@ -20,7 +21,7 @@ found = []
 with ShardedDataLoader(0, ["a", "b"], factory, 2, 1, max_worker_restarts=2) as loader:
     iterator = iter(loader)
     found.append(next(iterator))
-    os.kill(loader._engine.pool.workers[0].pid, signal.SIGKILL)
+    os.kill(worker_pids()[0], signal.SIGKILL)
     found += iterator
     assert loader.statistics().worker_restarts == 1 and len(found) == 20
 with ShardedDataLoader(0, ["a"], factory, start_method="spawn") as loader:

@@ -81,11 +81,6 @@ def test_a_share_of_the_microbatches_is_that_share(fit):
     assert module.validated_at == [2, 4]
 
 
-def test_validation_comes_at_a_share_of_the_epoch(fit):
-    module = fit(val_check_interval=0.5, limit_val_batches=1)
-    assert module.validated_at == [2, 4, 6, 8]
-
-
 def test_the_number_of_steps_is_estimated(fit):
     module = fit(accumulate_grad_batches=3)
     assert module.num_steps == 2 * NUM_MICROBATCHES

@@ -75,13 +75,6 @@ def test_what_a_look_ahead_without_a_limit_hides_is_hidden(name):
     assert run.largest <= 256
 
 
-@pytest.mark.parametrize("ratio", [1.5, 2.0, 10.0])
-def test_a_window_that_is_never_needed_stays_small(ratio):
-    run = simulated(times([1.0], COUNT), times([ratio], COUNT), LookAhead())
-    assert max(run.windows) == 4
-    assert run.waited <= 1.0
-
-
 @pytest.mark.parametrize("jitter", [(1.0,), (0.5, 1.5), (1.0, 1.0, 1.0, 3.0)])
 def test_a_window_that_cannot_help_does_not_grow(jitter):
     """The worker is the limit: the trainer waits for most microbatches, whatever the window."""
@@ -104,44 +97,10 @@ def test_a_window_shrinks_again_when_what_it_was_for_is_over():
     assert run.windows[-1] == 4
 
 
-@pytest.mark.long
-def test_a_rare_slow_microbatch_is_paid_for_a_few_times_only():
-    making, using = times([1.0] * 2999 + [40.0], 200_000), times([1.1], 200_000)
-    run = simulated(making, using, LookAhead())
-    grown = sum(after > before for before, after in zip(run.windows, run.windows[1:], strict=False))
-    assert grown <= 24
-    assert run.waited - simulated(making, using).waited < 600.0
-
-
 @pytest.mark.parametrize(("size_bytes", "least"), [(IMAGES, 4), (TOKENS, 16), (TINY, 1024), (0, 1024)])
 def test_the_window_of_small_microbatches_is_a_few_mebibytes(size_bytes, least):
     run = simulated(times([1.0], 3000), times([2.0], 3000), LookAhead(), size_bytes)
     assert run.windows[-1] == least
-
-
-def test_a_pause_now_and_then_beside_slow_workers_grows_no_window():
-    """Each pause leaves a full window, and so does a kernel that runs something else for a while."""
-    run = simulated(times([1.0], COUNT), times([0.9] * 1999 + [300.0], COUNT), LookAhead())
-    assert max(run.windows) == 4
-
-
-def test_one_small_microbatch_among_large_ones_does_not_enlarge_the_window():
-    policy = LookAhead()
-    sizes = [TOKENS] * 40 + [TINY]
-    for size_bytes in sizes * 20:
-        policy.deliver(2, size_bytes)
-        assert policy.size <= 24
-
-
-def test_workers_that_make_a_shard_together_have_two_each():
-    assert LookAhead(8).size == 16
-
-
-def test_a_wait_beside_idle_workers_grows_the_window():
-    policy = LookAhead()
-    for _ in range(3):
-        policy.wait(is_idle_ahead=True)
-    assert policy.size == 32
 
 
 events = st.lists(

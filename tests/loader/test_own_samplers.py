@@ -1,10 +1,9 @@
-import json
 from collections import Counter
 
 import pytest
 from elastic_examples import rest
 from loader_examples import make
-from own_sampler_examples import CHANGING, FIXED, SHARDS, Assigned, Generated, GloballyShuffled, Indexed
+from own_sampler_examples import CHANGING, FIXED, SHARDS, Generated, GloballyShuffled
 
 from fkat_data import (
     DistributedDataParallelShardSampler,
@@ -38,11 +37,6 @@ def test_a_subclass_of_either_form_resumes_exactly_from_every_position(sampler, 
         assert list(rest(resumed, NUM_EPOCHS)) == microbatches[position:], position
 
 
-@pytest.mark.parametrize("sampler", [Assigned, Indexed])
-def test_a_subclass_yields_what_its_list_does(sampler):
-    assert run(make(sampler()))[0] == run(make(SHARDS))[0]
-
-
 @pytest.mark.parametrize("sampler", FIXED + CHANGING)
 def test_a_subclass_is_split_again_over_other_ranks_at_every_step(sampler):
     def ranks(dp_size):
@@ -64,15 +58,6 @@ def test_a_subclass_is_split_again_over_other_ranks_at_every_step(sampler):
         left = Counter(microbatch for loader in resumed for microbatch in rest(loader, 1))
         assert delivered + left == whole, delivered.total()
     assert whole.total() == 10
-
-
-@pytest.mark.parametrize("sampler", FIXED + CHANGING)
-def test_the_number_of_shards_is_known(sampler):
-    loader = make(sampler())
-    state = json.loads(json.dumps(loader.local_state_dict()))
-    assert state["fingerprint"]["num_shards"] == len(SHARDS)
-    assert state["fingerprint"]["shards"] is not None
-    assert "sampler" not in state
 
 
 @pytest.mark.usefixtures("processes")

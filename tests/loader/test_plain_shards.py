@@ -80,21 +80,6 @@ def test_other_ranks_share_what_is_left():
     assert sorted(begun) == list(range(32))
 
 
-def test_sizes_are_looked_up_by_the_value():
-    with loader_of(multiprocessing=False, shard_sizes=dict.fromkeys(SHARDS, 4)) as loader:
-        assert len(loader) == 16
-
-
-def test_an_error_names_the_value():
-    def fails(shard):
-        raise ValueError("no")
-
-    with ShardedDataLoader(0, [("train.bin", 0, 4)], fails, multiprocessing=False) as loader:
-        with pytest.raises(ValueError, match="no") as caught:
-            next(iter(loader))
-        assert "shard ('train.bin', 0, 4)" in caught.value.__notes__[0]
-
-
 def test_what_is_no_plain_value_is_refused_by_the_constructor():
     with pytest.raises(ConfigurationError, match=r"^shard_sampler\[1\]\[1\] = "):
         ShardedDataLoader(0, ["a", ("b", object())], functools.partial(list), multiprocessing=False)

@@ -3,8 +3,6 @@ import pytest
 import torch
 from loader_examples import MIXED, epoch, make, plain, same_state
 
-from fkat_data.errors import ConfigurationError
-
 both_modes = pytest.mark.parametrize("multiprocessing", [False, True], ids=["in process", "worker process"])
 
 
@@ -40,19 +38,6 @@ def test_the_position_stays_where_it_was(multiprocessing):
         assert epoch(resumed) == rest
 
 
-def test_another_loop_replays_the_same_and_counts_anew():
-    loader = make(["list-a-3", "list-b-3"], replay=True)
-    first = []
-    for _ in range(3):
-        for microbatch in loader:
-            first.append(plain(microbatch))
-            if loader.step == 2:
-                break
-    assert len(first) == 6
-    assert first == [first[0]] * 6
-    assert loader.epoch == 0
-
-
 def test_what_a_caller_takes_out_of_a_microbatch_is_there_the_next_time():
     loader = make(["a"], lambda shard: [{"x": torch.ones(3), "more": [1, {"y": torch.zeros(2)}]}], replay=True)
     microbatches = iter(loader)
@@ -74,26 +59,9 @@ def test_a_state_or_a_device_in_between_takes_the_microbatch_anew():
     assert plain(next(iter(loader))) == expected
 
 
-def test_it_can_be_asked_one_by_one():
-    loader = make(replay=True)
-    expected = plain(loader.load_batch_sync())
-    loader.load_batch()
-    loader.prefetch_shards(2)
-    assert plain(loader.load_batch_sync()) == expected
-
-
-def test_an_epoch_without_microbatches_ends():
-    assert epoch(make(["list-a-0"], replay=True)) == []
-
-
 def test_the_length_is_that_of_an_epoch():
     loader = make(["list-a-3"])
     epoch(loader)
     assert len(loader) == 3
     with pytest.raises(TypeError):
         len(make(MIXED, replay=True))
-
-
-def test_neither_yes_nor_no_is_refused():
-    with pytest.raises(ConfigurationError, match="replay"):
-        make(replay="false")

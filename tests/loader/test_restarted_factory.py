@@ -5,6 +5,7 @@ import pytest
 PROGRAM = """
 import os, pathlib, signal, sys, threading
 import torch
+from own_workers import worker_pids
 from fkat_data import ShardedDataLoader
 
 torch.set_default_dtype(torch.float64)
@@ -33,7 +34,7 @@ SCALE = 2
 torch.set_default_dtype(torch.float32)
 for change in changes:
     change()
-    os.kill(loader._engine.pool.workers[0].pid, signal.SIGKILL)
+    os.kill(worker_pids()[0], signal.SIGKILL)
     got += [next(iterator).item() for _ in range(3)]
 got += [microbatch.item() for microbatch in iterator]
 print(got == [10.0 * number for number in range(20)], loader.statistics().worker_restarts)

@@ -14,13 +14,11 @@ import leavings
 import numpy as np
 import pytest
 import torch
-from loader_examples import MIXED, bounded, epoch, make, mixed, plain
-from own_workers import worker_pids
+from loader_examples import bounded, epoch, make, mixed, plain
 from torch.utils.data import DataLoader
 
 from fkat_data import (
     ConfigurationError,
-    DistributedDataParallelShardSampler,
     ShardedDataLoader,
     ShardSampler,
     ShuffledShardSampler,
@@ -102,27 +100,6 @@ def test_every_argument_is_checked_by_name_and_value(argument, value, expected):
         assert repr(value) in str(caught.value)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has one")
-def test_a_cuda_device_where_there_is_none_is_refused():
-    with pytest.raises(ConfigurationError, match=r"device = 'cuda'.*no CUDA device here"):
-        make(device="cuda")
-
-
-def test_another_accelerator_that_is_not_there_is_refused():
-    with pytest.raises(ConfigurationError, match="device"):
-        make(device="xpu")
-
-
-def test_fewer_shards_than_ranks_is_refused():
-    with pytest.raises(ConfigurationError, match="dp_size = 3"):
-        DistributedDataParallelShardSampler(["a", "b"], dp_size=3, dp_rank=0)
-
-
-def test_positional_order_is_the_documented_one():
-    loader = ShardedDataLoader(7, ["list-a-2"], mixed, 1, 2, 0, None, "cpu", False)
-    assert len(epoch(loader)) == 2
-
-
 # --- iteration ---------------------------------------------------------------------------------------------------
 
 
@@ -164,19 +141,6 @@ def test_a_newer_iterator_replaces_the_older(multiprocessing):
         assert [plain(microbatch) for microbatch in newer] == whole[1]
 
 
-def test_a_loader_cannot_be_iterated_twice_at_once():
-    with (
-        make() as loader,
-        pytest.raises(StaleIteratorError, match="began a newer iteration"),
-    ):
-        list(zip(iter(loader), _begun(loader), strict=False))
-
-
-def _begun(loader):
-    """An iterator that begins an epoch when it is first asked."""
-    yield from loader
-
-
 def test_an_iterator_that_is_over_stays_over():
     with make() as loader:
         iterator = iter(loader)
@@ -184,17 +148,6 @@ def test_an_iterator_that_is_over_stays_over():
         assert list(iterator) == []
         iter(loader)
         assert list(iterator) == []
-
-
-def test_two_iterators_of_which_none_was_used_are_of_one_epoch():
-    whole = epoch(make())
-    with make() as loader:
-        iter(loader)
-        assert epoch(loader) == whole
-
-
-def test_a_loader_is_true_whatever_its_length():
-    assert make(["list-a-0"])
 
 
 @both_modes
@@ -271,15 +224,6 @@ def test_as_many_shards_are_in_work_ahead_as_was_said(num_shards_ahead, tmp_path
 
 
 @pytest.mark.usefixtures("processes")
-def test_prefetch_shards_has_more_of_them_made(tmp_path):
-    shards = ["0", "1", "2", "3", "4", "5"]
-    with make(shards, recording(tmp_path), multiprocessing=True) as loader:
-        loader.prefetch_shards(2)
-        assert settled(tmp_path)[0] == shards[:3]
-        assert len(epoch(loader)) == 18
-
-
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(("num_microbatches_ahead", "kind"), [(0, list), (3, list), (1, iter)])
 def test_no_more_microbatches_are_made_ahead_than_was_said(num_microbatches_ahead, kind, tmp_path):
     class Shard:
@@ -314,37 +258,6 @@ def test_prefetch_shards_takes_a_number_of_shards(count):
         make().prefetch_shards(count)
 
 
-def test_the_length_is_known_once_every_shard_was_seen():
-    loader = make(["list-a-2", "map-b-3", "stream-c-3"])
-    with pytest.raises(TypeError, match="is not known before shard 'list-a-2' was read"):
-        len(loader)
-    assert len(list(loader)) == len(loader) == 6
-    half = next(iter(loader))
-    del half
-    assert len(loader) == 6
-
-
-def test_the_length_is_known_where_the_factory_knows_it():
-    class Factory:
-        def __call__(self, shard):
-            return mixed(shard)
-
-        def num_microbatches(self, shard):
-            return int(shard.rsplit("-", 1)[1])
-
-    assert len(make(["list-a-2", "list-b-3"], Factory())) == 5
-
-
-def test_the_length_of_an_endless_sampler_is_not_known():
-    def endless():
-        while True:
-            yield "list-a-1"
-
-    loader = make(endless())
-    with pytest.raises(TypeError, match="not known"):
-        len(loader)
-
-
 # --- devices -----------------------------------------------------------------------------------------------------
 
 
@@ -372,35 +285,6 @@ def test_the_device_may_change_on_the_way(multiprocessing):
 # --- the end -----------------------------------------------------------------------------------------------------
 
 
-@both_modes
-def test_a_loader_can_be_closed_any_number_of_times_and_iterated_again(multiprocessing):
-    whole = [epoch(loader) for loader in [make()] for _ in range(2)]
-    loader = make(multiprocessing=multiprocessing)
-    iterator = iter(loader)
-    next(iterator)
-    loader.close()
-    loader.teardown("fit")
-    loader.on_exception(ValueError())
-    with pytest.raises(StaleIteratorError):
-        next(iterator)
-    loader.state_dict()
-    assert not leavings.processes()
-    assert epoch(loader) == whole[1]
-    loader.close()
-
-
-@pytest.mark.usefixtures("processes")
-def test_leaving_the_context_ends_the_workers():
-    def train():
-        with make(multiprocessing=True) as loader:
-            next(iter(loader))
-            raise ValueError("the trainer's")
-
-    with pytest.raises(ValueError, match="the trainer's"):
-        train()
-    assert not leavings.processes()
-
-
 @pytest.mark.usefixtures("processes")
 def test_a_loader_that_is_dropped_ends_its_workers():
     loader = make(multiprocessing=True, num_shard_prefetches=2)
@@ -414,15 +298,6 @@ def test_a_loader_that_is_dropped_ends_its_workers():
     while leavings.processes() and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert not leavings.processes()
-
-
-@pytest.mark.usefixtures("processes")
-def test_a_microbatch_outlives_its_loader():
-    with make(["a"], lambda shard: [torch.arange(10_000)], multiprocessing=True) as loader:
-        microbatch = next(iter(loader))
-    del loader
-    gc.collect()
-    assert torch.equal(microbatch, torch.arange(10_000))
 
 
 @pytest.mark.usefixtures("processes")
@@ -481,51 +356,6 @@ def test_no_signal_handler_is_changed():
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_worker_is_deaf_to_ctrl_c_and_sigterm():
-    import signal
-
-    def factory(shard):
-        yield from (torch.tensor(index) for index in range(4))
-
-    with make(["a"], factory, multiprocessing=True, num_microbatch_prefetches=0) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        pid = worker_pids()[0]
-        os.kill(pid, signal.SIGINT)
-        os.kill(pid, signal.SIGTERM)
-        assert [int(microbatch) for microbatch in iterator] == [1, 2, 3]
-
-
-def test_a_fork_of_the_trainer_leaves_the_workers_alone(run_script):
-    done = run_script(
-        """
-import os, sys, torch
-from fkat_data import ShardedDataLoader
-
-loader = ShardedDataLoader(0, ["a"], lambda shard: (torch.full((9000,), index) for index in range(5)))
-iterator = iter(loader)
-kept = next(iterator)
-pid = os.fork()
-if pid == 0:
-    del kept
-    loader.close()
-    try:
-        iter(loader)
-    except RuntimeError as error:
-        print(error)
-        sys.stdout.flush()
-    del loader, iterator
-    os._exit(0)
-assert os.waitpid(pid, 0)[1] == 0
-print([int(microbatch[0]) for microbatch in iterator], int(kept[0]))
-loader.close()
-"""
-    )
-    assert "belongs to process" in done.stdout
-    assert done.stdout.endswith("[1, 2, 3, 4] 0\n")
-
-
-@pytest.mark.usefixtures("processes")
 def test_statistics_count_what_the_caller_received():
     def factory(shard):
         return [torch.zeros(10_000, dtype=torch.uint8) for _ in range(3)]
@@ -556,17 +386,6 @@ def test_only_what_was_not_there_was_waited_for():
         for _ in range(3):
             next(iterator)
         assert loader.statistics().waited_s == before_s > 0
-
-
-def test_in_process_the_making_is_what_was_waited_for():
-    def factory(shard):
-        for _ in range(3):
-            time.sleep(0.02)
-            yield torch.zeros(1)
-
-    loader = make(["a"], factory)
-    list(loader)
-    assert loader.statistics().waited_s >= 0.06
 
 
 # --- microbatches of every kind, through a real process ----------------------------------------------------------
@@ -608,44 +427,6 @@ def simple(value):
     return value
 
 
-def test_small_microbatches_that_run_far_ahead_need_few_descriptors(run_script):
-    done = run_script(
-        """
-import resource, time, torch
-from fkat_data import ShardedDataLoader
-
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-loader = ShardedDataLoader(0, ["a"], lambda shard: (torch.full((1000,), index) for index in range(2000)))
-iterator = iter(loader)
-next(iterator)
-time.sleep(1.0)
-assert [int(microbatch[0]) for microbatch in iterator] == list(range(1, 2000))
-loader.close()
-print("done")
-""",
-        check=False,
-    )
-    assert done.stdout == "done\n", done.stderr[-1500:]
-
-
-def test_many_small_microbatches_can_be_kept(run_script):
-    done = run_script(
-        """
-import resource, torch
-from fkat_data import ShardedDataLoader
-
-resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-loader = ShardedDataLoader(0, ["a"], lambda shard: (torch.full((1000,), index) for index in range(1000)))
-kept = list(loader)
-assert [int(microbatch[0]) for microbatch in kept] == list(range(1000))
-loader.close()
-print("done")
-""",
-        check=False,
-    )
-    assert done.stdout == "done\n", done.stderr[-1500:]
-
-
 @pytest.mark.usefixtures("processes")
 def test_kept_microbatches_never_change():
     def factory(shard):
@@ -675,11 +456,6 @@ def test_a_loader_and_its_iterators_are_not_copied_by_accident(copied_by):
     for refused, name in ((loader, "^a SharedLoader"), (iter(loader), "^an iterator of a SharedLoader")):
         with pytest.raises(TypeError, match=f"{name} cannot be pickled or copied"):
             copied_by(refused)
-
-
-def test_all_examples_of_shards_are_used():
-    assert len(epoch(make())) == 13
-    assert len(MIXED) == 10
 
 
 def test_the_shards_of_the_epoch_are_known_before_it_begins():

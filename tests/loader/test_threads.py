@@ -127,17 +127,6 @@ def test_a_worker_that_waits_for_memory_to_collate_into_leaves_its_shard_when_it
         assert next(iter(loader))[0, 0] in range(40)
 
 
-@pytest.mark.usefixtures("processes")
-def test_microbatches_that_are_collated_into_segments_are_those_made_in_process():
-    def factory(shard):
-        return DataLoader(Large(shard), batch_size=4)
-
-    with make(["a-40"], factory, multiprocessing=True, max_worker_restarts=1) as loader:
-        whole = [microbatch.clone() for microbatch in loader]
-    with make(["a-40"], factory) as loader:
-        assert all(torch.equal(one, other) for one, other in zip(loader, whole, strict=True))
-
-
 class Captions(Waiting):
     """Items with long texts."""
 

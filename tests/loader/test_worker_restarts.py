@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 from loader_examples import MIXED, epoch, make, mixed, plain, same_state, sample
-from own_workers import worker_pids
+from own_workers import own_template_pids, worker_pids
 from torch.utils.data import DataLoader
 
 from fkat_data import ReplayMismatchError, WorkerDiedError, WorkerStalledError
@@ -20,12 +20,11 @@ from fkat_data import ReplayMismatchError, WorkerDiedError, WorkerStalledError
 RESTARTS = {"multiprocessing": True, "max_worker_restarts": 50}
 
 
-def kill(index, number=signal.SIGKILL):
-    pids = worker_pids()
-    if pids:
+def kill(index, number=signal.SIGKILL, pids_of=worker_pids):
+    if pids := list(pids_of()):
         pid = pids[index % len(pids)]
         os.kill(pid, number)
-        while pid in worker_pids():
+        while pid in pids_of():
             time.sleep(0.001)
 
 
@@ -60,7 +59,7 @@ def test_a_worker_killed_while_it_starts_is_replaced_too():
     with make(**RESTARTS) as loader:
         for _ in range(3):
             loader.load_batch()  # begins the epoch, and waits for nothing
-            kill(0)
+            kill(0, pids_of=lambda: worker_pids() or own_template_pids())
         assert epoch(loader) == epoch(make())
         # Where a worker has handed over the end of the empty first shard, no call looks for its death before the epoch.
         assert 1 <= loader.statistics().worker_restarts <= 3
@@ -266,12 +265,15 @@ def sleeping(shard):
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("factory", [hanging, sleeping])
-def test_a_silent_worker_is_reported_with_its_stack_and_at_last_ended(factory, caplog):
+def test_a_silent_worker_is_reported_with_its_stack_and_at_last_ended(factory, caplog, tmp_path):
+    def begun(shard):
+        (tmp_path / "begun").touch()
+        return factory(shard)
+
     options = {"multiprocessing": True, "stall_warning_s": 0.25, "stall_timeout_s": 1.0}
-    with make(["b"], factory, **options) as loader:
+    with make(["b"], begun, **options) as loader:
         loader.load_batch()
-        while not loader._engine.pool.workers[0].has_begun(0):  # its start is slower than that
-            loader._engine.pool.workers[0].receive(timeout_s=0)
+        while not (tmp_path / "begun").exists():  # its start is slower than that
             time.sleep(0.01)
         with (
             caplog.at_level(logging.WARNING),

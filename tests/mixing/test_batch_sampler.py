@@ -8,7 +8,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from fkat_data.datasets import DictDataset
 from fkat_data.errors import ConfigurationError, StateMismatchError
-from fkat_data.mixing import DictBatchSampler, Frequency, RoundRobin, Weighted
+from fkat_data.mixing import DictBatchSampler, Frequency, RoundRobin, SamplerStrategy, Weighted
 
 ON_EXHAUSTED = ["drop", "restart", "stop"]
 
@@ -74,8 +74,29 @@ def test_the_length_is_the_number_of_batches(strategy, counts, on_exhausted, epo
     sampler.set_epoch(epoch)
     found = list(sampler)
     assert len(sampler) == len(found)
+    drawn = Counter(name for name, _ in found)
+    whole = {name: len(batches(counts[name])) for name in counts}
     if on_exhausted == "drop":
-        assert Counter(name for name, _ in found) == +Counter({name: len(batches(counts[name])) for name in counts})
+        assert drawn == +Counter(whole)
+    else:
+        # Each is given whole at least once, or at most once; the one whose end ends the epoch just once.
+        is_right = int.__ge__ if on_exhausted == "restart" else int.__le__
+        assert all(is_right(drawn[name], whole[name]) for name in counts)
+        assert any(drawn[name] == whole[name] for name in counts)
+
+
+class Silent(SamplerStrategy):
+    """Passes over every draw."""
+
+    names = ("a",)
+
+    def source(self, epoch, draw, among):
+        return None
+
+
+def test_a_strategy_that_draws_nothing_is_an_error_and_no_endless_loop():
+    with pytest.raises(ConfigurationError, match="one that draws from the sources that are left: a"):
+        list(DictBatchSampler(Silent(), {"a": batches(2)}))
 
 
 @given(strategies, counts, st.sampled_from(ON_EXHAUSTED), st.integers(0, 2))

@@ -113,21 +113,9 @@ def test_each_microbatch_has_the_name_of_its_source():
     ]
 
 
-def test_a_sources_own_microbatch_is_not_changed():
-    source = Numbers("a", 1)
-    list(DictDataLoader({"a": source}, RoundRobin(["a"])))
-    assert source.microbatches == [{"number": "a0"}]
-
-
 def test_without_a_key_pairs_come():
     loader = DictDataLoader({"a": [1, 2], "b": ["x"]}, Frequency([["a", 1], ["b", 1]]), key=None)
     assert list(loader) == [("a", 1), ("b", "x"), ("a", 2)]
-
-
-def test_a_source_that_runs_out_is_dropped():
-    loader = numbers(RoundRobin(["a", "b", "c"]), {"a": 3, "b": 1, "c": 2})
-    assert shown(loader) == ["a0", "b0", "c0", "a1", "c1", "a2"]
-    assert len(loader) == 6
 
 
 def test_a_source_that_runs_out_ends_the_epoch_and_the_others_go_on_in_the_next():
@@ -174,14 +162,6 @@ def test_every_sample_comes_once_an_epoch_in_the_proportions_of_the_weights():
     assert 170 < first["a"] < 230
 
 
-def test_a_source_of_sources_can_be_mixed_again():
-    def made():
-        inner = numbers(RoundRobin(["a", "b"]), {"a": 3, "b": 2})
-        return DictDataLoader({"ab": inner, "c": Numbers("c", 4)}, Frequency([["ab", 2], ["c", 1]]), key="of")
-
-    check_every_resume(made, 3)
-
-
 def check_every_resume(made, num_epochs):
     """Compare what follows a resume with a run that nothing stopped, at every position."""
     run = list(walk(made(), num_epochs))
@@ -204,7 +184,7 @@ def check_every_resume(made, num_epochs):
     ],
 )
 def test_a_mixture_resumes_exactly_from_every_position(strategy, kind, on_exhausted):
-    check_every_resume(lambda: numbers(strategy, {"a": 7, "b": 3, "c": 4}, on_exhausted, kind), 3)
+    check_every_resume(lambda: numbers(strategy, {"a": 5, "b": 2, "c": 3}, on_exhausted, kind), 3)
 
 
 shards = st.lists(
@@ -233,22 +213,6 @@ def test_a_mixture_of_sharded_loaders_resumes_exactly_from_every_position(source
         return DictDataLoader(loaders, strategy, key=None, on_exhausted=on_exhausted)
 
     check_every_resume(made, 2)
-
-
-def test_a_second_and_a_third_resume_are_as_exact_as_the_first():
-    def made():
-        loaders = {"a": make(["map-a-5", "stream-b-3", "list-c-0"]), "b": make(["list-d-2"], seed=2)}
-        return DictDataLoader(loaders, RoundRobin(["a", "b"]), key=None, on_exhausted="restart")
-
-    microbatches = [microbatch for microbatch, _ in walk(made(), 3)]
-    for step in (1, 2, 3):
-        found, state = [], made().state_dict()
-        while len(found) < len(microbatches):
-            loader = made()
-            loader.load_state_dict(state)
-            found += following(loader, min(step, len(microbatches) - len(found)))
-            state = loader.state_dict()
-        assert found == microbatches
 
 
 @pytest.mark.usefixtures("processes", "nothing_left_behind")
@@ -284,14 +248,6 @@ def test_the_state_is_plain_and_loads_without_pickled_code():
     resumed = DictDataLoader({"a": make(["map-a-4"]), "b": Numbers("b", 3)}, RoundRobin(["a", "b"]), key=None)
     resumed.load_state_dict(loaded)
     assert [plain(microbatch) for microbatch in resumed] == [("b", {"number": "b1"}), ("b", {"number": "b2"})]
-
-
-def test_the_state_after_close_is_that_before():
-    loader = DictDataLoader({"a": make(["map-a-6"]), "b": make(["map-b-6"])}, RoundRobin(["a", "b"]), key=None)
-    list(islice(loader, 3))
-    before = repr(loader.state_dict())
-    loader.close()
-    assert repr(loader.state_dict()) == before
 
 
 def test_a_torch_dataloader_is_a_source():
@@ -448,13 +404,6 @@ def test_an_epoch_that_is_ended_after_a_load_is_one_that_was_left(on_exhausted, 
         loaded.end_epoch()
         assert shown_epoch(loaded) == shown_epoch(left)
         assert loaded.epoch == left.epoch == min(count, 1) + 1
-
-
-def test_local_states_of_no_rank_and_of_another_mixture_are_refused():
-    loader = DictDataLoader({"a": Numbers("a", 1)}, RoundRobin(["a"]))
-    for states in ([], [{"version": 1}]):
-        with pytest.raises(StateMismatchError):
-            loader.merge_state_dicts(states)
 
 
 def shown_epoch(loader):

@@ -46,14 +46,6 @@ def test_ranks_share_each_epoch_out(nesting, size, epoch):
     assert max(map(len, given_out)) - min(map(len, given_out)) <= (0 if drop_last else 1)
 
 
-@given(nesting=nestings(), size=st.integers(1, 4), epochs=st.lists(st.integers(0, 5), min_size=1, max_size=4))
-def test_an_epoch_is_what_it_is_whatever_was_asked_before(nesting, size, epochs):
-    _, _, build = nesting
-    asked = build(size, size - 1)
-    for epoch in epochs:
-        assert list(asked.shards(epoch)) == list(build(size, size - 1).shards(epoch))
-
-
 @given(nesting=nestings(), size=st.integers(1, 3), num_taken=st.integers(0, 30))
 def test_a_sampler_resumes_where_it_was(nesting, size, num_taken):
     _, _, build = nesting
@@ -78,12 +70,6 @@ def test_any_rank_of_any_number_of_ranks_can_be_asked_for(nesting, sizes, epoch)
     ours, theirs = sizes
     asked = build(ours, 0).for_rank(theirs, theirs - 1)
     assert list(asked.shards(epoch)) == list(build(theirs, theirs - 1).shards(epoch))
-
-
-def test_a_split_inside_of_a_split_divides_twice():
-    inside = [DistributedDataParallelShardSampler(leaves(8), 2, node) for node in range(2)]
-    parts = [list(DistributedDataParallelShardSampler(half, 2, rank)) for half in inside for rank in range(2)]
-    assert sorted(uri for part in parts for uri in uris(part)) == sorted(leaves(8))
 
 
 def test_a_users_iterable_may_stand_below_if_it_is_finite():

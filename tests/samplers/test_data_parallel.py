@@ -3,8 +3,6 @@ import logging
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fkat_data.errors import ConfigurationError
 from fkat_data.samplers import (
@@ -12,17 +10,10 @@ from fkat_data.samplers import (
     SequenceShardSampler,
     ShardSampler,
     ShuffledShardSampler,
-    merge_uris,
 )
 
 # See test_shuffled.py: never changed without a decision record (docs/adr).
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "shard_orders.json").read_text())
-
-
-@st.composite
-def worlds(draw):
-    dp_size = draw(st.integers(1, 9))
-    return draw(st.integers(dp_size, 40)), dp_size
 
 
 def named(count):
@@ -34,10 +25,6 @@ def ranks(sampler, dp_size, epoch=0, **options):
         list(DistributedDataParallelShardSampler(sampler, dp_size, dp_rank, **options).shards(epoch))
         for dp_rank in range(dp_size)
     ]
-
-
-def joined(parts):
-    return [shard for part in parts for shard in part]
 
 
 def plain(count):
@@ -63,82 +50,6 @@ def test_the_shuffled_blocks_are_those_of_every_release(golden):
         assert ShuffledShardSampler(block, golden["seed"]).shards(golden["epoch"]) == shards
 
 
-@given(worlds())
-@settings(deadline=None)
-def test_the_union_of_all_ranks_is_the_epoch(world):
-    count, dp_size = world
-    parts = ranks(named(count), dp_size, drop_last=False)
-    assert joined(parts) == named(count)
-    sizes = [len(part) for part in parts]
-    assert sizes == sorted(sizes, reverse=True)
-    assert max(sizes) - min(sizes) <= 1
-
-
-@given(worlds())
-@settings(deadline=None)
-def test_with_drop_last_all_ranks_have_equally_many_and_only_the_tail_is_lost(world):
-    count, dp_size = world
-    parts = ranks(named(count), dp_size)
-    assert {len(part) for part in parts} == {count // dp_size}
-    assert joined(parts) == named(count)[: count - count % dp_size]
-
-
-@given(worlds(), st.integers(-(2**70), 2**70), st.integers(0, 1000), st.booleans())
-@settings(deadline=None)
-def test_a_shuffle_inside_is_one_global_order_whatever_the_number_of_ranks(world, seed, epoch, drop_last):
-    count, dp_size = world
-    order = ShuffledShardSampler(named(count), seed).shards(epoch)
-    parts = ranks(ShuffledShardSampler(named(count), seed), dp_size, epoch, drop_last=drop_last)
-    assert joined(parts) == order[: count - count % dp_size if drop_last else count]
-
-
-@given(worlds(), st.integers(0, 1000))
-@settings(deadline=None)
-def test_a_shuffle_outside_keeps_each_rank_s_own_shards(world, epoch):
-    count, dp_size = world
-    for dp_rank, part in enumerate(ranks(named(count), dp_size)):
-        block = DistributedDataParallelShardSampler(named(count), dp_size, dp_rank)
-        assert sorted(ShuffledShardSampler(block, seed=epoch).shards(epoch)) == part
-
-
-@given(worlds(), st.integers(-1, 6), st.booleans())
-@settings(deadline=None)
-def test_a_merge_joins_the_rank_s_own_uris_after_the_split(world, num_uri_merge, drop_last):
-    count, dp_size = world
-    split = ranks(named(count), dp_size, drop_last=drop_last)
-    merged = ranks(named(count), dp_size, drop_last=drop_last, num_uri_merge=num_uri_merge)
-    assert merged == [merge_uris(part, num_uri_merge) for part in split]
-
-
-@given(world=worlds(), seed=st.integers(), data=st.data())
-@settings(deadline=None)
-def test_resuming_a_rank_twice_equals_no_stop(world, seed, data):
-    count, dp_size = world
-    dp_rank = data.draw(st.integers(0, dp_size - 1))
-
-    def fresh():
-        return DistributedDataParallelShardSampler(ShuffledShardSampler(named(count), seed), dp_size, dp_rank)
-
-    each = len(fresh())
-    whole = joined(fresh().shards(epoch) for epoch in range(3))
-    taken, state = [], None
-    for stop in sorted(data.draw(st.lists(st.integers(0, 2 * each), min_size=2, max_size=2))):
-        sampler = fresh()
-        if state is not None:
-            sampler.load_state_dict(state)
-        while len(taken) < stop:
-            for shard in sampler:
-                taken.append(shard)
-                if len(taken) == stop:
-                    break
-        state = sampler.state_dict()
-    sampler = fresh()
-    sampler.load_state_dict(state)
-    taken += list(sampler)
-    assert taken == whole[: len(taken)]
-    assert len(taken) % each == 0
-
-
 def test_dropped_shards_are_logged_once_with_their_number(caplog):
     with caplog.at_level(logging.WARNING, logger="fkat_data"):
         sampler = DistributedDataParallelShardSampler(named(11), 4, 3)
@@ -150,13 +61,6 @@ def test_dropped_shards_are_logged_once_with_their_number(caplog):
             "(pass drop_last=False to keep them)"
         )
     ]
-
-
-@pytest.mark.parametrize(("count", "drop_last"), [(12, True), (11, False)])
-def test_nothing_is_logged_where_nothing_is_dropped(caplog, count, drop_last):
-    with caplog.at_level(logging.WARNING, logger="fkat_data"):
-        DistributedDataParallelShardSampler(named(count), 4, 0, drop_last)
-    assert not caplog.records
 
 
 @pytest.mark.parametrize(
@@ -199,25 +103,6 @@ def test_the_arguments_can_be_read_and_not_set():
     assert (sampler.dp_size, sampler.dp_rank, sampler.drop_last, sampler.num_uri_merge) == (2, 1, False, 2)
     with pytest.raises(AttributeError):
         sampler.dp_rank = 0
-
-
-@given(worlds(), st.integers(1, 9), st.integers(0, 3), st.booleans(), st.integers(-1, 3))
-@settings(deadline=None)
-def test_a_sampler_gives_any_ranks_shards_of_any_number_of_ranks(world, dp_size, epoch, drop_last, num_uri_merge):
-    count, own_size = world
-    dp_size = min(dp_size, count)
-    shuffled = ShuffledShardSampler(named(count), 3)
-    sampler = DistributedDataParallelShardSampler(shuffled, own_size, own_size - 1, drop_last, num_uri_merge)
-    before = sampler.shards(epoch)
-    for dp_rank in range(dp_size):
-        fresh = DistributedDataParallelShardSampler(shuffled, dp_size, dp_rank, drop_last, num_uri_merge)
-        other = sampler.for_rank(dp_size, dp_rank)
-        assert (other.dp_size, other.dp_rank) == (dp_size, dp_rank)
-        assert other.shards(epoch) == fresh.shards(epoch)
-        assert ShuffledShardSampler(sampler).for_rank(dp_size, dp_rank).shards(epoch) == (
-            ShuffledShardSampler(fresh).shards(epoch)
-        )
-    assert (sampler.dp_size, sampler.shards(epoch)) == (own_size, before)
 
 
 def test_another_ranks_sampler_begins_at_the_start_and_leaves_this_one_where_it_is():

@@ -9,7 +9,6 @@ from own_sampler_examples import (
     FIXED,
     SHARDS,
     Assigned,
-    Counting,
     Filled,
     Generated,
     GloballyShuffled,
@@ -23,7 +22,6 @@ from fkat_data.samplers import (
     ShuffledShardSampler,
     as_shard_sampler,
 )
-from fkat_data.samplers.sequence import IteratedShardSampler
 
 WRAPPERS = [
     lambda sampler: as_shard_sampler("sampler", sampler),
@@ -38,12 +36,6 @@ def test_a_subclass_of_either_form_has_its_shards_in_every_epoch(sampler):
     assert [list(converted.shards(epoch)) for epoch in (0, 3, 1)] == [SHARDS] * 3
     assert list(converted) == SHARDS
     assert list(DistributedDataParallelShardSampler(sampler(), 2, 1).shards(0)) == SHARDS[3:]
-
-
-@pytest.mark.parametrize("sampler", FIXED)
-def test_a_subclass_of_either_form_iterates_as_it_says(sampler):
-    sampler = sampler()
-    assert [list(sampler), list(sampler)] == [SHARDS] * 2
 
 
 @pytest.mark.parametrize("sampler", [Assigned, Filled])
@@ -71,11 +63,6 @@ def test_any_epoch_can_be_asked_for_at_any_time_and_is_that_of_loops_in_a_row(sa
         ]
 
 
-def test_loops_are_those_that_the_sampler_itself_would_make():
-    sampler, orders = Counting(), as_shard_sampler("sampler", Counting())
-    assert [list(sampler) for _ in range(4)] == [orders.shards(epoch) for epoch in range(4)]
-
-
 def test_the_sampler_and_the_global_generators_stay_as_they_are():
     sampler, before = GloballyShuffled(), random.getstate()
     orders = as_shard_sampler("sampler", sampler)
@@ -84,24 +71,6 @@ def test_the_sampler_and_the_global_generators_stay_as_they_are():
     assert sampler.shards == SHARDS
     random.seed(5)
     assert as_shard_sampler("sampler", GloballyShuffled()).shards(0) == first
-
-
-def test_a_loop_that_raises_begins_again_with_the_next_call():
-    class Failing(ShardSampler):
-        num_failures = 0
-
-        def __iter__(self):
-            yield "a"
-            if Failing.num_failures < 2:
-                Failing.num_failures += 1
-                raise OSError("mine")
-            yield "b"
-
-    orders = IteratedShardSampler("sampler", Failing())
-    for _ in range(2):
-        with pytest.raises(OSError, match="mine"):
-            orders.shards(1)
-    assert orders.shards(1) == ["a", "b"]
 
 
 class Locked(Generated):

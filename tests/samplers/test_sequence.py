@@ -49,11 +49,6 @@ def test_an_iterable_of_shards_is_read_once_and_a_list_may_change_afterwards():
     assert list(sampler) == ["a", ["b", "c"]]
 
 
-def test_a_pure_sampler_is_taken_as_it_is():
-    for sampler in (SequenceShardSampler(["a"]), ShuffledShardSampler(["a"])):
-        assert as_shard_sampler("sampler", sampler) is sampler
-
-
 @pytest.mark.parametrize(
     ("sampler", "shards"),
     [
@@ -90,11 +85,6 @@ def test_an_endless_iterable_is_refused_and_not_read_for_ever():
         as_shard_sampler("sampler", itertools.repeat("a"))
 
 
-def test_no_merge_leaves_the_shards_as_they_are():
-    shards = ["a", ["b", "c"]]
-    assert merge_uris(shards, 0) is shards
-
-
 @given(SHARDS, st.integers(-1, 9))
 @settings(deadline=None)
 def test_a_merge_keeps_the_uris_and_their_order(shards, num_uri_merge):
@@ -110,20 +100,10 @@ def test_merged_shards_have_as_many_uris_as_asked_for_but_for_the_last(shards, n
     assert 1 <= len(last) <= num_uri_merge
 
 
-@given(SHARDS)
-@settings(deadline=None)
-def test_a_merge_by_minus_one_gives_one_shard(shards):
-    assert merge_uris(shards, -1) == [flat(shards)]
-
-
 @pytest.mark.parametrize("num_uri_merge", [-2, 1.0, "2", None, True])
 def test_a_merge_by_what_is_no_count_is_refused(num_uri_merge):
     with pytest.raises(ConfigurationError, match=r"^num_uri_merge = "):
         merge_uris(["a"], num_uri_merge)
-
-
-def test_there_may_be_nothing_to_merge():
-    assert not merge_uris([], -1)
 
 
 def test_the_strings_of_numpy_become_plain_ones():
@@ -136,7 +116,3 @@ def test_only_uris_are_merged():
         merge_uris(["a", ("b", 0)], 2)
     with pytest.raises(ConfigurationError, match=r"for num_uri_merge=-1 = 7: expected a URI"):
         DistributedDataParallelShardSampler([7, 8], 1, 0, num_uri_merge=-1)
-
-
-def test_a_sampler_shows_its_first_shard():
-    assert "first=\"('train.bin', 0, 16)\"" in repr(SequenceShardSampler([("train.bin", 0, 16)]))

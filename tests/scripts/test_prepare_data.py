@@ -69,14 +69,6 @@ def test_a_second_preparation_leaves_everything_as_it_is(prepare_data, source, t
     assert contents(tmp_path / "data") == before
 
 
-def test_two_preparations_give_the_same_bytes(prepare_data, source, tmp_path):
-    for name in ("one", "two"):
-        prepare_data.prepare(tmp_path / name, source, sequence_length=9, num_shards=2)
-    assert rows_of(tmp_path / "one", 1) == rows_of(tmp_path / "two", 1)
-    one, two = ((tmp_path / name / "shard-00001.parquet").read_bytes() for name in ("one", "two"))
-    assert one == two
-
-
 @pytest.mark.parametrize(
     "change", ["settings", "source", "a shard is gone", "a shard is cut off", "the manifest is odd"]
 )
@@ -126,13 +118,6 @@ prepare_data.prepare(pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3]), seque
     prepare_data.prepare(data, source, sequence_length=9, num_shards=3)
     shards = ["shard-00000.parquet", "shard-00001.parquet", "shard-00002.parquet"]
     assert sorted(path.name for path in data.iterdir()) == [".lock", "manifest.json", *shards]
-
-
-def test_other_files_in_the_folder_stay(prepare_data, source, tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "mine.parquet").write_bytes(b"precious")
-    prepare_data.prepare(tmp_path / "data", source, sequence_length=9, num_shards=2)
-    assert (tmp_path / "data" / "mine.parquet").read_bytes() == b"precious"
 
 
 @pytest.mark.parametrize(

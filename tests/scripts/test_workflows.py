@@ -14,7 +14,6 @@ import fkat_data
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = {path.name: yaml.safe_load(path.read_text()) for path in (ROOT / ".github" / "workflows").glob("*.yml")}
-FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 JOBS = [(name, job) for name, workflow in sorted(WORKFLOWS.items()) for job in workflow["jobs"]]
 #: What every machine of the hosts has, and what the steps before have installed.
@@ -118,28 +117,3 @@ def test_what_only_work_on_the_library_needs_is_no_extra():
 def own_extras(requirement):
     match = re.fullmatch(r"fkat_data\[([\w,]+)\]", requirement)
     return match[1].split(",") if match else []
-
-
-@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
-def test_an_issue_form_is_one(path):
-    form = yaml.safe_load(path.read_text())
-    if path.stem == "config":
-        assert set(form) <= {"blank_issues_enabled", "contact_links"}
-        return
-    assert {"name", "description", "body"} <= set(form)
-    ids = [field["id"] for field in form["body"]]
-    assert len(ids) == len(set(ids))
-    for field in form["body"]:
-        assert field["type"] in {"checkboxes", "dropdown", "input", "textarea"}
-        assert field["attributes"]["label"]
-    assert any(field.get("validations", {}).get("required") for field in form["body"])
-
-
-def test_the_citation_is_whole():
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert {"cff-version", "message", "title", "authors", "version", "license", "repository-code"} <= set(citation)
-    assert citation["license"] == PROJECT["project"]["license"]
-    assert citation["repository-code"] == PROJECT["project"]["urls"]["Source"]
-    assert [author["name"] for author in citation["authors"]] == [
-        author["name"] for author in PROJECT["project"]["authors"]
-    ]

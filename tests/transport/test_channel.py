@@ -57,19 +57,6 @@ def test_frames_of_any_size_arrive_whole_in_any_fragmentation(sent, cuts):
     channel.close()
 
 
-def test_the_buffer_is_used_again_and_again_without_growing(ends):
-    first, second = ends
-    for index in range(3000):
-        first.send(1, index.to_bytes(2, "little") * 500)
-        assert receive(second).body == index.to_bytes(2, "little") * 500
-    assert len(second._buffer) <= 1 << 18
-
-
-def test_nothing_to_receive_is_none(ends):
-    assert ends[0].receive() is None
-    assert ends[0].receive_buffered() is None
-
-
 def test_descriptors_arrive_with_their_messages_in_order(ends):
     first, second = ends
     for text in (b"a", b"b", b"c"):
@@ -88,35 +75,6 @@ def test_descriptors_arrive_with_their_messages_in_order(ends):
         assert receive(second).body == b"between"
 
 
-def test_descriptors_that_nobody_took_are_closed_with_the_channel(ends):
-    first, second = ends
-    reader, writer = os.pipe()
-    os.close(writer)
-    first.send(1, b"", reader)
-    os.close(reader)
-    receive(second)
-
-
-def test_what_was_sent_before_the_end_is_received_before_it(ends):
-    first, second = ends
-    first.send(1, b"last words")
-    first.close()
-    assert receive(second).body == b"last words"
-    for _ in range(2):
-        with pytest.raises(ChannelClosed):
-            receive(second)
-
-
-def test_a_frame_cut_off_by_the_end_is_no_frame():
-    raw, theirs = socket.socketpair()
-    channel = Channel(theirs)
-    raw.sendall(struct.pack("<IB", 100, 1) + b"half")
-    raw.close()
-    with pytest.raises(ChannelClosed):
-        receive(channel)
-    channel.close()
-
-
 def test_sending_to_a_peer_that_is_gone_says_so_and_posting_does_not(ends):
     first, second = ends
     second.close()
@@ -128,10 +86,10 @@ def test_sending_to_a_peer_that_is_gone_says_so_and_posting_does_not(ends):
 
 def test_a_full_socket_does_not_block_a_post_and_nothing_is_lost_or_reordered(ends):
     first, second = ends
-    for index in range(20_000):
+    for index in range(8_000):
         first.post(index % 7, index.to_bytes(4, "little") * 10)
     assert first.has_unsent
-    for index in range(20_000):
+    for index in range(8_000):
         frame = second.receive()
         while frame is None:
             first.flush()
@@ -154,77 +112,6 @@ def test_what_found_no_room_goes_while_waiting_for_an_answer(ends):
     thread.start()
     assert receive(first).body == b"done"
     thread.join()
-
-
-def test_a_descriptor_that_is_lost_for_want_of_room_is_an_error(run_script):
-    done = run_script(
-        """
-import os, resource, socket
-from fkat_data.errors import WorkerError
-from fkat_data.transport.channel import Channel
-
-first, second = (Channel(sock) for sock in socket.socketpair())
-reader, _ = os.pipe()
-first.send(1, b"", reader)
-resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-try:
-    print(second.receive())
-except WorkerError as error:
-    print(error)
-"""
-    )
-    assert "too many open files" in done.stdout
-
-
-def test_waiting_ends_when_a_watched_descriptor_is_readable_and_tells_it_from_a_message(ends):
-    first, second = ends
-    reader, writer = os.pipe()
-    first.watch(reader)
-    os.write(writer, b"x")
-    assert not first.wait()
-    second.send(1, b"")
-    assert first.wait()
-    os.read(reader, 1)
-    second.close()
-    assert first.wait()
-    os.close(reader)
-    os.close(writer)
-
-
-def test_posting_while_another_thread_closes_is_no_error():
-    failures = []
-
-    def post(channel):
-        try:
-            for _ in range(3000):
-                channel.post(1, b"x" * 100)
-        except Exception as error:  # noqa: BLE001 - whatever it is
-            failures.append(error)
-
-    for _ in range(20):
-        channels = [Channel(sock) for sock in socket.socketpair()]
-        threads = [threading.Thread(target=post, args=(channels[0],))]
-        for thread in threads:
-            thread.start()
-        channels[0].close()
-        for thread in threads:
-            thread.join()
-        channels[1].close()
-    assert not failures
-
-
-@pytest.mark.usefixtures("processes")
-def test_an_abandoned_channel_leaves_its_twin_in_the_parent_alive(ends):
-    first, second = ends
-    pid = os.fork() if threading.active_count() == 1 else None
-    if pid is None:
-        pytest.skip("this process has threads")
-    if pid == 0:
-        second.abandon()
-        os._exit(0)
-    os.waitpid(pid, 0)
-    first.send(1, b"still there")
-    assert receive(second).body == b"still there"
 
 
 @given(sizes=st.lists(st.integers(0, 400_000), min_size=1, max_size=6), carries=st.booleans())

@@ -1,7 +1,7 @@
 import psutil
 import pytest
 
-from fkat_data.transport.memory_limit import available_bytes, default_limit_bytes, group_bytes
+from fkat_data.transport import available_bytes, default_limit_bytes, group_bytes
 
 GIB, MIB = 1 << 30, 1 << 20
 VERSION_1 = "9:name=systemd:/\n4:memory:{path}\n0::/\n"
@@ -93,15 +93,6 @@ def test_nine_tenths_of_the_tightest_control_group_count(tmp_path, own, files, l
         assert available == pytest.approx(psutil.virtual_memory().available, rel=0.2)
     else:
         assert available == left
-
-
-def test_a_group_that_goes_limits_nothing_any_more(tmp_path):
-    (tmp_path / "own").write_text("0::/\n")
-    (tmp_path / "memory.max").write_text("100")
-    (tmp_path / "memory.current").write_text("40")
-    assert group_bytes(tmp_path, tmp_path / "own") == 50
-    (tmp_path / "memory.max").unlink()
-    assert group_bytes(tmp_path, tmp_path / "own") is None
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from fkat_data.transport import codec
-from fkat_data.transport.reductions import reduce_of_torch
 
 LAYOUTS = ["sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"]
 
@@ -32,19 +31,6 @@ def test_nothing_keeps_a_sparse_tensor_that_has_arrived(name, note):
         assert kept() is None
 
 
-def test_a_sum_that_is_not_made_yet_arrives_as_it_is():
-    given = torch.sparse_coo_tensor(torch.tensor([[1, 1]]), torch.tensor([2.0, 3.0]), (4,), check_invariants=False)
-    arrived, _ = codec.copied(given)
-    assert not arrived.is_coalesced()
-    assert arrived._values().tolist() == [2.0, 3.0]
-
-
-def test_other_tensors_are_left_to_torch():
-    nested = torch.nested.nested_tensor([torch.arange(2.0)], layout=torch.jagged)
-    for tensor in (torch.ones(2), torch.empty(2, device="meta"), nested):
-        assert reduce_of_torch(tensor) is NotImplemented
-
-
 def test_a_storage_arrives_with_its_bytes_and_shares_them_with_its_tensors():
     whole = torch.arange(12, dtype=torch.int16)
     given = {"storage": whole.untyped_storage(), "tensor": whole[2:4], "again": whole.untyped_storage()}
@@ -55,13 +41,6 @@ def test_a_storage_arrives_with_its_bytes_and_shares_them_with_its_tensors():
     arrived["tensor"][0] = 77
     assert arrived["storage"][4] == 77
     assert whole[2] == 2
-
-
-@pytest.mark.parametrize("size", [0, 1, 1000])
-def test_a_storage_alone_arrives(size):
-    given = torch.UntypedStorage(range(size)) if size < 256 else torch.arange(size).untyped_storage()
-    assert codec.copied([given])[0][0].tolist() == given.tolist()
-    assert codec.loads(codec.dumps(given)).tolist() == given.tolist()
 
 
 def test_a_typed_storage_arrives():

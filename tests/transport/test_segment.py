@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from fkat_data.errors import MemoryLimitError
-from fkat_data.transport.anonymous import anonymous_file
 from fkat_data.transport.segment import SegmentLeases, SegmentPool, rounded_size
 
 LIMIT = 1 << 20
@@ -175,14 +174,6 @@ def test_a_pool_grows_no_further_than_its_control_group_has_room_for():
     assert pool.group_bytes is None
 
 
-def test_a_shortage_of_a_control_group_passes():
-    memory_bytes = [0]
-    pool, _ = grouped_pool(memory_bytes)
-    assert pool.take(65_536) is None
-    memory_bytes[0] = 1 << 20
-    assert pool.take(65_536) is not None
-
-
 def test_the_limit_is_the_limit_whatever_the_control_group_has():
     pool, _ = grouped_pool([1 << 40])
     assert pool.take(LIMIT) is not None
@@ -192,33 +183,12 @@ def test_the_limit_is_the_limit_whatever_the_control_group_has():
         pool.take(LIMIT + 1)
 
 
-def test_memory_outlives_everything_that_knew_of_it():
-    pair = Pair()
-    segment = pair.pool.take(1000)
-    segment.array[:1000] = 7
-    view = torch.frombuffer(pair.leases.lease(segment.index), dtype=torch.uint8)[:1000]
-    pair.leases.clear()
-    del pair, segment
-    gc.collect()
-    assert int(view.sum()) == 7000
-
-
 def test_a_lease_that_ends_after_clear_tells_nobody():
     pair = Pair()
     view = pair.leases.lease(pair.pool.take(1000).index)
     pair.leases.clear()
     del view
     assert pair.credits == []
-
-
-def test_segments_of_similar_size_are_shared():
-    pair = Pair()
-    used = set()
-    for size in (100_000, 99_000, 101_000, 98_500):
-        segment = pair.pool.take(size)
-        used.add(segment.index)
-        pair.pool.give_back(segment.index)
-    assert len(used) <= 2
 
 
 @pytest.mark.parametrize("size", [0, 1, 2048, 65_536, 65_537, 1 << 20, (1 << 20) + 1, 123_456_789])
@@ -239,15 +209,6 @@ def test_a_segment_cannot_be_shrunk_under_the_readers_feet():
     os.close(descriptors[0])
 
 
-def test_segments_leave_no_descriptor_behind_once_nobody_looks(nothing_left_behind):
-    pair = Pair()
-    kept = [pair.leases.lease(pair.pool.take(70_000).index) for _ in range(8)]
-    assert pair.pool.take(LIMIT // 2) is None
-    kept.clear()
-    pair.give_back_credits()
-    assert pair.pool.take(LIMIT // 2) is not None
-
-
 @pytest.mark.parametrize("error", [OSError(24, "injected"), MemoryLimitError(1, 1, 0, "injected")])
 def test_a_segment_that_cannot_be_announced_takes_no_room_and_leaves_no_descriptor(error, nothing_left_behind):
     failing = [error, error]
@@ -262,15 +223,6 @@ def test_a_segment_that_cannot_be_announced_takes_no_room_and_leaves_no_descript
             pool.take(LIMIT)
         assert (pool.num_segments, pool.held_bytes) == (0, 0)
     assert pool.take(LIMIT).size_bytes == LIMIT
-
-
-def test_anonymous_memory_is_empty_and_has_no_name():
-    descriptor = anonymous_file()
-    try:
-        assert os.fstat(descriptor).st_size == 0
-        assert os.fstat(descriptor).st_nlink == 0
-    finally:
-        os.close(descriptor)
 
 
 def test_what_a_fork_may_look_at_is_discarded_and_not_released():

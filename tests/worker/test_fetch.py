@@ -99,36 +99,6 @@ def test_what_is_made_directly_is_what_iterating_makes(count, batch_size, kind, 
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("batch_size", [None, 3])
-@pytest.mark.parametrize("has_generator", [False, True])
-def test_a_function_for_a_batch_draws_what_a_new_iterator_draws(batch_size, has_generator):
-    states = []
-    for kind in (iter, direct_fetch):
-        seed_global_generators(5)
-        generator = torch.Generator().manual_seed(5) if has_generator else None
-        loader = DataLoader(Draws(9), batch_size=batch_size, generator=generator)
-        made_by = kind(loader)
-        states.append((torch.get_rng_state().tolist(), generator is None or generator.get_state().tolist()))
-    assert states[0] == states[1]
-    assert loader.sampler != ()
-    assert made_by([4, 2] if batch_size else 4)[..., 0].tolist() == ([4.0, 2.0] if batch_size else 4.0)
-
-
-def test_a_function_for_a_batch_asks_the_dataset_for_all_of_it_where_that_is_offered():
-    make = direct_fetch(DataLoader(Together(9), batch_size=3))
-    assert make([4, 2]).tolist() == [[-4.0], [-2.0]]
-
-
-def test_errors_are_those_of_the_dataset():
-    class Fails(Draws):
-        def __getitem__(self, index):
-            raise OSError("mine")
-
-    make = direct_fetch(DataLoader(Fails(9), batch_size=3))
-    with pytest.raises(OSError, match="mine"):
-        make([1])
-
-
 class OwnIterator(DataLoader):
     def _get_iterator(self):
         return super()._get_iterator()

@@ -1,9 +1,7 @@
 """Items that threads make are those made in turn; what threads could change is found out."""
 
 import contextvars
-import gc
 import random
-import signal
 import threading
 import time
 
@@ -12,16 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset
 
 import fkat_data
 from fkat_data import ConfigurationError
-from fkat_data.errors import WorkerError
 from fkat_data.observe.stages import StageClock, new_page, reading
-from fkat_data.plan.task import Task
 from fkat_data.seeding import enter_place, leave_place, preserved_generators, seed_global_generators
 from fkat_data.worker.items import ItemThreads, items_in_turn
-from fkat_data.worker.produce import Producer, produce
 
 
 @pytest.fixture(autouse=True)
@@ -108,25 +102,6 @@ def test_the_first_items_error_is_raised_and_no_item_is_in_work_then(threads, ki
     assert threads.items(Items(str), range(9)) == [str(index) for index in range(9)]
 
 
-def test_an_error_does_not_keep_the_items(threads):
-    class Large:
-        pass
-
-    alive = []
-
-    def make(index):
-        if index == 5:
-            raise ValueError
-        made = Large()
-        alive.append(__import__("weakref").ref(made))
-        return made
-
-    with pytest.raises(ValueError):
-        threads.items(Items(make), range(6))
-    gc.collect()
-    assert not [made for made in alive if made() is not None]
-
-
 @pytest.mark.parametrize(
     ("draw", "name"),
     [
@@ -144,25 +119,6 @@ def test_a_dataset_that_draws_from_a_shared_generator_is_refused(threads, draw, 
     with pytest.raises(ConfigurationError, match=f"num_threads_per_worker = 4: expected 1 for Items, .*{name}"):
         threads.items(Items(lambda index: draw() if index == 7 else None), range(8))
     assert items_in_turn(Items(lambda index: draw()), range(2))
-
-
-def test_ctrl_c_does_not_wait_for_slow_items(threads):
-    release = threading.Event()
-
-    def make(index):
-        if index == 0:
-            time.sleep(0.1)  # until the worker's own thread waits
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-        release.wait(20)
-
-    before = set(threading.enumerate())
-    began_s = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        threads.items(Items(make), range(8))
-    assert time.monotonic() - began_s < 10
-    assert threads.items(Items(str), range(3)) == ["0", "1", "2"]
-    release.set()
-    wait_until(lambda: len(set(threading.enumerate()) - before) <= 4)
 
 
 def wait_until(condition):
@@ -196,10 +152,6 @@ def test_items_see_the_variables_of_the_workers_thread(threads):
     assert threads.items(Items(lambda index: torch.is_grad_enabled()), range(2)) == [True, True]
 
 
-def test_an_operation_in_a_thread_uses_one_thread_of_torchs(threads):
-    assert threads.items(Items(lambda index: torch.get_num_threads()), range(4)) == [1] * 4
-
-
 def test_time_that_threads_wait_for_a_store_counts_by_its_share(threads):
     clock = StageClock(new_page())
 
@@ -217,64 +169,6 @@ def test_time_that_threads_wait_for_a_store_counts_by_its_share(threads):
     store_s, produce_s = clock.times().of("store"), clock.times().of("produce")
     assert 0.3 < store_s / (store_s + produce_s) < 0.7
     assert store_s + produce_s > 0.19
-
-
-class Numbers(Dataset):
-    """Items with draws of their places."""
-
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, index):
-        return torch.tensor([index, *draws()], dtype=torch.float64)
-
-
-class NumbersTogether(Numbers):
-    """The same, all of a batch at once."""
-
-    def __getitems__(self, indices):
-        return [self[index] for index in indices]
-
-
-def made_of(factory, threads=None):
-    producer = Producer(factory, 7, 0, lambda *mark: None, threads=threads)
-    return [made.microbatch.tolist() for made in produce(Task(0, 0, 0, "shard", 0), producer)]
-
-
-@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"pin_memory": True}])
-@pytest.mark.filterwarnings("ignore:.*pin_memory.*")
-def test_a_data_loaders_microbatches_are_the_same_with_threads(threads, options):
-    def factory(shard):
-        return DataLoader(Numbers(), batch_size=6, **options)
-
-    assert made_of(factory) == made_of(factory, threads)
-    if not options.get("shuffle"):
-        assert made_of(factory) == made_of(lambda shard: DataLoader(Numbers(), batch_size=6))
-
-
-def test_datasets_that_make_items_together_are_asked_once(threads):
-    def factory(shard):
-        return DataLoader(NumbersTogether(), batch_size=6)
-
-    assert made_of(factory) == made_of(factory, threads)
-
-
-@pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("kind", [Numbers, NumbersTogether])
-def test_a_data_loaders_own_workers_draw_the_same(kind):
-    def factory(num_workers):
-        return lambda shard: DataLoader(kind(), batch_size=6, num_workers=num_workers)
-
-    assert made_of(factory(0)) == made_of(factory(2))
-
-
-def test_a_dataset_that_raises_stop_iteration_in_a_thread_does_not_end_its_shard(threads):
-    class Stops(Numbers):
-        def __getitem__(self, index):
-            raise StopIteration
-
-    with pytest.raises(WorkerError, match="raised StopIteration"):
-        made_of(lambda shard: DataLoader(Stops(), batch_size=6), threads)
 
 
 GOLDEN = [

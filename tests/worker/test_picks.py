@@ -1,7 +1,6 @@
 """The table from which workers pick microbatches: each is picked once, whoever dies at which instant."""
 
 import os
-import signal
 
 import pytest
 from hypothesis import given
@@ -52,16 +51,6 @@ def test_workers_in_any_order_pick_each_microbatch_once_and_in_order(num_workers
     os.close(descriptor)
 
 
-def test_one_worker_owns_a_whole_task_and_the_others_have_none_of_it(tables):
-    trainer, (one, other) = tables(2)
-    assert one.pick(0, 0, 10) == 0
-    assert other.own(0, 0)
-    assert not one.own(0, 0)
-    assert one.pick(0, 0, 10) is Refusal.OVER
-    assert trainer.owner(0) == 1
-    assert other.own(0, 0)
-
-
 def test_a_later_task_in_the_same_row_ends_the_one_before(tables):
     _, (one, other) = tables(2)
     assert one.pick(5, 0, 10) == 0
@@ -70,26 +59,3 @@ def test_a_later_task_in_the_same_row_ends_the_one_before(tables):
     assert not one.own(5, 0)
     one.end(5, 0)
     assert one.pick(5 + NUM_TASKS, 3, 10) == 4
-
-
-@pytest.mark.usefixtures("processes")
-def test_a_worker_that_dies_with_the_lock_or_is_stopped_with_it_is_known_and_stops_nobody(tables):
-    trainer, (one, _) = tables(2)
-    report, to_report = os.pipe()
-    child = os.fork()
-    if not child:
-        with one._locked():
-            os.write(to_report, b"x")
-            signal.pause()
-        os._exit(0)
-    try:
-        os.read(report, 1)
-        assert trainer.holder_pid() == child
-        assert trainer.next_index(0) == 0
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    assert trainer.holder_pid() is None
-    assert one.pick(0, 0, 1) == 0
-    os.close(report)
-    os.close(to_report)

@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from own_workers import own_template_pids, worker_pids
 
 from fkat_data import ShardedDataLoader, WorkerDiedError
 from fkat_data.worker import template_process
@@ -46,8 +47,16 @@ def load(shard):
     return (torch.full((3,), index) for index in range(20))
 
 
-def template_of(loader):
-    return loader._engine.pool.workers[-1]._process._template
+def own_template_pid():
+    (pid,) = own_template_pids()
+    return pid
+
+
+def wait_until_gone(pid):
+    deadline_s = time.monotonic() + LONGEST_START_S
+    while pid in own_template_pids():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
 
 
 def children():
@@ -89,7 +98,8 @@ def test_another_environment_is_another_template(monkeypatch):
 
 def test_a_loader_closed_while_the_template_imports_is_closed_at_once():
     loader = ShardedDataLoader(0, ["a", "b"], load, num_shard_prefetches=2)
-    assert "the process is starting" in loader._engine.pool.workers[0].stack()
+    assert own_template_pids()
+    assert not worker_pids()
     began_s = time.monotonic()
     loader.close()
     assert time.monotonic() - began_s < CLOSED_S / 2
@@ -97,38 +107,37 @@ def test_a_loader_closed_while_the_template_imports_is_closed_at_once():
 
 def test_a_template_killed_while_it_imports_is_a_death_of_the_worker_and_replaced():
     with ShardedDataLoader(0, ["a"], load) as loader:
-        pid = template_of(loader).pid
+        pid = own_template_pid()
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError) as caught:
             next(iter(loader))
         assert (caught.value.pid, caught.value.exit_code) == (pid, -signal.SIGKILL)
-        assert template_of(loader).pid == pid
         with ShardedDataLoader(0, ["a"], load, max_worker_restarts=1) as other:
             assert len(list(other)) == len(list(loader)) == 20
-            assert template_of(other) is template_of(loader)
+            assert own_template_pid() != pid
 
 
 def test_workers_outlive_their_template_and_are_replaced_by_those_of_another():
     with ShardedDataLoader(0, ["a", "b"], load, max_worker_restarts=1, num_microbatch_prefetches=1) as loader:
         iterator = iter(loader)
         seen = [int(next(iterator)[0])]
-        first = template_of(loader)
-        worker = psutil.Process(loader._engine.pool.workers[0].pid)
-        os.kill(first.pid, signal.SIGKILL)
+        first = own_template_pid()
+        worker = psutil.Process(worker_pids()[0])
+        os.kill(first, signal.SIGKILL)
         seen += [int(next(iterator)[0]) for _ in range(9)]
         assert worker.is_running()
         worker.kill()
         seen += [int(microbatch[0]) for microbatch in iterator]
         assert seen == [*range(20), *range(20)]
-        assert template_of(loader) is not first
+        assert own_template_pid() != first
 
 
 def test_the_death_of_an_orphan_is_noticed():
     with ShardedDataLoader(0, ["a"], load, num_microbatch_prefetches=1) as loader:
         iterator = iter(loader)
         next(iterator)
-        pid = loader._engine.pool.workers[0].pid
-        os.kill(template_of(loader).pid, signal.SIGKILL)
+        (pid,) = worker_pids()
+        os.kill(own_template_pid(), signal.SIGKILL)
         time.sleep(0.05)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError) as caught:
@@ -153,9 +162,9 @@ def test_a_template_with_threads_starts_interpreters(monkeypatch, tmp_path, capl
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with ShardedDataLoader(0, ["a", "b"], Facts(), num_shard_prefetches=2) as loader:
         found = list(loader)
-        assert {worker["parent"] for worker in found} == {template_of(loader).pid}
+        assert {worker["parent"] for worker in found} == {own_template_pid()}
         assert len({worker["hash"] for worker in found}) == 1
-        pid = loader._engine.pool.workers[0].pid
+        pid = worker_pids()[0]
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError) as caught:
             list(loader)
@@ -167,8 +176,7 @@ def test_a_template_with_threads_starts_interpreters(monkeypatch, tmp_path, capl
 def test_a_template_with_too_many_open_files_says_so(capfd):
     with ShardedDataLoader(0, ["a"], load) as loader:
         next(iter(loader))
-        template = template_of(loader)
-        resource.prlimit(template.pid, resource.RLIMIT_NOFILE, (10, 10))
+        resource.prlimit(own_template_pid(), resource.RLIMIT_NOFILE, (10, 10))
         with ShardedDataLoader(0, ["a"], load) as other, pytest.raises(WorkerDiedError) as caught:
             next(iter(other))
         assert "too many open files" in caught.value.last_words
@@ -179,8 +187,8 @@ def test_a_stopped_template_keeps_nobody_waiting():
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(ShardedDataLoader(0, ["a"], load))
         next(iter(first))
-        template = template_of(first)
-        os.kill(template.pid, signal.SIGSTOP)
+        template = own_template_pid()
+        os.kill(template, signal.SIGSTOP)
         second = ShardedDataLoader(0, ["a"], load)
         began_s = time.monotonic()
         second.close()
@@ -190,10 +198,10 @@ def test_a_stopped_template_keeps_nobody_waiting():
         first.close()
         # Its end cannot be seen by a parent that is stopped: a second for each.
         assert time.monotonic() - began_s < 2 * CLOSED_S
-    os.kill(template.pid, signal.SIGCONT)
+    os.kill(template, signal.SIGCONT)
     with ShardedDataLoader(0, ["a"], load) as third:
         assert len(list(third)) == 20
-        assert template_of(third) is template
+        assert own_template_pid() == template
 
 
 @pytest.mark.usefixtures("nothing_left_behind")
@@ -201,10 +209,9 @@ def test_a_template_without_work_ends_by_itself_and_the_next_loader_gets_another
     monkeypatch.setattr(template_process, "_IDLE_MS", 100)
     for _ in range(3):
         loader = ShardedDataLoader(0, ["a"], load)
-        template = template_of(loader)
+        template = own_template_pid()
         loader.close()  # before it has started a worker
-        assert template.join(LONGEST_START_S)
-        assert not psutil.pid_exists(template.pid)
+        wait_until_gone(template)
     with ShardedDataLoader(0, ["a"], load) as loader:
         assert len(list(loader)) == 20
         time.sleep(0.3)  # a worker that waits for the next epoch is work
@@ -216,16 +223,14 @@ def test_a_request_that_meets_the_end_of_an_idle_template_is_served(monkeypatch)
     monkeypatch.setattr(template_process, "_IDLE_MS", 100)
     with ShardedDataLoader(0, ["a"], load) as loader:
         assert len(list(loader)) == 20
-        template = template_of(loader)
-    os.kill(template.pid, signal.SIGSTOP)
+        template = own_template_pid()
+    os.kill(template, signal.SIGSTOP)
     time.sleep(0.2)
     with ShardedDataLoader(0, ["a"], load) as loader:
-        assert template_of(loader) is template
-        os.kill(template.pid, signal.SIGCONT)
+        assert own_template_pid() == template
+        os.kill(template, signal.SIGCONT)
         assert len(list(loader)) == 20
-    assert template.join(LONGEST_START_S)
-    with pytest.raises(OSError):
-        template.request(b"", [])
+    wait_until_gone(template)
 
 
 def test_environments_in_turn_use_two_templates_and_a_third_one_ends_the_first_with_its_last_worker(monkeypatch):
@@ -260,10 +265,10 @@ def test_loaders_one_after_another_leak_nothing_though_workers_are_killed():
             iterator = iter(loader)
             next(iterator)
             if number % 3 == 0:
-                os.kill(loader._engine.pool.workers[0].pid, signal.SIGKILL)
+                os.kill(worker_pids()[0], signal.SIGKILL)
                 with pytest.raises(WorkerDiedError):
                     list(iterator)
-            return psutil.Process(template_of(loader).pid)
+            return psutil.Process(own_template_pid())
 
     def held(template):
         trainer = psutil.Process()

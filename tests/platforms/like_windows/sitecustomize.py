@@ -23,7 +23,7 @@ _MISSING = {
     "mmap": ("PROT_READ", "PROT_WRITE", "MAP_SHARED", "MAP_POPULATE"),
     "faulthandler": ("register", "unregister"),
 }
-_NO_MODULES = ("fcntl", "resource", "termios", "pwd", "grp", "posix", "_posixshmem", "_posixsubprocess")
+_NO_MODULES = ("_posixshmem", "_posixsubprocess", "fcntl", "resource", "termios", "pwd", "grp", "posix")
 
 
 class _AtTheFirstImport:

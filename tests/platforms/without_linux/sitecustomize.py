@@ -6,6 +6,7 @@ and the standard library have looked at it. ``/proc`` and ``/dev/shm`` are gone 
 
 import fcntl
 import importlib.util
+import inspect
 import os
 import resource
 import signal
@@ -91,7 +92,7 @@ def _refuse(event, arguments):
 
 def _is_package():
     """Return whether a file of the package's made the call, or the standard library for one."""
-    frame = sys._getframe(2)
+    frame = inspect.currentframe().f_back.f_back
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith(_STANDARD) or "site-packages" in name:
