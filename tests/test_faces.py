@@ -92,6 +92,13 @@ def test_every_package_exports_names_that_are_there_or_is_internal():
     assert not offenders, offenders
 
 
+def test_every_public_name_of_the_glossary_is_exported():
+    glossary = (ROOT / "docs" / "glossary.md").read_text()
+    rows = re.findall(r"^\| `(\w+)`[^|]*\| `(fkat_data[\w.]*)` \|", glossary, re.MULTILINE)
+    assert len(rows) > 100
+    assert not [f"{face}.{name}" for name, face in rows if name not in public_names().get(face, ())]
+
+
 def test_the_judgement_itself():
     assert is_public("fkat_data.streaming.store")
     assert is_public("fkat_data.streaming.store.open_store")
