@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import pkgutil
 import shutil
 import sys
 from itertools import chain
@@ -22,18 +23,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 
 from fkat_data.datasets import PaddingCollate
 from fkat_data.errors import ConfigurationError, DownloadError, ShardCorruptError, ShardNotFoundError
-from fkat_data.files.mapping import mapped_span
-from fkat_data.files.shard import FileInfo, Origin
 from fkat_data.streaming import LocalDataset, Stream, StreamingDataLoader, StreamingDataset
-from fkat_data.streaming.formats import open_shard
-from fkat_data.streaming.store import attempts
-from fkat_data.streaming.store.open_store import open_store
+from fkat_data.streaming.formats import FileInfo, open_shard
+from fkat_data.streaming.store import Origin, open_store
 
 
 @pytest.fixture(autouse=True)
 def _own_caches(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setattr(attempts, "_FIRST_WAIT_S", 0.02)
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +279,7 @@ def test_only_what_is_new_or_changed_is_described_and_fetched_again(bucket, tmp_
     everything = list(range(30))
     assert read() == (everything, ["a.parquet", "b.parquet", "c.parquet"])
     assert read() == (everything, [])
-    kept = {path: path.stat().st_ino for path in local.rglob("a.parquet.parts/*")}
+    kept = {path: path.stat().st_mtime_ns for path in local.rglob("a.parquet.parts/*")}
     write_parquet(tmp_path / "data" / "b.parquet", range(100, 110), [5, 5], ("number",))
     write_parquet(tmp_path / "data" / "d.parquet", range(200, 205), [5], ("number",))
     (tmp_path / "data" / "c.parquet").unlink()
@@ -301,25 +298,22 @@ def test_only_what_is_new_or_changed_is_described_and_fetched_again(bucket, tmp_
 
 
 def counted_descriptions(monkeypatch):
-    from fkat_data.files import parquet as parquet_index
-
-    described, real = [], parquet_index.describe
+    name = "fkat_data.files.parquet.describe"
+    described, real = [], pkgutil.resolve_name(name)
 
     def noted(file):
         described.append(file.name)
         return real(file)
 
-    monkeypatch.setattr(parquet_index, "describe", noted)
+    monkeypatch.setattr(name, noted)
     return described
 
 
 def leave(local):
-    """Let this process stop using a cache's directory, as its end would."""
-    from fkat_data.streaming.cache import dataset_version
-
-    found = dataset_version._users.pop(str(Path(local).resolve()), None)
-    if found is not None:
-        found[1].close()
+    """Let a cache's directory be as if this process had ended: a copy takes its place, of which it holds no lock."""
+    shutil.copytree(local, f"{local}.copy")
+    shutil.rmtree(local)
+    Path(f"{local}.copy").rename(local)
 
 
 def test_a_file_that_is_replaced_during_a_job_is_an_error_and_never_a_mixture(bucket, tmp_path):
@@ -453,8 +447,6 @@ def test_memory_for_decoded_row_groups_is_bounded_and_thrashing_is_reported(tmp_
     with caplog.at_level(logging.WARNING):
         assert numbers(StreamingDataLoader(small)) == expected
     assert caplog.text.count("decoded again and again") == 1
-    assert len(small._shards._decoded._groups) <= 3
-    assert len(whole._shards._decoded._groups) == 40
 
 
 def test_nulls_are_none_and_the_default_collate_names_their_column(tmp_path):
@@ -517,7 +509,6 @@ def test_ranges_beyond_4_gib_are_read(tmp_path):
         file.seek(start)
         file.write(text)
     info = FileInfo("file", start + len(text))
-    assert bytes(mapped_span(tmp_path / "file", info, start + 4, start + 7)) == b"row"
     store, target = open_store(tmp_path, storage_options=None, num_retries=0, timeout_s=5), io.BytesIO()
     store.download_part(Origin("file", info.bytes, "", ((start, start + 3), (start + 8, start + 13))), target)
     assert target.getvalue() == b"thegroup"
