@@ -9,15 +9,12 @@ import sys
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from file_streams import COUNT, OPTIONS, all_same, equal, fill_and_be_killed
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from file_streams import COUNT, OPTIONS
 from parquet_examples import COLUMNS, table_of, write_both, write_parquet
-from streaming_examples import global_batches, numbers, same, world, write
+from streaming_examples import numbers, same, write
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 
@@ -36,83 +33,6 @@ def _own_caches(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     return write_both(tmp_path_factory.mktemp("both"), COUNT)
-
-
-def test_every_sample_is_that_of_mds_in_every_way_of_reading(both):
-    mds, parquet = both
-    for options in ({}, {"writable": True}, {"arrays": "torch"}):
-        ours, theirs = LocalDataset(parquet, **options), LocalDataset(mds, **options)
-        assert len(ours) == len(theirs) == COUNT
-        order = np.random.default_rng(0).permutation(COUNT).tolist()
-        for pair in (zip(ours[order], theirs[order], strict=True), ((ours[n], theirs[n]) for n in range(COUNT))):
-            for mine, other in pair:
-                assert list(mine) == list(other) == list(COLUMNS)
-                assert all(equal(mine[name], other[name]) for name in COLUMNS)
-    chosen = ("number", "row", "text")  # ragged rows are not collated by default
-    loaders = [
-        StreamingDataLoader(StreamingDataset(local=path, shuffle=True, columns=chosen, **OPTIONS)) for path in both
-    ]
-    for mine, other in zip(*loaders, strict=True):
-        assert same(mine, other)
-        assert mine["row"].untyped_storage().nbytes() == mine["row"].nbytes  # not a view of the row group
-
-
-@pytest.mark.long
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_orders_resumes_and_worlds_are_those_of_mds(both, data):
-    shuffle_algo = data.draw(st.sampled_from([None, "py1e", "py1s", "py2s", "naive", "block"]), "shuffle")
-    options = {
-        "batch_size": 4,
-        "shuffle": shuffle_algo is not None,
-        "shuffle_algo": shuffle_algo or "py1e",
-        "shuffle_block_size": 40,
-        "num_canonical_nodes": 2,
-        "sampling_granularity": data.draw(st.sampled_from([1, 5]), "granularity"),
-        "columns": ["number"],
-    }
-    first, second = (
-        data.draw(st.sampled_from([(1, 4, 4), (2, 2, 4), (4, 1, 4), (1, 2, 8), (2, 1, 8), (1, 1, 16)]), name)
-        for name in ("world", "world of the resume")
-    )
-    at = data.draw(st.integers(0, 9), "steps before the resume")
-    orders = []
-    for path in both:
-        nodes, ranks, batch_size = first
-        found = global_batches(nodes, ranks, local=path, **options | {"batch_size": batch_size})
-        dataset = StreamingDataset(local=path, world=world(nodes, ranks), **options | {"batch_size": batch_size})
-        state = dataset.state_dict(16 * at, from_beginning=True)
-        nodes, ranks, batch_size = second
-        rest = global_batches(nodes, ranks, local=path, state=state, **options | {"batch_size": batch_size})
-        assert [*found[:at], *rest] == found
-        orders.append((found, state))
-    assert orders[0] == orders[1]
-
-
-def test_a_state_of_the_mds_shards_resumes_on_the_parquet_files_and_the_other_way_round(both):
-    options = {"batch_size": 4, "shuffle": True, "columns": ["number"]}
-    for first, second in (both, both[::-1]):
-        loader = StreamingDataLoader(StreamingDataset(local=first, **options))
-        whole = numbers(loader)
-        batches = iter(loader.skip(0))
-        state = None
-        loader = StreamingDataLoader(StreamingDataset(local=first, **options))
-        for number, _ in enumerate(loader):
-            if number == 11:
-                state = loader.state_dict()
-                break
-        del batches
-        resumed = StreamingDataLoader(StreamingDataset(local=second, **options))
-        resumed.load_state_dict(state)
-        assert numbers(resumed) == whole[12:]
-
-
-@pytest.mark.parametrize("num_workers", [1])
-def test_workers_of_a_torch_loader_read_the_same(both, processes, num_workers):
-    options = {"shuffle": True, "columns": ["number", "text"], **OPTIONS}
-    alone = numbers(StreamingDataLoader(StreamingDataset(local=both[1], **options)))
-    beside = StreamingDataLoader(StreamingDataset(local=both[1], **options), num_workers=num_workers)
-    assert numbers(beside) == alone
 
 
 def test_a_pattern_or_a_file_names_what_is_read(tmp_path):
@@ -490,15 +410,6 @@ def test_the_padding_that_the_note_names_pads_such_a_column(tmp_path):
     dataset = StreamingDataset(local=str(tmp_path), batch_size=4, arrays="torch")
     (batch,) = StreamingDataLoader(dataset, collate_fn=PaddingCollate(-1))
     assert batch["ids"].tolist() == [[-1, -1, -1], [0, -1, -1], [0, 1, -1], [0, 1, 2]]
-
-
-def test_killed_readers_leave_a_cache_that_is_right(both, tmp_path, processes):
-    options = {"columns": ["number", "text"], "shuffle": True, **OPTIONS}
-    cached = {"remote": both[1], "local": str(tmp_path / "local")}
-    fill_and_be_killed(**cached | {name: value for name, value in options.items() if name != "shuffle"})
-    found = StreamingDataLoader(StreamingDataset(**cached, **options))
-    assert all_same(found, StreamingDataLoader(StreamingDataset(local=both[0], **options)))
-    assert not list((tmp_path / "local" / ".fkat_data" / "making").iterdir())
 
 
 def test_ranges_beyond_4_gib_are_read(tmp_path):
