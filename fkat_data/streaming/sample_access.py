@@ -71,10 +71,6 @@ class SampleAccess:
         """Return samples by their numbers, read together unless ``__getitem__`` or ``get_item`` is overridden."""
         return index_tree(list(indices), self.size, _MadeSamples(self))
 
-    def samples(self, sample_ids: _Integers) -> list[Any]:
-        """Return samples by their numbers, read together where user code permits."""
-        return list(self.picked(PickedSamples(sample_ids)))
-
     def picked(self, picks: PickedSamples) -> Iterator[Any]:
         """Yield the samples of a batch, each made at its place. If one fails, those before it still come first."""
         if not is_overridden(self, "__getitems__") or is_overridden(self, "__getitem__", "get_item"):

@@ -25,10 +25,10 @@ from fkat_data.streaming.cache.paths import (
     counted_bytes,
     file_system_of,
     files_below,
-    files_in_the_making,
     is_node_local,
     opened_folder,
     parts_of,
+    reserved_bytes,
 )
 from fkat_data.streaming.cache.records import Ledger, MappedFiles, Recency
 
@@ -243,8 +243,12 @@ class CacheDirectory:
         return files_below(self.resolved)
 
     def being_made(self) -> Iterator[StoredFile]:
-        """Yield the files in the making."""
-        return files_in_the_making(self.resolved)
+        """Yield the files in the making, at their final sizes."""
+        # Another user's: this one cannot make files there.
+        with suppress(PermissionError):
+            for file in files_below(f"{self.resolved}/{BOOKKEEPING}/{MAKING}", f"{BOOKKEEPING}/{MAKING}/"):
+                size_bytes = max(file.size_bytes, reserved_bytes(file.name.rpartition("/")[2]))
+                yield file._replace(size_bytes=size_bytes)
 
     def open(self, name: str, flags: int = os.O_RDWR | os.O_CREAT, mode: int = 0o600) -> LockFile:
         """Open a bookkeeping file.

@@ -114,19 +114,6 @@ def files_below(root: str, prefix: str = "") -> Iterator[StoredFile]:
                 yield StoredFile(prefix + entry.name, found.st_size, found.st_mtime_ns)
 
 
-def files_in_the_making(root: str) -> Iterator[StoredFile]:
-    """Yield the files that a cache's processes are making, at their final sizes.
-
-    Args:
-        root: The cache's directory.
-    """
-    # Another user's: this one cannot make files there.
-    with suppress(PermissionError):
-        for file in files_below(f"{root}/{BOOKKEEPING}/{MAKING}", f"{BOOKKEEPING}/{MAKING}/"):
-            size_bytes = max(file.size_bytes, reserved_bytes(file.name.rpartition("/")[2]))
-            yield file._replace(size_bytes=size_bytes)
-
-
 def counted_bytes(found: os.stat_result) -> int:
     """Return what a file counts: its size; 0 for a link or a folder."""
     return found.st_size if stat.S_ISREG(found.st_mode) else 0

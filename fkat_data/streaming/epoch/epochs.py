@@ -38,18 +38,6 @@ _VERSION = 1
 _REQUIRED = ("epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed")
 
 
-def state_of(point: ResumePoint) -> dict[str, Any]:
-    """Return a settled resume point as a state dict: the reference's keys, and the grid if the order depends on it."""
-    state = {
-        "epoch": point.epoch,
-        "sample_in_epoch": point.sample_in_epoch,
-        "num_canonical_nodes": point.num_canonical_nodes,
-        "shuffle_seed": point.shuffle_seed,
-        "initial_physical_nodes": point.initial_physical_nodes,
-    }
-    return state if point.initial_grid is None else {**state, "initial_grid": asdict(point.initial_grid)}
-
-
 def resume_point_of(state_dict: object) -> ResumePoint:
     """Return the resume point in a state dict that this library or the reference saved.
 
@@ -72,32 +60,6 @@ def resume_point_of(state_dict: object) -> ResumePoint:
         None if nodes is None else _number(state, "initial_physical_nodes", 1),
         _grid(state),
     )
-
-
-def fingerprint_of(
-    settings: OrderSettings, weights: Sequence[StreamWeight], epoch_size: int, global_batch_size: int | None
-) -> dict[str, Any]:
-    """Return the settings that determine the order and that the reference's state lacks.
-
-    Args:
-        settings: The settings that determine the order.
-        weights: Each stream's weight as the user gave it. The state keeps a weight schedule separately.
-        epoch_size: Samples in an epoch.
-        global_batch_size: Samples in a global batch; None if the order does not depend on it.
-    """
-    found: dict[str, Any] = {
-        "shards": _digest(settings, weights),
-        "epoch_size": epoch_size,
-        "sampling_method": settings.sampling_method,
-        "sampling_granularity": settings.sampling_granularity,
-        "batching_method": settings.batching_method,
-        "shuffle": settings.shuffle,
-    }
-    if global_batch_size is not None:
-        found["global_batch_size"] = global_batch_size
-    if settings.shuffle:
-        found |= {"shuffle_algo": settings.shuffle_algo, "shuffle_block_size": settings.shuffle_block_size}
-    return found
 
 
 def check_fingerprint(saved: object, present: Mapping[str, Any]) -> None:
@@ -426,18 +388,36 @@ class Epochs:
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the settings that determine the order and that the reference's state lacks."""
-        size = self.batch_size
+        settings = self.settings
+        found: dict[str, Any] = {
+            "shards": _digest(settings, self.weights),
+            "epoch_size": self.shares(0).epoch_size,
+            "sampling_method": settings.sampling_method,
+            "sampling_granularity": settings.sampling_granularity,
+            "batching_method": settings.batching_method,
+            "shuffle": settings.shuffle,
+        }
         # "random" mixes streams sample by sample, so the order does not depend on the batch size.
-        is_batched = self.settings.batching_method != "random" and size is not None
-        global_batch_size = self.sizes().num_ranks * size if is_batched and size else None
-        return fingerprint_of(self.settings, self.weights, self.shares(0).epoch_size, global_batch_size)
+        if settings.batching_method != "random" and self.batch_size is not None:
+            found["global_batch_size"] = self.sizes().num_ranks * self.batch_size
+        if settings.shuffle:
+            found |= {"shuffle_algo": settings.shuffle_algo, "shuffle_block_size": settings.shuffle_block_size}
+        return found
 
     def state(self, point: ResumePoint) -> dict[str, Any]:
-        """Return a settled resume point as a state dict, with what must match on load.
+        """Return a settled resume point as a state dict: the reference's keys, and what must match on load.
 
         What may have other parts at a resume is a tuple, which torch.distributed.checkpoint saves whole.
         """
-        state = state_of(point)
+        state: dict[str, Any] = {
+            "epoch": point.epoch,
+            "sample_in_epoch": point.sample_in_epoch,
+            "num_canonical_nodes": point.num_canonical_nodes,
+            "shuffle_seed": point.shuffle_seed,
+            "initial_physical_nodes": point.initial_physical_nodes,
+        }
+        if point.initial_grid is not None:
+            state["initial_grid"] = asdict(point.initial_grid)
         state["fingerprint"] = self.fingerprint()
         if self.schedule is not None:
             state["weight_schedule"] = tuple(self.schedule.plain())
