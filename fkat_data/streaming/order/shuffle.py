@@ -1,4 +1,4 @@
-"""The reference's shuffles: an epoch's order, drawn node by node as far as it is read, and kept."""
+"""The reference's shuffles: an epoch's order, drawn node by node up to the last one that is read, and kept."""
 
 import copy
 import functools
